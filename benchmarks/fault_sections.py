@@ -21,7 +21,7 @@ import yaml
 from fault_figures import Plan, Sheet  # type: ignore[import-not-found,unused-ignore]  # beside this
 
 from dmsc.chaos.plan import Every, FaultKind
-from dmsc.chaos.report import Clean, Report, own_clean, quantile
+from dmsc.chaos.report import ChaosReport, Clean, own_clean, quantile
 from dmsc.chaos.run import Chaos, ChaosOptions, open_chaos
 from dmsc.launch.layout import MeshOptions
 from dmsc.launch.mesh import running_mesh
@@ -102,7 +102,7 @@ async def disturbed(
     *,
     faults: int | None = None,
     clean: Clean | None = None,
-) -> Report:
+) -> ChaosReport:
     """The job clean (unless that is known) and then with faults."""
     clean = clean or await chaos.clean_run(spec)
     if clean.step_s < STEP_S:
@@ -111,12 +111,12 @@ async def disturbed(
     return await chaos.disturbed_run(spec, options, clean)
 
 
-def plan_of(section: str, *reports: Report) -> Plan:
+def plan_of(section: str, *reports: ChaosReport) -> Plan:
     fired = sum(fault.fired for report in reports for fault in report.faults)
     return Plan(section=section, seed=reports[0].seed, fired=fired)
 
 
-def sound(sheet: Sheet, section: str, *reports: Report) -> None:
+def sound(sheet: Sheet, section: str, *reports: ChaosReport) -> None:
     """What must hold in every disturbed run."""
     plan = plan_of(section, *reports)
     problems = [problem for report in reports for problem in report.problems()]
@@ -129,12 +129,12 @@ def sound(sheet: Sheet, section: str, *reports: Report) -> None:
     )
 
 
-def in_steps(report: Report, q: float) -> float | None:
+def in_steps(report: ChaosReport, q: float) -> float | None:
     stall_s = report.stall_s(q)
     return None if stall_s is None else stall_s / report.clean.step_s
 
 
-def clean_step(report: Report) -> str:
+def clean_step(report: ChaosReport) -> str:
     return f"clean step {report.clean.step_s:.3f} s"
 
 
@@ -219,7 +219,7 @@ async def kills(arguments: argparse.Namespace, sheet: Sheet) -> None:
     kinds = [FaultKind.INSTANCE, FaultKind.CLUSTER, FaultKind.ORCHESTRATOR, FaultKind.SERVER]
     sizes = [min(KILLS_PER_JOB, arguments.kills - done) for done in range(0, arguments.kills, KILLS_PER_JOB)]
     cleans: dict[int, Clean] = {}
-    reports: list[Report] = []
+    reports: list[ChaosReport] = []
     try:
         for number, size in enumerate(sizes):
             spec = job(every * (size + 1), model={**MODEL, "pad_ms": 5})
@@ -253,7 +253,7 @@ async def goodput(arguments: argparse.Namespace, sheet: Sheet) -> None:
     )
 
 
-async def _killed_every_10_s(seconds: float, seed: int, *, stages: int, replicas: int) -> Report:
+async def _killed_every_10_s(seconds: float, seed: int, *, stages: int, replicas: int) -> ChaosReport:
     """A job of `seconds`, against shorter clean runs before and after it: the machine may be shared.
 
     So there is no hash to compare.

@@ -84,14 +84,14 @@ async def run_behind(url: str, folder: Path) -> None:
 
 async def run_gateway(url: str, folder: Path) -> None:
     from entities.gateway import Gateway, GatewayConfig
-    from entities.gateway.http.config import DoorConfig
-    from entities.gateway.http.rate_limit import Rate
+    from entities.gateway.http.config import HttpConfig
+    from entities.gateway.http.rate_limit import RequestRate
     from entities.gateway.http.sse.format import EventsConfig
 
     # Generous to identities, but for the one that is to meet its limit: the bounds of the process count here.
-    door = DoorConfig(
-        rate=Rate(per_s=5_000.0, burst=5_000),
-        unknown_rate=Rate(per_s=100.0, burst=200),
+    door = HttpConfig(
+        rate=RequestRate(per_s=5_000.0, burst=5_000),
+        unknown_rate=RequestRate(per_s=100.0, burst=200),
         events=EventsConfig(streams_each=5_000, streams=5_000),
     )
     async with Bus.connect(url, name="gateway-a", kind=EntityKind.GATEWAY) as bus:

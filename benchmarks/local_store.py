@@ -28,7 +28,7 @@ from schemas.step import Member, StepApplied, StepCommit, StepPrepare
 from schemas.store import StoreQuery
 from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
 from workers.store.local_store import LocalStore
-from workers.store.recorder import Chronicle
+from workers.store.recorder import StoreRecorder
 
 ME = Member(sid="job-s0-r0", incarnation="i")
 SMO = Envelope(
@@ -68,7 +68,7 @@ async def day(folder: Path | None, seconds: float, step_s: float, asks: bool) ->
             answers.append((time.perf_counter() - began) * 1e3)
 
     async with LocalStore(folder, ME) as store:
-        entries = Chronicle(store, 0)
+        entries = StoreRecorder(store, 0)
         preparing, committing = entries.audited(STEP_PREPARE, prepare), entries.audited(STEP_COMMIT, commit)
         tasks = [asyncio.create_task(pace())] + ([asyncio.create_task(ask(store))] if asks else [])
         calls_s, cpu = 0.0, time.process_time()

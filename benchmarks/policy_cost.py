@@ -36,11 +36,11 @@ from bus.mesh.registration import digest_of
 from bus.messaging.key_value import Change
 from bus.wire import codec
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
-from entities.orchestrator.policy.module_reputation import StandingConfig
-from entities.orchestrator.policy.policy_service import PolicyDesk
+from entities.orchestrator.policy.module_reputation import ReputationConfig
+from entities.orchestrator.policy.policy_service import PolicyService
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
 from schemas.job import JobEvent
@@ -230,7 +230,7 @@ async def always() -> None:
     """This orchestrator leads."""
 
 
-async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyDesk, Communication]:
+async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyService, PolicyDistribution]:
     """Arbitration and policies of a job that runs on all these instances."""
     view = MeshView()
 
@@ -241,7 +241,7 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyDesk
     await bus.serve(subjects.MESH_REGISTRATION, registered)
     while not view.routers():
         await view.next_change()
-    communication = Communication(bus, view)
+    communication = PolicyDistribution(bus, view)
     stages = tuple(
         tuple(Member(sid=one.sid, incarnation=one.incarnation) for one in living if one.stage == stage)
         for stage in range(STAGES)
@@ -253,10 +253,10 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyDesk
         journal=Journal(bus),
         step=0,
     )
-    standing = StandingConfig(rate_per_s=1e6, burst=1_000_000)
+    standing = ReputationConfig(rate_per_s=1e6, burst=1_000_000)
     config = ArbitrationConfig(cooldown_s=0.0, standing=standing)
     runs = {"bench": cast(JobRun, run)}
-    desk = PolicyDesk(bus, runs, lambda sid: True, always, config)
+    desk = PolicyService(bus, runs, lambda sid: True, always, config)
     await bus.subscribe(subjects.SUGGESTION, desk.suggestion)
     await bus.serve(subjects.MODULE_LIFECYCLE, desk.lifecycle)
     communication.issue(

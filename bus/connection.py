@@ -12,25 +12,25 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from bus.guard.brokered_jetstream import Asking, askers
+from bus.guard.brokered_jetstream import BrokeredJetStream, callers
 from bus.messaging import streams
-from bus.messaging.batch_handlers import LotServer, LotSubscription
-from bus.messaging.dead_letters import bury
+from bus.messaging.batch_handlers import BatchHandler, BatchSubscription
+from bus.messaging.dead_letters import dead_letter
 from bus.messaging.disconnects import connection_name
 from bus.messaging.handlers import Handler, Server, Subscription
 from bus.messaging.key_value import Bucket
 from bus.messaging.object_store import ObjectStore
-from bus.messaging.port import Counters
-from bus.messaging.sealed_requests import QuestionSealer
-from bus.messaging.streams import Recorded
-from bus.nats.client import Link
+from bus.messaging.port import BusCounters
+from bus.messaging.sealed_requests import RequestSealer
+from bus.messaging.streams import StreamRecord
+from bus.nats.client import NatsConnection
 from bus.nats.dialer import Token, inbox_prefix
-from bus.nats.liveness import Pulse
+from bus.nats.liveness import BusLiveness
 from bus.security.sealing import Keyring
 from bus.subject import Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
-from bus.wire.request_progress import WANTED, Progress
+from bus.wire.request_progress import WANTED, RequestProgress
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
@@ -51,10 +51,10 @@ class Bus:
     `command` and `append` wait and repeat; subscriptions come back by themselves.
     """
 
-    def __init__(self, link: Link, sender: Sender) -> None:
+    def __init__(self, link: NatsConnection, sender: Sender) -> None:
         self.sender = sender
         self.metrics_url = ""  # where this process tells its metrics, for its registrations
-        self.counters = Counters(_link=link)
+        self.counters = BusCounters(_link=link)
         self.link = link
         self.sender_map = codec.sender_map(sender)
         self._ids = itertools.count(1)
@@ -62,8 +62,8 @@ class Bus:
         self._subscriptions: set[Subscription] = set()
         self._known_subjects: dict[tuple[Any, ...], str] = {}
         self._objects: ObjectStore | None = None
-        self.pulse = Pulse(link)
-        self._sealer = QuestionSealer(self, None)
+        self.pulse = BusLiveness(link)
+        self._sealer = RequestSealer(self, None)
         self._provisioned: int | None = None
         self.unreadable: set[tuple[str, int]] = set()
         """Values in buckets that were kept already: subject and revision."""
@@ -103,15 +103,15 @@ class Bus:
             raise BadInput("no bus address given: pass nats://host:port")
         sender = Sender(name=name, kind=kind, incarnation=incarnation or secrets.token_hex(4))
         label = connection_name(sender)
-        link = Link(
+        link = NatsConnection(
             urls, name=name, label=label, token=token, inbox_prefix=inbox_prefix(name, kind, token), kind=kind
         )
         await link.open(connect_timeout_s)
         bus = cls(link, sender)
-        bus._sealer = QuestionSealer(bus, token)
-        as_whom = askers(token, name, kind, nonce=link.wants_signatures)
+        bus._sealer = RequestSealer(bus, token)
+        as_whom = callers(token, name, kind, nonce=link.wants_signatures)
         if as_whom:
-            link.broker = Asking(link, sender, bus.next_id, as_whom)
+            link.broker = BrokeredJetStream(link, sender, bus.next_id, as_whom)
         try:
             yield bus
         finally:
@@ -200,7 +200,7 @@ class Bus:
 
         Raises:
             DmscError: whatever the service raised, as the same class.
-            NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `Link.ask`.
+            NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `NatsConnection.ask`.
         """
         data = await self._sealer.encode(row, message, cause, seal_to, timeout_s)
         subject = self._subject(row, tokens)
@@ -216,7 +216,7 @@ class Bus:
         *,
         deadline_s: float = 30.0,
         while_heard: bool = False,
-        moving: Progress | None = None,
+        moving: RequestProgress | None = None,
         cause: Envelope | str | None = None,
         may_repeat: Callable[[], bool] | None = None,
         seal_to: str = "",
@@ -296,7 +296,7 @@ class Bus:
         try:
             codec.refuse_oversized_answer(row, data)
         except BadMessage as error:
-            await bury(self, row, subject, data, error)
+            await dead_letter(self, row, subject, data, error)
             raise
         message = codec.decode_answer(data)
         if isinstance(message, ErrorReply):
@@ -366,7 +366,7 @@ class Bus:
     async def serve_lots(
         self,
         row: Subject,
-        handler: LotServer,
+        handler: BatchHandler,
         *,
         most: int = 256,
         concurrency: int = 8,
@@ -376,7 +376,7 @@ class Bus:
         """As `serve`, for a handler that takes up to `most` messages together: a list of (message, envelope).
         It returns, in their order, answers or errors. What it raises reaches all.
         """
-        subscription = LotSubscription(
+        subscription = BatchSubscription(
             self,
             row,
             row.wildcard(**tokens),
@@ -435,7 +435,7 @@ class Bus:
         """The last sequence of the row's stream; 0: there was no message yet."""
         return await streams.last_sequence(self, row)
 
-    async def tail(self, row: Subject) -> tuple[int, Recorded | None]:
+    async def tail(self, row: Subject) -> tuple[int, StreamRecord | None]:
         """The last sequence of the row's stream (0: none), and the message there; None: it was removed."""
         return await streams.tail(self, row)
 
@@ -447,7 +447,7 @@ class Bus:
         since: float | None = None,
         follow: bool = False,
         **tokens: Any,
-    ) -> AsyncGenerator[Recorded, None]:
+    ) -> AsyncGenerator[StreamRecord, None]:
         """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever.
 
         `since`, instead of `start`: what the server stored from then on, seconds since the epoch.

@@ -39,14 +39,14 @@ push the others' lines off the bounded stream."""
 
 
 @dataclass(slots=True)
-class Counted:
+class LogCounts:
     """Of this process, since it began."""
 
     lines: Counter[str] = field(default_factory=Counter)
     dropped: int = 0
 
 
-counted = Counted()
+counted = LogCounts()
 
 _bound: ContextVar[Mapping[str, Any] | None] = ContextVar("bound", default=None)
 _bound_process: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""The one table of metrics: each with its kind, labels and meaning. A row called with a value is a `Reading`.
+"""The one table of metrics: each with its kind, labels and meaning. A row called with a value is a
+`MetricReading`.
 
 Entities give their readings when they are asked, which is when somebody scrapes; between scrapes they keep
 what they keep anyway. Names and units are those of Prometheus (base units, `_total` for counters); a figure
@@ -24,12 +25,12 @@ class Metric:
     source: str
     labels: tuple[str, ...]
 
-    def __call__(self, value: float, **labels: str) -> Reading:
-        return Reading(self, tuple(labels[name] for name in self.labels), value)
+    def __call__(self, value: float, **labels: str) -> MetricReading:
+        return MetricReading(self, tuple(labels[name] for name in self.labels), value)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MetricReading:
     """One value at this moment. `labels` in the order of the metric's."""
 
     metric: Metric
@@ -41,7 +42,7 @@ class Reading:
 class Readable(Protocol):
     """A service that has something to tell; asked on the event loop, it must not wait."""
 
-    def readings(self) -> Iterable[Reading]: ...
+    def readings(self) -> Iterable[MetricReading]: ...
 
 
 Render = Callable[[str], Awaitable[tuple[bytes, str]]]

@@ -12,6 +12,7 @@ from policies.kit.instance_store import InstanceStore
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.store_reads import StoreRead
 from policies.kit.view import InstanceView, JobView, OwnSuggestion
+from schemas.former_names import keep_former_names
 
 __all__ = [
     "Inference",
@@ -24,3 +25,5 @@ __all__ = [
     "StoreRead",
     "Suggestions",
 ]
+
+keep_former_names()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+from schemas.former_names import FORMER
+
 OWN_PACKAGES = frozenset({"bus", "dmsc", "entities", "policies", "schemas", "workers"})
 
 MODELS = frozenset(
@@ -52,6 +54,14 @@ BALANCERS = frozenset(
     }
 )
 """Ours that a job may name as its routing's algorithm, besides their short names."""
+
+FORMER_BALANCERS = frozenset(
+    f"{former}:{name.partition(':')[2]}"
+    for former, now in FORMER.items()
+    for name in BALANCERS
+    if name.partition(":")[0] == now
+)
+"""The same by their modules' names of the release before."""
 
 
 def misnamed(name: str, ours: frozenset[str] = frozenset()) -> str:

@@ -292,7 +292,7 @@ class StepResult(Part):
     phases: StepPhases | None = None
 
 
-class InstanceView(Part):
+class LiveInstanceView(Part):
     """An instance as the live view shows it.
 
     The orchestrator leaves `service_ms` at 0: whoever shows it fills in what is measured now (`JobLoad`).
@@ -417,7 +417,7 @@ class JobEvent(Message, wire="job.event", version=(1, 4)):
     state: JobState | None = None
     total_steps: int | None = None
     result: StepResult | None = None
-    instances: tuple[InstanceView, ...] | None = None
+    instances: tuple[LiveInstanceView, ...] | None = None
     plan_s: Seconds | None = None
     skipped_step: int | None = None
     move: StageMove | None = None

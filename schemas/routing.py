@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from schemas.base import Part
-from schemas.callables import BALANCERS, misnamed
+from schemas.callables import BALANCERS, FORMER_BALANCERS, misnamed
 
 DEFAULT_ALGORITHM = "expected-completion"
 
@@ -22,7 +22,8 @@ def _known(value: str) -> str:
     own = all(part.isidentifier() for part in module.split(".")) and factory.isidentifier()
     if value not in ALGORITHMS and not own:
         raise ValueError(f"must be one of {', '.join(ALGORITHMS)}, or module:factory")
-    if value not in ALGORITHMS and (reason := misnamed(value, BALANCERS)):
+    known = value in ALGORITHMS or value in FORMER_BALANCERS
+    if not known and (reason := misnamed(value, BALANCERS)):
         raise ValueError(reason)
     return value
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from bus.connection import Bus
 from bus.log_shipping import ship_logs
 from bus.logs import bind_process, configure_logging, get_logger
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.messaging.key_value import Change
 from bus.security import renewal
 from bus.subject import Subject
@@ -68,7 +68,7 @@ from schemas.registry import (
 from schemas.step import Member
 from schemas.task_graph import UnitKind
 from schemas.telemetry import InstanceSample
-from workers.compute.attribution import culprit_of
+from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
 from workers.links.hop_exchange import HopExchange
@@ -79,7 +79,7 @@ from workers.stage.data_runtime import DataRuntime
 from workers.stage.stage_runtime import StageRuntime
 from workers.stage.startup_progress import progress_told
 from workers.store.local_store import LocalStore
-from workers.store.recorder import Chronicle, Order
+from workers.store.recorder import Order, StoreRecorder
 from workers.telemetry.device_telemetry import device_sample, resident_bytes
 from workers.transport.link_authentication import secret_of
 from workers.user_code import code_digest, describe
@@ -141,7 +141,7 @@ class Instance:
         self.job = given.start.job
         self.member = Member(sid=self.unit.sid, incarnation=self.start.incarnation)
         self.store = LocalStore(given.store, self.member)
-        self.chronicle = Chronicle(self.store, self.unit.stage)
+        self.chronicle = StoreRecorder(self.store, self.unit.stage)
         self._stop = asyncio.Event()
         self._failure: DmscError | None = None
         self._was_ready = False
@@ -174,7 +174,9 @@ class Instance:
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
             # Whoever ordered it has a deadline for that, and ends it.
-            presence = await stack.enter_async_context(Presence(bus, self._record(), register_s=math.inf))
+            presence = await stack.enter_async_context(
+                RegistrationClient(bus, self._record(), register_s=math.inf)
+            )
             try:
                 self._check_code()
                 await self._serve(bus, presence, stack)
@@ -189,7 +191,7 @@ class Instance:
             return 0
         return PASSING_EXIT if wants else FAILED_EXIT
 
-    async def _take_leave(self, presence: Presence, wants: bool) -> None:
+    async def _take_leave(self, presence: RegistrationClient, wants: bool) -> None:
         """The last word to the registry, which may be away or know a newer incarnation: then so be it.
 
         `wants`: it never was ready, for want of the bus, a store or a peer.
@@ -205,10 +207,10 @@ class Instance:
             fault = "" if self._failure.retryable else self._failure.code
             reason = f"{PASSING}: {self._failure.text}" if wants else self._failure.text
             await presence.change(
-                InstanceState.FAULTED, reason, fault=fault, culprit=culprit_of(self._failure)
+                InstanceState.FAULTED, reason, fault=fault, culprit=failing_microbatch(self._failure)
             )
 
-    async def _serve(self, bus: Bus, presence: Presence, stack: AsyncExitStack) -> None:
+    async def _serve(self, bus: Bus, presence: RegistrationClient, stack: AsyncExitStack) -> None:
         device = torch.device(self.given.device)
         runtime: StageRuntime | DataRuntime
         if self.unit.kind is UnitKind.STAGE:
@@ -276,18 +278,18 @@ class Instance:
             for task in beside:
                 task.cancel()
 
-    def _admitted(self, presence: Presence) -> None:
+    def _admitted(self, presence: RegistrationClient) -> None:
         """A newcomer to a running job takes part from here on: routers may name it."""
         if presence.record.state is InstanceState.PENDING:
             work = asyncio.create_task(self._activate(presence))
             self._reports.add(work)
             work.add_done_callback(self._reports.discard)
 
-    async def _activate(self, presence: Presence) -> None:
+    async def _activate(self, presence: RegistrationClient) -> None:
         with contextlib.suppress(DmscError):
             await presence.tell(InstanceState.ACTIVE, "admitted")
 
-    async def _end_when_fenced(self, presence: Presence) -> None:
+    async def _end_when_fenced(self, presence: RegistrationClient) -> None:
         """The registry knows a newer incarnation of this SID: what this one does counts for nothing."""
         await presence.fenced.wait()
         self._fail(Fenced(f"{self.unit.sid} {self.member.incarnation} was replaced"))

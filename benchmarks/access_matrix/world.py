@@ -24,7 +24,7 @@ from benchmarks.access_matrix.parties import TOKENS
 from benchmarks.access_matrix.wire import Heard, Said, Wire, wire
 from bus import subjects
 from bus.connection import Bus
-from bus.guard.auth_callout import Caller, Grant
+from bus.guard.auth_callout import Caller, ConnectionGrant
 from bus.guard.guard_keys import GuardKeys
 from bus.guard.permissions import Permissions
 from bus.messaging import rendezvous, streams
@@ -35,7 +35,7 @@ from bus.subject import Delivery, Names, Subject
 from bus.subjects import SUBJECTS
 from bus.wire import codec
 from entities.authorizer.access.authentication import User
-from entities.authorizer.connections.connection_authorizer import Doorkeeper
+from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.connections.job_states import JobStates
 from entities.broker import Broker
 from schemas.base import Message
@@ -91,15 +91,15 @@ class Widening:
     subscribe: tuple[str, ...] = ()
 
 
-class Guard(Doorkeeper):
+class Guard(ConnectionAuthorizer):
     """The authorizer's own, which also lets the auditor in, and can be spoilt."""
 
     widening: Widening | None = None
 
-    def decide(self, caller: Caller) -> Grant:
+    def decide(self, caller: Caller) -> ConnectionGrant:
         if caller.token == AUDITOR:
             everything = Permissions((">",), (">",))
-            return Grant("auditor", everything, int(time.time()) + 86_400)
+            return ConnectionGrant("auditor", everything, int(time.time()) + 86_400)
         grant = super().decide(caller)
         extra = self.widening
         if extra is None or caller.name.partition("/")[0] != extra.name:

@@ -20,8 +20,8 @@ from policies.built_in.fault_signatures import (
     SHIFTED_PORTS,
     USUAL,
     Diagnosis,
-    Fault,
     FaultModel,
+    FaultSignature,
     Signatures,
     Window,
     learn,
@@ -29,11 +29,11 @@ from policies.built_in.fault_signatures import (
 )
 
 KINDS = {
-    "shutdown_interface": Fault.LINK_DOWN,
-    "enable_interface": Fault.LINK_UP,
-    "break_bfd": Fault.SESSION_LOST,
-    "set_loopback": Fault.REHASHED,
-    "add_blackhole": Fault.TRAFFIC_LOST,
+    "shutdown_interface": FaultSignature.LINK_DOWN,
+    "enable_interface": FaultSignature.LINK_UP,
+    "break_bfd": FaultSignature.SESSION_LOST,
+    "set_loopback": FaultSignature.REHASHED,
+    "add_blackhole": FaultSignature.TRAFFIC_LOST,
 }
 SAMPLES = 2
 SAME_S = 300.0
@@ -166,11 +166,11 @@ def run(bench: Bench) -> None:
             if samples is not None:
                 late.append(samples)
             true = ends(event, links) & set(held.recording.ports)
-            if wanted in (Fault.LINK_DOWN, Fault.LINK_UP, Fault.SESSION_LOST):
+            if wanted in (FaultSignature.LINK_DOWN, FaultSignature.LINK_UP, FaultSignature.SESSION_LOST):
                 of_ports += 1
                 located += bool(hit) and held.recording.ports[hit[0][1].port] in true
                 ranks.append(_baseline_rank(held, event, true))
-            elif wanted is Fault.REHASHED:
+            elif wanted is FaultSignature.REHASHED:
                 of_devices += 1
                 devices_right += bool(hit) and hit[0][1].device == event.port[0]
         for place, (at, found) in enumerate(said):

@@ -18,7 +18,7 @@ from benchmarks.policy_sections.scores import auroc
 from benchmarks.policy_sections.sheet import Bench
 from policies.contrib.repair_outlook import RepairOutlook
 from policies.numerics.features import Floats
-from policies.numerics.outages import Outages
+from policies.numerics.outages import OutageHistory
 from policies.numerics.path_split import Bools
 
 PRICE_S = 120.0
@@ -71,7 +71,7 @@ def run(bench: Bench) -> None:
     for hours in LOGGED_H:
         _logged(bench, hours * 3600.0)
     _repairs(bench)
-    held = Outages(PRICE_S)
+    held = OutageHistory(PRICE_S)
     rng = np.random.default_rng(bench.seed)
     for seconds in rng.lognormal(1, 1, 200):
         held.ended("link", float(seconds))
@@ -88,7 +88,7 @@ def _mix(rng: np.random.Generator, regimes: tuple[dict[str, Kind], ...]) -> tupl
     ]
     seconds = np.array([one[2] for one in drawn])
     hindsight = np.minimum(seconds, PRICE_S).sum()
-    outages, learnt, informed = Outages(PRICE_S), 0.0, 0.0
+    outages, learnt, informed = OutageHistory(PRICE_S), 0.0, 0.0
     for number, kind, lasted in drawn:
         learnt += _cost(np.array([lasted]), outages.patience_s(kind))
         outages.ended(kind, lasted)
@@ -139,7 +139,7 @@ def _best(seconds: Floats) -> float:
 
 def _logged(bench: Bench, price_s: float) -> None:
     """Waiting for a repair, or replacing the node, on the log of InfiniteHBD, from nothing."""
-    outages, learnt = Outages(price_s), 0.0
+    outages, learnt = OutageHistory(price_s), 0.0
     seconds = []
     for fault in load_faults(bench.data / FILE):
         seconds.append(min(fault.ended_s - fault.began_s, 1e9))

@@ -26,7 +26,7 @@ class _Lane(Generic[T]):
     size: int = 0
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """Calls that wait, and how many are under way, by party."""
 
     def __init__(self, places: int = PLACES) -> None:

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from bus import subjects
-from bus.guard.broker_caller import EVERY, Asker
-from bus.guard.call_rights import Names, names_of
+from bus.guard.broker_caller import EVERY, BrokerCaller
+from bus.guard.call_rights import ObjectNames, names_of
 from schemas.base import is_token
 from schemas.envelope import EntityKind as K
 from schemas.job import JobRecord
@@ -21,25 +21,25 @@ FRESH_S = 5.0
 MOST_JOBS = 1_024
 
 
-class JobBook:
+class JobObjects:
     """Reads a job's record when it is asked for, and remembers for a moment what follows from it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(subjects.JOB_RECORD)
-        self._known: OrderedDict[str, tuple[float, Names]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[float, ObjectNames]] = OrderedDict()
 
-    async def names(self, asker: Asker) -> Names:
+    async def names(self, asker: BrokerCaller) -> ObjectNames:
         """The objects of the asker's job; none where there is no such job.
 
         Raises:
             Unavailable, DeadlineExceeded: the bucket can't be read now.
         """
         if asker.kind != K.INSTANCE:
-            return Names()
+            return ObjectNames()
         if asker.scope == EVERY:
-            return Names(every=True)
+            return ObjectNames(every=True)
         if not is_token(asker.scope):
-            return Names()
+            return ObjectNames()
         now = time.monotonic()
         known = self._known.get(asker.scope)
         if known is not None and now - known[0] < FRESH_S:

@@ -23,7 +23,7 @@ MOST_PARTIES = 4_096
 PIECES = 64
 
 
-class Allowance:
+class BrokerQuotas:
     """What each party has taken lately."""
 
     def __init__(self) -> None:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from nats.aio.msg import Msg
 
 from bus import subjects
-from bus.broker.fair_queue import Turns
-from bus.broker.job_objects import JobBook
-from bus.broker.quotas import Allowance
-from bus.guard.broker_caller import BROKER, EVERY, Asker
-from bus.guard.call_rights import Names, check, touches_objects
-from bus.guard.jetstream_calls import STORES, AskStore, Call, Open, Order, Write, parse
+from bus.broker.fair_queue import FairQueue
+from bus.broker.job_objects import JobObjects
+from bus.broker.quotas import BrokerQuotas
+from bus.guard.broker_caller import BROKER, EVERY, BrokerCaller
+from bus.guard.call_rights import ObjectNames, check, touches_objects
+from bus.guard.jetstream_calls import STORES, AskStore, BrokerPublication, Call, Open, Write, parse
 from bus.logs import get_logger
-from bus.messaging.dead_letters import bury
+from bus.messaging.dead_letters import dead_letter
 from bus.messaging.handlers import DRAIN_S, Subscription, refuse_stored
 from bus.wire import codec
 from schemas.base import Message
@@ -55,7 +55,7 @@ TOLD_MOST = 100
 """Refusals logged one by one; then each hundredth."""
 
 
-class Relay(Subscription):
+class BrokerRelay(Subscription):
     """Serves all who ask, in turn.
 
     `asked` counts calls by kind of asker, `refused` those that were not made.
@@ -75,10 +75,10 @@ class Relay(Subscription):
         self._connection = bus
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self.turns: Turns[tuple[Asker | None, Msg]] = Turns()
-        self._allowance = Allowance()
+        self.turns: FairQueue[tuple[BrokerCaller | None, Msg]] = FairQueue()
+        self._allowance = BrokerQuotas()
         self._running: set[asyncio.Task[None]] = set()
-        self._jobs = JobBook(bus)
+        self._jobs = JobObjects(bus)
         self._handle = self._enter
 
     async def _stop(self, drain: bool) -> None:
@@ -93,7 +93,7 @@ class Relay(Subscription):
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _enter(self, raw: Msg) -> None:
-        asker = Asker.of_subject(raw.subject)
+        asker = BrokerCaller.of_subject(raw.subject)
         party = asker.party if asker else ""
         if self.turns.add(party, (asker, raw), len(raw.data)):
             self._go_on()
@@ -109,7 +109,7 @@ class Relay(Subscription):
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def _in_turn(self, party: str, asker: Asker | None, raw: Msg) -> None:
+    async def _in_turn(self, party: str, asker: BrokerCaller | None, raw: Msg) -> None:
         try:
             await self._relay(asker, raw)
         except Exception as error:
@@ -118,7 +118,7 @@ class Relay(Subscription):
             self.turns.done(party)
             self._go_on()
 
-    async def _relay(self, asker: Asker | None, raw: Msg) -> None:
+    async def _relay(self, asker: BrokerCaller | None, raw: Msg) -> None:
         answerable = False
         try:
             refuse_stored(raw)
@@ -128,7 +128,7 @@ class Relay(Subscription):
             codec.refuse_oversized(self.row, raw.data)
             request, _ = codec.decode(raw.data, BrokerRequest)
         except BadMessage as error:
-            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            await dead_letter(self._bus, self.row, raw.subject, raw.data, error)
             if answerable:
                 await self._return(raw.reply, failure(BadInput(error.text)))
             return
@@ -136,7 +136,7 @@ class Relay(Subscription):
         self.asked[asker.kind] += 1
         try:
             call = parse(request.call, request.headers, request.body)
-            names = await self._jobs.names(asker) if touches_objects(call) else Names()
+            names = await self._jobs.names(asker) if touches_objects(call) else ObjectNames()
             user = await self._jobs.user_of(call.job) if isinstance(call, AskStore) else ""
             check(asker, call, names, user)
             await self._make(asker, call, raw.reply)
@@ -145,7 +145,7 @@ class Relay(Subscription):
             about_store = request.call.startswith(STORES)
             await self._return(raw.reply, self._encoded(error.to_reply()) if about_store else failure(error))
 
-    async def _make(self, asker: Asker, call: Call, reply: str) -> None:
+    async def _make(self, asker: BrokerCaller, call: Call, reply: str) -> None:
         if isinstance(call, AskStore):
             with self._allowance.asking_store(call.job):
                 rows = await self._connection.request(
@@ -178,7 +178,7 @@ class Relay(Subscription):
         """What instances answer, and what is wrong with a question to them, in the form of a service's."""
         return codec.encode(message, self._bus.sender_map, self._bus.next_id())
 
-    def _tell(self, asker: Asker, call: str, error: DmscError) -> None:
+    def _tell(self, asker: BrokerCaller, call: str, error: DmscError) -> None:
         if not isinstance(error, Refused | BadInput | RateLimited):
             return
         self.refused[asker.kind] += 1
@@ -189,13 +189,13 @@ class Relay(Subscription):
             )
 
 
-def own(asker: Asker, call: Call) -> Order:
+def own(asker: BrokerCaller, call: Call) -> BrokerPublication:
     """The order, with an id of a message that is this asker's alone: nobody takes another's away."""
     order = call.order
     if not isinstance(call, Write) or not order.headers or MESSAGE_ID not in order.headers:
         return order
     headers = {**order.headers, MESSAGE_ID: f"{asker.consumers}{order.headers[MESSAGE_ID]}"}
-    return Order(order.subject, order.body, headers)
+    return BrokerPublication(order.subject, order.body, headers)
 
 
 def failure(error: DmscError) -> bytes:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from bus.files.local_files import Folder
+from bus.files.local_files import ContainedFolder
 from bus.wire.request_progress import in_thread, moved
 from bus.wire.secret_urls import hidden, resolved
 from schemas.errors import BadInput, NotFound, Unavailable
@@ -226,7 +226,7 @@ class LocalArtifacts(Artifacts):
 
     def __init__(self, url: str, root: str) -> None:
         super().__init__(url)
-        self._folder = Folder(root)
+        self._folder = ContainedFolder(root)
 
     async def put_file(self, name: str, path: Path) -> None:
         def copy() -> None:

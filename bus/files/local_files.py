@@ -60,7 +60,7 @@ def _step_by_step(folder: int, path: str, flags: int, mode: int) -> int:
         os.close(at)
 
 
-class Folder:
+class ContainedFolder:
     """What lies below `root`, which itself may be reached by links: who names it could name their end."""
 
     def __init__(self, root: str) -> None:

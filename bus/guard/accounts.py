@@ -19,7 +19,7 @@ TENANT = "tenant-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class AccountLimits:
     """What one account may take of its server. The server reserves the bytes at its start.
 
     With `copies` of each stream, `store_bytes` is for one of them.
@@ -31,16 +31,16 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class NatsAccount:
     """One account. `limits`: None: all that the server has."""
 
     name: str = ACCOUNT
-    limits: Limits | None = None
+    limits: AccountLimits | None = None
 
 
 BUCKETS_BYTES = 64 << 20
 """They have no bounds of their own: the records of thousands of instances and jobs are a fraction of this."""
-ALONE = (Account(),)
+ALONE = (NatsAccount(),)
 """Of a server with one mesh."""
 
 
@@ -54,7 +54,7 @@ def least_store_bytes() -> int:
     return sum(spec.max_bytes for spec in stream_specs.STREAMS) + BUCKETS_BYTES
 
 
-def account_lines(accounts: Sequence[Account], copies: int = 1) -> list[str]:
+def account_lines(accounts: Sequence[NatsAccount], copies: int = 1) -> list[str]:
     """Of a server's configuration: these accounts, each told of the ends of its own connections.
 
     `copies`: how many servers keep each stream; the server counts every copy.
@@ -70,12 +70,12 @@ def account_lines(accounts: Sequence[Account], copies: int = 1) -> list[str]:
     return lines
 
 
-def system_exports(accounts: Sequence[Account]) -> str:
+def system_exports(accounts: Sequence[NatsAccount]) -> str:
     """What the system account gives out: to each account, word of its own connections."""
     return ", ".join(exported(account.name) for account in accounts)
 
 
-def _limit_lines(limits: Limits | None, copies: int) -> list[str]:
+def _limit_lines(limits: AccountLimits | None, copies: int) -> list[str]:
     if limits is None:
         return ["    jetstream: enabled"]
     store, memory = limits.store_bytes * copies, limits.memory_bytes * copies

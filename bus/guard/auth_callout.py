@@ -20,7 +20,7 @@ from bus.guard.guard_keys import GuardKeys
 from bus.guard.permissions import Permissions
 from bus.logs import get_logger
 from bus.messaging.disconnects import ACCOUNT
-from bus.nats.client import Link
+from bus.nats.client import NatsConnection
 from bus.nats.dialer import KeyUser
 from bus.security import nats_jwt
 from schemas.errors import BusUnreachable, DmscError, Refused
@@ -56,7 +56,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class ConnectionGrant:
     """Come in as `name`, with these permissions, until `expires_at` (seconds since the epoch)."""
 
     name: str
@@ -70,10 +70,10 @@ class NotKnownYet(Refused):
     which it takes for an authorizer that is away: it comes again for as long as it has patience."""
 
 
-class Door(Protocol):
+class ConnectionPolicy(Protocol):
     """Who decides about callers."""
 
-    def decide(self, caller: Caller) -> Grant:
+    def decide(self, caller: Caller) -> ConnectionGrant:
         """
         Raises:
             NotKnownYet: nothing is decided, nor noted anywhere.
@@ -88,17 +88,17 @@ class Door(Protocol):
 
 
 @dataclass(slots=True)
-class CalloutCounters:
+class AuthCalloutCounters:
     granted: int = 0
     refused: int = 0
     unanswered: int = 0
 
 
-class Callout:
+class AuthCallout:
     """One responder. `async with Callout.running(servers, keys, door):`."""
 
-    def __init__(self, keys: GuardKeys, door: Door) -> None:
-        self.counters = CalloutCounters()
+    def __init__(self, keys: GuardKeys, door: ConnectionPolicy) -> None:
+        self.counters = AuthCalloutCounters()
         self._keys = keys
         self._door = door
         self._held: set[asyncio.Task[None]] = set()
@@ -106,8 +106,14 @@ class Callout:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, servers: Sequence[str], keys: GuardKeys, door: Door, *, name: str, patience_s: float = 30.0
-    ) -> AsyncIterator[Callout]:
+        cls,
+        servers: Sequence[str],
+        keys: GuardKeys,
+        door: ConnectionPolicy,
+        *,
+        name: str,
+        patience_s: float = 30.0,
+    ) -> AsyncIterator[AuthCallout]:
         """Answers until the end of the block, over reconnects.
 
         Raises:
@@ -115,7 +121,7 @@ class Callout:
             Refused: that server is not guarded with these keys.
         """
         callout = cls(keys, door)
-        link = Link(
+        link = NatsConnection(
             list(servers),
             name=name,
             label=f"{name}/guard",
@@ -146,7 +152,7 @@ class Callout:
             await asyncio.gather(*callout._held, return_exceptions=True)
             await link.close()
 
-    async def answer(self, link: Link, message: Msg) -> None:
+    async def answer(self, link: NatsConnection, message: Msg) -> None:
         """One question. Never raises; one that can't be decided yet is held, and others go on."""
         try:
             sealed_by = (message.headers or {}).get(SEALED_BY, "")
@@ -163,7 +169,7 @@ class Callout:
             return
         await self._send(link, message, sealed)
 
-    async def _send(self, link: Link, message: Msg, sealed: bytes) -> None:
+    async def _send(self, link: NatsConnection, message: Msg, sealed: bytes) -> None:
         with contextlib.suppress(DmscError):  # away this moment: the server refuses, the caller comes again
             await link.send(message.reply, sealed)
 
@@ -172,7 +178,7 @@ class Callout:
 
     def _hold(
         self,
-        link: Link,
+        link: NatsConnection,
         message: Msg,
         asked: dict[str, Any],
         caller: Caller,
@@ -226,7 +232,7 @@ class Callout:
         response = f'{{"type":"authorization_response","version":2,{verdict}}}'
         return nats_jwt.encode(claims, issuer, nats=response)
 
-    def _user_jwt(self, user: str, grant: Grant, now: int) -> str:
+    def _user_jwt(self, user: str, grant: ConnectionGrant, now: int) -> str:
         claims = {
             "iss": self._keys.issuer_keys.public,
             "sub": user,

@@ -24,7 +24,7 @@ CONSUMER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class BrokerCaller:
     """`kind` is an entity's, `USER` or `OWNER`, `scope` the job, cluster, module, role or user, `name` the
     SID, or the name of a user's inbox."""
 
@@ -59,18 +59,18 @@ class Asker:
         return plain and reply.startswith(f"{self.inbox}.")
 
     @classmethod
-    def of_subject(cls, subject: str) -> Asker | None:
+    def of_subject(cls, subject: str) -> BrokerCaller | None:
         """Whose question this is; None where it is no question."""
         tokens = subject.removeprefix(f"{BROKER}.").split(".")
         return cls(*tokens) if subject.startswith(f"{BROKER}.") and len(tokens) == 3 else None
 
     @classmethod
-    def of_owner(cls, user: str, inbox: str) -> Asker:
+    def of_owner(cls, user: str, inbox: str) -> BrokerCaller:
         """For a user's own jobs. `inbox`: the prefix of the user's inboxes."""
         return cls(OWNER, user, inbox.rpartition(".")[2])
 
     @classmethod
-    def of_identity(cls, identity: Identity) -> Asker:
+    def of_identity(cls, identity: Identity) -> BrokerCaller:
         """For everybody below the control plane."""
         scope = {
             K.INSTANCE: identity.job,
@@ -97,8 +97,8 @@ class Asker:
         return Identity(name=self.name, kind=kind, **fields.get(kind, {}))
 
 
-def askers_of_role(role: Role, inbox: str) -> tuple[Asker, ...]:
+def callers_of_role(role: Role, inbox: str) -> tuple[BrokerCaller, ...]:
     """As whom a user of this role asks: a request is made as the least role that may make it."""
     everything = role in (Role.OPERATOR, Role.ADMIN)
     roles = (Role.VIEWER, Role.OPERATOR) if everything else (Role.VIEWER,)
-    return tuple(Asker(USER, one, inbox.rpartition(".")[2]) for one in roles)
+    return tuple(BrokerCaller(USER, one, inbox.rpartition(".")[2]) for one in roles)

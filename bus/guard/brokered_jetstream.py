@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nats.aio.msg import Msg
 
-from bus.guard.broker_caller import BELOW, CONSUMER_BYTES, Asker, askers_of_role
+from bus.guard.broker_caller import BELOW, CONSUMER_BYTES, BrokerCaller, callers_of_role
 from bus.guard.call_rights import may_read
 from bus.nats.reply_subjects import BROKER, inbox_of_token
 from bus.security.identity import Identity, is_credential, is_root
@@ -21,7 +21,7 @@ from schemas.errors import NoResponders, Unavailable
 from schemas.signals import Role
 
 if TYPE_CHECKING:
-    from bus.nats.client import Link
+    from bus.nats.client import NatsConnection
     from bus.nats.dialer import Token
 
 REPEAT_S = 1.0
@@ -32,19 +32,23 @@ AWAY_S = 5.0
 """How long that is put up with."""
 
 
-class Asking:
-    """One connection's way to the brokers, as the first of `askers` that may."""
+class BrokeredJetStream:
+    """One connection's way to the brokers, as the first of `callers` that may."""
 
     def __init__(
-        self, link: Link, sender: Sender, next_id: Callable[[], str], askers: Sequence[Asker]
+        self,
+        link: NatsConnection,
+        sender: Sender,
+        next_id: Callable[[], str],
+        callers: Sequence[BrokerCaller],
     ) -> None:
-        self.askers = tuple(askers)
+        self.askers = tuple(callers)
         self._link = link
         self._sender = codec.sender_map(sender)
         self._next_id = next_id
 
     @property
-    def asker(self) -> Asker:
+    def asker(self) -> BrokerCaller:
         """The least that we are; the only one but with a user's token."""
         return self.askers[0]
 
@@ -57,7 +61,7 @@ class Asking:
         """A name for a consumer that is to read these."""
         return f"{self._reader(stream, subjects).consumers}{secrets.token_hex(CONSUMER_BYTES)}"
 
-    def _reader(self, stream: str, subjects: str) -> Asker:
+    def _reader(self, stream: str, subjects: str) -> BrokerCaller:
         """Who of us may read that. If nobody, the last is refused by the server or the broker."""
         return next((one for one in self.askers if may_read(one, stream, subjects)), self.askers[-1])
 
@@ -76,7 +80,7 @@ class Asking:
 
         Raises:
             Unavailable: no broker is there.
-            NoResponders, DeadlineExceeded, BusUnreachable, Refused: as `Link.ask`.
+            NoResponders, DeadlineExceeded, BusUnreachable, Refused: as `NatsConnection.ask`.
         """
         subject, data = self._question(call, body, headers, owner)
         loop = asyncio.get_running_loop()
@@ -105,10 +109,10 @@ class Asking:
         self, call: str, body: bytes, headers: dict[str, str] | None, owner: str = ""
     ) -> tuple[str, bytes]:
         request = BrokerRequest.model_construct(call=call, headers=headers or {}, body=body)
-        asker = Asker.of_owner(owner, self.asker.inbox) if owner else self._asker(call, body)
+        asker = BrokerCaller.of_owner(owner, self.asker.inbox) if owner else self._asker(call, body)
         return asker.subject, codec.encode(request, self._sender, self._next_id())
 
-    def _asker(self, call: str, body: bytes) -> Asker:
+    def _asker(self, call: str, body: bytes) -> BrokerCaller:
         if len(self.askers) == 1:
             return self.asker
         tokens = call.split(".")
@@ -129,7 +133,7 @@ def _subjects_in(body: bytes) -> str:
     return next((str(one) for one in named if one), "")
 
 
-def askers(token: Token | None, name: str, kind: EntityKind, nonce: bool) -> tuple[Asker, ...]:
+def callers(token: Token | None, name: str, kind: EntityKind, nonce: bool) -> tuple[BrokerCaller, ...]:
     """As whom a connection asks brokers; none: it speaks with the server itself.
 
     `nonce`: the server wants one signed, as those with a guard do; others know no users.
@@ -140,8 +144,8 @@ def askers(token: Token | None, name: str, kind: EntityKind, nonce: bool) -> tup
         return ()
     if is_root(token) or is_credential(token):
         identity = _identity(token, name, kind)
-        return (Asker.of_identity(identity),) if identity.kind in BELOW else ()
-    return askers_of_role(Role.ADMIN, inbox_of_token(token)) if nonce else ()
+        return (BrokerCaller.of_identity(identity),) if identity.kind in BELOW else ()
+    return callers_of_role(Role.ADMIN, inbox_of_token(token)) if nonce else ()
 
 
 def _identity(token: str, name: str, kind: EntityKind) -> Identity:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from bus.guard.broker_caller import EVERY, OWNER, Asker
+from bus.guard.broker_caller import EVERY, OWNER, BrokerCaller
 from bus.guard.jetstream_calls import AskStore, Call, Consume, Open, Purge, Read, Write
 from bus.guard.permissions import covers, readable, readable_by
 from bus.messaging import rendezvous, streams
@@ -25,7 +25,7 @@ _nuid = re.compile(r"^([A-Za-z0-9_-]{1,120}\.)?[0-9a-zA-Z]{20,40}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ObjectNames:
     """Of objects: what begins with one of `own` is written and read; `read` are objects, or their folders."""
 
     own: tuple[str, ...] = ()
@@ -40,17 +40,17 @@ class Names:
         return named or self.may_write(name)
 
 
-def names_of(record: JobRecord | None) -> Names:
+def names_of(record: JobRecord | None) -> ObjectNames:
     """The objects of a job: below its own folder it writes; it reads what its specification names, as far as
     its user might read that when it was submitted. Data sets are there for all who train."""
     if record is None:
-        return Names()
+        return ObjectNames()
     spec = record.spec
     folder = bus_name(spec.artifacts)
     named = (spec.resume_from, spec.initial_weights, spec.data.source)
     own = f"{folder}/{record.job}/"
     found = (bus_name(url) for url in named if url and (url in record.may_read or url.startswith(DATA_SETS)))
-    return Names(
+    return ObjectNames(
         own=(own,) if folder else (),
         # Not what all jobs' folders lie in (`bus://artifacts`): that would name everybody's objects.
         read=tuple(one for one in found if "/" in one and not own.startswith(f"{one}/")),
@@ -58,7 +58,7 @@ def names_of(record: JobRecord | None) -> Names:
 
 
 @lru_cache(maxsize=4_096)
-def _readable(asker: Asker) -> tuple[tuple[str, str], ...]:
+def _readable(asker: BrokerCaller) -> tuple[tuple[str, str], ...]:
     try:
         identity = asker.identity()
         return readable_by(Role(asker.scope)) if identity is None else readable(identity)
@@ -66,7 +66,7 @@ def _readable(asker: Asker) -> tuple[tuple[str, str], ...]:
         return ()
 
 
-def may_read(asker: Asker, stream: str, subjects: str) -> bool:
+def may_read(asker: BrokerCaller, stream: str, subjects: str) -> bool:
     """Whether all that `subjects` stands for is readable; without: whether anything in the stream is."""
     found = _readable(asker)
     if not subjects:
@@ -81,7 +81,7 @@ def touches_objects(call: Call) -> bool:
     return call.subject.startswith("$O.") if isinstance(call, Write) else call.stream == OBJECTS
 
 
-def check(asker: Asker, call: Call, names: Names, user: str = "") -> None:
+def check(asker: BrokerCaller, call: Call, names: ObjectNames, user: str = "") -> None:
     """
     Args:
         asker: as the server holds the subject of the question to the identity.
@@ -101,7 +101,7 @@ def check(asker: Asker, call: Call, names: Names, user: str = "") -> None:
         raise Refused(f"{asker.name} may not publish on {call.order.subject}", subject=call.order.subject)
 
 
-def _may(asker: Asker, call: Read | Consume | Open | Write | Purge, names: Names) -> bool:
+def _may(asker: BrokerCaller, call: Read | Consume | Open | Write | Purge, names: ObjectNames) -> bool:
     if isinstance(call, Consume):
         return call.consumer.startswith(asker.consumers)
     if isinstance(call, Open):
@@ -118,7 +118,7 @@ def _may(asker: Asker, call: Read | Consume | Open | Write | Purge, names: Names
     return plain and any(covers(pattern, call.subject) for pattern in meeting)
 
 
-def _meeting(asker: Asker) -> tuple[str, ...]:
+def _meeting(asker: BrokerCaller) -> tuple[str, ...]:
     """The meeting points of the asker's job, which it writes."""
     if asker.kind != K.INSTANCE:
         return ()
@@ -127,7 +127,7 @@ def _meeting(asker: Asker) -> tuple[str, ...]:
 
 
 # --- objects -----------------------------------------------------------------------------------------------
-def _may_use_object(asker: Asker, call: Read | Write | Purge, names: Names) -> bool:
+def _may_use_object(asker: BrokerCaller, call: Read | Write | Purge, names: ObjectNames) -> bool:
     if asker.kind != K.INSTANCE:
         return False
     subject = call.subjects if isinstance(call, Read) else call.subject
@@ -146,7 +146,7 @@ def _may_use_object(asker: Asker, call: Read | Write | Purge, names: Names) -> b
     return described and names.may_write(name)
 
 
-def _is_own(asker: Asker, nuid: str) -> bool:
+def _is_own(asker: BrokerCaller, nuid: str) -> bool:
     return asker.scope == EVERY or nuid.startswith(f"{asker.scope}.")
 
 
@@ -162,7 +162,7 @@ def object_name(subject: str) -> str | None:
         return None
 
 
-def _describes(asker: Asker, name: str, body: bytes) -> bool:
+def _describes(asker: BrokerCaller, name: str, body: bytes) -> bool:
     """Whether this describes the object of that name, with chunks of the asker's own: whoever replaces or
     deletes it, with more rights, removes the chunks that it names."""
     if not body:

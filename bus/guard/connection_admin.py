@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.messaging.disconnects import ACCOUNT
-from bus.nats.client import Link
+from bus.nats.client import NatsConnection
 from bus.nats.dialer import KeyUser
 from schemas.errors import DmscError
 
@@ -28,7 +28,7 @@ ANSWERS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ServerConnection:
     """A client's connection: as whom it was let in, and where."""
 
     as_: str
@@ -37,21 +37,23 @@ class Connection:
     name: str
 
 
-class Connections:
+class ConnectionAdmin:
     """`async with Connections.open(servers, keys) as connections:`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: NatsConnection) -> None:
         self.silent = 0  # how many servers did not answer when asked last
         self._link = link
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, servers: Sequence[str], keys: GuardKeys, *, name: str) -> AsyncIterator[Connections]:
+    async def open(
+        cls, servers: Sequence[str], keys: GuardKeys, *, name: str
+    ) -> AsyncIterator[ConnectionAdmin]:
         """
         Raises:
             BusUnreachable, Refused: as `Bus.connect`.
         """
-        link = Link(
+        link = NatsConnection(
             list(servers),
             name=name,
             label=f"{name}/system",
@@ -64,9 +66,9 @@ class Connections:
         finally:
             await link.close()
 
-    async def of(self, wanted_as: Callable[[str], bool], account: str = ACCOUNT) -> list[Connection]:
+    async def of(self, wanted_as: Callable[[str], bool], account: str = ACCOUNT) -> list[ServerConnection]:
         """The connections of whoever was let into `account` under such a name, on all servers."""
-        found: list[Connection] = []
+        found: list[ServerConnection] = []
         offset = self.silent = 0
         servers = await self._servers()
         while True:
@@ -79,7 +81,7 @@ class Connections:
                 listed = body.get("connections") or []
                 more = more or len(listed) == PAGE
                 found += [
-                    Connection(
+                    ServerConnection(
                         str(one.get("authorized_user")),
                         str(body["server_id"]),
                         int(one["cid"]),
@@ -92,7 +94,7 @@ class Connections:
                 return found
             offset += PAGE
 
-    async def end(self, connection: Connection) -> None:
+    async def end(self, connection: ServerConnection) -> None:
         """Ends it; one that is gone already is well."""
         subject = f"$SYS.REQ.SERVER.{connection.server}.KICK"
         with contextlib.suppress(DmscError):

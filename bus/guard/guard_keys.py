@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from bus.guard.accounts import ALONE, Account, account_lines, system_exports
+from bus.guard.accounts import ALONE, NatsAccount, account_lines, system_exports
 from bus.messaging.disconnects import SYSTEM_ACCOUNT
 from bus.security.credentials import root_public
 from bus.security.nats_jwt import SealingKeys, SigningKeys
-from bus.security.trust_roots import Roots
+from bus.security.trust_roots import TrustRoots
 from schemas.errors import BadInput
 
 GUARD_ACCOUNT = "AUTH"
@@ -33,7 +33,7 @@ class GuardKeys:
     the accounts in which questions are answered and connections are ended.
     """
 
-    roots: Roots
+    roots: TrustRoots
     issuer: str
     sealing: str
     guard: str
@@ -43,14 +43,14 @@ class GuardKeys:
     def generate(cls, root: str | None) -> GuardKeys:
         """For the mesh of this root; None: for a server of several."""
         return cls(
-            roots=Roots(root="" if root is None else root_public(root)),
+            roots=TrustRoots(root="" if root is None else root_public(root)),
             issuer=SigningKeys.account().seed,
             sealing=SealingKeys.generate().seed,
             guard=SigningKeys.user().seed,
             system=SigningKeys.user().seed,
         )
 
-    def with_roots(self, roots: Roots, *, fresh: bool = False) -> GuardKeys:
+    def with_roots(self, roots: TrustRoots, *, fresh: bool = False) -> GuardKeys:
         """The same for these roots. `fresh`: new keys, which the server knows only after a restart."""
         return replace(GuardKeys.generate(None) if fresh else self, roots=roots)
 
@@ -76,8 +76,8 @@ class GuardKeys:
         try:
             text = path.read_text(encoding="utf-8")
             body = json.loads(text)
-            own = {name: body[name] for name in body.keys() - Roots.__slots__}
-            keys = cls(roots=Roots.parse(text, str(path)), **own)
+            own = {name: body[name] for name in body.keys() - TrustRoots.__slots__}
+            keys = cls(roots=TrustRoots.parse(text, str(path)), **own)
             keys.issuer_keys, keys.sealing_keys  # noqa: B018  # damaged ones are told here
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}; it holds the authorizer's keys") from None
@@ -86,7 +86,7 @@ class GuardKeys:
         return keys
 
 
-def guarded_clause(keys: GuardKeys, accounts: Sequence[Account] = ALONE, copies: int = 1) -> list[str]:
+def guarded_clause(keys: GuardKeys, accounts: Sequence[NatsAccount] = ALONE, copies: int = 1) -> list[str]:
     """The lines of a server's configuration that hand every connection to the AAM, which puts it into one of
     these accounts; `copies` as for `account_lines`."""
     guard, system = SigningKeys(keys.guard).public, SigningKeys(keys.system).public

@@ -32,7 +32,7 @@ _time = re.compile(r"^[0-9T:.+Z-]{10,40}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BrokerPublication:
     """What the broker publishes. `forwarded`: with the asker's own inbox for the answers, else with ours."""
 
     subject: str
@@ -47,7 +47,7 @@ class Read:
 
     stream: str
     subjects: str
-    order: Order
+    order: BrokerPublication
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Consume:
 
     stream: str
     consumer: str
-    order: Order
+    order: BrokerPublication
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Open:
     stream: str
     consumer: str
     subjects: str
-    order: Order
+    order: BrokerPublication
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Write:
 
     subject: str
     body: bytes
-    order: Order
+    order: BrokerPublication
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Purge:
 
     stream: str
     subject: str
-    order: Order
+    order: BrokerPublication
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class AskStore:
     job: str
     sid: str
     query: StoreQuery
-    order: Order
+    order: BrokerPublication
 
 
 Call = AskStore | Read | Consume | Open | Write | Purge
@@ -109,7 +109,7 @@ def parse(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
     if subject.startswith(STORES):
         return _ask_store(subject, headers, body)
     if not subject.startswith("$JS."):
-        return Write(subject, body, Order(subject, body, _checked_headers(headers)))
+        return Write(subject, body, BrokerPublication(subject, body, _checked_headers(headers)))
     if headers:
         raise BadInput(f"{subject}: a call takes no headers")
     for prefix, read in _CALLS:
@@ -126,14 +126,14 @@ def _ask_store(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
         raise BadInput(f"{subject}: {error.text}") from None
     if len(tokens) != 2 or headers or not isinstance(query, StoreQuery):
         raise BadInput(f"{subject}: not a question to an instance's store")
-    return AskStore(tokens[0], tokens[1], query, Order(subject))
+    return AskStore(tokens[0], tokens[1], query, BrokerPublication(subject))
 
 
 def _direct(rest: str, body: bytes) -> Call:
     stream, _, subjects = rest.partition(".")
     if body:
         raise BadInput("a direct read takes no body")
-    return Read(_named(stream), _exact(subjects), Order(f"{API}.DIRECT.GET.{stream}.{subjects}"))
+    return Read(_named(stream), _exact(subjects), BrokerPublication(f"{API}.DIRECT.GET.{stream}.{subjects}"))
 
 
 def _message(rest: str, body: bytes) -> Call:
@@ -145,17 +145,19 @@ def _message(rest: str, body: bytes) -> Call:
     else:
         subjects = _is_plain(_text(fields, "next_by_subj"))
         wanted = {"seq": _count(fields, "seq"), "next_by_subj": subjects}
-    return Read(stream, subjects, Order(f"{API}.STREAM.MSG.GET.{stream}", _json(wanted), forwarded=True))
+    return Read(
+        stream, subjects, BrokerPublication(f"{API}.STREAM.MSG.GET.{stream}", _json(wanted), forwarded=True)
+    )
 
 
 def _info(rest: str, body: bytes) -> Call:
     stream = _named(rest)
     if not body:
-        return Read(stream, "", Order(f"{API}.STREAM.INFO.{stream}"))
+        return Read(stream, "", BrokerPublication(f"{API}.STREAM.INFO.{stream}"))
     fields = _fields(body, {"subjects_filter", "offset"})
     subjects = _is_plain(_text(fields, "subjects_filter"))
     wanted = {"subjects_filter": subjects, "offset": _count(fields, "offset", 0)}
-    return Read(stream, subjects, Order(f"{API}.STREAM.INFO.{stream}", _json(wanted)))
+    return Read(stream, subjects, BrokerPublication(f"{API}.STREAM.INFO.{stream}", _json(wanted)))
 
 
 def _create(rest: str, body: bytes) -> Call:
@@ -185,7 +187,7 @@ def _create(rest: str, body: bytes) -> Call:
         raise BadInput("a consumer begins at a sequence, at a time, or with the last of each subject")
     made["deliver_policy"] = policy
     wanted = {"stream_name": _named(stream), "config": made}
-    order = Order(f"{API}.CONSUMER.CREATE.{stream}.{name}.{subjects}", _json(wanted))
+    order = BrokerPublication(f"{API}.CONSUMER.CREATE.{stream}.{name}.{subjects}", _json(wanted))
     return Open(stream, name, subjects, order)
 
 
@@ -199,20 +201,24 @@ def _next(rest: str, body: bytes) -> Call:
         wanted["expires"] = min(LONGEST_PULL_NS, _count(fields, "expires"))
         wanted["idle_heartbeat"] = min(wanted["expires"] // 2, _count(fields, "idle_heartbeat"))
     subject = f"{API}.CONSUMER.MSG.NEXT.{_named(stream)}.{_named(consumer)}"
-    return Consume(stream, consumer, Order(subject, _json(wanted), forwarded=True))
+    return Consume(stream, consumer, BrokerPublication(subject, _json(wanted), forwarded=True))
 
 
 def _delete(rest: str, body: bytes) -> Call:
     stream, _, consumer = rest.partition(".")
     if body:
         raise BadInput("the end of a consumer takes no body")
-    return Consume(stream, consumer, Order(f"{API}.CONSUMER.DELETE.{_named(stream)}.{_named(consumer)}"))
+    return Consume(
+        stream, consumer, BrokerPublication(f"{API}.CONSUMER.DELETE.{_named(stream)}.{_named(consumer)}")
+    )
 
 
 def _purge(rest: str, body: bytes) -> Call:
     subject = _exact(_text(_fields(body, {"filter"}), "filter"))
     stream = _named(rest)
-    return Purge(stream, subject, Order(f"{API}.STREAM.PURGE.{stream}", _json({"filter": subject})))
+    return Purge(
+        stream, subject, BrokerPublication(f"{API}.STREAM.PURGE.{stream}", _json({"filter": subject}))
+    )
 
 
 _CALLS: tuple[tuple[str, Callable[[str, bytes], Call]], ...] = (

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from bus import subjects
-from bus.guard.broker_caller import BELOW, BROKER, Asker, askers_of_role
+from bus.guard.broker_caller import BELOW, BROKER, BrokerCaller, callers_of_role
 from bus.messaging import rendezvous, stream_specs, streams
 from bus.nats import reply_subjects as inboxes
 from bus.nats.reply_subjects import inbox_of
@@ -139,7 +139,7 @@ def _of_identity(identity: Identity) -> _Lists:
     if identity.kind is K.BROKER:
         _broke(lists)
     if identity.kind in BELOW:
-        lists.publish.add(Asker.of_identity(identity).subject)
+        lists.publish.add(BrokerCaller.of_identity(identity).subject)
     else:
         _read_directly(lists)
         if identity.kind is K.AUTHORIZER:  # the chain's end, through the leader
@@ -154,7 +154,7 @@ def of_role(role: Role, inbox: str) -> Permissions:
     """
     lists = _of_role(role)
     _ask(lists, inbox)
-    lists.publish.update(asker.subject for asker in askers_of_role(role, inbox))
+    lists.publish.update(asker.subject for asker in callers_of_role(role, inbox))
     return lists.done()
 
 
@@ -169,7 +169,7 @@ def of_users_module(module: Identity, user: str, inbox: str) -> Permissions:
     the stores of the user's own jobs. `module.owner`: the user, where it suggests for their jobs alone.
     `inbox`: the user's prefix."""
     itself = of_identity(replace(module, jobs=()))
-    asks = (Asker.of_owner(user, inbox).subject,) if is_token(user) else ()
+    asks = (BrokerCaller.of_owner(user, inbox).subject,) if is_token(user) else ()
     return itself.with_(Permissions(asks, ()))
 
 

@@ -37,7 +37,7 @@ FAREWELL_S = 1.0
 """How long leaving may take; the registry's expiry does it otherwise."""
 
 
-class Presence:
+class RegistrationClient:
     """`async with Presence(bus, record) as presence:` registers, and says that it lives until the end.
 
     Heartbeats every `lease.heartbeat_s`; the whole record every `lease.expiry_s` and after a reconnect,
@@ -56,7 +56,7 @@ class Presence:
         self._forget_callback: Callable[[], None] = lambda: None
         self.fenced = asyncio.Event()
 
-    async def __aenter__(self) -> Presence:
+    async def __aenter__(self) -> RegistrationClient:
         self.lease = await self._register(self._register_s)
         self._forget_callback = self._bus.on_reconnect(self._on_reconnect)
         self._running = [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 log = get_logger("bus.security.sealing")
 
 
-class SealedAnew:
+class Resealing:
     """Calls each of `seals` when it starts, and after each reconnect with other keys of `kind`.
 
     Without a guard there are no keys to seal to: then it calls none."""

@@ -13,7 +13,7 @@ from bus.logs import get_logger
 from bus.messaging.handlers import Call, Subscription, internal
 from bus.messaging.port import BusPort
 from bus.nats.client import asked_to_end
-from bus.nats.durable_subscription import Feed
+from bus.nats.durable_subscription import DurableSubscription
 from bus.nats.pipelined_publish import Outgoing, send_many
 from bus.subject import Subject
 from bus.wire.correlation import handling
@@ -23,11 +23,11 @@ from schemas.errors import DmscError
 
 log = get_logger("bus.messaging.handlers")
 
-LotServer = Callable[[Sequence[tuple[Any, Envelope]]], Awaitable[Sequence[Sendable | DmscError]]]
+BatchHandler = Callable[[Sequence[tuple[Any, Envelope]]], Awaitable[Sequence[Sendable | DmscError]]]
 """Answers, or why there is none, in the order of the questions."""
 
 
-class LotSubscription(Subscription):
+class BatchSubscription(Subscription):
     """A listener whose workers take what has arrived, up to `most` messages, and answer them together.
 
     All else is as with `Subscription`: a repeated one runs nothing twice, one that can't be read is buried
@@ -41,7 +41,7 @@ class LotSubscription(Subscription):
         row: Subject,
         subject: str,
         *,
-        server: LotServer,
+        server: BatchHandler,
         most: int,
         concurrency: int,
         pending_limit: int,
@@ -59,7 +59,7 @@ class LotSubscription(Subscription):
         self._server = server
         self._most = most
 
-    async def _take(self, feed: Feed) -> None:
+    async def _take(self, feed: DurableSubscription) -> None:
         lot = [await feed.messages.get()]
         while len(lot) < self._most and not feed.messages.empty():
             lot.append(feed.messages.get_nowait())

@@ -18,7 +18,7 @@ HEAD_BYTES = 1_024
 """How much of an unusable message is kept."""
 
 
-async def bury(bus: BusPort, row: Subject, subject: str, data: bytes, error: BadMessage) -> None:
+async def dead_letter(bus: BusPort, row: Subject, subject: str, data: bytes, error: BadMessage) -> None:
     """Counts it, says so once per (row, reason), and publishes a `DeadLetter`. Never raises."""
     reason = str(error.fields.get("reason", "bad message"))
     bus.counters.dead_letters += 1

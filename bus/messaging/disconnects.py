@@ -19,7 +19,7 @@ from bus.messaging.port import BusPort
 from bus.subjects import DISCONNECTED
 
 if TYPE_CHECKING:
-    from bus.nats.durable_subscription import Feed
+    from bus.nats.durable_subscription import DurableSubscription
     from schemas.envelope import Sender
 
 log = get_logger("bus.messaging.disconnects")
@@ -33,7 +33,7 @@ def connection_name(sender: Sender) -> str:
     return f"{sender.name}/{sender.incarnation}"
 
 
-async def departures(bus: BusPort, heard: Callable[[str, str], None]) -> Feed:
+async def subscribe_disconnects(bus: BusPort, heard: Callable[[str, str], None]) -> DurableSubscription:
     """Calls `heard(connection's name, reason)` for each connection that ends; unsubscribe by `bus.link`."""
 
     async def arrived(message: Msg) -> None:

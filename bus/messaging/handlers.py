@@ -14,16 +14,16 @@ from nats.aio.msg import Msg
 
 from bus.logs import get_logger
 from bus.messaging import attribution as spoken_names
-from bus.messaging.dead_letters import bury
+from bus.messaging.dead_letters import dead_letter
 from bus.messaging.port import BusPort
 from bus.nats import reply_subjects as inboxes
 from bus.nats.client import asked_to_end
-from bus.nats.durable_subscription import Feed
+from bus.nats.durable_subscription import DurableSubscription
 from bus.subject import Subject
 from bus.wire import codec
 from bus.wire.correlation import handling
 from bus.wire.packed import Sendable
-from bus.wire.request_progress import SO_FAR, WANTED, Progress, present
+from bus.wire.request_progress import SO_FAR, WANTED, RequestProgress, present
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, DmscError, ErrorReply
@@ -54,11 +54,11 @@ class _Remembered:
 @dataclass(slots=True)
 class _Running:
     waiting: set[str]
-    progress: Progress = field(default_factory=Progress)
+    progress: RequestProgress = field(default_factory=RequestProgress)
 
 
 @dataclass(slots=True)
-class Memory:
+class ReplyCache:
     """What was asked of one row and what was answered: so that a repeat runs nothing twice.
 
     Running calls are never forgotten; answers are, after REMEMBERED_S or when there are too many.
@@ -80,7 +80,7 @@ class Memory:
         self.running[call] = _Running({inbox})
         return True
 
-    def progress(self, call: Call) -> Progress:
+    def progress(self, call: Call) -> RequestProgress:
         """Of a call that runs."""
         return self.running[call].progress
 
@@ -139,11 +139,11 @@ class Subscription:
         self._queue_group = queue_group or ""
         self._pending_limit = pending_limit
         self._ignored = ignored
-        self._memory = Memory()
+        self._memory = ReplyCache()
         named = spoken_names.check_of(row)
         # Without a guard, nobody's subject says who they are.
         self._check_names = named if named is not None and bus.link.guarded else None
-        self._feed: Feed | None = None
+        self._feed: DurableSubscription | None = None
         self._workers: set[asyncio.Task[None]] = set()
         self._idle = 0
         self._stopped: asyncio.Task[None] | None = None
@@ -180,13 +180,13 @@ class Subscription:
 
     # --- workers -------------------------------------------------------------------------------------------
 
-    def _hire(self, feed: Feed) -> None:
+    def _hire(self, feed: DurableSubscription) -> None:
         self._idle += 1
         worker = asyncio.create_task(self._work(feed), name=f"{self.subject} worker")
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
 
-    async def _work(self, feed: Feed) -> None:
+    async def _work(self, feed: DurableSubscription) -> None:
         """Takes messages one after the other. One worker always waits, as long as there may be more."""
         while True:
             try:
@@ -198,7 +198,7 @@ class Subscription:
             except Exception as error:
                 self._failed(error)
 
-    async def _take(self, feed: Feed) -> None:
+    async def _take(self, feed: DurableSubscription) -> None:
         raw = await feed.messages.get()
         self._busy(feed)
         try:
@@ -207,7 +207,7 @@ class Subscription:
             self._idle += 1
             feed.done(raw)
 
-    def _busy(self, feed: Feed) -> None:
+    def _busy(self, feed: DurableSubscription) -> None:
         """A worker has something to do: another one waits in its place."""
         self._idle -= 1
         if self._idle == 0 and len(self._workers) < self._concurrency:
@@ -239,7 +239,7 @@ class Subscription:
                 self._check_names(raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
-            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            await dead_letter(self._bus, self.row, raw.subject, raw.data, error)
             return
         handling.set(envelope)
         await handler(message, envelope)
@@ -265,7 +265,7 @@ class Subscription:
 
         The reply comes first: whatever is sent there is sent with our rights.
         """
-        asker: inboxes.Asker | None = None
+        asker: inboxes.Requester | None = None
         try:
             refuse_stored(raw)
             asker = inboxes.asker_of(self.row, raw)
@@ -278,7 +278,7 @@ class Subscription:
                 self._check_names(raw.subject, message, envelope)
         except BadMessage as error:
             handling.set(None)
-            await bury(self._bus, self.row, raw.subject, raw.data, error)
+            await dead_letter(self._bus, self.row, raw.subject, raw.data, error)
             return None if asker is None else self._encode(error.to_reply(), None)
         return message, envelope, (*asker, envelope.sender.incarnation, envelope.id)
 
@@ -318,7 +318,7 @@ class Subscription:
             except DmscError as error:  # the bus is away: the asker repeats, and finds the answer remembered
                 log.debug("answer not sent", subject=self.subject, error=error.text)
 
-    async def _tell_progress(self, inbox: str, progress: Progress) -> None:
+    async def _tell_progress(self, inbox: str, progress: RequestProgress) -> None:
         try:
             await self._bus.link.send(inbox, b"", headers={SO_FAR: str(progress.so_far)})
         except DmscError as error:  # the bus is away: the asker asks again

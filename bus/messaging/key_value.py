@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bus.logs import get_logger
-from bus.messaging.dead_letters import bury
+from bus.messaging.dead_letters import dead_letter
 from bus.messaging.port import BusPort
 from bus.messaging.stream_specs import KEEPS_PREVIOUS
 from bus.messaging.unreadable_values import judged, quarantine
 from bus.nats import jetstream
 from bus.nats.client import asked_to_end
 from bus.nats.jetstream import DELETION, EXPECTED
-from bus.nats.ordered_consumer import Reader
+from bus.nats.ordered_consumer import OrderedConsumer
 from bus.subject import Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
@@ -61,7 +61,7 @@ CREATE_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyValueEntry:
     """A key's present value."""
 
     key: str
@@ -245,7 +245,7 @@ class Bucket:
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    async def get(self, *, leader: bool = False, **tokens: Any) -> Entry | None:
+    async def get(self, *, leader: bool = False, **tokens: Any) -> KeyValueEntry | None:
         """The present value, or None. `leader=True` where a decision hangs on it: never an older one.
 
         Raises:
@@ -266,7 +266,7 @@ class Bucket:
         """The keys there are; tokens not given match anything."""
         return [self._key(item) for item in await self._present(tokens, headers_only=True)]
 
-    async def entries(self, *, strict: bool = False, **tokens: Any) -> list[Entry]:
+    async def entries(self, *, strict: bool = False, **tokens: Any) -> list[KeyValueEntry]:
         """The values there are. For one that can't be read stands the one before it, where the bucket keeps
         that; else it is counted and left out.
 
@@ -290,19 +290,19 @@ class Bucket:
                     found.append(instead)
         return found
 
-    async def _instead(self, item: jetstream.Stored, error: BadMessage) -> Entry | None:
+    async def _instead(self, item: jetstream.StreamMessage, error: BadMessage) -> KeyValueEntry | None:
         """What stands for a value that can't be read; None: there was nothing before it.
 
         Raises:
             UnreadableRecord, NewerRecord: nothing does.
         """
-        await bury(self._bus, self.row, item.subject, item.data, error)
+        await dead_letter(self._bus, self.row, item.subject, item.data, error)
         await quarantine(self._bus, self.row, item, error)
         found = judged(self.row, item, error)
         if isinstance(found, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
             raise found from error
-        previous: Entry | None = None
-        async with Reader.open(self._bus.link, self._stream, item.subject, start=1) as reader:
+        previous: KeyValueEntry | None = None
+        async with OrderedConsumer.open(self._bus.link, self._stream, item.subject, start=1) as reader:
             async for each in reader.present():
                 if each.is_marker:
                     previous = None
@@ -311,7 +311,7 @@ class Bucket:
                         previous = self._entry(each)
         return previous and replace(previous, revision=item.sequence, stale=True)
 
-    async def _unusable(self, item: jetstream.Stored) -> bool:
+    async def _unusable(self, item: jetstream.StreamMessage) -> bool:
         """Whether what stands there is as good as nothing; then it is kept elsewhere.
 
         Raises:
@@ -326,14 +326,16 @@ class Bucket:
             return True
         return False
 
-    async def _present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.Stored]:
+    async def _present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.StreamMessage]:
         subject = self.row.wildcard(**tokens)
         link = self._bus.link
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            latest: dict[str, jetstream.Stored] = {}
+            latest: dict[str, jetstream.StreamMessage] = {}
             try:
-                async with Reader.open(link, self._stream, subject, headers_only=headers_only) as reader:
+                async with OrderedConsumer.open(
+                    link, self._stream, subject, headers_only=headers_only
+                ) as reader:
                     async for item in reader.present():
                         latest[item.subject] = item
                 return [item for item in latest.values() if not item.is_marker]
@@ -342,11 +344,11 @@ class Bucket:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    def _entry(self, item: jetstream.Stored) -> Entry:
+    def _entry(self, item: jetstream.StreamMessage) -> KeyValueEntry:
         message, envelope = codec.decode(item.data, self.row.schema)
-        return Entry(self._key(item), item.sequence, message, envelope)
+        return KeyValueEntry(self._key(item), item.sequence, message, envelope)
 
-    def _key(self, item: jetstream.Stored) -> str:
+    def _key(self, item: jetstream.StreamMessage) -> str:
         return item.subject[len(self.row.prefix) + 1 :]
 
     # --- watching ------------------------------------------------------------------------------------------
@@ -404,7 +406,7 @@ class Bucket:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                async with Reader.open(link, self._stream, subject) as reader:
+                async with OrderedConsumer.open(link, self._stream, subject) as reader:
                     if not started.done():
                         started.set_result(None)
                     await self._follow(reader, handler, mend, known)
@@ -418,7 +420,7 @@ class Bucket:
             await link.wait_online()
 
     async def _follow(
-        self, reader: Reader, handler: WatchHandler, mend: Mend | None, known: dict[str, int]
+        self, reader: OrderedConsumer, handler: WatchHandler, mend: Mend | None, known: dict[str, int]
     ) -> None:
         current = False
         seen: set[str] = set()
@@ -445,7 +447,7 @@ class Bucket:
 
     async def _changed(
         self,
-        item: jetstream.Stored,
+        item: jetstream.StreamMessage,
         key: str,
         handler: WatchHandler,
         mend: Mend | None,

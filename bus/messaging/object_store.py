@@ -22,8 +22,8 @@ from typing import Any
 
 from bus.logs import get_logger
 from bus.nats import jetstream
-from bus.nats.client import Link
-from bus.nats.ordered_consumer import Reader
+from bus.nats.client import NatsConnection
+from bus.nats.ordered_consumer import OrderedConsumer
 from bus.wire.request_progress import moved
 from schemas.errors import BadMessage, Conflict, DmscError, NotFound, Unavailable
 
@@ -58,7 +58,7 @@ class ObjectInfo:
 class ObjectStore:
     """One object bucket. Names may contain anything; `/` is the customary separator."""
 
-    def __init__(self, link: Link, bucket: str) -> None:
+    def __init__(self, link: NatsConnection, bucket: str) -> None:
         self._link = link
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
@@ -178,7 +178,7 @@ class ObjectStore:
                 yield item.data
             return
         coming = iter([_sequence(info.runs, number) for number in range(first, info.chunks)])
-        asked: deque[asyncio.Task[jetstream.Stored | None]] = deque()
+        asked: deque[asyncio.Task[jetstream.StreamMessage | None]] = deque()
         try:
             while True:
                 for sequence in itertools.islice(coming, READ_AHEAD - len(asked)):
@@ -195,7 +195,7 @@ class ObjectStore:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _next(self, subject: str, sequence: int) -> jetstream.Stored | None:
+    async def _next(self, subject: str, sequence: int) -> jetstream.StreamMessage | None:
         return await jetstream.next_from(
             self._link, self._stream, subject, sequence, timeout_s=META_TIMEOUT_S
         )
@@ -203,7 +203,7 @@ class ObjectStore:
     async def list(self, prefix: str = "") -> list[ObjectInfo]:
         """The objects whose names begin with `prefix`, by name."""
         latest: dict[str, ObjectInfo | None] = {}
-        async with Reader.open(self._link, self._stream, f"$O.{self._bucket}.M.>") as reader:
+        async with OrderedConsumer.open(self._link, self._stream, f"$O.{self._bucket}.M.>") as reader:
             async for item in reader.present():
                 try:
                     latest[item.subject] = _parse(item.data)

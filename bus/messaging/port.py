@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bus.nats.client import Link
-from bus.nats.liveness import Pulse
+from bus.nats.client import NatsConnection
+from bus.nats.liveness import BusLiveness
 from bus.security.sealing import Keyring
 from bus.subject import Subject
 from bus.wire.codec import SenderMap
@@ -19,7 +19,7 @@ from schemas.envelope import Envelope, Sender
 
 
 @dataclass(slots=True)
-class Counters:
+class BusCounters:
     """What went wrong so far on this connection, in numbers."""
 
     dead_letters: int = 0
@@ -27,7 +27,7 @@ class Counters:
     handler_errors: int = 0
     repeats: int = 0
     reported: set[tuple[str, str]] = field(default_factory=set)
-    _link: Link | None = None
+    _link: NatsConnection | None = None
 
     @property
     def reconnects(self) -> int:
@@ -43,9 +43,9 @@ class BusPort(Protocol):
 
     sender: Sender
     sender_map: SenderMap
-    counters: Counters
-    link: Link
-    pulse: Pulse
+    counters: BusCounters
+    link: NatsConnection
+    pulse: BusLiveness
     unreadable: set[tuple[str, int]]
     unreadable_bytes: int
 

@@ -212,7 +212,7 @@ class Rendezvous:
         count = await self._last(COUNTERS_STREAM, self._counter_subject(key))
         return None if count is None else _Read(str(json.loads(count.data)["val"]).encode(), 0)
 
-    async def _last(self, stream: str, subject: str) -> jetstream.Stored | None:
+    async def _last(self, stream: str, subject: str) -> jetstream.StreamMessage | None:
         # not a direct read: that may be answered by a replica that lags behind
         return await self._ask(lambda: jetstream.last(self._bus.link, stream, subject, leader=True))
 

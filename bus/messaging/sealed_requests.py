@@ -22,7 +22,7 @@ PAUSE_S = 0.2
 """Before a door's key is asked for again, where no gateway listens yet."""
 
 
-class QuestionSealer:
+class RequestSealer:
     """Of one connection, which `token` was shown to."""
 
     def __init__(self, bus: BusPort, token: Token | None) -> None:

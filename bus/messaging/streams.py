@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from bus.logs import get_logger
 from bus.messaging import attribution as spoken_names
 from bus.messaging import stream_specs
-from bus.messaging.dead_letters import bury
+from bus.messaging.dead_letters import dead_letter
 from bus.messaging.port import BusPort
 from bus.nats import jetstream
-from bus.nats.client import Link
+from bus.nats.client import NatsConnection
 from bus.nats.jetstream import NANO
-from bus.nats.ordered_consumer import Reader
+from bus.nats.ordered_consumer import OrderedConsumer
 from bus.subject import ROOT, Subject
 from bus.wire import codec
 from schemas.base import Message
@@ -45,7 +45,7 @@ LEAST_DUPLICATES_NS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class StreamRecord:
     """One message of a stream, as it was published."""
 
     sequence: int
@@ -129,7 +129,7 @@ def _key_value(bucket: str, replicas: int) -> dict[str, Any]:
     }
 
 
-async def provision(link: Link, *, replicas: int = 1, deadline_s: float = 30.0) -> None:
+async def provision(link: NatsConnection, *, replicas: int = 1, deadline_s: float = 30.0) -> None:
     """Makes or adjusts every stream. Idempotent, and any number of callers may do it at once."""
     for config in stream_configs(replicas):
 
@@ -140,7 +140,7 @@ async def provision(link: Link, *, replicas: int = 1, deadline_s: float = 30.0) 
         await _persistently(link, make, deadline_s, f"provisioning of {config['name']}")
 
 
-async def keep_provisioned(link: Link, *, replicas: int = 1) -> None:
+async def keep_provisioned(link: NatsConnection, *, replicas: int = 1) -> None:
     """Makes streams anew that somebody has deleted, until cancelled: they are empty then, and whoever writes
     them goes on from what it knows."""
     configs = stream_configs(replicas)
@@ -160,7 +160,7 @@ _Result = TypeVar("_Result")
 
 
 async def _persistently(
-    link: Link,
+    link: NatsConnection,
     attempt: Callable[[], Awaitable[_Result]],
     deadline_s: float,
     what: str,
@@ -189,7 +189,7 @@ async def _persistently(
         raise DeadlineExceeded(f"{what}: not done within {deadline_s:g} s: {reason}") from None
 
 
-async def _make(link: Link, config: dict[str, Any]) -> None:
+async def _make(link: NatsConnection, config: dict[str, Any]) -> None:
     name = config["name"]
     try:
         await jetstream.call(link, f"STREAM.CREATE.{name}", config)
@@ -239,7 +239,7 @@ async def last_sequence(bus: BusPort, row: Subject) -> int:
     return int((await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
 
 
-async def tail(bus: BusPort, row: Subject) -> tuple[int, Recorded | None]:
+async def tail(bus: BusPort, row: Subject) -> tuple[int, StreamRecord | None]:
     """The last sequence that the row's stream gave, and the message there; None where that was removed.
 
     Through the stream's leader: a decision may hang on it.
@@ -273,7 +273,7 @@ async def history(
     follow: bool,
     tokens: dict[str, Any],
     since: float | None = None,
-) -> AsyncGenerator[Recorded, None]:
+) -> AsyncGenerator[StreamRecord, None]:
     """The row's messages in its stream, in order, from sequence `start`, or from the time `since`.
 
     Unusable ones are passed over (and counted). With `follow`, goes on for ever and over server
@@ -284,7 +284,7 @@ async def history(
     place: dict[str, Any] = {"start": start} if since is None else {"since": since}
     while True:
         try:
-            async with Reader.open(bus.link, row.stream, row.wildcard(**tokens), **place) as reader:
+            async with OrderedConsumer.open(bus.link, row.stream, row.wildcard(**tokens), **place) as reader:
                 async with contextlib.aclosing(_items(reader, follow)) as items:
                     async for item in items:
                         place = {"start": item.sequence + 1}
@@ -299,7 +299,7 @@ async def history(
         await bus.link.wait_online()
 
 
-async def _items(reader: Reader, follow: bool) -> AsyncGenerator[jetstream.Stored, None]:
+async def _items(reader: OrderedConsumer, follow: bool) -> AsyncGenerator[jetstream.StreamMessage, None]:
     if follow:
         async with contextlib.aclosing(reader.follow()) as coming:
             async for item in coming:
@@ -311,13 +311,13 @@ async def _items(reader: Reader, follow: bool) -> AsyncGenerator[jetstream.Store
                 yield there
 
 
-async def _decoded(bus: BusPort, row: Subject, item: jetstream.Stored) -> Recorded | None:
+async def _decoded(bus: BusPort, row: Subject, item: jetstream.StreamMessage) -> StreamRecord | None:
     try:
         message, envelope = codec.decode(item.data, row.schema)
         check = spoken_names.check_of(row)
         if check is not None and bus.link.guarded:  # a stream keeps what the server let through, all the same
             check(item.subject, message, envelope)
     except BadMessage as error:
-        await bury(bus, row, item.subject, item.data, error)
+        await dead_letter(bus, row, item.subject, item.data, error)
         return None
-    return Recorded(item.sequence, item.subject, message, envelope)
+    return StreamRecord(item.sequence, item.subject, message, envelope)

@@ -20,7 +20,7 @@ from schemas.errors import BadMessage, DmscError, NewerRecord, UnreadableRecord
 from schemas.unreadable import UnreadableValue
 
 if TYPE_CHECKING:
-    from bus.nats.jetstream import Stored
+    from bus.nats.jetstream import StreamMessage
 
 log = get_logger("bus.messaging.unreadable_values")
 
@@ -34,7 +34,7 @@ KNOWN = 4_096
 """Values that are not kept twice by one connection."""
 
 
-def judged(row: Subject, item: Stored, error: BadMessage) -> NewerRecord | UnreadableRecord:
+def judged(row: Subject, item: StreamMessage, error: BadMessage) -> NewerRecord | UnreadableRecord:
     """What to raise about a value that could not be decoded."""
     record = name_of(row, item)
     if error.fields.get("reason") == "wrong version":
@@ -48,12 +48,12 @@ def judged(row: Subject, item: Stored, error: BadMessage) -> NewerRecord | Unrea
     )
 
 
-def name_of(row: Subject, item: Stored) -> str:
+def name_of(row: Subject, item: StreamMessage) -> str:
     """`bucket.key`, as people call it."""
     return f"{row.bucket}.{item.subject[len(row.prefix) + 1 :]}"
 
 
-async def quarantine(bus: BusPort, row: Subject, item: Stored, error: BadMessage) -> None:
+async def quarantine(bus: BusPort, row: Subject, item: StreamMessage, error: BadMessage) -> None:
     """Keeps the value with its bytes, once; only by a service that writes this row, for it alone will write
     over it. Never raises, and waits but a moment: who renews a lease must not be held up."""
     if bus.sender.kind not in row.senders or error.fields.get("reason") == "wrong version":
@@ -79,7 +79,7 @@ async def quarantine(bus: BusPort, row: Subject, item: Stored, error: BadMessage
     await asyncio.wait({keeping}, timeout=WAIT_S)
 
 
-async def _keep(bus: BusPort, row: Subject, item: Stored, error: BadMessage) -> None:
+async def _keep(bus: BusPort, row: Subject, item: StreamMessage, error: BadMessage) -> None:
     data, key, sequence = item.data, item.subject[len(row.prefix) + 1 :], 0
     pieces = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)] or [b""]
     now = time.time()

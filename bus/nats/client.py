@@ -30,10 +30,10 @@ from bus.logs import get_logger
 from bus.nats import dialer as dial
 from bus.nats import reply_subjects as inboxes
 from bus.nats.dialer import RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
-from bus.nats.durable_subscription import Feed as Feed
+from bus.nats.durable_subscription import DurableSubscription as DurableSubscription
 from bus.nats.durable_subscription import MessageCallback
-from bus.nats.pending_requests import Question, Questions
-from bus.nats.write_buffer import Outbox
+from bus.nats.pending_requests import PendingRequest, PendingRequests
+from bus.nats.write_buffer import WriteBuffer
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, Refused
 
@@ -68,7 +68,7 @@ class JetStreamBroker(Protocol):
     async def send(self, call: str, body: bytes, reply: str = "") -> None: ...
 
 
-class Lost:
+class ConnectionLost:
     """Put into every open stream when the connection breaks."""
 
 
@@ -79,13 +79,13 @@ def asked_to_end() -> bool:
 
 
 @dataclass(slots=True)
-class Stats:
+class ConnectionStats:
     reconnects: int = 0
     denied: int = 0
     told: set[str] = field(default_factory=set)
 
 
-class Link:
+class NatsConnection:
     """The connection of one `Bus`. Not for use outside `bus/`."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Link:
         first_pause_s: float | None = None,
     ) -> None:
         self.name = name
-        self.stats = Stats()
+        self.stats = ConnectionStats()
         self.broker: JetStreamBroker | None = None  # asks JetStream for us; None: we do
         self.online = asyncio.Event()
         self._awake = asyncio.Event()  # online or closing: nobody waits for a link that is gone
@@ -112,12 +112,12 @@ class Link:
         self._client: Client | None = None
         self.inbox_prefix = inbox_prefix
         self._inbox = inboxes.of_connection(inbox_prefix)
-        self._questions = Questions(self._inbox)
-        self._streams: set[asyncio.Queue[Msg | Lost]] = set()
-        self._feeds: list[Feed] = []
+        self._questions = PendingRequests(self._inbox)
+        self._streams: set[asyncio.Queue[Msg | ConnectionLost]] = set()
+        self._feeds: list[DurableSubscription] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._outbox = Outbox(lambda: self.client, self.unreachable, self.online)
+        self._outbox = WriteBuffer(lambda: self.client, self.unreachable, self.online)
         self._refusal: str | None = None
         self._closing = False
 
@@ -233,7 +233,7 @@ class Link:
         *,
         answerer: str = inboxes.JETSTREAM,
         patient: bool = False,
-    ) -> Question:
+    ) -> PendingRequest:
         """`with link.question(subject, payload) as (inbox, asked):` an inbox for one answer to this, which
         nobody but `answerer` can give (`bus.nats.reply_subjects`), and where it will be."""
         return self._questions.new(subject, payload, answerer, patient=patient)
@@ -274,15 +274,15 @@ class Link:
                 timer.cancel()
 
     @contextlib.asynccontextmanager
-    async def stream(self) -> AsyncIterator[tuple[str, asyncio.Queue[Msg | Lost]]]:
-        """An inbox for many messages; whoever asks for them bounds their number. `Lost` ends it.
+    async def stream(self) -> AsyncIterator[tuple[str, asyncio.Queue[Msg | ConnectionLost]]]:
+        """An inbox for many messages; whoever asks for them bounds their number. `ConnectionLost` ends it.
 
         A subscription of its own: JetStream delivers under the subject of the stored message, so the
         common inbox could not tell whom it is for.
         """
         if not self.online.is_set():
             raise self.unreachable()
-        queue: asyncio.Queue[Msg | Lost] = asyncio.Queue()
+        queue: asyncio.Queue[Msg | ConnectionLost] = asyncio.Queue()
 
         async def arrived(message: Msg) -> None:
             queue.put_nowait(message)
@@ -304,11 +304,11 @@ class Link:
     def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Publishes; see `Outbox.send`."""
+        """Publishes; see `WriteBuffer.send`."""
         return self._outbox.send(subject, payload, reply=reply, headers=headers)
 
     def write(self, commands: bytes, count: int) -> Coroutine[Any, Any, None]:
-        """Many publications in one piece; see `Outbox.write`."""
+        """Many publications in one piece; see `WriteBuffer.write`."""
         return self._outbox.write(commands, count)
 
     async def barrier(self, timeout_s: float | None = 10.0) -> None:
@@ -337,7 +337,7 @@ class Link:
         queue: str = "",
         pending_limit: int = 65_536,
         on_drop: Callable[[], None] = lambda: None,
-    ) -> Feed:
+    ) -> DurableSubscription:
         """Listens; returns once the server has the subscription. Without a callback, take from the feed.
 
         Raises:
@@ -346,7 +346,9 @@ class Link:
         """
         if not self.online.is_set():
             raise self.unreachable()
-        feed = Feed(subject, queue=queue, callback=callback, pending_limit=pending_limit, on_drop=on_drop)
+        feed = DurableSubscription(
+            subject, queue=queue, callback=callback, pending_limit=pending_limit, on_drop=on_drop
+        )
         denied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._subscribing.setdefault(subject.lower(), [])
         waiting.append(denied)
@@ -365,7 +367,7 @@ class Link:
                 self._subscribing.pop(subject.lower(), None)
         return feed
 
-    async def unsubscribe(self, feed: Feed, *, drain_s: float = 0.0) -> None:
+    async def unsubscribe(self, feed: DurableSubscription, *, drain_s: float = 0.0) -> None:
         """Stops listening. With `drain_s`, what has been sent to us is still handled, for at most that long.
 
         nats-py's own drain believes that flush() is a barrier, and may lose the last messages.
@@ -379,14 +381,14 @@ class Link:
         with contextlib.suppress(nats.errors.Error, OSError):
             await feed.detach()
 
-    async def _drain(self, feed: Feed) -> None:
+    async def _drain(self, feed: DurableSubscription) -> None:
         if self.online.is_set():
             with contextlib.suppress(DmscError):  # lost meanwhile: then nothing more comes
                 await feed.silence(self.client)
                 await self.barrier()
         await feed.messages.join()
 
-    async def _attach(self, feed: Feed) -> None:
+    async def _attach(self, feed: DurableSubscription) -> None:
         try:
             await feed.attach(self.client)
         except (nats.errors.Error, OSError):
@@ -451,7 +453,7 @@ class Link:
         else:
             self._questions.lost()
         for stream in self._streams:
-            stream.put_nowait(Lost())
+            stream.put_nowait(ConnectionLost())
 
     async def _on_reconnected(self) -> None:
         self._dialer.succeeded()

@@ -15,7 +15,7 @@ PENDING_BYTES = 64 << 20
 MessageCallback = Callable[[Msg], Awaitable[None]]
 
 
-class Feed:
+class DurableSubscription:
     """One subject listened to. Made by `Link.subscribe`, made again on each new client.
 
     With a callback nats-py calls it, one message after the other. Without, whoever owns the feed takes

@@ -19,7 +19,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from bus.nats.client import Link
+from bus.nats.client import NatsConnection
 from bus.nats.pipelined_publish import Outgoing, send_many
 from schemas.errors import (
     BadInput,
@@ -56,7 +56,7 @@ NO_SPACE = (10023, 10047, 10077)
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StreamMessage:
     """A message as a stream keeps it. `pending` is how many follow it for this reader.
 
     `at_ns` is when the server stored it, by its clock, ns since the epoch: one clock for all streams. 0 where
@@ -82,7 +82,7 @@ class Stored:
 
 
 async def _ask(
-    link: Link,
+    link: NatsConnection,
     subject: str,
     payload: bytes,
     *,
@@ -101,12 +101,12 @@ async def _ask(
     return reply
 
 
-def consumer_name(link: Link, stream: str, subjects: str) -> str:
+def consumer_name(link: NatsConnection, stream: str, subjects: str) -> str:
     """A name for a new consumer: long, since whoever guesses it could take from it."""
     return link.broker.consumer(stream, subjects) if link.broker else f"r{secrets.token_hex(8)}"
 
 
-async def pull(link: Link, name: str, payload: bytes, inbox: str) -> None:
+async def pull(link: NatsConnection, name: str, payload: bytes, inbox: str) -> None:
     """Asks for deliveries to `inbox`; whatever comes, comes there."""
     if link.broker is not None:
         await link.broker.send(f"{API}.{name}", payload, inbox)
@@ -114,13 +114,13 @@ async def pull(link: Link, name: str, payload: bytes, inbox: str) -> None:
         await link.send(f"{API}.{name}", payload, reply=inbox)
 
 
-async def tell(link: Link, name: str) -> None:
+async def tell(link: NatsConnection, name: str) -> None:
     """A call whose answer nobody waits for."""
     await (link.send(f"{API}.{name}", b"") if link.broker is None else link.broker.send(f"{API}.{name}", b""))
 
 
 async def call(
-    link: Link, name: str, payload: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+    link: NatsConnection, name: str, payload: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
     """One API request.
 
@@ -137,7 +137,7 @@ async def call(
 
 
 async def publish(
-    link: Link,
+    link: NatsConnection,
     subject: str,
     payload: bytes,
     headers: dict[str, str] | None = None,
@@ -153,7 +153,9 @@ async def publish(
     return int(_checked(json.loads(reply.data), subject)["seq"])
 
 
-async def count(link: Link, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S) -> int:
+async def count(
+    link: NatsConnection, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S
+) -> int:
     """Adds to the counter of this subject; returns what it then is."""
     reply = _checked(
         json.loads((await _ask(link, subject, b"", timeout_s=timeout_s, headers=headers)).data), subject
@@ -164,7 +166,7 @@ async def count(link: Link, subject: str, headers: dict[str, str], *, timeout_s:
 
 
 async def publish_batch(
-    link: Link,
+    link: NatsConnection,
     batch_id: str,
     messages: Sequence[tuple[str, bytes, dict[str, str]]],
     *,
@@ -192,7 +194,7 @@ async def publish_batch(
 
 
 async def publish_many(
-    link: Link,
+    link: NatsConnection,
     messages: Sequence[tuple[str, bytes, dict[str, str]]],
     *,
     timeout_s: float = TIMEOUT_S,
@@ -236,8 +238,8 @@ async def publish_many(
 
 
 async def last(
-    link: Link, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
-) -> Stored | None:
+    link: NatsConnection, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
+) -> StreamMessage | None:
     """The last message on `subject`. A direct read may come from any replica and be older."""
     if not leader:
         try:
@@ -252,7 +254,7 @@ async def last(
             if found.data:
                 _checked(json.loads(found.data), subject)
             raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
-        return Stored(
+        return StreamMessage(
             int(headers["Nats-Sequence"]),
             headers["Nats-Subject"],
             found.data or b"",
@@ -263,20 +265,22 @@ async def last(
 
 
 async def next_from(
-    link: Link, stream: str, subject: str, sequence: int, *, timeout_s: float = TIMEOUT_S
-) -> Stored | None:
+    link: NatsConnection, stream: str, subject: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+) -> StreamMessage | None:
     """The first message on `subject` from `sequence` on, as the stream's leader has it, or None."""
     return await _through_leader(link, stream, {"seq": sequence, "next_by_subj": subject}, timeout_s)
 
 
-async def at(link: Link, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S) -> Stored | None:
+async def at(
+    link: NatsConnection, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+) -> StreamMessage | None:
     """The message at a sequence, through the stream's leader; None where it was removed."""
     return await _through_leader(link, stream, {"seq": sequence}, timeout_s)
 
 
 async def _through_leader(
-    link: Link, stream: str, wanted: Mapping[str, Any], timeout_s: float
-) -> Stored | None:
+    link: NatsConnection, stream: str, wanted: Mapping[str, Any], timeout_s: float
+) -> StreamMessage | None:
     try:
         message = (await call(link, f"STREAM.MSG.GET.{stream}", wanted, timeout_s=timeout_s))["message"]
     except NotFound as error:
@@ -285,16 +289,16 @@ async def _through_leader(
         # Deleted, and made anew in a moment by who provisions: as when the bus is not there.
         raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from error
     raw = base64.b64decode(message.get("hdrs", ""))
-    return Stored(
+    return StreamMessage(
         int(message["seq"]), message["subject"], base64.b64decode(message.get("data", "")), _headers(raw)
     )
 
 
-def stored(message: Msg) -> Stored:
+def stored(message: Msg) -> StreamMessage:
     """A consumer's delivery: its metadata stands in the reply subject (ADR-15 of NATS)."""
     tokens = message.reply.split(".")
     offset = 0 if len(tokens) == 9 else 2
-    return Stored(
+    return StreamMessage(
         sequence=int(tokens[5 + offset]),
         subject=message.subject,
         data=message.data,

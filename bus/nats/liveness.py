@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from bus.logs import get_logger
-from bus.nats.server_probes import ServerEchoes
+from bus.nats.server_probes import ServerProbes
 from schemas.errors import DmscError
 
 if TYPE_CHECKING:
-    from bus.nats.client import Link
+    from bus.nats.client import NatsConnection
 
 log = get_logger("bus.nats.liveness")
 
@@ -83,16 +83,16 @@ class HeardTime:
         return min(self._returned.values()) + GAP_S
 
 
-class Pulse:
+class BusLiveness:
     """The pulse of one connection: beats while somebody holds it."""
 
-    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: NatsConnection, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
         self._time = HeardTime(clock())
         self._holders = 0
         self._beating: asyncio.Task[None] | None = None
-        self._echoes: ServerEchoes | None = None
+        self._echoes: ServerProbes | None = None
 
     def attend(self) -> None:
         """Looks out for the servers of a cluster from now on. Who judges others calls it at its start: one
@@ -101,7 +101,7 @@ class Pulse:
         All others wait for their own server alone: a connection of each instance to each would be too much.
         """
         if self._echoes is None:
-            self._echoes = ServerEchoes(self._link, self, BEAT_S, self._clock)
+            self._echoes = ServerProbes(self._link, self, BEAT_S, self._clock)
             self._link.spawn(self._echoes.run(), "echoes of servers")
 
     def now(self) -> float:
@@ -119,7 +119,7 @@ class Pulse:
         return self._time.servers
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[Pulse]:
+    def held(self) -> Iterator[BusLiveness]:
         """It beats, and its clock goes, until the end of the block; holders share it."""
         if not self._holders:
             self._time.resume(self._clock())

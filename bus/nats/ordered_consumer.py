@@ -18,8 +18,8 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from bus.nats import jetstream
-from bus.nats.client import Link, Lost
-from bus.nats.jetstream import NANO, Stored
+from bus.nats.client import ConnectionLost, NatsConnection
+from bus.nats.jetstream import NANO, StreamMessage
 from schemas.errors import BusUnreachable, DmscError
 
 BATCH = 256
@@ -33,10 +33,10 @@ MADE_S = 3.0
 """One attempt to make a consumer; one whose answer was lost goes by itself (`INACTIVE_S`)."""
 
 
-class Reader:
+class OrderedConsumer:
     """One pass over a stream. `waiting` is how many messages there were to read when it was opened."""
 
-    def __init__(self, link: Link, stream: str, consumer: str, waiting: int) -> None:
+    def __init__(self, link: NatsConnection, stream: str, consumer: str, waiting: int) -> None:
         self.waiting = waiting
         self._link = link
         self._stream = stream
@@ -46,14 +46,14 @@ class Reader:
     @contextlib.asynccontextmanager
     async def open(
         cls,
-        link: Link,
+        link: NatsConnection,
         stream: str,
         subject: str,
         *,
         start: int | None = None,
         since: float | None = None,
         headers_only: bool = False,
-    ) -> AsyncIterator[Reader]:
+    ) -> AsyncIterator[OrderedConsumer]:
         """
         Args:
             link: The connection.
@@ -97,7 +97,7 @@ class Reader:
                 if link.online.is_set():
                     await jetstream.tell(link, f"CONSUMER.DELETE.{stream}.{reader._consumer}")
 
-    async def present(self) -> AsyncGenerator[Stored, None]:
+    async def present(self) -> AsyncGenerator[StreamMessage, None]:
         """What is there now, then ends."""
         if not self.waiting:
             return
@@ -107,11 +107,11 @@ class Reader:
                 if item.pending == 0:
                     return
 
-    def follow(self) -> AsyncGenerator[Stored | None, None]:
+    def follow(self) -> AsyncGenerator[StreamMessage | None, None]:
         """What is there and what comes; None where a pause shows that nothing more waits."""
         return self._pull(follow=True)
 
-    async def _pull(self, *, follow: bool) -> AsyncGenerator[Stored | None, None]:
+    async def _pull(self, *, follow: bool) -> AsyncGenerator[StreamMessage | None, None]:
         call = f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         wanted: dict[str, Any] = {"batch": BATCH}
         if follow:
@@ -138,7 +138,7 @@ class Reader:
                         return
                     yield None
 
-    async def _next(self, queue: asyncio.Queue[Msg | Lost]) -> Msg | None:
+    async def _next(self, queue: asyncio.Queue[Msg | ConnectionLost]) -> Msg | None:
         """The next delivery; None at the end of what one request brings."""
         while True:
             try:
@@ -146,7 +146,7 @@ class Reader:
                     message = await queue.get()
             except TimeoutError:
                 raise BusUnreachable(f"reading {self._stream}: the bus fell silent") from None
-            if isinstance(message, Lost):
+            if isinstance(message, ConnectionLost):
                 raise BusUnreachable(f"reading {self._stream}: the connection to the bus broke")
             if message.reply.startswith("$JS.ACK."):
                 return message

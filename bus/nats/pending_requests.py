@@ -11,13 +11,15 @@ from bus.wire import request_progress as progress
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
 
 
-class Question:
+class PendingRequest:
     """One question; `with` keeps it open. `patient` ones outlive a lost connection and a 503 (which is only
     noted: `unheard`). `so_far`: the most that its answerer has told of its progress."""
 
     __slots__ = ("_open", "answer", "inbox", "patient", "so_far", "subject", "unheard")
 
-    def __init__(self, open_questions: dict[str, Question], inbox: str, subject: str, patient: bool) -> None:
+    def __init__(
+        self, open_questions: dict[str, PendingRequest], inbox: str, subject: str, patient: bool
+    ) -> None:
         self.subject = subject
         self.inbox = inbox
         self.patient = patient
@@ -26,7 +28,7 @@ class Question:
         self.answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._open = open_questions
 
-    def __enter__(self) -> tuple[str, Question]:
+    def __enter__(self) -> tuple[str, PendingRequest]:
         self._open[self.inbox] = self
         return self.inbox, self
 
@@ -45,16 +47,16 @@ class Question:
         )
 
 
-class Questions:
+class PendingRequests:
     """The open ones of one connection's inbox, each with the subject that its answer alone has."""
 
     def __init__(self, inbox: str) -> None:
         self._inbox = inbox
-        self._open: dict[str, Question] = {}
+        self._open: dict[str, PendingRequest] = {}
 
-    def new(self, subject: str, payload: bytes, answerer: str, *, patient: bool) -> Question:
+    def new(self, subject: str, payload: bytes, answerer: str, *, patient: bool) -> PendingRequest:
         inbox = f"{self._inbox}.{answerer}.{inboxes.question(subject, payload, answerer)}"
-        return Question(self._open, inbox, subject, patient)
+        return PendingRequest(self._open, inbox, subject, patient)
 
     async def answered(self, message: Msg) -> None:
         """Something has come to the inbox: an answer, word of progress, or that nobody listens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from bus.nats.client import Link
+from bus.nats.client import NatsConnection
 from schemas.errors import BadMessage
 
 PIECE_BYTES = 256 << 10
@@ -38,8 +38,8 @@ def command(message: Outgoing) -> bytes:
     )
 
 
-async def send_many(link: Link, messages: Sequence[Outgoing]) -> None:
-    """Publishes in this order, as `Link.send` does each.
+async def send_many(link: NatsConnection, messages: Sequence[Outgoing]) -> None:
+    """Publishes in this order, as `NatsConnection.send` does each.
 
     Raises:
         BadMessage: one is larger than the server takes: none was sent.

@@ -9,8 +9,8 @@ row with a queue group, or of an entity of which there is one, names no answerer
 the kind. JetStream, which asks nobody, answers as `jetstream._`.
 
 A service answers for others with rights of its own, so it looks at a reply before it looks at the message
-(`asker_of`, `Asker.is_sender`). A reply that belongs to another row, service or question, or to anything but
-an inbox, is refused: who reads along can have an open question answered by nothing but the answer to it.
+(`asker_of`, `Requester.is_sender`). A reply that belongs to another row, service or question, or to anything
+but an inbox, is refused: who reads along can have an open question answered by nothing but the answer to it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _USERS_KINDS = (EntityKind.CLIENT, EntityKind.TAP, EntityKind.FUNCTIONAL_MODULE)
 """What somebody with a user's token may call itself."""
 
 
-class Asker(NamedTuple):
+class Requester(NamedTuple):
     """Who asks, as the reply subject says. `digest` is of the question."""
 
     kind: str
@@ -96,7 +96,7 @@ def answering(kind: str, name: str = ANYBODY) -> str:
     return f"{INBOX}.*.*.*.{kind}.{name}.*"
 
 
-def asker_of(row: Subject, message: Msg) -> Asker:
+def asker_of(row: Subject, message: Msg) -> Requester:
     """Who gets the answer to a request of `row`.
 
     Raises:
@@ -110,10 +110,10 @@ def asker_of(row: Subject, message: Msg) -> Asker:
         raise _astray(message, "is an inbox for somebody else's answers")
     if asked != digest(message.subject, message.data):
         raise _astray(message, "is an inbox for the answer to another question")
-    return Asker(kind, name, asked)
+    return Requester(kind, name, asked)
 
 
-def another_sender(row: Subject, asker: Asker, sender: Sender) -> BadMessage:
+def another_sender(row: Subject, asker: Requester, sender: Sender) -> BadMessage:
     return BadMessage(
         f"{row.name}: {sender.kind} {sender.name} wants its answer sent to {asker.kind} {asker.name}",
         reason="reply",

@@ -24,7 +24,7 @@ from bus.nats.dialer import Dialer, Listener
 from schemas.errors import DmscError
 
 if TYPE_CHECKING:
-    from bus.nats.client import Link
+    from bus.nats.client import NatsConnection
 
 log = get_logger("bus.nats.liveness")
 
@@ -40,7 +40,7 @@ LOOK_S = 1.0
 DIAL_S = 5.0
 
 
-class Heard(Protocol):
+class EchoListener(Protocol):
     """Who is told of echoes."""
 
     def returned(self, server: str) -> None:
@@ -50,10 +50,12 @@ class Heard(Protocol):
         """It is closed, or silent for too long: nobody waits for it."""
 
 
-class ServerEchoes:
+class ServerProbes:
     """Of all servers that one connection knows, unless it knows but one."""
 
-    def __init__(self, link: Link, heard: Heard, beat_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, link: NatsConnection, heard: EchoListener, beat_s: float, clock: Callable[[], float]
+    ) -> None:
         self.hurry = asyncio.Event()
         """Set while time is measured: then an echo follows the other after `beat_s`."""
         self._link = link

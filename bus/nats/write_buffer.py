@@ -18,7 +18,7 @@ never reached."""
 PRESSURE_PAUSE_S = 0.001
 
 
-class Outbox:
+class WriteBuffer:
     """One link's.
 
     Args:

@@ -19,8 +19,8 @@ from typing import Any
 from bus import subjects
 from bus.connection import Bus
 from bus.nats import jetstream
-from bus.nats.jetstream import NANO, Stored
-from bus.nats.ordered_consumer import Reader
+from bus.nats.jetstream import NANO, StreamMessage
+from bus.nats.ordered_consumer import OrderedConsumer
 from bus.subject import Subject
 from bus.wire import codec
 from schemas.base import Message
@@ -65,7 +65,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RunSpan:
     """When a job ran, by its first and its last event, seconds since the epoch; `until` is infinite while it
     has not ended, `last` is its last event so far."""
 
@@ -75,7 +75,7 @@ class Span:
     ended: bool
 
 
-async def read_run(bus: Bus, job: str, span: Span) -> AsyncGenerator[Frame, None]:
+async def read_run(bus: Bus, job: str, span: RunSpan) -> AsyncGenerator[Frame, None]:
     """Everything recorded of a job, oldest first; memory is bounded by one batch per row.
 
     Raises:
@@ -104,7 +104,7 @@ async def _advance(
         heapq.heappush(waiting, (frame.at_ns, rank, frame))
 
 
-async def _source(bus: Bus, row: Subject, job: str, span: Span) -> AsyncGenerator[Frame, None]:
+async def _source(bus: Bus, row: Subject, job: str, span: RunSpan) -> AsyncGenerator[Frame, None]:
     """One row's part. A consumer that was not asked for a minute is gone: another one goes on there."""
     assert row.stream is not None
     mine = "job" in row.tokens
@@ -117,7 +117,7 @@ async def _source(bus: Bus, row: Subject, job: str, span: Span) -> AsyncGenerato
         place: dict[str, Any] = {"since": begins} if position is None else {"start": position}
         try:
             async with (
-                Reader.open(bus.link, row.stream, pattern, **place) as reader,
+                OrderedConsumer.open(bus.link, row.stream, pattern, **place) as reader,
                 contextlib.aclosing(reader.present()) as items,
             ):
                 async for item in items:
@@ -138,13 +138,13 @@ async def _source(bus: Bus, row: Subject, job: str, span: Span) -> AsyncGenerato
         await bus.link.wait_online()
 
 
-def _concerns(item: Stored, job: str) -> bool:
+def _concerns(item: StreamMessage, job: str) -> bool:
     """Whether a message of a row of the whole mesh is about this job, or about none in particular."""
     body = codec.peek(item.data).get("body")
     return not isinstance(body, Mapping) or body.get("job", None) in (None, job)
 
 
-async def span_of(bus: Bus, job: str) -> Span:
+async def span_of(bus: Bus, job: str) -> RunSpan:
     """
     Raises:
         NotFound: nothing is recorded of it (any more).
@@ -155,13 +155,13 @@ async def span_of(bus: Bus, job: str) -> Span:
     if last is None:
         raise NotFound(f"nothing is recorded of a job {job}: `dmsc runs list` shows what is", job=job)
     async with (
-        Reader.open(bus.link, row.stream, row(job=job), start=1) as reader,
+        OrderedConsumer.open(bus.link, row.stream, row(job=job), start=1) as reader,
         contextlib.aclosing(reader.present()) as items,
     ):
         first = await anext(items, last)
     message, _ = codec.decode(last.data, row.schema)
     ended = isinstance(message, JobEvent) and message.state in ENDED
-    return Span(first.at, last.at if ended else math.inf, last.at, ended)
+    return RunSpan(first.at, last.at if ended else math.inf, last.at, ended)
 
 
 async def counts(bus: Bus) -> dict[str, dict[str, int]]:

@@ -21,7 +21,7 @@ HANDING_OVER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roots:
+class TrustRoots:
     """`before` counts until `before_until` (seconds since the epoch); `grace_until` is what was asked for."""
 
     root: str
@@ -39,28 +39,28 @@ class Roots:
         """Whether credentials of this root open anything now."""
         return bool(root) and (root == self.root or (root == self.before and now < self.before_until))
 
-    def replaced_by(self, fresh: str, grace_s: float, now: float, least_s: float) -> Roots:
+    def replaced_by(self, fresh: str, grace_s: float, now: float, least_s: float) -> TrustRoots:
         """With a fresh root (a secret); the old one counts for at least `least_s`. A root that nobody was
         given yet is forgotten: then the one before it stays the one before."""
         before = self.before if self.under_way else self.root
         until = now + grace_s
-        return Roots(
+        return TrustRoots(
             root=root_public(fresh),
             before=before,
             before_until=max(until, now + least_s),
             grace_until=until,
         )
 
-    def of(self, root: str, older: tuple[str, ...], now: float) -> Roots:
+    def of(self, root: str, older: tuple[str, ...], now: float) -> TrustRoots:
         """For the root that is there (a secret), where a rotation was cut short between its writes."""
         present = root_public(root)
         if present == self.root:
             return self
         before = self.root if self.root in map(root_public, older) else ""
         until = now + HANDING_OVER_S
-        return Roots(root=present, before=before, before_until=until, grace_until=until)
+        return TrustRoots(root=present, before=before, before_until=until, grace_until=until)
 
-    def handed(self, now: float) -> Roots:
+    def handed(self, now: float) -> TrustRoots:
         """All own processes have the new root's credentials."""
         return replace(self, handed_over=now, before_until=self.grace_until)
 
@@ -81,7 +81,7 @@ class Roots:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def parse(cls, text: str, where: str) -> Roots:
+    def parse(cls, text: str, where: str) -> TrustRoots:
         """Of a file of these, or of the authorizer's keys, which has them among others.
 
         Raises:
@@ -94,7 +94,7 @@ class Roots:
             raise BadInput(f"{where}: does not say which roots count") from None
 
     @classmethod
-    def read(cls, path: Path) -> Roots:
+    def read(cls, path: Path) -> TrustRoots:
         """
         Raises:
             BadInput: the file is missing, or not one of these.
@@ -109,4 +109,4 @@ def _note(path: Path) -> Path:
     return path.with_name(path.name + ".ended")
 
 
-PresentRoots = Callable[[], Roots]
+PresentRoots = Callable[[], TrustRoots]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from bus.files.plain_files import APPEND, plain
-from bus.guard.accounts import ALONE, Account
+from bus.guard.accounts import ALONE, NatsAccount
 from bus.logs import get_logger
 from bus.messaging.disconnects import access_clause
 from bus.wire.codec import MAX_MESSAGE_BYTES
@@ -101,7 +101,7 @@ class EmbeddedServer:
         *,
         port: int = -1,
         guard: GuardKeys | None = None,
-        accounts: Sequence[Account] = ALONE,
+        accounts: Sequence[NatsAccount] = ALONE,
         copies: int = 1,
         token: str | None = None,
         host: str = "127.0.0.1",

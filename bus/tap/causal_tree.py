@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from bus.tap.message import Tapped
+from bus.tap.message import TappedMessage
 from bus.tap.rendering import render
 from schemas.redaction import references
 
@@ -26,13 +26,13 @@ NODES = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class TreeNode:
     """A message in the tree; `tapped` is None for the first one, as long as it was not seen."""
 
     id: str
-    tapped: Tapped | None = None
-    parent: Node | None = None
-    children: list[Node] = field(default_factory=list)
+    tapped: TappedMessage | None = None
+    parent: TreeNode | None = None
+    children: list[TreeNode] = field(default_factory=list)
     repeats: int = 0
     past: bool = False
 
@@ -53,19 +53,19 @@ class CausalTree:
     correlation."""
 
     def __init__(self, root: str) -> None:
-        self.root = Node(root)
+        self.root = TreeNode(root)
         self.by_correlation = False
         """Whether `root` has turned out to be a correlation."""
         self.left_out = 0
         """Messages of the tree beyond `NODES`."""
-        self._nodes: dict[str, Node] = {root: self.root}
-        self._waiting: OrderedDict[str, Tapped] = OrderedDict()
+        self._nodes: dict[str, TreeNode] = {root: self.root}
+        self._waiting: OrderedDict[str, TappedMessage] = OrderedDict()
         self._by_cause: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         return sum(node.tapped is not None for node in self._nodes.values())
 
-    def add(self, tapped: Tapped, *, past: bool = False) -> list[Node]:
+    def add(self, tapped: TappedMessage, *, past: bool = False) -> list[TreeNode]:
         """The messages that joined the tree by this one, causes before effects; often none.
 
         `past`: from a stream's history; the same message live is then not taken for a repetition.
@@ -93,18 +93,18 @@ class CausalTree:
         self._wait(envelope.id, tapped)
         return []
 
-    def gather(self) -> list[Node]:
+    def gather(self) -> list[TreeNode]:
         """The messages of this correlation whose causes were not seen join, each below a place for its cause.
 
         To be called before drawing: what comes later may still bring the causes of others.
         """
-        joined: list[Node] = []
+        joined: list[TreeNode] = []
         for name, tapped in list(self._waiting.items()):
             its = causes(tapped)
             here = name in self._waiting and self._correlated(tapped)
             if not here or any(cause in self._waiting for cause in its):
                 continue
-            place = Node(its[0], None, self.root)
+            place = TreeNode(its[0], None, self.root)
             self._nodes[its[0]] = place
             self.root.children.append(place)
             for waiting in self._by_cause.pop(its[0], []):
@@ -112,7 +112,7 @@ class CausalTree:
                     joined += self._join(found, place, True)
         return joined
 
-    def _move(self, node: Node, its: list[str]) -> None:
+    def _move(self, node: TreeNode, its: list[str]) -> None:
         """A message whose place was kept below the root goes where its own cause is."""
         above = next((self._nodes[cause] for cause in its if cause in self._nodes), None)
         if node.parent is None or above is None or above is node.parent:
@@ -124,20 +124,20 @@ class CausalTree:
         above.children.append(node)
 
     @staticmethod
-    def _below(node: Node) -> Iterator[Node]:
+    def _below(node: TreeNode) -> Iterator[TreeNode]:
         pending = [node]
         while pending:
             one = pending.pop()
             yield one
             pending += one.children
 
-    def _correlated(self, tapped: Tapped) -> bool:
+    def _correlated(self, tapped: TappedMessage) -> bool:
         return tapped.envelope is not None and tapped.envelope.correlation == self.root.id
 
-    def add_all(self, many: Iterable[Tapped], *, past: bool = False) -> list[Node]:
+    def add_all(self, many: Iterable[TappedMessage], *, past: bool = False) -> list[TreeNode]:
         return [node for tapped in many for node in self.add(tapped, past=past)]
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[TreeNode]:
         """Every message of the tree, each before what it caused, siblings by time."""
         pending = [self.root]
         while pending:
@@ -145,8 +145,8 @@ class CausalTree:
             yield node
             pending += sorted(node.children, key=lambda child: child.at, reverse=True)
 
-    def _join(self, tapped: Tapped, parent: Node, past: bool) -> list[Node]:
-        joined: list[Node] = []
+    def _join(self, tapped: TappedMessage, parent: TreeNode, past: bool) -> list[TreeNode]:
+        joined: list[TreeNode] = []
         pending = [(tapped, parent)]
         while pending:
             one, above = pending.pop(0)
@@ -157,7 +157,7 @@ class CausalTree:
             if len(self._nodes) >= NODES:
                 self.left_out += 1
                 continue
-            node = Node(name, one, above, past=past)
+            node = TreeNode(name, one, above, past=past)
             self._nodes[name] = node
             above.children.append(node)
             joined.append(node)
@@ -166,7 +166,7 @@ class CausalTree:
                     pending.append((found, node))
         return joined
 
-    def _wait(self, name: str, tapped: Tapped) -> None:
+    def _wait(self, name: str, tapped: TappedMessage) -> None:
         its = causes(tapped)
         if not its or name in self._waiting:
             return
@@ -183,7 +183,7 @@ class CausalTree:
                     self._by_cause.pop(cause, None)
 
 
-def causes(tapped: Tapped) -> list[str]:
+def causes(tapped: TappedMessage) -> list[str]:
     """Ids of the messages that this one follows from, the nearest first."""
     found = [] if tapped.message is None else references(type(tapped.message), tapped.message)
     cause = None if tapped.envelope is None else tapped.envelope.causation
@@ -197,13 +197,13 @@ def draw(tree: CausalTree) -> list[str]:
     return [_drawn(tree, node) for node in tree.walk()]
 
 
-def draw_node(tree: CausalTree, node: Node) -> str:
+def draw_node(tree: CausalTree, node: TreeNode) -> str:
     """One message as it joined: where it stands by its indentation, and whose effect it is by id."""
     cause = "" if node.parent is None else f"  because of {node.parent.id}"
     return f"{'   ' * node.depth}{text_of(tree, node)}{cause}"
 
 
-def text_of(tree: CausalTree, node: Node) -> str:
+def text_of(tree: CausalTree, node: TreeNode) -> str:
     if node.tapped is None and node is tree.root and tree.by_correlation:
         return f"{node.id}  all that carries this correlation"
     if node.tapped is None:
@@ -215,7 +215,7 @@ def text_of(tree: CausalTree, node: Node) -> str:
     return f"{since}  {line.sender}  {line.subject}  {line.what}: {line.summary}  [{node.id}]{again}"
 
 
-def _drawn(tree: CausalTree, node: Node) -> str:
+def _drawn(tree: CausalTree, node: TreeNode) -> str:
     bars = ""
     above = node
     while above.parent is not None:

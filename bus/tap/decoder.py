@@ -13,7 +13,7 @@ from dataclasses import replace
 from bus import subjects
 from bus.tap import pattern as tap_pattern
 from bus.tap.filter import Filter
-from bus.tap.message import Arrived, Tapped, decode
+from bus.tap.message import RawMessage, TappedMessage, decode
 from schemas.errors import BadInput
 
 INBOX = "_INBOX."
@@ -22,7 +22,7 @@ REQUESTS_REMEMBERED = 10_000
 """Requests whose answers are recognised: seen last, whatever their subject."""
 
 
-class Lens:
+class TapDecoder:
     """Put arrivals in, get what is to be shown out.
 
     Args:
@@ -71,9 +71,9 @@ class Lens:
         """Whether this may be looked at. Of an inbox that shows only when its request is known."""
         return self._may is None or (self.replies and subject.startswith(INBOX)) or self._may(subject)
 
-    def look(self, arrived: Arrived) -> Tapped | None:
+    def look(self, arrived: RawMessage) -> TappedMessage | None:
         """What it is; None where it is not to be shown."""
-        tapped: Tapped | None = decode(
+        tapped: TappedMessage | None = decode(
             arrived.subject, arrived.data, at=arrived.at, operation=arrived.operation
         )
         assert tapped is not None
@@ -90,7 +90,7 @@ class Lens:
             return None
         return tapped if sampled and self._wanted(tapped) else None
 
-    def _as_reply(self, tapped: Tapped) -> Tapped | None:
+    def _as_reply(self, tapped: TappedMessage) -> TappedMessage | None:
         """An answer to a request that was seen; other inbox traffic only if that was asked for."""
         cause = tapped.envelope.causation if tapped.envelope is not None else None
         asked = self._asked.get(cause) if cause is not None else None
@@ -100,7 +100,7 @@ class Lens:
         row, tokens = subjects.lookup(subject) or (None, {})
         return replace(tapped, row=row, tokens=tokens, answers=subject, latency_ms=1e3 * (tapped.at - at))
 
-    def _wanted(self, tapped: Tapped) -> bool:
+    def _wanted(self, tapped: TappedMessage) -> bool:
         if not self.filters:
             return True
         tree = tapped.tree()
@@ -126,7 +126,7 @@ class Sampler:
         self._limit = int(share * 2**64)
         self._roots: OrderedDict[str, str] = OrderedDict()
 
-    def keeps(self, tapped: Tapped) -> bool:
+    def keeps(self, tapped: TappedMessage) -> bool:
         """Whether it belongs to the sample. To be asked of all messages: those left out have effects too."""
         envelope = tapped.envelope
         if envelope is None:

@@ -23,7 +23,7 @@ from bus import subjects
 from bus.nats.jetstream import NANO
 from bus.recording.frame_file import LEVEL, VERSION, FrameFile, check_version
 from bus.recording.run_file import FORMAT as RUN_FORMAT
-from bus.tap.message import Arrived, Tapped
+from bus.tap.message import RawMessage, TappedMessage
 from schemas.errors import BadInput, DamagedRun
 
 FORMAT = "dmsc-tap"
@@ -73,7 +73,7 @@ class TapRecorder:
         finally:
             self._raw.close()
 
-    def add(self, tapped: Tapped) -> None:
+    def add(self, tapped: TappedMessage) -> None:
         """Keep one message, redacted as it is shown. Raises `BadInput` where the disk is full."""
         row = UNKNOWN_ROW if tapped.row is None or tapped.answers else self._rows[tapped.row.name]
         frame = [row, int(tapped.at * NANO), tapped.subject, tapped.raw, tapped.operation, tapped.size]
@@ -99,7 +99,7 @@ class TapRecorder:
         return BadInput(f"{self.path}: can't be written: {error.strerror or error}")
 
 
-def read_tap(path: Path) -> Generator[Arrived, None, None]:
+def read_tap(path: Path) -> Generator[RawMessage, None, None]:
     """What was recorded, in its order, from a tap's file or a run's.
 
     Raises:
@@ -121,7 +121,7 @@ def read_tap(path: Path) -> Generator[Arrived, None, None]:
                 break
             try:
                 _, at_ns, subject, data, *rest = raw
-                arrived = Arrived(at_ns / NANO, str(subject), bytes(data), str(rest[0]) if rest else "")
+                arrived = RawMessage(at_ns / NANO, str(subject), bytes(data), str(rest[0]) if rest else "")
             except (TypeError, ValueError) as error:
                 raise DamagedRun(f"{path}: damaged: message {count + 1} is not one") from error
             digest.update(msgpack.packb(raw))

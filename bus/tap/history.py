@@ -7,13 +7,13 @@ from contextlib import aclosing
 
 from bus.connection import Bus
 from bus.messaging import stream_specs
-from bus.nats.ordered_consumer import Reader
-from bus.tap.decoder import Lens
-from bus.tap.message import Arrived, Tapped
+from bus.nats.ordered_consumer import OrderedConsumer
+from bus.tap.decoder import TapDecoder
+from bus.tap.message import RawMessage, TappedMessage
 from schemas.errors import NotFound
 
 
-async def past(bus: Bus, lens: Lens) -> AsyncGenerator[Tapped, None]:
+async def past(bus: Bus, lens: TapDecoder) -> AsyncGenerator[TappedMessage, None]:
     """Every message of the streams that the lens lets through, stream by stream, at the server's times.
 
     Requests, answers and key-value changes are in none of them.
@@ -25,13 +25,13 @@ async def past(bus: Bus, lens: Lens) -> AsyncGenerator[Tapped, None]:
         for pattern in filter(lens.allows, spec.subjects):
             try:
                 async with (
-                    Reader.open(bus.link, spec.name, pattern, start=1) as reader,
+                    OrderedConsumer.open(bus.link, spec.name, pattern, start=1) as reader,
                     aclosing(reader.present()) as items,
                 ):
                     async for item in items:
                         if not lens.covers(item.subject):
                             continue
-                        tapped = lens.look(Arrived(item.at, item.subject, item.data))
+                        tapped = lens.look(RawMessage(item.at, item.subject, item.data))
                         if tapped is not None:
                             yield tapped
             except NotFound:

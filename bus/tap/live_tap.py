@@ -19,10 +19,10 @@ from nats.aio.msg import Msg
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats.client import Feed
+from bus.nats.client import DurableSubscription
 from bus.tap import pattern as tap_pattern
-from bus.tap.decoder import INBOX, Lens
-from bus.tap.message import Arrived, Tapped
+from bus.tap.decoder import INBOX, TapDecoder
+from bus.tap.message import RawMessage, TappedMessage
 from schemas.errors import BadInput
 
 SUBJECTS_COUNTED = 10_000
@@ -30,7 +30,7 @@ SUBJECTS_COUNTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class SubjectRate:
     """Messages and bytes a second of one subject (or row) over the tap's window."""
 
     name: str
@@ -69,15 +69,15 @@ class Tap:
     ) -> None:
         if limit < 1 or window_s < 1:
             raise BadInput("tap: limit must be at least 1 message, window_s at least 1 second")
-        self.lens = Lens(patterns, filters=filters, replies=replies, sample=sample, may=may)
+        self.lens = TapDecoder(patterns, filters=filters, replies=replies, sample=sample, may=may)
         self.seen = 0
         """Messages received, dropped ones included."""
         self._dropped = 0
         self._bus = bus
         self._limit = limit
         self._window_s = window_s
-        self._feeds: list[Feed] = []
-        self._waiting: deque[Arrived] = deque()
+        self._feeds: list[DurableSubscription] = []
+        self._waiting: deque[RawMessage] = deque()
         self._news = asyncio.Event()
         self._totals: Counter[str] = Counter()
         self._seconds: deque[tuple[int, Counter[str], Counter[str]]] = deque()
@@ -113,10 +113,10 @@ class Tap:
     ) -> None:
         await self._close()
 
-    def __aiter__(self) -> AsyncGenerator[Tapped, None]:
+    def __aiter__(self) -> AsyncGenerator[TappedMessage, None]:
         return self._items()
 
-    async def _items(self) -> AsyncGenerator[Tapped, None]:
+    async def _items(self) -> AsyncGenerator[TappedMessage, None]:
         looked = 0
         while True:
             while not self._waiting:
@@ -129,7 +129,7 @@ class Tap:
             if looked % 64 == 0:
                 await asyncio.sleep(0)  # decoding a flood must leave the loop some air
 
-    def rates(self, *, by_row: bool = True, now: float | None = None) -> list[Rate]:
+    def rates(self, *, by_row: bool = True, now: float | None = None) -> list[SubjectRate]:
         """Rates over the window, busiest first; by row of the table, or by concrete subject."""
         now = time.time() if now is None else now
         span = min(self._window_s, max(1.0, now - self._started))
@@ -147,7 +147,7 @@ class Tap:
             totals[name] += total
             rows[name] += messages[subject]
             bytes_of[name] += sizes[subject]
-        found = [Rate(name, rows[name] / span, bytes_of[name] / span, totals[name]) for name in totals]
+        found = [SubjectRate(name, rows[name] / span, bytes_of[name] / span, totals[name]) for name in totals]
         return sorted(found, key=lambda rate: (-rate.per_s, rate.name))
 
     # --- arriving -----------------------------------------------------------------------------------------
@@ -160,11 +160,11 @@ class Tap:
             operation = (message.headers or {}).get("KV-Operation", "") or (message.headers or {}).get(
                 "Nats-Marker-Reason", ""
             )
-            self._arrive(Arrived(time.time(), message.subject, message.data, operation))
+            self._arrive(RawMessage(time.time(), message.subject, message.data, operation))
 
         return arrive
 
-    def _arrive(self, arrived: Arrived) -> None:
+    def _arrive(self, arrived: RawMessage) -> None:
         if arrived.subject.startswith(INBOX) and not arrived.data:
             return  # flow control of the clients, not a message
         if not self.lens.allows(arrived.subject):
@@ -180,7 +180,7 @@ class Tap:
     def _lost(self) -> None:
         self._dropped += 1
 
-    def _count(self, arrived: Arrived) -> None:
+    def _count(self, arrived: RawMessage) -> None:
         second = int(arrived.at)
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, Counter(), Counter()))

@@ -19,7 +19,7 @@ from schemas.errors import BadMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class RawMessage:
     """A message before anyone has looked at it. `operation`: what a key-value mark says of itself."""
 
     at: float
@@ -29,7 +29,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Tapped:
+class TappedMessage:
     """One message as seen. `problem` says why `message` is None; `note` what a bare key-value mark means.
 
     `raw`, `envelope` and `message` hold `***` where a secret was.
@@ -57,7 +57,7 @@ class Tapped:
         return tree_of(self.subject, self.row, self.tokens, self.envelope, self.message)
 
 
-def decode(subject: str, data: bytes, *, at: float, operation: str = "") -> Tapped:
+def decode(subject: str, data: bytes, *, at: float, operation: str = "") -> TappedMessage:
     """One message by the table. Never raises: what can't be read has `problem`."""
     found = subjects.lookup(subject)
     row, tokens = found if found is not None else (None, {})
@@ -65,7 +65,7 @@ def decode(subject: str, data: bytes, *, at: float, operation: str = "") -> Tapp
     if not data and (operation or (row is not None and row.bucket is not None)):
         marks = {"DEL": "deleted", "PURGE": "deleted", "MaxAge": "expired"}
         note = marks.get(operation, operation or "deleted")
-        return Tapped(at, subject, row, tokens, None, None, data, note=note, operation=operation)
+        return TappedMessage(at, subject, row, tokens, None, None, data, note=note, operation=operation)
     try:
         message, envelope = codec.decode(data, None if row is None else row.schema)
         if may_hold_secrets(type(message)):
@@ -75,8 +75,10 @@ def decode(subject: str, data: bytes, *, at: float, operation: str = "") -> Tapp
                 message, envelope = codec.decode(data, None if row is None else row.schema)
     except BadMessage as error:
         data = redacted(data, row)
-        return Tapped(at, subject, row, tokens, _envelope(data), None, data, problem=error.text, size=size)
-    return Tapped(at, subject, row, tokens, envelope, message, data, size=size)
+        return TappedMessage(
+            at, subject, row, tokens, _envelope(data), None, data, problem=error.text, size=size
+        )
+    return TappedMessage(at, subject, row, tokens, envelope, message, data, size=size)
 
 
 def _envelope(data: bytes) -> Envelope | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bus import subjects
 from bus.connection import Bus
-from bus.tap.message import Tapped
+from bus.tap.message import TappedMessage
 from schemas.base import Message, is_token
 from schemas.data_plane import MicrobatchNotice, NoticeAnswer
 from schemas.errors import BadInput
@@ -56,7 +56,7 @@ class Microbatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class TraceHop:
     """One message about the microbatch. Times in milliseconds by the tap's own clock (or, for recorded
     ones, by their senders')."""
 
@@ -73,12 +73,12 @@ class Hop:
         return f"{times} {self.what:<10} {self.text}{took}"
 
 
-class Trail:
+class MicrobatchTrace:
     """Put tapped messages in, get the hops of one microbatch out. Repeats are told as such."""
 
     def __init__(self, microbatch: Microbatch) -> None:
         self.microbatch = microbatch
-        self.hops: list[Hop] = []
+        self.hops: list[TraceHop] = []
         self.claimed: set[int] = set()
         """Stages whose claim was seen; the claim of stage 0 comes last, except in an evaluation."""
         self._noticed: dict[tuple[object, ...], float] = {}
@@ -87,7 +87,7 @@ class Trail:
     def complete(self) -> bool:
         return 0 in self.claimed
 
-    def add(self, tapped: Tapped) -> Hop | None:
+    def add(self, tapped: TappedMessage) -> TraceHop | None:
         """The hop that this message is, or None if it is about something else."""
         message = tapped.message
         if message is None or not self.microbatch.concerns(message):
@@ -122,29 +122,31 @@ class Trail:
                 return None
         first = self.hops[0].at if self.hops else tapped.at
         previous = self.hops[-1].at if self.hops else tapped.at
-        found = Hop(tapped.at, 1e3 * (tapped.at - first), 1e3 * (tapped.at - previous), what, text, latency)
+        found = TraceHop(
+            tapped.at, 1e3 * (tapped.at - first), 1e3 * (tapped.at - previous), what, text, latency
+        )
         self.hops.append(found)
         return found
 
-    def add_all(self, many: Iterable[Tapped]) -> list[Hop]:
+    def add_all(self, many: Iterable[TappedMessage]) -> list[TraceHop]:
         return [
             hop for tapped in sorted(many, key=lambda one: one.at) if (hop := self.add(tapped)) is not None
         ]
 
 
-async def recorded(bus: Bus, microbatch: Microbatch) -> list[Tapped]:
+async def recorded(bus: Bus, microbatch: Microbatch) -> list[TappedMessage]:
     """What the stream of steps has kept of it: notices and claims, at their senders' times.
 
     For a microbatch that went by before anyone looked. Answers and dispatches are not kept.
     """
-    found: list[Tapped] = []
+    found: list[TappedMessage] = []
     for row in (subjects.NOTICE, subjects.STEP_CLAIM):
         async with aclosing(bus.history(row, job=microbatch.job)) as items:
             async for item in items:
                 if microbatch.concerns(item.message):
                     tokens = row.matches(item.subject) or {}
                     found.append(
-                        Tapped(
+                        TappedMessage(
                             item.envelope.sent_at, item.subject, row, tokens, item.envelope, item.message, b""
                         )
                     )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from bus.tap.live_tap import Rate
-from bus.tap.message import Tapped
+from bus.tap.live_tap import SubjectRate
+from bus.tap.message import TappedMessage
 from bus.tap.pattern import short
 from schemas.plain_text import plain
 
@@ -19,7 +19,7 @@ WIDTH = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RenderedLine:
     """The parts of a line. `tone`: plain, request, reply, stream, key-value, or problem."""
 
     time: str
@@ -33,7 +33,7 @@ class Line:
         return plain(f"{self.time}  {self.sender:<22} {self.subject:<44} {self.what}: {self.summary}")
 
 
-def render(tapped: Tapped, *, width: int = WIDTH) -> Line:
+def render(tapped: TappedMessage, *, width: int = WIDTH) -> RenderedLine:
     """The line of a message; `width` bounds the summary."""
     sender = tapped.envelope.sender.name if tapped.envelope is not None else "?"
     subject = short(tapped.answers or tapped.subject)
@@ -47,7 +47,7 @@ def render(tapped: Tapped, *, width: int = WIDTH) -> Line:
         summary = tapped.note
     else:
         summary = _summary(tapped)
-    return Line(
+    return RenderedLine(
         clock(tapped.at),
         plain(sender),
         plain(subject),
@@ -57,14 +57,14 @@ def render(tapped: Tapped, *, width: int = WIDTH) -> Line:
     )
 
 
-def render_raw(tapped: Tapped, *, limit: int = 1024) -> str:
+def render_raw(tapped: TappedMessage, *, limit: int = 1024) -> str:
     """Subject, size and bytes, secrets as `***`; a message that is not ours shows just as well."""
     more = f" … {len(tapped.raw) - limit:,} more" if len(tapped.raw) > limit else ""
     subject = plain(tapped.subject)
     return f"{clock(tapped.at)}  {subject}  {tapped.size:,} bytes  {tapped.raw[:limit]!r}{more}"
 
 
-def as_json(tapped: Tapped) -> str:
+def as_json(tapped: TappedMessage) -> str:
     """One line of JSON with everything but secrets; unreadable bytes as base64."""
     tree = tapped.tree()
     found: dict[str, Any] = {"at": tapped.at, "subject": tapped.subject, "row": tree.pop("row") or None}
@@ -80,7 +80,7 @@ def as_json(tapped: Tapped) -> str:
     return json.dumps(found, default=_plain, ensure_ascii=False)
 
 
-def render_rates(rates: list[Rate], *, seen: int, dropped: int) -> list[str]:
+def render_rates(rates: list[SubjectRate], *, seen: int, dropped: int) -> list[str]:
     """A table of rates, busiest first, and what was lost."""
     lines = [f"{'messages/s':>12} {'kB/s':>10} {'total':>10}  subject"]
     lines += [
@@ -95,7 +95,7 @@ def clock(at: float) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(at))}.{int(at * 1000) % 1000:03d}"
 
 
-def _summary(tapped: Tapped) -> str:
+def _summary(tapped: TappedMessage) -> str:
     """`field=value …`, without what the subject already says and without what is at its default."""
     assert tapped.message is not None
     body = tapped.tree()["body"]

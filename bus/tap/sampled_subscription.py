@@ -12,7 +12,7 @@ from collections.abc import Callable
 from nats.aio.msg import Msg
 
 from bus.connection import Bus
-from bus.nats.durable_subscription import Feed
+from bus.nats.durable_subscription import DurableSubscription
 from bus.subject import Subject
 from bus.wire import codec
 from schemas.base import Message
@@ -22,7 +22,7 @@ PENDING = 1024
 """Messages that may wait to be looked at; more are dropped and counted."""
 
 
-class Glimpse:
+class SampledSubscription:
     """`await glimpse.start()`, later `stop()`. `take` gets each message that is looked at.
 
     `overlooked` counts what was not, since it was last set to 0 by whoever reads it.
@@ -36,7 +36,7 @@ class Glimpse:
         self._per_s = per_s
         self._second = 0
         self._looked = 0
-        self._feed: Feed | None = None
+        self._feed: DurableSubscription | None = None
 
     async def start(self) -> None:
         """The subscription stands at the server on return. Raises `Refused`, `BusUnreachable`."""

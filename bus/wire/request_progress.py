@@ -22,25 +22,25 @@ _MOST_DIGITS = 18
 T = TypeVar("T")
 
 
-class Progress:
+class RequestProgress:
     """Of one command, or of work that several commands wait for."""
 
     __slots__ = ("_count", "_others")
 
     def __init__(self) -> None:
         self._count = 0
-        self._others: list[Progress] = []
+        self._others: list[RequestProgress] = []
 
     def moved(self, count: int = 1) -> None:
         """From any thread: two at once may count as one."""
         self._count += count
 
-    def follow(self, other: Progress) -> None:
+    def follow(self, other: RequestProgress) -> None:
         """What `other` counts is this one's progress, too."""
         if other is not self and other not in self._others:
             self._others.append(other)
 
-    def leave(self, other: Progress) -> None:
+    def leave(self, other: RequestProgress) -> None:
         """It has counted: that stays."""
         if other in self._others:
             self._others.remove(other)
@@ -51,7 +51,7 @@ class Progress:
         return self._count + sum(other.so_far for other in self._others)
 
 
-class ThreadProgress(Progress):
+class ThreadProgress(RequestProgress):
     """What a thread computes, in microseconds, from when it calls `begin` until it calls `end`.
 
     Work that gets on takes some of its thread's time, however much of it is waiting for a disk; work that is
@@ -83,7 +83,7 @@ class ThreadProgress(Progress):
         return super().so_far + running
 
 
-present: ContextVar[Progress | None] = ContextVar("progress", default=None)
+present: ContextVar[RequestProgress | None] = ContextVar("progress", default=None)
 """Of the command that this task, or whatever it has begun, works on."""
 
 
@@ -94,7 +94,7 @@ def moved(count: int = 1) -> None:
         progress.moved(count)
 
 
-def follow(other: Progress) -> None:
+def follow(other: RequestProgress) -> None:
     """The present command waits for work that counts for itself."""
     progress = present.get()
     if progress is not None:

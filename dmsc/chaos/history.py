@@ -184,14 +184,14 @@ def _count(fold: _Fold, microbatches: int) -> Count:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ComputedWork:
     """Microbatches that were computed, by step; of one step also by incarnation. From the claims."""
 
     units: Mapping[int, int] = field(default_factory=dict)
     by_owner: Mapping[tuple[int, str], int] = field(default_factory=dict)  # (step, incarnation)
 
 
-def count_work(claims: Iterable[MicrobatchClaim]) -> Work:
+def count_work(claims: Iterable[MicrobatchClaim]) -> ComputedWork:
     """One unit is one microbatch forward and backward on one stage, by whomever, counted or not.
 
     A claim that is repeated for the same work has the same times; work done again has others. What was
@@ -210,4 +210,4 @@ def count_work(claims: Iterable[MicrobatchClaim]) -> Work:
         seen.add(key)
         units[claim.step] = units.get(claim.step, 0) + 1
         by_owner[claim.step, owner] = by_owner.get((claim.step, owner), 0) + 1
-    return Work(units=units, by_owner=by_owner)
+    return ComputedWork(units=units, by_owner=by_owner)

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 
 from dmsc.chaos.patience import persistently
-from dmsc.chaos.processes import Held, thaw
+from dmsc.chaos.processes import ProcessHandle, resume
 from dmsc.client.async_client import AsyncClient
 from schemas.errors import DmscError, NotFound
 
@@ -23,7 +23,7 @@ class Holding:
         frozen: handles of processes that stand still; those that go on leave it.
     """
 
-    def __init__(self, client: AsyncClient, frozen: list[Held], say: Callable[[str], None]) -> None:
+    def __init__(self, client: AsyncClient, frozen: list[ProcessHandle], say: Callable[[str], None]) -> None:
         self._client = client
         self._frozen = frozen
         self._say = say
@@ -36,18 +36,18 @@ class Holding:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thaw(self._frozen)  # first: nobody answers a client while the server stands still
+        resume(self._frozen)  # first: nobody answers a client while the server stands still
         for end in self._ends:
             end.cancel()
         await asyncio.gather(*self._ends, return_exceptions=True)
         await self._open_mesh()
 
-    def thaw_after(self, delay_s: float, held: Sequence[Held]) -> None:
+    def thaw_after(self, delay_s: float, held: Sequence[ProcessHandle]) -> None:
         """These processes go on by then."""
 
         async def end() -> None:
             await asyncio.sleep(delay_s)
-            thaw(held)
+            resume(held)
             self._frozen[:] = [one for one in self._frozen if one not in held]
 
         self._begin(end())

@@ -93,7 +93,7 @@ class PlannedFault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
+class LiveInstance:
     """A live instance of the job. `started` (seconds since the epoch) pins the process to its pid.
 
     `standby`: it only keeps up, until its stage has no other replica.
@@ -109,7 +109,7 @@ class Instance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class MeshProcess:
     """A live process of the mesh that is no instance.
 
     `entities` as `dmsc run` names them, `agent` for a node agent, `server` for the bus's server;
@@ -128,8 +128,8 @@ class Part:
 class Alive:
     """Who lives at one moment."""
 
-    instances: tuple[Instance, ...] = ()
-    parts: tuple[Part, ...] = ()
+    instances: tuple[LiveInstance, ...] = ()
+    parts: tuple[MeshProcess, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class Target:
 
     name: str
     processes: tuple[tuple[int, float], ...]
-    instances: tuple[Instance, ...] = ()
+    instances: tuple[LiveInstance, ...] = ()
 
 
 def parse_every(text: str) -> Every:
@@ -222,7 +222,7 @@ def choose(planned: PlannedFault, alive: Alive) -> Target | None:
     return found[int(planned.pick * len(found))] if found else None
 
 
-def _together(name: str, instances: Sequence[Instance]) -> Target:
+def _together(name: str, instances: Sequence[LiveInstance]) -> Target:
     ordered = sorted(instances, key=lambda one: one.sid)
     return Target(
         name=f"{name} ({', '.join(one.sid for one in ordered)})",

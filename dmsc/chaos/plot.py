@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dmsc.chaos.plan import FaultKind
-from dmsc.chaos.report import Fault, Report
+from dmsc.chaos.report import ChaosReport, InjectedFault
 from dmsc.plots.svg_chart import Chart, nice
 
 _blocks = " ▁▂▃▄▅▆▇█"
@@ -37,7 +37,7 @@ LETTERS = {kind: kind.value[0] for kind in FaultKind} | {
 """One for each kind, below the curve of a terminal."""
 
 
-def rates(report: Report, columns: int) -> list[float]:
+def rates(report: ChaosReport, columns: int) -> list[float]:
     """Samples/s in equal slices of the run: each step's samples are spread over the time that it took."""
     if not report.advances or columns < 1:
         return []
@@ -56,7 +56,7 @@ def rates(report: Report, columns: int) -> list[float]:
     return found
 
 
-def lines(report: Report, width: int = 72) -> list[str]:
+def lines(report: ChaosReport, width: int = 72) -> list[str]:
     """Two lines for a terminal: throughput from 0 up, and the faults below as the letters of their kinds."""
     values = rates(report, width)
     if not values:
@@ -74,7 +74,7 @@ def lines(report: Report, width: int = 72) -> list[str]:
     return [drawn, "".join(marks)]
 
 
-def svg(report: Report) -> str:
+def svg(report: ChaosReport) -> str:
     """The picture: samples/s over seconds, the clean run's rate dashed, a line per fault with its victim."""
     began = report.advances[0].began if report.advances else 0.0
     span_s = max(report.advances[-1].ended - began if report.advances else 0.0, 1e-9)
@@ -97,14 +97,14 @@ def svg(report: Report) -> str:
     )
 
 
-def _title(report: Report) -> str:
+def _title(report: ChaosReport) -> str:
     goodput = "" if report.goodput is None else f", goodput {report.goodput:.2f}"
     fired = sum(fault.fired for fault in report.faults)
     same = {True: ", same weights", False: ", OTHER WEIGHTS", None: ""}[report.hash_equal]
     return f"{report.job}: {fired} faults{goodput}{same}"
 
 
-def _within(report: Report) -> list[Fault]:
+def _within(report: ChaosReport) -> list[InjectedFault]:
     """Faults that fired between the first and the last commit."""
     if not report.advances:
         return []
@@ -112,7 +112,7 @@ def _within(report: Report) -> list[Fault]:
     return [fault for fault in report.faults if fault.fired and began <= fault.at <= ended]
 
 
-def _points(report: Report) -> list[tuple[float, float]]:
+def _points(report: ChaosReport) -> list[tuple[float, float]]:
     points = []
     for one in report.advances:
         rate = report.samples_per_step / one.seconds if one.seconds > 0 else 0.0
@@ -120,5 +120,5 @@ def _points(report: Report) -> list[tuple[float, float]]:
     return points
 
 
-def _kinds(report: Report) -> Sequence[FaultKind]:
+def _kinds(report: ChaosReport) -> Sequence[FaultKind]:
     return tuple(dict.fromkeys(fault.kind for fault in report.faults if fault.fired))

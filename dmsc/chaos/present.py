@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dmsc.chaos import plot
-from dmsc.chaos.report import Report
+from dmsc.chaos.report import ChaosReport
 
 
-def rows(report: Report) -> list[tuple[str, str, str]]:
+def rows(report: ChaosReport) -> list[tuple[str, str, str]]:
     """What, how much, and a remark."""
     clean, step_s = report.clean, report.clean.step_s
     fired = [fault for fault in report.faults if fault.fired]
@@ -62,7 +62,7 @@ def rows(report: Report) -> list[tuple[str, str, str]]:
     return found
 
 
-def closing(report: Report, width: int = 72) -> list[str]:
+def closing(report: ChaosReport, width: int = 72) -> list[str]:
     """The curve, and the verdict."""
     drawn = plot.lines(report, width)
     found = []

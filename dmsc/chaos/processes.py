@@ -20,7 +20,7 @@ from itertools import pairwise
 
 import psutil
 
-from dmsc.chaos.plan import Alive, Instance, Part
+from dmsc.chaos.plan import Alive, LiveInstance, MeshProcess
 from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError
@@ -68,7 +68,7 @@ class LocalMesh:
         here = {one.sid for one in self.alive(job, known).instances}
         return sorted(record.sid for record in _of_job(job, known) if record.sid not in here)
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[MeshProcess]:
         mesh = self._folder.mesh()
         if mesh is None:
             return
@@ -97,13 +97,15 @@ def _trees(owner: psutil.Process) -> dict[int, Tree]:
     return {pid: tuple(tree) for pid, tree in found.items()}
 
 
-def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) -> Part | None:
+def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) -> MeshProcess | None:
     """What a child is, by the arguments that it was started with (a server has none); None: not to be hit."""
     if process.status() == psutil.STATUS_ZOMBIE:
         return None
     started = process.create_time()
     if command is None:
-        return Part(name="nats-server", entities=("server",), clusters=(), pid=process.pid, started=started)
+        return MeshProcess(
+            name="nats-server", entities=("server",), clusters=(), pid=process.pid, started=started
+        )
     clusters = tuple(value for name, value in pairwise(command) if name == "--cluster")
     entities: tuple[str, ...] = ("agent",)
     if command[0] == "join":
@@ -115,7 +117,9 @@ def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) ->
             name = f"{name}-{clusters[0]}"
     else:
         return None
-    return Part(name=name, entities=entities, clusters=clusters, pid=process.pid, started=started, tree=tree)
+    return MeshProcess(
+        name=name, entities=entities, clusters=clusters, pid=process.pid, started=started, tree=tree
+    )
 
 
 def _descendants(process: psutil.Process) -> Iterator[tuple[int, float]]:
@@ -134,8 +138,8 @@ def _of_job(job: str, records: Iterable[ServiceRecord]) -> list[ServiceRecord]:
 
 
 def _instances(
-    job: str, records: Iterable[ServiceRecord], parts: Sequence[Part], standbys: Collection[str]
-) -> Iterator[Instance]:
+    job: str, records: Iterable[ServiceRecord], parts: Sequence[MeshProcess], standbys: Collection[str]
+) -> Iterator[LiveInstance]:
     """The registry names a pid; it counts if the node agent of that cluster has started that process."""
     for record in _of_job(job, records):
         started = next(
@@ -149,7 +153,7 @@ def _instances(
             None,
         )
         if started is not None:
-            yield Instance(
+            yield LiveInstance(
                 sid=record.sid,
                 incarnation=record.incarnation,
                 stage=-1 if record.stage is None else record.stage,
@@ -160,7 +164,7 @@ def _instances(
             )
 
 
-class Held:
+class ProcessHandle:
     """A handle on one verified process: what is signalled through it is that process or nobody.
 
     Raises `DmscError` if the process has ended, or its pid belongs to another one now.
@@ -215,7 +219,9 @@ class Held:
             self._descriptor = None
 
 
-async def strike(processes: Sequence[tuple[int, float]], *, freeze: bool = False) -> tuple[float, list[Held]]:
+async def inject(
+    processes: Sequence[tuple[int, float]], *, freeze: bool = False
+) -> tuple[float, list[ProcessHandle]]:
     """Kills (or stops) these processes at once and waits until it shows.
 
     Args:
@@ -228,10 +234,10 @@ async def strike(processes: Sequence[tuple[int, float]], *, freeze: bool = False
     Raises:
         DmscError: the fault did not fire: the victim had ended, or it neither died nor stopped.
     """
-    held = [Held(*processes[0])]
+    held = [ProcessHandle(*processes[0])]
     for pid, started in processes[1:]:
         with contextlib.suppress(DmscError):
-            held.append(Held(pid, started))
+            held.append(ProcessHandle(pid, started))
     if held[0].gone:
         for one in held:
             one.close()
@@ -254,7 +260,7 @@ async def strike(processes: Sequence[tuple[int, float]], *, freeze: bool = False
     return at, []
 
 
-def thaw(held: Iterable[Held]) -> None:
+def resume(held: Iterable[ProcessHandle]) -> None:
     """Lets what we have stopped, and nobody has killed, go on; it has been fenced and will end itself."""
     for one in held:
         if one.stopped:

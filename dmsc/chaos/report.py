@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dmsc.chaos.history import Advance, Count, History, Work
+from dmsc.chaos.history import Advance, ComputedWork, Count, History
 from dmsc.chaos.plan import STRIKES_INSTANCES, FaultKind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """One fault of the plan as it came about. `at` is seconds since the epoch.
 
     `missed` says why it did not fire; then there was nothing of the kind to hit, or it `failed`: the
@@ -76,7 +76,7 @@ class Waste:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ChaosReport:
     """Everything that a chaos run tells."""
 
     job: str
@@ -86,7 +86,7 @@ class Report:
     every: str
     steps: int
     samples_per_step: int
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     clean: Clean
     stalls: tuple[Stall, ...]
     goodput: float | None
@@ -198,9 +198,9 @@ def clean_of(advances: Sequence[Advance], *, sha256: str | None, job: str | None
     return Clean(step_s=step_s, steps_per_s=rate, sha256=sha256, job=job)
 
 
-def faulted(advances: Sequence[Advance], faults: Sequence[Fault]) -> dict[int, list[Fault]]:
+def faulted(advances: Sequence[Advance], faults: Sequence[InjectedFault]) -> dict[int, list[InjectedFault]]:
     """The faults that fired, by the step that was open then. Those outside of training are left out."""
-    found: dict[int, list[Fault]] = {}
+    found: dict[int, list[InjectedFault]] = {}
     for fault in faults:
         for one in advances:
             if fault.fired and one.began < fault.at <= one.ended:
@@ -208,7 +208,7 @@ def faulted(advances: Sequence[Advance], faults: Sequence[Fault]) -> dict[int, l
     return found
 
 
-def own_clean(advances: Sequence[Advance], faults: Sequence[Fault]) -> Clean:
+def own_clean(advances: Sequence[Advance], faults: Sequence[InjectedFault]) -> Clean:
     """Without a run to compare with: the disturbed run's own steps without a fault, if there are any."""
     hit = faulted(advances, faults)
     quiet = [one.seconds for one in advances[1:] if one.step not in hit] or [one.seconds for one in advances]
@@ -217,7 +217,7 @@ def own_clean(advances: Sequence[Advance], faults: Sequence[Fault]) -> Clean:
 
 
 def measure_stalls(
-    advances: Sequence[Advance], faults: Sequence[Fault], clean_step_s: float
+    advances: Sequence[Advance], faults: Sequence[InjectedFault], clean_step_s: float
 ) -> tuple[Stall, ...]:
     """One per faulted step, in order."""
     hit = faulted(advances, faults)
@@ -235,7 +235,7 @@ def measure_stalls(
 
 
 def measure_waste(
-    advances: Sequence[Advance], faults: Sequence[Fault], work: Work, units_per_step: int
+    advances: Sequence[Advance], faults: Sequence[InjectedFault], work: ComputedWork, units_per_step: int
 ) -> Waste:
     """Recomputed is what was computed in the open step (and in steps that it rolled back) beyond its need."""
     hit = faulted(advances, faults)
@@ -275,19 +275,19 @@ def make_report(
     every: str,
     steps: int,
     samples_per_step: int,
-    faults: Sequence[Fault],
+    faults: Sequence[InjectedFault],
     clean: Clean | None,
     history: History,
-    work: Work,
+    work: ComputedWork,
     units_per_step: int,
     recoveries: int,
     sha256: str | None,
-) -> Report:
+) -> ChaosReport:
     """All figures of one run. `clean` None: judged against its own steps without a fault."""
     against = clean or own_clean(history.advances, faults)
     rate = steps_per_s(history.advances)
     goodput = rate / against.steps_per_s if rate is not None and against.steps_per_s else None
-    return Report(
+    return ChaosReport(
         job=job,
         state=state,
         reason=reason,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD
 from dmsc.chaos import history, report, store_faults
-from dmsc.chaos.history import Work
+from dmsc.chaos.history import ComputedWork
 from dmsc.chaos.holding import Holding
 from dmsc.chaos.patience import END_S, LOOK_EVERY_S, persistently
 from dmsc.chaos.plan import (
@@ -26,8 +26,8 @@ from dmsc.chaos.plan import (
     choose,
     plan,
 )
-from dmsc.chaos.processes import Held, LocalMesh, strike, thaw
-from dmsc.chaos.report import Clean, Fault, Report
+from dmsc.chaos.processes import LocalMesh, ProcessHandle, inject, resume
+from dmsc.chaos.report import ChaosReport, Clean, InjectedFault
 from dmsc.chaos.watch import Watched, watching, work_of
 from dmsc.client.async_client import AsyncClient
 from dmsc.state.settings import BusAddress, find_bus
@@ -96,7 +96,7 @@ class Chaos:
 
     async def disturbed_run(
         self, job: JobSpec | str, options: ChaosOptions, clean: Clean | None = None
-    ) -> Report:
+    ) -> ChaosReport:
         """Submits the job (or takes a running one, by its id) and brings the faults upon it.
 
         Raises:
@@ -113,12 +113,12 @@ class Chaos:
         spec, job = record.spec, record.job
         kinds = ", ".join(kind.value for kind in options.kinds)
         self._say(f"{job}: a fault every {options.every} ({kinds}), seed {options.seed}")
-        faults: list[Fault] = []
-        frozen: list[Held] = []
+        faults: list[InjectedFault] = []
+        frozen: list[ProcessHandle] = []
         async with AsyncExitStack() as stack:
             if ours:
                 await stack.enter_async_context(self._own(record))
-            stack.callback(thaw, frozen)
+            stack.callback(resume, frozen)
             stack.push_async_callback(self._make_room)
             holding = await stack.enter_async_context(Holding(self.client, frozen, self._say))
             tell = await stack.enter_async_context(auditing(self.client, self._say))
@@ -147,8 +147,8 @@ class Chaos:
         first: int,
         options: ChaosOptions,
         clean: Clean | None,
-        faults: list[Fault],
-        frozen: list[Held],
+        faults: list[InjectedFault],
+        frozen: list[ProcessHandle],
         holding: Holding,
         tell: Tell,
     ) -> None:
@@ -187,8 +187,8 @@ class Chaos:
             )
 
     async def _strike(
-        self, planned: PlannedFault, watched: Watched, frozen: list[Held], holding: Holding
-    ) -> Fault:
+        self, planned: PlannedFault, watched: Watched, frozen: list[ProcessHandle], holding: Holding
+    ) -> InjectedFault:
         """One fault: somebody alive is chosen, hit, and seen to be gone (or stopped)."""
         if planned.kind in STRIKES_STORE:
             return await self._strike_store(planned)
@@ -202,14 +202,14 @@ class Chaos:
             await asyncio.sleep(LOOK_EVERY_S)  # everybody of the kind is being started again
         if target is None:
             missed = f"nobody to hit for {VICTIM_S:.0f} s" if watched.training else "the job ended"
-            return Fault(number=planned.number, kind=planned.kind, at=time.time(), missed=missed)
+            return InjectedFault(number=planned.number, kind=planned.kind, at=time.time(), missed=missed)
         asked_at = time.time()
         try:
             if planned.kind is FaultKind.NO_ROOM:
                 await holding.close_mesh(HOLD_S)
-            at, held = await strike(target.processes, freeze=planned.kind in FREEZES)
+            at, held = await inject(target.processes, freeze=planned.kind in FREEZES)
         except DmscError as error:
-            return Fault(
+            return InjectedFault(
                 number=planned.number,
                 kind=planned.kind,
                 at=asked_at,
@@ -220,7 +220,7 @@ class Chaos:
         frozen.extend(held)
         if planned.kind is FaultKind.SERVER_FREEZE:
             holding.thaw_after(HOLD_S, held)
-        return Fault(
+        return InjectedFault(
             number=planned.number,
             kind=planned.kind,
             at=at,
@@ -229,7 +229,7 @@ class Chaos:
             processes=len(target.processes),
         )
 
-    async def _strike_store(self, planned: PlannedFault) -> Fault:
+    async def _strike_store(self, planned: PlannedFault) -> InjectedFault:
         """One fault of what the mesh keeps."""
         asked_at = time.time()
         try:
@@ -241,10 +241,10 @@ class Chaos:
                 at, filled = await store_faults.fill(self._folder)
                 self._filled.add(filled)
         except (DmscError, OSError) as error:
-            return Fault(
+            return InjectedFault(
                 number=planned.number, kind=planned.kind, at=asked_at, missed=str(error), failed=True
             )
-        return Fault(number=planned.number, kind=planned.kind, at=at, victim=victim)
+        return InjectedFault(number=planned.number, kind=planned.kind, at=at, victim=victim)
 
     async def _make_room(self) -> None:
         """Disks that were filled have room again."""
@@ -269,8 +269,8 @@ class Chaos:
         options: ChaosOptions,
         clean: Clean | None,
         watched: Watched,
-        faults: Sequence[Fault],
-    ) -> Report:
+        faults: Sequence[InjectedFault],
+    ) -> ChaosReport:
         record = await self._final(job)
         training = spec.training
         done = record.state is JobState.DONE
@@ -297,7 +297,7 @@ class Chaos:
             sha256=record.weights.sha256 if record.weights is not None else None,
         )
 
-    async def _work(self, job: str) -> Work:
+    async def _work(self, job: str) -> ComputedWork:
         return await persistently(lambda: work_of(self._bus, job))
 
     async def _final(self, job: str) -> JobRecord:
@@ -322,7 +322,7 @@ class Chaos:
                 self._say(f"{record.job} could not be cancelled: dmsc cancel {record.job}")
             raise
 
-    def _tell(self, event: JobEvent, faults: Sequence[Fault]) -> None:
+    def _tell(self, event: JobEvent, faults: Sequence[InjectedFault]) -> None:
         if faults and event.kind in ("fault", "recovery") and event.text:
             self._say(f"          {'✗' if event.kind == 'fault' else '↻'} {event.text}")
 
@@ -354,7 +354,7 @@ _DONE = {
 }
 
 
-def _told(fault: Fault, step: int) -> str:
+def _told(fault: InjectedFault, step: int) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(fault.at))
     if not fault.fired:
         return f"{clock}  step {step}: {fault.kind.value} missed: {fault.missed}"
@@ -365,7 +365,7 @@ def _told(fault: Fault, step: int) -> str:
 GIVEN_UP_S = 5.0
 """How long is waited where the run is broken off."""
 
-Tell = Callable[[Fault], None]
+Tell = Callable[[InjectedFault], None]
 
 
 @asynccontextmanager
@@ -374,7 +374,7 @@ async def auditing(client: AsyncClient, say: Callable[[str], None]) -> AsyncIter
     of those that are not."""
     telling: set[asyncio.Task[None]] = set()
 
-    async def tell(fault: Fault) -> None:
+    async def tell(fault: InjectedFault) -> None:
         key = secrets.token_hex(16)  # asked again, it is the same fault
         what = (fault.victim, fault.kind.value)
         try:

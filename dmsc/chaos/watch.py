@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from bus.connection import Bus
 from bus.messaging.key_value import Change
 from bus.subjects import STEP_CLAIM, STEP_DECISION
-from dmsc.chaos.history import Decided, Work, count_work
+from dmsc.chaos.history import ComputedWork, Decided, count_work
 from dmsc.client.async_client import AsyncClient
 from schemas.job import ENDED, JobEvent, JobState
 from schemas.step import MicrobatchClaim, StepDecision
@@ -87,7 +87,7 @@ async def watching(
         await decisions.stop()
 
 
-async def work_of(bus: Bus, job: str) -> Work:
+async def work_of(bus: Bus, job: str) -> ComputedWork:
     """All that was claimed in a job, from the stream."""
     claims = []
     async for recorded in bus.history(STEP_CLAIM, job=job):

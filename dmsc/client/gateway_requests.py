@@ -32,7 +32,7 @@ PAGE = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class TransferProgress:
     """How far a transfer is. `total_bytes`: None where nobody knows."""
 
     name: str
@@ -40,7 +40,7 @@ class Progress:
     total_bytes: int | None
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[TransferProgress], None]
 
 
 class Gateways:
@@ -188,7 +188,7 @@ class Gateways:
                         done += len(chunk)
                         broken_since = None
                         if progress is not None:
-                            progress(Progress(name=name, done_bytes=done, total_bytes=total))
+                            progress(TransferProgress(name=name, done_bytes=done, total_bytes=total))
                 return
             except (httpx.TransportError, Unavailable) as error:
                 broken_since = broken_since or time.monotonic()
@@ -229,7 +229,7 @@ async def _pieces(
         yield piece
         done += len(piece)
         if progress is not None:
-            progress(Progress(name=name, done_bytes=done, total_bytes=total))
+            progress(TransferProgress(name=name, done_bytes=done, total_bytes=total))
 
 
 async def _read(source: Path | bytes) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ WRITER = "tensorboard.summary.writer.event_file_writer"
 """The module that takes a quarter of a second to load: import it on a thread before `open_board`."""
 
 
-class Curve:
+class RunCurve:
     """Writes the curve of one run below `folder`. `async with` is not needed: it only appends to files."""
 
     def __init__(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 
 from dmsc.console.exit_codes import ExitCode
-from dmsc.follow.curve import WRITER, Curve
+from dmsc.follow.curve import WRITER, RunCurve
 from dmsc.follow.live_view import LiveView, PlainView, View
 from dmsc.follow.run_state import RunState, duration, quantity
 from dmsc.process.interrupts import Interrupts
@@ -66,7 +66,7 @@ async def follow(
     out = output_folder(record, options)
     run = RunState.of(record)
     with ExitStack() as stack:
-        curve = stack.enter_context(Curve(out))
+        curve = stack.enter_context(RunCurve(out))
         view = stack.enter_context(_view(options))
         watching = asyncio.create_task(_watch(client, run, view, curve))
         leaving = asyncio.Event()
@@ -147,7 +147,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "·" for char in text.expandtabs(4))
 
 
-async def _watch(client: AsyncClient, run: RunState, view: View, curve: Curve) -> None:
+async def _watch(client: AsyncClient, run: RunState, view: View, curve: RunCurve) -> None:
     events: asyncio.Queue[JobEvent] = asyncio.Queue(maxsize=1024)
 
     async def read() -> None:

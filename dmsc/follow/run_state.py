@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from schemas.door import JobLoad
-from schemas.job import ENDED, InstanceView, JobEvent, JobRecord, JobState, StepResult
+from schemas.job import ENDED, JobEvent, JobRecord, JobState, LiveInstanceView, StepResult
 
 _recent_steps = 10
 """Steps over which shares, speed and the time left are averaged."""
@@ -25,7 +25,7 @@ class RunState:
     steps: int = 0
     results: list[StepResult] = field(default_factory=list)
     validations: list[tuple[int, float]] = field(default_factory=list)
-    instances: tuple[InstanceView, ...] = ()
+    instances: tuple[LiveInstanceView, ...] = ()
     notices: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=8))
     faults: int = 0
     sample: str | None = None

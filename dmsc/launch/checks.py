@@ -28,7 +28,7 @@ from schemas.door import MeshStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
 from schemas.registry import Heartbeat, InstanceState
-from workers.sandbox.confinement import Way
+from workers.sandbox.confinement import ConfinementMethod
 
 MIN_SERVER = (2, 11)
 """The first server with expiry markers of key-value entries."""
@@ -112,7 +112,11 @@ def _disk(state: StateFolder) -> Finding:
 def _sandbox(state: StateFolder) -> Finding:
     """What holds users' code: of the mesh that runs there, or of one that would."""
     mesh = state.mesh()
-    held = way_here() is not Way.NONE if mesh is None else not mesh.sandbox.startswith(Way.NONE.described)
+    held = (
+        way_here() is not ConfinementMethod.NONE
+        if mesh is None
+        else not mesh.sandbox.startswith(ConfinementMethod.NONE.described)
+    )
     text = (mesh.sandbox if mesh is not None else "") or sentence(way_here(), trusted=False)
     return Finding("sandbox", held, text, REMEDY)
 

@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bus.files.plain_files import APPEND, plain
-from bus.guard.accounts import Account, Limits, account_of, least_store_bytes
+from bus.guard.accounts import AccountLimits, NatsAccount, account_of, least_store_bytes
 from bus.security import renewal
 from bus.server.embedded_cluster import copies
 from dmsc.launch import layout, ports
 from dmsc.launch.layout import ChildSpec, MeshOptions
 from dmsc.launch.log_rotation import rotating
 from dmsc.launch.mesh import HTTP_PORT, RunningMesh, Say, certify, local, outer, own_servers, say_if, tended
-from dmsc.launch.prefork_server import Zygote
+from dmsc.launch.prefork_server import PreforkServer
 from dmsc.launch.supervisor import Supervisor
 from dmsc.process.sandboxing import sentence, way_here
 from dmsc.state.state_folder import MeshFile, StateFolder
@@ -67,10 +67,10 @@ class HostOptions:
             )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> AccountLimits:
         """Of each tenant."""
         share = len(self.tenants)
-        return Limits(
+        return AccountLimits(
             store_bytes=self.quota_bytes or STORE_BYTES // share,
             memory_bytes=MEMORY_BYTES // share,
             connections=CONNECTIONS // share,
@@ -79,7 +79,7 @@ class HostOptions:
 
 @asynccontextmanager
 async def running_host(
-    options: HostOptions, say: Say, progress: Say | None = None, zygote: Zygote | None = None
+    options: HostOptions, say: Say, progress: Say | None = None, zygote: PreforkServer | None = None
 ) -> AsyncIterator[RunningMesh]:
     """Start the server, its guard, and the tenants' meshes; stop them when the block ends.
 
@@ -103,7 +103,7 @@ async def running_host(
             folder,
             say,
             guard=folder.write_host_keys(),
-            accounts=[Account(name=account_of(name), limits=limits) for name in tenants],
+            accounts=[NatsAccount(name=account_of(name), limits=limits) for name in tenants],
             copies=number,
             max_store_bytes=len(tenants) * number * limits.store_bytes,
             max_memory_bytes=len(tenants) * number * limits.memory_bytes,
@@ -184,7 +184,7 @@ async def _started(
     tenants: dict[str, StateFolder],
     say: Say,
     progress: Say | None,
-    zygote: Zygote | None,
+    zygote: PreforkServer | None,
 ) -> AsyncIterator[Supervisor]:
     """The tenants' meshes, ready."""
     mesh = options.mesh

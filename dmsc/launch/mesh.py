@@ -23,7 +23,7 @@ from dmsc.launch import layout, ports
 from dmsc.launch.incubation import incubating
 from dmsc.launch.layout import ChildSpec, MeshOptions
 from dmsc.launch.log_rotation import rotating
-from dmsc.launch.prefork_server import Zygote, reap_orphan
+from dmsc.launch.prefork_server import PreforkServer, reap_orphan
 from dmsc.launch.rotation import HandingOver
 from dmsc.launch.supervisor import Supervisor
 from dmsc.launch.tenancy import HostsBus, hosts_bus, not_one_mesh
@@ -33,7 +33,7 @@ from dmsc.state.state_folder import MeshFile, StateFolder
 from schemas.door import MeshStatus
 from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.registry import InstanceState
-from workers.sandbox.confinement import Way
+from workers.sandbox.confinement import ConfinementMethod
 
 NATS_PORT, HTTP_PORT = 4222, 8080
 
@@ -58,7 +58,7 @@ class RunningMesh:
 
 @asynccontextmanager
 async def running_mesh(
-    options: MeshOptions, say: Say, progress: Say | None = None, zygote: Zygote | None = None
+    options: MeshOptions, say: Say, progress: Say | None = None, zygote: PreforkServer | None = None
 ) -> AsyncIterator[RunningMesh]:
     """Start a mesh, wait until it is ready, stop it when the block ends.
 
@@ -73,7 +73,7 @@ async def running_mesh(
         Unavailable: it did not become ready; the text says what is missing.
     """
     way = way_here(trusted=options.trust_researchers)
-    options = replace(options, researchers=options.trust_researchers or way is not Way.NONE)
+    options = replace(options, researchers=options.trust_researchers or way is not ConfinementMethod.NONE)
     folder = StateFolder(options.state)
     if folder.tenants():
         raise not_one_mesh(folder)
@@ -117,7 +117,7 @@ async def tended(
     file: MeshFile,
     bus: EmbeddedCluster | HostsBus,
     supervisor: Supervisor,
-    zygote: Zygote | None,
+    zygote: PreforkServer | None,
 ) -> AsyncIterator[RunningMesh]:
     """What is ready, for the block: its file says which processes run, also once some were started again."""
     file = replace(file, children=_pids(bus, supervisor), commands=supervisor.commands)
@@ -131,7 +131,7 @@ async def tended(
 
 
 @asynccontextmanager
-async def _buried(zygote: Zygote | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
+async def _buried(zygote: PreforkServer | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
     """With a zygote, whoever a child leaves behind becomes ours: it is waited for when it ends."""
     if zygote is None:
         yield
@@ -284,7 +284,7 @@ async def _started(
     say: Say,
     progress: Say | None,
     started_at: float,
-    zygote: Zygote | None,
+    zygote: PreforkServer | None,
 ) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
     """The children, up and ready; URLs of gateways by cluster, of metrics by process.
 

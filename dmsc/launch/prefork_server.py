@@ -56,14 +56,14 @@ PRELOADED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ForkOrder:
     """A child to be forked: `dmsc ARGUMENTS` with exactly this environment."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
 
 
-class Zygote:
+class PreforkServer:
     """The supervisor's end."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
@@ -73,7 +73,7 @@ class Zygote:
         self._usable = True
 
     @classmethod
-    def hatch(cls) -> Zygote | None:
+    def hatch(cls) -> PreforkServer | None:
         """Forks it from this process; None where that can't be done safely."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _threads() != 1:
             return None
@@ -96,7 +96,7 @@ class Zygote:
         mine.setblocking(False)
         return cls(pid, mine)
 
-    async def fork(self, order: Order, output: int) -> ForkedProcess | None:
+    async def fork(self, order: ForkOrder, output: int) -> ForkedProcess | None:
         """A new child, its output appended to the open file `output`; None: start it afresh."""
         async with self._asking:
             if not self._usable:
@@ -111,7 +111,7 @@ class Zygote:
                 return None
             return ForkedProcess(pid)
 
-    async def _ask(self, order: Order, output: int) -> int:
+    async def _ask(self, order: ForkOrder, output: int) -> int:
         """The pid of a child that begins once that is known: of one that nobody heard of there would
         soon be two."""
         loop = asyncio.get_running_loop()
@@ -144,9 +144,9 @@ class Zygote:
 
 
 @contextlib.contextmanager
-def hatched() -> Iterator[Zygote | None]:
+def running_prefork_server() -> Iterator[PreforkServer | None]:
     """One for the block, before any event loop or thread."""
-    zygote = Zygote.hatch()
+    zygote = PreforkServer.hatch()
     try:
         yield zygote
     finally:

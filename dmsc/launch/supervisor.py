@@ -14,7 +14,7 @@ from typing import Self
 from bus.files.plain_files import APPEND, plain
 from dmsc.console.exit_codes import ExitCode
 from dmsc.launch.layout import ChildSpec, child_arguments, command
-from dmsc.launch.prefork_server import ForkedProcess, Order, Zygote
+from dmsc.launch.prefork_server import ForkedProcess, ForkOrder, PreforkServer
 from schemas.errors import BadInput, DmscError
 
 STOP_GRACE_S = 15.0
@@ -50,7 +50,7 @@ class Supervisor:
         environment: Mapping[str, str],
         secrets: Callable[[ChildSpec], Mapping[str, str]] = lambda child: {},
         say: Callable[[str], None],
-        zygote: Zygote | None = None,
+        zygote: PreforkServer | None = None,
         grace_s: float = STOP_GRACE_S,
     ) -> None:
         self._grace_s = grace_s
@@ -145,7 +145,7 @@ class Supervisor:
         with os.fdopen(plain(self._logs / f"{child.name}.log", APPEND), "ab") as log:
             process: Child | None = None
             if self._zygote is not None and not child.users_code:  # whose memory knows of all children
-                order = Order(child_arguments(child, os.getpid()), environment)
+                order = ForkOrder(child_arguments(child, os.getpid()), environment)
                 process = await self._zygote.fork(order, log.fileno())
             if process is None:
                 process = await asyncio.create_subprocess_exec(

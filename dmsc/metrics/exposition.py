@@ -48,7 +48,7 @@ class Exposition:
         encode, content_type = choose_encoder(accept)
         return encode(registry), content_type
 
-    async def _gather(self) -> list[m.Reading]:
+    async def _gather(self) -> list[m.MetricReading]:
         trips = await asyncio.gather(*(_round_trip_s(bus) for bus, _ in self._services))
         readings = list(_log_readings())
         for (bus, entity), trip_s in zip(self._services, trips, strict=True):
@@ -68,7 +68,7 @@ async def _round_trip_s(bus: Bus) -> float | None:
     return time.perf_counter() - began
 
 
-def _bus_readings(bus: Bus, trip_s: float | None) -> Iterator[m.Reading]:
+def _bus_readings(bus: Bus, trip_s: float | None) -> Iterator[m.MetricReading]:
     service, counters = bus.sender.name, bus.counters
     if trip_s is not None:
         yield m.BUS_ROUND_TRIP_S(trip_s, service=service)
@@ -80,13 +80,13 @@ def _bus_readings(bus: Bus, trip_s: float | None) -> Iterator[m.Reading]:
     yield m.DENIED(counters.denied, service=service)
 
 
-def _log_readings() -> Iterator[m.Reading]:
+def _log_readings() -> Iterator[m.MetricReading]:
     for level, count in logs.counted.lines.items():
         yield m.LOG_LINES(count, level=level)
     yield m.LOG_LINES_DROPPED(logs.counted.dropped)
 
 
-def families(readings: Iterable[m.Reading]) -> list[Metric]:
+def families(readings: Iterable[m.MetricReading]) -> list[Metric]:
     """Readings as Prometheus' families, in the order of the table. A series told twice counts once."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for reading in readings:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bus.logs import get_logger
 from entities.http_server.acceptor import Acceptor
-from entities.http_server.connection_limits import LATE, LONG, ConnectionBounds, Connections
+from entities.http_server.connection_limits import LATE, LONG, ConnectionBounds, OpenConnections
 from entities.metrics import Render
 from schemas.errors import BadInput
 
@@ -45,7 +45,7 @@ async def listening(
     Metrics never keep a service from running: where the port is taken a free one is used, and said.
     """
     sock = _bound(options)
-    room = Connections(bounds)
+    room = OpenConnections(bounds)
     scrapes: set[_Scrape] = set()
     acceptor = Acceptor(sock, room, lambda: _Scrape(room, render, scrapes))
     acceptor.start()
@@ -62,7 +62,7 @@ async def listening(
 class _Scrape(asyncio.Protocol):
     """One connection: it asks, is answered, and ends."""
 
-    def __init__(self, room: Connections, render: Render, open_now: set[_Scrape]) -> None:
+    def __init__(self, room: OpenConnections, render: Render, open_now: set[_Scrape]) -> None:
         self._room = room
         self._render = render
         self._open_now = open_now

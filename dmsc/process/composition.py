@@ -30,7 +30,7 @@ class Entity(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ServicePart:
     """One service to run: its identity on the bus and how to make it. Lower `stop_order` stops first."""
 
     sid: str
@@ -89,9 +89,9 @@ ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway
 """What `dmsc run` knows besides policies and the `tracer`. Gateway and router are one per cluster."""
 
 
-def compose(names: Sequence[str], options: RunOptions) -> list[Part]:
+def compose(names: Sequence[str], options: RunOptions) -> list[ServicePart]:
     """The services for these names. Raises `BadInput` for a name or a setting that can't be."""
-    parts: list[Part] = []
+    parts: list[ServicePart] = []
     for name in dict.fromkeys(names):
         if name == "service-registry":
             parts.append(_service_registry(options))
@@ -144,11 +144,11 @@ def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
     return tuple(clusters)
 
 
-def _tracer() -> Part:
-    from dmsc.tracing.tracer import Exported, TracerService
+def _tracer() -> ServicePart:
+    from dmsc.tracing.tracer import SpanExport, TracerService
 
-    export = Exported()  # here, so that what is missing is said before anything is dialled
-    return Part(
+    export = SpanExport()  # here, so that what is missing is said before anything is dialled
+    return ServicePart(
         sid="tracer",
         kind=EntityKind.FUNCTIONAL_MODULE,
         make=lambda bus: TracerService(bus, export),
@@ -156,13 +156,13 @@ def _tracer() -> Part:
     )
 
 
-def _service_registry(options: RunOptions) -> Part:
-    from entities.election.lease import LeaseConfig
+def _service_registry(options: RunOptions) -> ServicePart:
+    from entities.election.lease import LeadershipLeaseConfig
     from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 
-    lead = LeaseConfig(lease_s=lease_s(options.replicas))
+    lead = LeadershipLeaseConfig(lease_s=lease_s(options.replicas))
     config = ServiceRegistryConfig(node=node_name(), replicas=options.replicas, lead=lead)
-    return Part(
+    return ServicePart(
         sid="service-registry",
         kind=EntityKind.SERVICE_REGISTRY,
         make=lambda bus: ServiceRegistry(bus, config),
@@ -170,7 +170,7 @@ def _service_registry(options: RunOptions) -> Part:
     )
 
 
-def _authorizer(options: RunOptions) -> Part:
+def _authorizer(options: RunOptions) -> ServicePart:
     from entities.authorizer import Authorizer, AuthorizerConfig, guarding
 
     if options.tokens_file is None:
@@ -186,7 +186,7 @@ def _authorizer(options: RunOptions) -> Part:
         servers=options.servers,
         bus_token=options.token,
     )
-    return Part(
+    return ServicePart(
         sid=config.sid,
         kind=EntityKind.AUTHORIZER,
         make=lambda bus: Authorizer(bus, config),
@@ -195,19 +195,19 @@ def _authorizer(options: RunOptions) -> Part:
     )
 
 
-def _orchestrator(options: RunOptions) -> Part:
-    from entities.election.lease import LeaseConfig
+def _orchestrator(options: RunOptions) -> ServicePart:
+    from entities.election.lease import LeadershipLeaseConfig
     from entities.orchestrator import Orchestrator, OrchestratorConfig
     from entities.orchestrator.policy.arbitration import ArbitrationConfig
 
     ranks = {module: rank for rank, module in enumerate(reversed(options.precedence), start=1)}
     config = OrchestratorConfig(
         node=node_name(),
-        lease=LeaseConfig(lease_s=lease_s(options.replicas)),
+        lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
         arbitration=ArbitrationConfig(precedence=ranks),
         peak_tflops=options.peak_tflops,
     )
-    return Part(
+    return ServicePart(
         sid="orchestrator",
         kind=EntityKind.ORCHESTRATOR,
         make=lambda bus: Orchestrator(bus, config),
@@ -215,10 +215,10 @@ def _orchestrator(options: RunOptions) -> Part:
     )
 
 
-def _broker(options: RunOptions) -> Part:
+def _broker(options: RunOptions) -> ServicePart:
     from entities.broker import Broker
 
-    return Part(sid=options.broker, kind=EntityKind.BROKER, make=Broker, stop_order=4)
+    return ServicePart(sid=options.broker, kind=EntityKind.BROKER, make=Broker, stop_order=4)
 
 
 def lease_s(replicas: int) -> float:
@@ -226,7 +226,7 @@ def lease_s(replicas: int) -> float:
     return 1.0 if replicas == 1 else 3.0
 
 
-def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
+def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart:
     from entities.gateway import Gateway, GatewayConfig
 
     advertised = "" if port is None else own_address(options.bind)
@@ -238,16 +238,18 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> Part:
         tls=options.tls,
         proxies=options.proxies,
     )
-    return Part(
+    return ServicePart(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1
     )
 
 
-def _router(cluster: str, options: RunOptions) -> Part:
+def _router(cluster: str, options: RunOptions) -> ServicePart:
     from entities.router.service import Router, RouterConfig
 
     config = RouterConfig(cluster=cluster, energy_price=options.energy_price)
-    return Part(sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1)
+    return ServicePart(
+        sid=config.sid, kind=EntityKind.ROUTER, make=lambda bus: Router(bus, config), stop_order=1
+    )
 
 
 def policy_part(
@@ -257,7 +259,7 @@ def policy_part(
     jobs: Sequence[str] = (),
     owner: str = "",
     own_jobs: bool = False,
-) -> Part:
+) -> ServicePart:
     """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`).
 
     `owner`: the user who runs it; empty: the mesh itself. `own_jobs`: it reads stores of their jobs alone.
@@ -270,7 +272,7 @@ def policy_part(
     config = ModuleConfig(
         shadow=shadow, owner=owner, own_jobs=own_jobs, engine=EngineConfig(jobs=tuple(jobs))
     )
-    return Part(
+    return ServicePart(
         sid=module_sid(policy, shadow=shadow),
         kind=EntityKind.FUNCTIONAL_MODULE,
         make=lambda bus: FunctionalModule(bus, policy, config),
@@ -278,7 +280,7 @@ def policy_part(
     )
 
 
-def agent_part(options: AgentOptions) -> Part:
+def agent_part(options: AgentOptions) -> ServicePart:
     """A node agent of a cluster."""
     from entities.cluster.agent import ClusterAgent, ClusterConfig
 
@@ -297,7 +299,7 @@ def agent_part(options: AgentOptions) -> Part:
         allow_urls=options.allow_urls,
         confinement=options.confinement,
     )
-    return Part(
+    return ServicePart(
         sid=names.agent_name(options.cluster, options.node),
         kind=EntityKind.CLUSTER,
         make=lambda bus: ClusterAgent(bus, config),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from entities.cluster.fork_server_client import Confinement
 from schemas.errors import BadInput
-from workers.sandbox.confinement import Way, best_way, works
+from workers.sandbox.confinement import ConfinementMethod, best_method, works
 from workers.sandbox.users import parse_range
 
 CHOICE = "DMSC_SANDBOX"
@@ -17,25 +17,27 @@ TRUST = "--trust-researchers"
 REMEDY = f"a kernel with Landlock (Linux 5.13 or newer), or root, holds it; or take that risk with {TRUST}"
 
 
-def way_here(*, trusted: bool = False) -> Way:
+def way_here(*, trusted: bool = False) -> ConfinementMethod:
     """How users' code is confined here; `none` also where everybody who may submit jobs is trusted.
 
     Raises:
         BadInput: `$DMSC_SANDBOX` asks for a way that does not work here.
     """
     if trusted:
-        return Way.NONE
+        return ConfinementMethod.NONE
     wanted = os.environ.get(CHOICE)
     if not wanted:
-        return best_way()
-    if wanted not in (Way.OWN_USER, Way.LANDLOCK) or not works(Way(wanted)):
+        return best_method()
+    if wanted not in (ConfinementMethod.OWN_USER, ConfinementMethod.LANDLOCK) or not works(
+        ConfinementMethod(wanted)
+    ):
         raise BadInput(f"{CHOICE}={wanted}: this machine can't; leave it away, or {TRUST}")
-    return Way(wanted)
+    return ConfinementMethod(wanted)
 
 
-def sentence(way: Way, *, trusted: bool, code: Sequence[str] = ()) -> str:
+def sentence(way: ConfinementMethod, *, trusted: bool, code: Sequence[str] = ()) -> str:
     """One line on what researchers' code could reach. `code`: the folders of `--code`."""
-    if way is not Way.NONE:
+    if way is not ConfinementMethod.NONE:
         return f"{way}: {way.described}; its code lies in {_folders_of_code(code)}"
     who = f"researchers are trusted ({TRUST})" if trusted else f"so there are no researchers; {REMEDY}"
     return f"{way.described}; {who}"
@@ -71,7 +73,7 @@ def confinement(
     if users:
         parse_range(users)
     way = way_here()
-    if way is Way.NONE:
+    if way is ConfinementMethod.NONE:
         raise BadInput(f"users' code can't be held on this machine: {REMEDY}")
     shut = tuple(dict.fromkeys(str(path.absolute()) for path in closed))
     return Confinement(way=way, users=users or "", closed=shut, read=tuple(read))
@@ -99,13 +101,13 @@ def confine_module(source: str, state: Path | None) -> None:
     if source in BUILT_IN:
         return
     way = way_here()
-    if way is Way.NONE:
+    if way is ConfinementMethod.NONE:
         raise BadInput(f"{source} can't be held on this machine: {REMEDY}")
     file = source.rpartition(":")[0] if ".py:" in source else source
     scratch = (state or default_state()).absolute() / "modules" / Path(file).stem
     closed = tuple(str(path.absolute()) for path in closed_files(state or default_state()))
     reach = Reach(read=(str(Path(file).absolute().parent),), closed=closed, scratch=str(scratch))
-    taken = lease(DEFAULT_RANGE) if way is Way.OWN_USER else None
+    taken = lease(DEFAULT_RANGE) if way is ConfinementMethod.OWN_USER else None
     _kept.append(taken)
     confine(reach, way, user=None if taken is None else taken.user)
 

@@ -13,7 +13,7 @@ from bus.log_shipping import ship_logs
 from bus.logs import bind, get_logger
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
-from dmsc.process.composition import Part
+from dmsc.process.composition import ServicePart
 from dmsc.process.interrupts import interrupts
 from dmsc.process.parent_death import end_at_the_latest
 from entities.metrics import Scraped
@@ -29,7 +29,7 @@ log = get_logger("run")
 
 
 async def serve(
-    parts: Sequence[Part],
+    parts: Sequence[ServicePart],
     servers: Sequence[str],
     token: str | None,
     *,
@@ -81,7 +81,7 @@ async def serve(
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ProcessMetrics:
     """This process's metrics: what makes them, and where they are to be had."""
 
     exposition: Exposition
@@ -89,21 +89,21 @@ class _Told:
 
 
 @asynccontextmanager
-async def _telling(options: MetricsOptions | None) -> AsyncIterator[_Told]:
+async def _telling(options: MetricsOptions | None) -> AsyncIterator[_ProcessMetrics]:
     exposition = Exposition()
     if options is None:
-        yield _Told(exposition)
+        yield _ProcessMetrics(exposition)
         return
     async with listening(options, exposition.render) as url:
         log.info("metrics", url=url)
-        yield _Told(exposition, url)
+        yield _ProcessMetrics(exposition, url)
 
 
 async def _open(
     stack: AsyncExitStack,
     servers: Sequence[str],
     token: str | None,
-    parts: Sequence[Part],
+    parts: Sequence[ServicePart],
     patience_s: float,
     replicas: int | None,
 ) -> None:
@@ -135,7 +135,9 @@ async def _open(
             await asyncio.sleep(0.5)
 
 
-async def _run(part: Part, servers: Sequence[str], token: str | None, told: _Told, last: bool) -> None:
+async def _run(
+    part: ServicePart, servers: Sequence[str], token: str | None, told: _ProcessMetrics, last: bool
+) -> None:
     """One service until it is cancelled. Lines of nobody in particular travel with the `last` one's."""
     bind(service=part.sid)
     async with Bus.connect(servers, name=part.sid, kind=part.kind, token=token) as bus:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dmsc.replay.session import Key, Recorded, Story, judged
+from dmsc.replay.session import Key, RecordedSuggestion, Story, judged
 from policies.kit.view import topic
 from policies.scoring.replay import Replayed
 from policies.scoring.scores import Summary, summarise
@@ -39,10 +39,10 @@ SCORE_COLUMNS = (
 )
 
 
-def beside(story: Story) -> list[tuple[Replayed | None, Recorded | None]]:
+def beside(story: Story) -> list[tuple[Replayed | None, RecordedSuggestion | None]]:
     """Both sides in order of time; what is about the same thing at the same time stands in one row."""
     left = list(story.recorded)
-    rows: list[tuple[Replayed | None, Recorded | None]] = []
+    rows: list[tuple[Replayed | None, RecordedSuggestion | None]] = []
     for mine in story.replayed:
         near = [other for other in left if _same(mine, other)]
         other = min(near, key=lambda one: abs(one.at - mine.at), default=None)
@@ -53,7 +53,7 @@ def beside(story: Story) -> list[tuple[Replayed | None, Recorded | None]]:
     return sorted(rows, key=lambda row: min(side.at for side in row if side is not None))
 
 
-def _same(mine: Replayed, other: Recorded) -> bool:
+def _same(mine: Replayed, other: RecordedSuggestion) -> bool:
     return (
         abs(mine.at - other.at) <= BESIDE_S
         and mine.suggestion.job == other.suggestion.job
@@ -177,7 +177,7 @@ def summary_json(scores: Iterable[PolicyScore]) -> dict[str, float | int | None]
     }
 
 
-def _side(one: Replayed | Recorded) -> dict[str, Any]:
+def _side(one: Replayed | RecordedSuggestion) -> dict[str, Any]:
     return {
         "at": one.at,
         "suggestion": one.suggestion.model_dump(mode="json"),

@@ -10,10 +10,10 @@ from bus.recording.run_record import Frame
 from bus.subjects import POLICY_DECISION, SUGGESTION
 from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, lapse, register
 from entities.orchestrator.policy.suggestion_rules import JobFacts
-from policies.kit.engine import Engine, EngineConfig, Event, Problem
+from policies.kit.engine import Engine, EngineConfig, Event, PolicyProblem
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
-from policies.scoring.replay import Replay, Replayed
+from policies.scoring.replay import PolicyReplay, Replayed
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from policies.scoring.scores import Judged
 from schemas.errors import BadMessage
@@ -27,7 +27,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordedSuggestion:
     """A suggestion that was made in the recorded run, and what was decided of it."""
 
     at: float
@@ -46,10 +46,10 @@ class Story:
     unreadable: int = 0
     unanswered_reads: int = 0
     replayed: list[Replayed] = field(default_factory=list)
-    recorded: list[Recorded] = field(default_factory=list)
+    recorded: list[RecordedSuggestion] = field(default_factory=list)
     scores: dict[Key, list[PolicyScore]] = field(default_factory=dict)
     replayed_scores: list[PolicyScore] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[PolicyProblem] = field(default_factory=list)
 
 
 class Session:
@@ -64,12 +64,14 @@ class Session:
         config = EngineConfig(jobs=tuple(jobs))
         rules = None if policy is None else Rules(policy)
         self.story = Story()
-        self._replay = Replay(policy or _Watcher(), config, **({} if rules is None else {"answer": rules}))
+        self._replay = PolicyReplay(
+            policy or _Watcher(), config, **({} if rules is None else {"answer": rules})
+        )
         self._mine: Scoreboard | None = None
         if policy is not None:
             self._mine = Scoreboard(policy.name, policy.version, self._engine.observations)
         self._boards: dict[Key, Scoreboard] = {}
-        self._by_id: dict[str, Recorded] = {}
+        self._by_id: dict[str, RecordedSuggestion] = {}
         self._rows = self._replay.rows | {SUGGESTION, POLICY_DECISION, *NEEDS}
         self._settled_at = -math.inf
 
@@ -118,7 +120,7 @@ class Session:
         board = self._boards.get(key)
         if board is None:
             board = self._boards[key] = Scoreboard(*key, self._engine.observations)
-        self._by_id[id] = Recorded(at=at, id=id, suggestion=message)
+        self._by_id[id] = RecordedSuggestion(at=at, id=id, suggestion=message)
         self.story.recorded.append(self._by_id[id])
         board.said(message, id, at)
 

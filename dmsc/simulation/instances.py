@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.messages import Load
+from dmsc.simulation.messages import SimulatedLoad
 from dmsc.simulation.scenarios.service_times import Draw
 from schemas.data_plane import MicrobatchNotice, RouteTable
 from schemas.step import Member, MicrobatchDispatch
 from schemas.telemetry import LinkSample
 from workers.routing.next_hop import Binder
-from workers.telemetry.load import Load as Measured
+from workers.telemetry.load import ComputeLoad
 from workers.transaction import data_machine, stage_machine
 from workers.transaction.data_machine import DataMachine
 from workers.transaction.microbatch import Hop
@@ -35,7 +35,7 @@ class Surroundings(Protocol):
     def claim(self, instance: StageInstance, hop: Hop) -> None: ...
 
 
-class Instance(ABC):
+class SimulatedInstance(ABC):
     """What stage and data instances have in common: where they are, whether they live, what they are told."""
 
     machine: StageMachine | DataMachine
@@ -70,7 +70,7 @@ class Instance(ABC):
         """An offer has come, and what it offers."""
 
 
-class StageInstance(Instance):
+class StageInstance(SimulatedInstance):
     """A stage's replica: one compute thread with a queue, backward before forward."""
 
     def __init__(
@@ -98,7 +98,7 @@ class StageInstance(Instance):
         self.summed: list[int] = []
         self.generation = -1
         self.busy_s = 0.0
-        self.measured = Measured()
+        self.measured = ComputeLoad()
         self._service_ms = 0.0
         self._forward = forward
         self._backward = backward
@@ -113,9 +113,9 @@ class StageInstance(Instance):
         """Microbatches that wait for the compute thread."""
         return len(self._queue)
 
-    def load(self) -> Load:
+    def load(self) -> SimulatedLoad:
         """What it says of itself in passing."""
-        return Load(self.machine.open, self._service_ms)
+        return SimulatedLoad(self.machine.open, self._service_ms)
 
     def routed(self, table: RouteTable) -> None:
         self.binder.update(table)
@@ -204,7 +204,7 @@ class StageInstance(Instance):
             self._next()
 
 
-class DataInstance(Instance):
+class DataInstance(SimulatedInstance):
     """Makes microbatches one after the other, `make_s` each."""
 
     def __init__(

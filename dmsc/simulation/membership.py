@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmsc.simulation.instances import DataInstance, Instance, StageInstance
+from dmsc.simulation.instances import DataInstance, SimulatedInstance, StageInstance
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.messages import Notice, as_load, as_notice
+from dmsc.simulation.messages import SimulatedNotice, as_load, as_notice
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, new_binder
 from dmsc.simulation.scenarios.scenario import Job, Overheads, Stage
@@ -57,8 +57,8 @@ class JobMembers(ABC):
         self.network = place.network
         self.registry = place.registry
         self.routes = place.routes
-        self.instances: dict[Member, Instance] = {}
-        self.by_sid: dict[str, Instance] = {}
+        self.instances: dict[Member, SimulatedInstance] = {}
+        self.by_sid: dict[str, SimulatedInstance] = {}
         self._overheads = place.overheads
         self._hop_s = place.overheads.hop_ms / 1e3
         self._output_bytes = [*(stage.output_bytes for stage in self.stages), 0.0]
@@ -108,13 +108,13 @@ class JobMembers(ABC):
             instance.speed = stage.speeds[replica % len(stage.speeds)]
         return instance.member
 
-    def _spawn(self, sid: str, stage: int, cluster: str, node: str | None = None) -> Instance:
+    def _spawn(self, sid: str, stage: int, cluster: str, node: str | None = None) -> SimulatedInstance:
         self._incarnations[sid] += 1
         member = Member.of(sid, f"i{self._incarnations[sid]}")
         node = node or self._next_node(cluster)
         number = int(sid.rpartition("r")[2])
         binder = new_binder(cluster, number, self.spec.microbatches, lambda: self.kernel.now)
-        instance: Instance
+        instance: SimulatedInstance
         if stage < 0:
             instance = DataInstance(
                 self,
@@ -145,7 +145,7 @@ class JobMembers(ABC):
         return instance
 
     # --- registry and routes ------------------------------------------------------------------------------
-    def _register(self, instance: Instance, state: InstanceState) -> None:
+    def _register(self, instance: SimulatedInstance, state: InstanceState) -> None:
         role = "data" if instance.stage < 0 else f"stage/{instance.stage}"
         record = ServiceRecord(
             sid=instance.member.sid,
@@ -175,14 +175,14 @@ class JobMembers(ABC):
         sids = [f"{self.name}-s{stage}-r{replica}" for replica in range(self._replicas[stage])]
         return [record for record in map(self.registry.record, sids) if record is not None]
 
-    def _senders(self, stage: int, cluster: str) -> list[Instance]:
+    def _senders(self, stage: int, cluster: str) -> list[SimulatedInstance]:
         return [
             instance
             for instance in self.by_sid.values()
             if instance.stage == stage - 1 and instance.cluster == cluster
         ]
 
-    def _routed(self, instance: Instance, table: RouteTable) -> None:
+    def _routed(self, instance: SimulatedInstance, table: RouteTable) -> None:
         if instance.alive:
             instance.routed(table)
 
@@ -218,27 +218,29 @@ class JobMembers(ABC):
     # --- hops ---------------------------------------------------------------------------------------------
     def offer(self, sender: StageInstance, hop: Hop, to: Member, direction: str) -> None:
         if direction == "forward":
-            notice = Notice(EPOCH, hop.step, hop.attempt, hop.microbatch, "forward", sender.member, to)
+            notice = SimulatedNotice(
+                EPOCH, hop.step, hop.attempt, hop.microbatch, "forward", sender.member, to
+            )
             self._send(sender, notice, self._output_bytes[sender.stage])
         else:
-            notice = Notice(
+            notice = SimulatedNotice(
                 EPOCH, hop.step, hop.attempt, hop.microbatch, "backward", sender.member, to, sender.load()
             )
             self._send(sender, notice, self._output_bytes[sender.stage - 1])
 
     def offer_data(self, sender: DataInstance, send: Send) -> None:
         step, attempt, number, _ = send.work
-        notice = Notice(EPOCH, step, attempt, number, "forward", sender.member, send.to)
+        notice = SimulatedNotice(EPOCH, step, attempt, number, "forward", sender.member, send.to)
         self._send(sender, notice, self.spec.input_bytes)
 
-    def _send(self, sender: Instance, notice: Notice, size: float) -> None:
+    def _send(self, sender: SimulatedInstance, notice: SimulatedNotice, size: float) -> None:
         target = self.by_sid[notice.receiver.sid]
         took_s = self.network.transfer_s(sender.cluster, target.cluster, size)
         target.transfers += 1
         target.transfer_s += took_s
         self.kernel.after(self._hop_s + took_s, self._arrived, sender, target, notice)
 
-    def _arrived(self, sender: Instance, target: Instance, notice: Notice) -> None:
+    def _arrived(self, sender: SimulatedInstance, target: SimulatedInstance, notice: SimulatedNotice) -> None:
         if not sender.alive or not target.alive or target.member != notice.receiver:
             return  # the receiver's name may have passed on to another incarnation
         target.arrived(as_notice(notice))

@@ -15,7 +15,7 @@ from schemas.step import Member, MicrobatchClaim, StepVote
 
 
 @dataclass(slots=True)
-class Load:
+class SimulatedLoad:
     """What a receiver says of itself in passing; see `schemas.data_plane.HopLoad`."""
 
     open: int
@@ -23,7 +23,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Notice:
+class SimulatedNotice:
     """An offer of one microbatch; see `schemas.data_plane.MicrobatchNotice`."""
 
     epoch: int
@@ -33,13 +33,13 @@ class Notice:
     direction: Literal["forward", "backward"]
     sender: Member
     receiver: Member
-    load: Load | None = None
+    load: SimulatedLoad | None = None
     evaluate: bool = False
     round: int = 0  # of no use here: all answer a fence at the same moment
 
 
 @dataclass(slots=True)
-class Claim:
+class SimulatedClaim:
     """One microbatch in an instance's sum; see `schemas.step.MicrobatchClaim`."""
 
     epoch: int
@@ -53,7 +53,7 @@ class Claim:
 
 
 @dataclass(slots=True)
-class Vote:
+class SimulatedVote:
     """What an instance prepared; see `schemas.step.StepVote`."""
 
     member: Member
@@ -65,17 +65,17 @@ class Vote:
     squared_norms: tuple[float, ...] = ()
 
 
-def as_load(load: Load) -> HopLoad:
+def as_load(load: SimulatedLoad) -> HopLoad:
     return load  # type: ignore[return-value]  # it looks the same to who reads it
 
 
-def as_notice(notice: Notice) -> MicrobatchNotice:
+def as_notice(notice: SimulatedNotice) -> MicrobatchNotice:
     return notice  # type: ignore[return-value]  # it looks the same to who reads it
 
 
-def as_claim(claim: Claim) -> MicrobatchClaim:
+def as_claim(claim: SimulatedClaim) -> MicrobatchClaim:
     return claim  # type: ignore[return-value]  # it looks the same to who reads it
 
 
-def as_vote(vote: Vote) -> StepVote:
+def as_vote(vote: SimulatedVote) -> StepVote:
     return vote  # type: ignore[return-value]  # it looks the same to who reads it

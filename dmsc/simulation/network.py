@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dmsc.simulation.kernel import Kernel
-from dmsc.simulation.scenarios.scenario import Degrade, Link, Scenario
+from dmsc.simulation.scenarios.scenario import Degrade, Scenario, ScenarioLink
 
 Pair = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Way:
+class NetworkPath:
     """One direction between two clusters."""
 
     latency_s: float
@@ -26,18 +26,21 @@ class Way:
 
 
 class Network:
-    """All ways, by (from, to). Those that the scenario does not name are as `Link` has it by default."""
+    """All ways, by (from, to). Those that the scenario does not name are as `ScenarioLink` has it by
+    default."""
 
-    def __init__(self, kernel: Kernel, scenario: Scenario, traced: dict[Pair, Link]) -> None:
+    def __init__(self, kernel: Kernel, scenario: Scenario, traced: dict[Pair, ScenarioLink]) -> None:
         self._kernel = kernel
-        self.ways: dict[Pair, Way] = {}
+        self.ways: dict[Pair, NetworkPath] = {}
         clusters = [cluster.name for cluster in scenario.clusters]
-        usual = Link(between=("a", "a"))
+        usual = ScenarioLink(between=("a", "a"))
         named = {pair: link for link in scenario.links for pair in (link.between, link.between[::-1])}
         for one in clusters:
             for other in clusters:
                 link = named.get((one, other)) or traced.get((one, other)) or usual
-                self.ways[one, other] = Way(link.latency_ms / 1e3, link.bandwidth_bytes_per_s, link.shared)
+                self.ways[one, other] = NetworkPath(
+                    link.latency_ms / 1e3, link.bandwidth_bytes_per_s, link.shared
+                )
 
     def transfer_s(self, one: str, other: str, size: float) -> float:
         """Seconds until `size` bytes that are sent now have arrived."""

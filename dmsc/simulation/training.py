@@ -2,7 +2,7 @@
 
 It does what `entities.orchestrator.step.step_loop` and the gateway do, without their waiting, and without
 messages that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead
-instance would have to answer is left to the `Lost` that follows.
+instance would have to answer is left to the `IncarnationLost` that follows.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dmsc.simulation.instances import DataInstance, Instance, StageInstance
+from dmsc.simulation.instances import DataInstance, SimulatedInstance, StageInstance
 from dmsc.simulation.membership import EPOCH, JobMembers, Place
-from dmsc.simulation.messages import Claim, Vote, as_claim, as_vote
+from dmsc.simulation.messages import SimulatedClaim, SimulatedVote, as_claim, as_vote
 from dmsc.simulation.scenarios.scenario import Job
 from entities.gateway.dispatch.rules import choose_entries
 from entities.orchestrator.transaction import step_events as ev
@@ -38,7 +38,7 @@ class StepDone:
 
 
 @dataclass
-class Progress:
+class SimulatedProgress:
     """What happened to a job."""
 
     steps: list[StepDone] = field(default_factory=list)
@@ -61,7 +61,7 @@ class SimulatedJob(JobMembers):
         self, name: str, spec: Job, place: Place, *, is_done: Callable[[SimulatedJob], None]
     ) -> None:
         super().__init__(name, spec, place)
-        self.progress = Progress()
+        self.progress = SimulatedProgress()
         self._is_done = is_done
         self._lost: set[Member] = set()
         self._step_began: dict[int, float] = {}
@@ -118,7 +118,7 @@ class SimulatedJob(JobMembers):
             self._execute(effect)
 
     def claim(self, instance: StageInstance, hop: Hop) -> None:
-        claim = Claim(
+        claim = SimulatedClaim(
             EPOCH, hop.step, hop.attempt, hop.microbatch, instance.stage, instance.member, hop.upstream.sid
         )
         self.event(ev.Claimed(as_claim(claim)))
@@ -132,7 +132,7 @@ class SimulatedJob(JobMembers):
             case ev.Prepare():
                 after(self._prepare_s(effect), self._prepared, effect)
             case ev.Record(decision):
-                after(over.decide_ms / 1e3, self.event, ev.Recorded(decision))
+                after(over.decide_ms / 1e3, self.event, ev.DecisionRecorded(decision))
             case ev.Commit(decision, ledger):
                 self._note(decision, ledger)
                 after(over.commit_ms / 1e3, self._commit, decision)
@@ -156,7 +156,7 @@ class SimulatedJob(JobMembers):
             case ev.Restart():
                 self.progress.restarts += 1
                 after(over.control_ms / 1e3, self._restart, effect)
-            case ev.Replay():
+            case ev.RecomputationNoted():
                 self.progress.replayed += len(effect.replayed)
             case ev.Boundary():
                 self.progress.done = True
@@ -196,10 +196,10 @@ class SimulatedJob(JobMembers):
     def _prepared(self, effect: ev.Prepare) -> None:
         members = [self._stage_instance(member) for member in effect.members]
         if not all(instance.alive for instance in members):
-            self.event(ev.GroupFailed(effect.stage, effect.generation))
+            self.event(ev.ReductionGroupFailed(effect.stage, effect.generation))
             return
         for instance in members:
-            vote = Vote(
+            vote = SimulatedVote(
                 instance.member, effect.step, effect.attempt, effect.generation, tuple(instance.summed)
             )
             self.event(ev.Voted(effect.stage, as_vote(vote)))
@@ -247,7 +247,7 @@ class SimulatedJob(JobMembers):
                 instance.restarted(effect.attempt)
             instance.generation = effect.generation
         self._admit(effect.members)
-        self.event(ev.GroupFormed(effect.stage, effect.generation))
+        self.event(ev.ReductionGroupFormed(effect.stage, effect.generation))
 
     def _fence(self, effect: ev.Fence) -> None:
         targets = [self.instances[member] for member in effect.targets]
@@ -268,7 +268,7 @@ class SimulatedJob(JobMembers):
                 instance.run(instance.machine.fence(effect.fenced))
                 held, version = instance.machine.told(effect.step, order), effect.step
             answers.append(StepFenced(member=instance.member, version=version, round=effect.round, held=held))
-        self.event(ev.Fenced(effect.round, tuple(answers)))
+        self.event(ev.FenceAcknowledged(effect.round, tuple(answers)))
 
     def _assign(self, effect: ev.Assign) -> None:
         instances = [(self.instances[member], paths) for member, paths in effect.paths.items()]
@@ -322,7 +322,7 @@ class SimulatedJob(JobMembers):
         instance.alive = False
         self.kernel.after(self._overheads.detect_ms / 1e3, self._noticed, instance, replace)
 
-    def _noticed(self, instance: Instance, replace: bool) -> None:
+    def _noticed(self, instance: SimulatedInstance, replace: bool) -> None:
         member = instance.member
         if member in self._lost or self.progress.done:
             return
@@ -335,11 +335,11 @@ class SimulatedJob(JobMembers):
             self.kernel.now,
         )
         self.reroute(instance.stage)
-        self.event(ev.Lost(member))
+        self.event(ev.IncarnationLost(member))
         if replace:
             self.kernel.after(self._overheads.start_s, self._replace, instance)
 
-    def _replace(self, lost: Instance) -> None:
+    def _replace(self, lost: SimulatedInstance) -> None:
         sid = lost.member.sid
         if self.progress.done or self.by_sid[sid] is not lost:
             return
@@ -358,7 +358,7 @@ class SimulatedJob(JobMembers):
         member = self._newest_replica(stage, self.stages[stage], cluster, speed)
         self._arrive(self.instances[member], speed)
 
-    def _arrive(self, instance: Instance, speed: float | None) -> None:
+    def _arrive(self, instance: SimulatedInstance, speed: float | None) -> None:
         instance.machine.attempt = self.machine.attempt
         instance.machine.fence(tuple(self._lost))
         if isinstance(instance, StageInstance):
@@ -367,7 +367,7 @@ class SimulatedJob(JobMembers):
             if table.stage == instance.stage + 1 and table.cluster == instance.cluster:
                 instance.routed(table)
         self._register(instance, InstanceState.PENDING if instance.stage >= 0 else InstanceState.ACTIVE)
-        self.event(ev.Arrived(instance.member, instance.stage))
+        self.event(ev.NewcomerReady(instance.member, instance.stage))
 
     def _state_s(self, effect: ev.SendState) -> float:
         source, target = self.instances[effect.source], self.instances[effect.to]

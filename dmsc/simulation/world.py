@@ -17,7 +17,7 @@ from dmsc.simulation.routing import JobRoutes, windows
 from dmsc.simulation.scenarios.scenario import Degrade, Event, Job, Join, Kill, Scenario, Slow, names
 from dmsc.simulation.scenarios.traces import Traced, read_trace
 from dmsc.simulation.training import SimulatedJob
-from entities.service_registry.core import LeaseConfig, RegistryCore
+from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from schemas.errors import BadInput
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
@@ -42,7 +42,7 @@ def are_apart(scenario: Scenario) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobShare:
     """Which jobs a world carries out: each `of`-th, from `number` on. The others only take their places."""
 
     number: int = 0
@@ -60,7 +60,7 @@ class Lane:
 class World:
     """One run. `run()` returns when all jobs are done, or at the scenario's limit."""
 
-    def __init__(self, scenario: Scenario, seed: int, folder: Path, part: Part = Part()) -> None:
+    def __init__(self, scenario: Scenario, seed: int, folder: Path, part: JobShare = JobShare()) -> None:
         """
         Args:
             scenario: what is simulated.
@@ -76,7 +76,7 @@ class World:
         self.kernel = Kernel()
         """What concerns all jobs: samples, and the scenario's events."""
         self._apart = are_apart(scenario)
-        self.registry = RegistryCore(LeaseConfig())
+        self.registry = RegistryCore(RegistrationLeaseConfig())
         self.happened: list[Happened] = []
         self.lanes: dict[Lane, str] = {}
         """With a job of each."""

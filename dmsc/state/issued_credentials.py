@@ -21,7 +21,7 @@ OWNER = "owner"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IssuedCredential:
     """What is kept of a credential: everything but the credential. Times are seconds since the epoch."""
 
     id: str
@@ -43,14 +43,14 @@ class Issued:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
 
-    def all(self) -> list[Entry]:
+    def all(self) -> list[IssuedCredential]:
         """Oldest first. Raises `BadInput` where the file is damaged."""
         if not self._path.exists():
             return []
-        found: dict[str, Entry] = {}
+        found: dict[str, IssuedCredential] = {}
         for number, line in enumerate(text_of(self._path).splitlines(), start=1):
             try:
-                entry = Entry(**json.loads(line))
+                entry = IssuedCredential(**json.loads(line))
             except (ValueError, TypeError):
                 raise BadInput(f"{self._path}:{number} is damaged: remove the line") from None
             found[entry.id] = entry  # the last word counts
@@ -58,7 +58,7 @@ class Issued:
 
     def add(self, made: Credential, now: float) -> None:
         who = made.identity
-        self._write(Entry(made.id, who.name, str(who.kind), now, float(made.expires_at)))
+        self._write(IssuedCredential(made.id, who.name, str(who.kind), now, float(made.expires_at)))
 
     def ids_of(self, which: str) -> list[str]:
         """The ids that somebody means by an id or a name. An id need not be of a credential made here.
@@ -73,7 +73,7 @@ class Issued:
             raise BadInput(f"no credential {which!r} was made here; see `dmsc credential list`")
         return found
 
-    def end(self, until: float, now: float) -> list[Entry]:
+    def end(self, until: float, now: float) -> list[IssuedCredential]:
         """The root that has signed them counts until then; returns those that were good."""
         good = [one for one in self.all() if one.state(now) == "good"]
         for one in good:
@@ -85,7 +85,7 @@ class Issued:
             if one.id == id:
                 self._write(replace(one, revoked_at=now))
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: IssuedCredential) -> None:
         if not self._path.exists():
             write_private(self._path, "")
         with os.fdopen(plain(self._path, os.O_WRONLY | os.O_APPEND), "a") as file:

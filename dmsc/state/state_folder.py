@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bus.guard.guard_keys import GuardKeys
-    from bus.security.trust_roots import Roots
+    from bus.security.trust_roots import TrustRoots
     from bus.server.embedded import Tls
     from schemas.errors import BadInput
 
@@ -296,16 +296,16 @@ class StateFolder:
         """Says which roots count; the guard looks there."""
         return self.path / "roots.json" if self.host_servers() else self.guard_file
 
-    def roots(self) -> Roots:
+    def roots(self) -> TrustRoots:
         """Raises `BadInput` where the file is missing or damaged."""
         from bus.guard.guard_keys import GuardKeys
-        from bus.security.trust_roots import Roots
+        from bus.security.trust_roots import TrustRoots
 
         if self.host_servers():
-            return Roots.read(self.roots_file)
+            return TrustRoots.read(self.roots_file)
         return GuardKeys.read(self.guard_file).roots
 
-    def write_roots(self, roots: Roots, *, fresh_keys: bool = False) -> None:
+    def write_roots(self, roots: TrustRoots, *, fresh_keys: bool = False) -> None:
         """`fresh_keys`: the guard gets new keys, too, which the server knows after a restart."""
         from bus.guard.guard_keys import GuardKeys
 
@@ -315,7 +315,9 @@ class StateFolder:
         keys = GuardKeys.read(self.guard_file).with_roots(roots, fresh=fresh_keys)
         write_private(self.guard_file, keys.text())
 
-    def write_root(self, root: str, before: Sequence[str], roots: Roots, *, fresh_keys: bool = False) -> None:
+    def write_root(
+        self, root: str, before: Sequence[str], roots: TrustRoots, *, fresh_keys: bool = False
+    ) -> None:
         """A new root in place of the one that is there.
 
         Killed between two of the writes it leaves a folder that opens, with the old root or the new one:
@@ -358,10 +360,10 @@ class StateFolder:
         """The file of roots agrees with `bus_token` again: somebody has removed that, or a rotation was cut
         short between the two."""
         from bus.security.credentials import root_public
-        from bus.security.trust_roots import Roots
+        from bus.security.trust_roots import TrustRoots
 
         if not self.roots_file.exists():
-            self.write_roots(Roots(root=root_public(root)))
+            self.write_roots(TrustRoots(root=root_public(root)))
             return
         known = self.roots()
         mended = known.of(root, self.roots_before(), time.time())

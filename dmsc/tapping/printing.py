@@ -7,9 +7,9 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from bus.tap.causal_tree import CausalTree, Node, draw, draw_node
-from bus.tap.message import Tapped
-from bus.tap.microbatch_trace import Hop
+from bus.tap.causal_tree import CausalTree, TreeNode, draw, draw_node
+from bus.tap.message import TappedMessage
+from bus.tap.microbatch_trace import TraceHop
 from bus.tap.rendering import as_json, render, render_raw
 
 _colours = {"request": "cyan", "reply": "green", "stream": "magenta", "key-value": "yellow", "problem": "red"}
@@ -26,7 +26,7 @@ class Printer:
 
             self._console = Console()
 
-    def message(self, tapped: Tapped) -> None:
+    def message(self, tapped: TappedMessage) -> None:
         if self._raw:
             print(render_raw(tapped), flush=True)
         elif self._json:
@@ -40,10 +40,10 @@ class Printer:
             text = Text(f"{line}{self._id_of(tapped)}", style=_colours.get(line.tone, ""))
             self._console.print(text, soft_wrap=True)
 
-    def hop(self, hop: Hop) -> None:
+    def hop(self, hop: TraceHop) -> None:
         print(json.dumps(asdict(hop)) if self._json else str(hop), flush=True)
 
-    def node(self, tree: CausalTree, node: Node) -> None:
+    def node(self, tree: CausalTree, node: TreeNode) -> None:
         """A message as it joins the tree."""
         if self._json:
             self._node_as_json(node)
@@ -60,13 +60,13 @@ class Printer:
         if tree.left_out:
             note(f"{tree.left_out:,} more messages of the tree are left out")
 
-    def _node_as_json(self, node: Node) -> None:
+    def _node_as_json(self, node: TreeNode) -> None:
         if node.tapped is None:
             return
         found = {"depth": node.depth, "parent": None if node.parent is None else node.parent.id}
         print(json.dumps(found | json.loads(as_json(node.tapped))), flush=True)
 
-    def _id_of(self, tapped: Tapped) -> str:
+    def _id_of(self, tapped: TappedMessage) -> str:
         if not self._ids or tapped.envelope is None:
             return ""
         cause = tapped.envelope.causation

@@ -11,12 +11,12 @@ from pathlib import Path
 from bus.connection import Bus
 from bus.tap import scope as tap_scope
 from bus.tap.causal_tree import CausalTree
-from bus.tap.decoder import INBOXES, Lens
+from bus.tap.decoder import INBOXES, TapDecoder
 from bus.tap.file import CLOSED_OFF_S, TapRecorder, read_tap
 from bus.tap.history import past
 from bus.tap.live_tap import Tap
-from bus.tap.message import Tapped
-from bus.tap.microbatch_trace import Microbatch, Trail, recorded
+from bus.tap.message import TappedMessage
+from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace, recorded
 from bus.tap.rendering import render_rates
 from dmsc.state.settings import BusAddress
 from dmsc.tapping import role as tap_role
@@ -33,7 +33,7 @@ May = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class TapRequest:
     """What was asked for, as typed.
 
     Raises:
@@ -69,16 +69,18 @@ class Wanted:
             return ()
         return self.patterns if self.follow is None else EVERYTHING
 
-    def lens(self, may: May | None = None) -> Lens:
+    def lens(self, may: May | None = None) -> TapDecoder:
         if self.follow is not None:
-            return Lens((*EVERYTHING, INBOXES), replies=True, may=may)
+            return TapDecoder((*EVERYTHING, INBOXES), replies=True, may=may)
         if self.microbatch is not None:
-            return Lens(Microbatch.parse(self.microbatch).patterns(), may=may)
-        return Lens(self.patterns, filters=self.filters, replies=self.replies, sample=self.sample, may=may)
+            return TapDecoder(Microbatch.parse(self.microbatch).patterns(), may=may)
+        return TapDecoder(
+            self.patterns, filters=self.filters, replies=self.replies, sample=self.sample, may=may
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class TapRole:
     """Where a role is known: a gateway and the user's own token."""
 
     gateway: str | None = None
@@ -87,7 +89,7 @@ class Door:
 
 
 # --- a file ------------------------------------------------------------------------------------------------
-def read(path: Path, wanted: Wanted, printer: Printer) -> None:
+def read(path: Path, wanted: TapRequest, printer: Printer) -> None:
     """Show a recorded file.
 
     Raises:
@@ -102,7 +104,7 @@ def read(path: Path, wanted: Wanted, printer: Printer) -> None:
     if wanted.follow is not None:
         _tree_of_file(wanted.follow, items, printer)
         return
-    trail = None if wanted.microbatch is None else Trail(Microbatch.parse(wanted.microbatch))
+    trail = None if wanted.microbatch is None else MicrobatchTrace(Microbatch.parse(wanted.microbatch))
     shown = 0
     for tapped in items:
         if trail is None:
@@ -116,7 +118,7 @@ def read(path: Path, wanted: Wanted, printer: Printer) -> None:
             return
 
 
-def _tree_of_file(root: str, items: Iterable[Tapped], printer: Printer) -> None:
+def _tree_of_file(root: str, items: Iterable[TappedMessage], printer: Printer) -> None:
     tree = CausalTree(root)
     try:
         tree.add_all(items)
@@ -127,7 +129,7 @@ def _tree_of_file(root: str, items: Iterable[Tapped], printer: Printer) -> None:
 
 
 # --- a bus -------------------------------------------------------------------------------------------------
-async def listen(address: BusAddress, wanted: Wanted, printer: Printer, door: Door) -> None:
+async def listen(address: BusAddress, wanted: TapRequest, printer: Printer, door: TapRole) -> None:
     """Show what travels, until cancelled, `count` messages, or the end of what was asked for."""
     scope = await _scope(wanted, door)
     may = None if scope is None else tap_scope.may(scope)
@@ -147,7 +149,7 @@ async def listen(address: BusAddress, wanted: Wanted, printer: Printer, door: Do
             await _show(bus, wanted, printer, may)
 
 
-async def _scope(wanted: Wanted, door: Door) -> TapScope | None:
+async def _scope(wanted: TapRequest, door: TapRole) -> TapScope | None:
     token = tap_role.given_token(door.token)
     if token is None:
         return None
@@ -158,13 +160,13 @@ async def _scope(wanted: Wanted, door: Door) -> TapScope | None:
     return scope
 
 
-def _tap(bus: Bus, wanted: Wanted, may: May | None) -> Tap:
+def _tap(bus: Bus, wanted: TapRequest, may: May | None) -> Tap:
     return Tap(
         bus, wanted.patterns, filters=wanted.filters, replies=wanted.replies, sample=wanted.sample, may=may
     )
 
 
-async def _show(bus: Bus, wanted: Wanted, printer: Printer, may: May | None) -> None:
+async def _show(bus: Bus, wanted: TapRequest, printer: Printer, may: May | None) -> None:
     shown = 0
     recording = nullcontext() if wanted.record is None else TapRecorder(wanted.record)
     async with AsyncExitStack() as stack:
@@ -205,7 +207,7 @@ async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
         await asyncio.gather(working, return_exceptions=True)
 
 
-async def _rates(bus: Bus, wanted: Wanted, may: May | None) -> None:
+async def _rates(bus: Bus, wanted: TapRequest, may: May | None) -> None:
     async with _tap(bus, wanted, may) as tapping:
 
         def tell() -> None:
@@ -231,11 +233,11 @@ async def _rates(bus: Bus, wanted: Wanted, may: May | None) -> None:
             tell()
 
 
-async def _microbatch(bus: Bus, wanted: Wanted, printer: Printer, may: May | None) -> None:
+async def _microbatch(bus: Bus, wanted: TapRequest, printer: Printer, may: May | None) -> None:
     """What is recorded of the microbatch; if that is not all, what still comes."""
     assert wanted.microbatch is not None
     microbatch = Microbatch.parse(wanted.microbatch)
-    trail = Trail(microbatch)
+    trail = MicrobatchTrace(microbatch)
     async with Tap(bus, microbatch.patterns(), may=may) as tapping:
         before = await recorded(bus, microbatch)
         for hop in trail.add_all(before)[: wanted.count]:
@@ -254,7 +256,7 @@ async def _microbatch(bus: Bus, wanted: Wanted, printer: Printer, may: May | Non
 
 
 async def _follow(
-    bus: Bus, wanted: Wanted, printer: Printer, scope: TapScope | None, may: May | None
+    bus: Bus, wanted: TapRequest, printer: Printer, scope: TapScope | None, may: May | None
 ) -> None:
     """The tree as the streams have it; then each message that joins it, and at the end the whole again."""
     assert wanted.follow is not None

@@ -36,7 +36,7 @@ Value = str | int | float | bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class TraceSpan:
     """One span; times in seconds since the epoch. `events`: (time, name, text)."""
 
     name: str
@@ -75,7 +75,7 @@ class JobTrace:
     def root(self) -> str:
         return self._id("job")
 
-    def add(self, event: JobEvent) -> Iterator[Span]:
+    def add(self, event: JobEvent) -> Iterator[TraceSpan]:
         """The spans that end with this event, parents after their children."""
         if self._began is None:
             self._began = self.record.submitted_at
@@ -95,7 +95,7 @@ class JobTrace:
             yield from self._moved(event, event.state)
 
     # --- states -------------------------------------------------------------------------------------------
-    def _moved(self, event: JobEvent, state: JobState) -> Iterator[Span]:
+    def _moved(self, event: JobEvent, state: JobState) -> Iterator[TraceSpan]:
         if self._state is not None and self._state[0] is state:
             return  # another reason for the same state
         if self._state is not None:
@@ -118,7 +118,7 @@ class JobTrace:
                 "dmsc.job.steps": self.record.spec.training.steps,
                 "dmsc.correlation": self.record.correlation,
             }
-            yield Span(
+            yield TraceSpan(
                 name="job",
                 trace=self.trace,
                 id=self.root,
@@ -134,7 +134,7 @@ class JobTrace:
         return self._id(f"state {self._states}")
 
     # --- steps --------------------------------------------------------------------------------------------
-    def _step(self, result: StepResult, at: float) -> Iterator[Span]:
+    def _step(self, result: StepResult, at: float) -> Iterator[TraceSpan]:
         name, begin = f"step {result.step}/{result.attempt}", self._begin_of(result, at)
         if result.phases is not None:
             now = begin
@@ -144,7 +144,7 @@ class JobTrace:
                 now += took_s
         self._pending_step = result, at
 
-    def _committed(self, until: float) -> Iterator[Span]:
+    def _committed(self, until: float) -> Iterator[TraceSpan]:
         """The step that was decided last ends where the next begins: its members have applied it."""
         if self._pending_step is None:
             return
@@ -172,8 +172,8 @@ class JobTrace:
     # --- what all have ------------------------------------------------------------------------------------
     def _span(
         self, name: str, parent: str, start: float, end: float, attributes: Mapping[str, Value], id: str = ""
-    ) -> Span:
-        return Span(
+    ) -> TraceSpan:
+        return TraceSpan(
             name=name,
             trace=self.trace,
             id=id or self._id(f"{parent} {name}"),

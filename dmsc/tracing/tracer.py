@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from dmsc.tracing.spans import JobTrace, Span
+from dmsc.tracing.spans import JobTrace, TraceSpan
 from schemas.errors import BadInput, DmscError, Unavailable
 from schemas.job import ENDED, JobEvent, JobRecord
 
@@ -45,7 +45,9 @@ class TracerConfig:
 class Tracer:
     """Follows all jobs of a mesh. `export` is called with each span as it ends."""
 
-    def __init__(self, bus: Bus, export: Callable[[Span], None], config: TracerConfig | None = None) -> None:
+    def __init__(
+        self, bus: Bus, export: Callable[[TraceSpan], None], config: TracerConfig | None = None
+    ) -> None:
         self._bus = bus
         self._export = export
         self._config = config or TracerConfig()
@@ -91,7 +93,7 @@ class Tracer:
                 return None
 
 
-class Exported:
+class SpanExport:
     """Spans in OpenTelemetry's own form, batched and sent by its SDK.
 
     Raises:
@@ -107,7 +109,7 @@ class Exported:
         self._provider: TracerProvider = TracerProvider()  # reads OTEL_RESOURCE_ATTRIBUTES, …_SAMPLER
         self._processor = processor or BatchSpanProcessor(_otlp())
 
-    def __call__(self, span: Span) -> None:
+    def __call__(self, span: TraceSpan) -> None:
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.sdk.trace.sampling import Decision
         from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -143,7 +145,7 @@ class Exported:
 class TracerService:
     """The tracer as `dmsc run` knows services; its exporter ends with it."""
 
-    def __init__(self, bus: Bus, export: Exported, config: TracerConfig | None = None) -> None:
+    def __init__(self, bus: Bus, export: SpanExport, config: TracerConfig | None = None) -> None:
         self._export = export
         self._tracer = Tracer(bus, export, config)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 
-from bus.guard.connection_admin import Connections
+from bus.guard.connection_admin import ConnectionAdmin
 from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.messaging.disconnects import ACCOUNT
@@ -36,7 +36,7 @@ def connection_of(user: str) -> str:
     return USER_PREFIX + user
 
 
-class Evictions:
+class Disconnections:
     """Ends connections in one account, at the servers' system account.
 
     It dials for each time: that is rare.
@@ -106,7 +106,7 @@ class Evictions:
         """
         ended: set[tuple[str, int]] = set()
         silent = 0
-        async with Connections.open(self._servers, self._keys, name=self._name) as connections:
+        async with ConnectionAdmin.open(self._servers, self._keys, name=self._name) as connections:
             for look in range(2):
                 if look:
                     await asyncio.sleep(again_s)

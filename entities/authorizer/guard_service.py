@@ -16,11 +16,11 @@ from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
 from entities.authorizer.audit.audit_trail import AuditTrail
 from entities.authorizer.audit.refusals import Refusals
-from entities.authorizer.connections.connection_authorizer import Doorkeeper, Tell
+from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer, Reporter
 from entities.authorizer.connections.expulsions import Expulsions
 from entities.authorizer.connections.job_states import JobStates
 from entities.authorizer.connections.roots_file import RootsFile
-from entities.authorizer.disconnection import Evictions
+from entities.authorizer.disconnection import Disconnections
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.users.directory import UserDirectory
 from schemas.envelope import EntityKind
@@ -30,7 +30,9 @@ log = get_logger("authorizer")
 
 
 @asynccontextmanager
-async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncIterator[Doorkeeper]:
+async def guarding(
+    config: AuthorizerConfig, tell: Reporter | None = None
+) -> AsyncIterator[ConnectionAuthorizer]:
     """Answers the servers about connections, before and while the authorizer has one itself.
 
     `tell`: where lines about who was let in go, if not to the log.
@@ -44,9 +46,9 @@ async def guarding(config: AuthorizerConfig, tell: Tell | None = None) -> AsyncI
     refusals = Refusals(config.sid, config.door_folding)
     keys = GuardKeys.read(config.keys_file)
     jobs = JobStates()
-    evictions = Evictions(config.servers, keys, name=config.sid)
+    evictions = Disconnections(config.servers, keys, name=config.sid)
     roots = RootsFile(config.keys_file, evictions if config.ends_old_roots else None)
-    doorkeeper = Doorkeeper(
+    doorkeeper = ConnectionAuthorizer(
         keys,
         lambda: directory.users,
         tell,

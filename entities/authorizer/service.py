@@ -19,19 +19,19 @@ from bus.connection import Bus
 from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.mesh.discovery import resolve
-from bus.mesh.registration import Presence
-from bus.mesh.resealing import SealedAnew
+from bus.mesh.registration import RegistrationClient
+from bus.mesh.resealing import Resealing
 from bus.messaging.handlers import Subscription
 from entities.authorizer.access.access_files import RulesFile
 from entities.authorizer.access.access_policy import Ruling, decide, explain, needs_owner, nobody, quota_of
-from entities.authorizer.access.authentication import Stranger, User
+from entities.authorizer.access.authentication import UnknownUser, User
 from entities.authorizer.audit.audit_archive import AuditArchive
 from entities.authorizer.audit.audit_trail import AuditTrail, about
-from entities.authorizer.audit.rate_limited_records import FoldingConfig
+from entities.authorizer.audit.rate_limited_records import RateLimitedRecordsConfig
 from entities.authorizer.audit.refusals import Refusals
-from entities.authorizer.disconnection import Evictions
+from entities.authorizer.disconnection import Disconnections
 from entities.authorizer.users.directory import UserDirectory
-from entities.authorizer.users.operations import ThrowOut, TokenConfig, UserDesk, nobody_to_throw_out
+from entities.authorizer.users.operations import ThrowOut, TokenConfig, UserOperations, nobody_to_throw_out
 from entities.authorizer.users.records import UserRecords
 from schemas import names
 from schemas.access import (
@@ -76,9 +76,9 @@ class AuthorizerConfig:
     valid_s: float = 5.0  # how long a gateway may cache a yes; who is taken out of the file is out after this
     check_s: float = 0.5  # how often the files are looked at; a changed one is read on the next look
     tokens: TokenConfig = field(default_factory=TokenConfig)
-    folding: FoldingConfig = field(default_factory=FoldingConfig)  # of refused requests
+    folding: RateLimitedRecordsConfig = field(default_factory=RateLimitedRecordsConfig)  # of refused requests
     # of refused connections: one record of who, where from and why, then how often
-    door_folding: FoldingConfig = field(default_factory=lambda: FoldingConfig(each=1))
+    door_folding: RateLimitedRecordsConfig = field(default_factory=lambda: RateLimitedRecordsConfig(each=1))
 
     def __post_init__(self) -> None:
         if self.check_s <= 0 or self.valid_s < 0:
@@ -100,11 +100,11 @@ class Authorizer:
         if config.audit_folder is not None:
             self.archive = AuditArchive(config.audit_folder, self.directory.key, config.sid)
         self.audit = AuditTrail(bus, config.sid, Refusals(config.sid, config.folding), self.archive)
-        self.evictions: Evictions | None = None
+        self.evictions: Disconnections | None = None
         if config.keys_file is not None:
-            self.evictions = Evictions(config.servers, GuardKeys.read(config.keys_file), name=config.sid)
+            self.evictions = Disconnections(config.servers, GuardKeys.read(config.keys_file), name=config.sid)
             throw_out = self.evictions.throw_out
-        self._desk = UserDesk(bus, self.directory, self.audit, throw_out, config.tokens)
+        self._desk = UserOperations(bus, self.directory, self.audit, throw_out, config.tokens)
         self._bus = bus
         self._jobs = bus.bucket(subjects.JOB_RECORD)
 
@@ -113,7 +113,7 @@ class Authorizer:
         subscriptions: list[Subscription] = []
         await self.directory.start(self._bus)
         await self.directory.read.wait()  # no token is judged before
-        sealing = SealedAnew(self._bus, EntityKind.AUTHORIZER, UserRecords(self._bus).seal_old)
+        sealing = Resealing(self._bus, EntityKind.AUTHORIZER, UserRecords(self._bus).seal_old)
         await sealing.start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.audit.run())
@@ -126,7 +126,7 @@ class Authorizer:
                     (subjects.EXPLAIN_ACCESS, self._explain),
                 ):
                     subscriptions.append(await self._bus.serve(row, server, queue_group=QUEUE_GROUP))
-                async with Presence(self._bus, self._record()):
+                async with RegistrationClient(self._bus, self._record()):
                     log.info(
                         "authorizer ready",
                         users=len(self.directory.users.listed),
@@ -170,8 +170,8 @@ class Authorizer:
         )
         return decision
 
-    async def _rule(self, found: User | Stranger, action: str, resource: str) -> Ruling:
-        if isinstance(found, Stranger):
+    async def _rule(self, found: User | UnknownUser, action: str, resource: str) -> Ruling:
+        if isinstance(found, UnknownUser):
             return nobody(found.reason)
         if found.role is Role.RESEARCHER and not self.config.researchers:
             return nobody(NO_RESEARCHERS)
@@ -195,7 +195,7 @@ class Authorizer:
     async def _record_ruling(
         self,
         ruling: Ruling,
-        found: User | Stranger,
+        found: User | UnknownUser,
         action: str,
         resource: str,
         gateway: str,
@@ -213,7 +213,7 @@ class Authorizer:
         found = await self.directory.recognise(message.token)
         action = f"user.{message.op}"
         ruling = await self._rule(found, action, message.name)
-        if not ruling.decision.allow or isinstance(found, Stranger):
+        if not ruling.decision.allow or isinstance(found, UnknownUser):
             await self._record_ruling(ruling, found, action, message.name, message.gateway)
             raise Refused(ruling.decision.reason, user=ruling.decision.user)
         log.info("user command", op=message.op, user=message.name, by=found.name)
@@ -229,7 +229,7 @@ class Authorizer:
         found = await self.directory.recognise(message.token)
         about_whom = message.user or found.name
         ruling = await self._rule(found, "access.explain", about_whom)
-        if not ruling.decision.allow or isinstance(found, Stranger):
+        if not ruling.decision.allow or isinstance(found, UnknownUser):
             await self._record_ruling(ruling, found, "access.explain", about_whom, message.gateway)
             raise Refused(ruling.decision.reason, user=ruling.decision.user)
         user = found if about_whom == found.name else self._user(about_whom)

@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from bus.guard.auth_callout import Caller, Callout, Grant
+from bus.guard.auth_callout import AuthCallout, Caller, ConnectionGrant
 from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.security.credentials import root_of, root_public
-from bus.security.trust_roots import PresentRoots, Roots
+from bus.security.trust_roots import PresentRoots, TrustRoots
 from entities.authorizer.audit.refusals import Refusals
-from entities.authorizer.connections.connection_authorizer import Doorkeeper, PresentUsers, Tell
+from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer, PresentUsers, Reporter
 from entities.authorizer.connections.expulsions import Expulsions
 from entities.authorizer.connections.job_states import JobStates
 from entities.authorizer.connections.roots_file import RootsFile
-from entities.authorizer.disconnection import Evictions
+from entities.authorizer.disconnection import Disconnections
 from entities.authorizer.guard_service import following
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.users.directory import UserDirectory
@@ -45,12 +45,12 @@ class Tenant:
 class TenantGuard:
     """Sends each caller to the doorkeeper of its tenant. Refusals of strangers are its own."""
 
-    def __init__(self, doorkeepers: Sequence[Doorkeeper], strangers: Doorkeeper) -> None:
+    def __init__(self, doorkeepers: Sequence[ConnectionAuthorizer], strangers: ConnectionAuthorizer) -> None:
         """`doorkeepers`: of a tenant each; `strangers` knows nobody, and says so."""
         self.doorkeepers = tuple(doorkeepers)
         self.strangers = strangers
 
-    def decide(self, caller: Caller) -> Grant:
+    def decide(self, caller: Caller) -> ConnectionGrant:
         """
         Raises:
             Refused: the reason, for the log.
@@ -63,7 +63,7 @@ class TenantGuard:
     def left_out(self, caller: Caller, error: Refused) -> None:
         self._whose(caller).left_out(caller, error)
 
-    def _whose(self, caller: Caller) -> Doorkeeper:
+    def _whose(self, caller: Caller) -> ConnectionAuthorizer:
         if caller.signature:
             try:
                 root = root_of(caller.token)
@@ -79,7 +79,7 @@ class TenantGuard:
 
 @asynccontextmanager
 async def guarding_tenants(
-    servers: Sequence[str], keys: GuardKeys, tenants: Sequence[Tenant], tell: Tell | None = None
+    servers: Sequence[str], keys: GuardKeys, tenants: Sequence[Tenant], tell: Reporter | None = None
 ) -> AsyncIterator[TenantGuard]:
     """Answers the servers about connections to any of these tenants, until the end of the block.
 
@@ -89,12 +89,12 @@ async def guarding_tenants(
         BadInput: a tenant's users' file or key is missing or wrong, or two tenants have one root.
         BusUnreachable, Refused: the servers are away, or have other keys.
     """
-    doorkeepers: dict[str, Doorkeeper] = {}
+    doorkeepers: dict[str, ConnectionAuthorizer] = {}
     async with AsyncExitStack() as stack:
         followed = []
         for tenant in tenants:
             directory = UserDirectory(tenant.users.tokens_file, tenant.users.user_key)
-            evictions = Evictions(servers, keys, name=GUARD, account=tenant.account)
+            evictions = Disconnections(servers, keys, name=GUARD, account=tenant.account)
             roots = _roots_of(tenant.users, evictions)
             root = roots.present().root if roots else root_public(tenant.users.bus_token or "")
             if root in doorkeepers:
@@ -104,7 +104,7 @@ async def guarding_tenants(
                 )
             refusals = Refusals(tenant.users.sid, tenant.users.door_folding)
             jobs = JobStates()
-            doorkeepers[root] = Doorkeeper(
+            doorkeepers[root] = ConnectionAuthorizer(
                 keys,
                 _present(directory),
                 tell,
@@ -119,8 +119,10 @@ async def guarding_tenants(
             if roots:
                 await stack.enter_async_context(roots.followed(tenant.users.check_s))
             followed.append((directory, jobs, tenant.users, refusals, expulsions))
-        guard = TenantGuard(tuple(doorkeepers.values()), Doorkeeper(keys, lambda: (), tell, account=""))
-        await stack.enter_async_context(Callout.running(servers, keys, guard, name=GUARD))
+        guard = TenantGuard(
+            tuple(doorkeepers.values()), ConnectionAuthorizer(keys, lambda: (), tell, account="")
+        )
+        await stack.enter_async_context(AuthCallout.running(servers, keys, guard, name=GUARD))
         for directory, jobs, config, refusals, expulsions in followed:
             await stack.enter_async_context(expulsions.carried_out())
             await stack.enter_async_context(following(directory, jobs, config, refusals))
@@ -131,9 +133,9 @@ def _present(directory: UserDirectory) -> PresentUsers:
     return lambda: directory.users
 
 
-def _roots_of(users: AuthorizerConfig, evictions: Evictions) -> RootsFile | None:
+def _roots_of(users: AuthorizerConfig, evictions: Disconnections) -> RootsFile | None:
     return None if users.roots_file is None else RootsFile(users.roots_file, evictions)
 
 
 def _alone(root: str) -> PresentRoots:
-    return lambda: Roots(root=root)
+    return lambda: TrustRoots(root=root)

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
-from bus.broker.relay import Relay
+from bus.broker.relay import BrokerRelay
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
-from entities.metrics import BROKER_CALLS, BROKER_DROPPED, BROKER_REFUSED, BROKER_WAITING, Reading
+from bus.mesh.registration import RegistrationClient
+from entities.metrics import BROKER_CALLS, BROKER_DROPPED, BROKER_REFUSED, BROKER_WAITING, MetricReading
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
@@ -25,10 +25,10 @@ class Broker:
     """One of any number that share the questions."""
 
     def __init__(self, bus: Bus) -> None:
-        self.relay = Relay(bus)
+        self.relay = BrokerRelay(bus)
         self._bus = bus
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricReading]:
         """For whoever scrapes this process."""
         for kind, count in self.relay.asked.items():
             yield BROKER_CALLS(count, kind=kind)
@@ -55,7 +55,7 @@ class Broker:
         """Serving does not wait for the registry, which may itself need a moment."""
         while True:
             try:
-                async with Presence(self._bus, self._record()):
+                async with RegistrationClient(self._bus, self._record()):
                     await asyncio.Event().wait()
             except DmscError as error:
                 log.info("broker is not registered yet", reason=error.text)

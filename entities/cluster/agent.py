@@ -24,17 +24,17 @@ import psutil
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.security import renewal
 from bus.security.identity import Identity, is_credential, is_root
 from bus.subject import Subject
 from entities import metrics
-from entities.cluster.core import judge, offer_slots
+from entities.cluster.core import judge_process, offer_slots
 from entities.cluster.file_requests import NodeFileReader
-from entities.cluster.fork_server_client import Confinement, ForkServerClient, last_lines, look
-from entities.cluster.instances import Instances
+from entities.cluster.fork_server_client import Confinement, ForkServerClient, last_lines, probe_process
+from entities.cluster.instances import NodeInstances
 from entities.cluster.model_tasks import ShortLivedWorkers
-from entities.cluster.store_folders import Stores
+from entities.cluster.store_folders import StoreFolders
 from schemas.base import Message, is_token
 from schemas.cluster import (
     Analyse,
@@ -152,7 +152,7 @@ class ClusterAgent:
         self._changed = asyncio.Event()
         self._cpu: float | None = None  # busy part of all cores, once measured
         self._tasks: asyncio.TaskGroup | None = None
-        self._stores = Stores(config.store_root, keep=config.keep_stores)
+        self._stores = StoreFolders(config.store_root, keep=config.keep_stores)
         self._processes = ForkServerClient(
             name=config.sid,
             logs=config.logs,
@@ -170,7 +170,7 @@ class ClusterAgent:
             "urls": None if config.allow_urls is None else list(config.allow_urls),
         }
         rules = None if config.allow_urls is None else UrlRules.of(config.allow_urls, os.getcwd())
-        self._instances = Instances(
+        self._instances = NodeInstances(
             self._processes,
             agent=config.sid,
             module=f"{config.worker_package}.instance",
@@ -253,7 +253,7 @@ class ClusterAgent:
             self._tasks = tasks
             tasks.create_task(self._processes.failed())
             tasks.create_task(asyncio.to_thread(self._stores.drop_left_behind))
-            async with Presence(self._bus, self._record()) as presence, self._serving():
+            async with RegistrationClient(self._bus, self._record()) as presence, self._serving():
                 self._bus.on_reconnect(self._report_again)
                 await self._bus.subscribe(subjects.LEADER, self._new_leader)
                 tasks.create_task(self._report_status())
@@ -296,11 +296,11 @@ class ClusterAgent:
 
     async def _judge(self, question: Judge, envelope: Envelope) -> Judgement:
         held = self._instances.ledger.find(question.sid, question.incarnation)
-        judgement = judge(
+        judgement = judge_process(
             question.sid,
             question.incarnation,
             ledger=self._instances.ledger,
-            sight=look(held.pid) if held is not None and held.pid is not None else None,
+            sight=probe_process(held.pid) if held is not None and held.pid is not None else None,
             warm=self._processes.ready is not None,
             topology=self._workers.topologies.get(question.job) if question.job is not None else None,
         )
@@ -412,7 +412,7 @@ class ClusterAgent:
             with suppress(DmscError):  # a lost sample is no loss
                 await self._bus.publish(subjects.NODE_SAMPLE, sample, agent=self._config.sid)
 
-    def readings(self) -> Iterator[metrics.Reading]:
+    def readings(self) -> Iterator[metrics.MetricReading]:
         """For whoever scrapes this process: its node, now."""
         place = {"cluster": self._config.cluster, "node": self._config.node}
         memory = psutil.virtual_memory()

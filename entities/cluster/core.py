@@ -29,7 +29,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LocalIncarnation:
     """One incarnation on this node. `slot` is None for data units; `pid` None until it was spawned."""
 
     job: str
@@ -78,15 +78,15 @@ def offer_slots(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class ProcessLedger:
     """Which incarnation holds which slot. Every change returns a new ledger."""
 
     slots: tuple[Slot, ...] = ()
-    held: Mapping[str, Held] = field(default_factory=dict)
-    ended: tuple[tuple[Held, str], ...] = ()  # with the reason, oldest first
+    held: Mapping[str, LocalIncarnation] = field(default_factory=dict)
+    ended: tuple[tuple[LocalIncarnation, str], ...] = ()  # with the reason, oldest first
     epochs: Mapping[str, int] = field(default_factory=dict)
 
-    def with_slots(self, slots: tuple[Slot, ...]) -> Ledger:
+    def with_slots(self, slots: tuple[Slot, ...]) -> ProcessLedger:
         """The same instances on newly offered slots (a fork server came back)."""
         holders = {held.slot: held.sid for held in self.held.values()}
         return replace(
@@ -94,7 +94,7 @@ class Ledger:
             slots=tuple(slot.model_copy(update={"busy_with": holders.get(slot.index)}) for slot in slots),
         )
 
-    def admit(self, start: InstanceStart, where: str) -> tuple[Ledger, Held | None]:
+    def admit(self, start: InstanceStart, where: str) -> tuple[ProcessLedger, LocalIncarnation | None]:
         """Whether `start` may be obeyed; the ledger that holds its place, or None if it is there already.
 
         Raises:
@@ -118,7 +118,7 @@ class Ledger:
                 f"{where}: incarnation {start.incarnation} of {sid} has ended: {ended[1]}", sid=sid
             )
         slot = self._place(start, where) if start.unit.kind is UnitKind.STAGE else None
-        held = Held(
+        held = LocalIncarnation(
             job=start.job, incarnation=start.incarnation, unit=start.unit, stages=start.stages, slot=slot
         )
         epochs = {**self.epochs, start.job: start.epoch}
@@ -132,42 +132,42 @@ class Ledger:
             raise Refused(f"{where}: slot {start.slot} is held by {slot.busy_with}; choose another")
         return slot.index
 
-    def spawned(self, held: Held, pid: int) -> Ledger:
+    def spawned(self, held: LocalIncarnation, pid: int) -> ProcessLedger:
         """The instance has a process now (unless it has ended meanwhile)."""
         present = self.find(held.sid, held.incarnation)
         return self if present is None else self._holding(replace(present, pid=pid))
 
-    def order_end(self, held: Held) -> Ledger:
+    def order_end(self, held: LocalIncarnation) -> ProcessLedger:
         """The orchestrator wants this instance's end: its exit will be no fault."""
         present = self.find(held.sid, held.incarnation)
         return self if present is None else self._holding(replace(present, ordered=True))
 
-    def withdraw(self, held: Held) -> Ledger:
+    def withdraw(self, held: LocalIncarnation) -> ProcessLedger:
         """The instance never came to be: its place is free, and its start may be repeated."""
         left = {sid: other for sid, other in self.held.items() if sid != held.sid}
         return replace(self, held=left).with_slots(self.slots)
 
-    def release(self, held: Held, why: str) -> Ledger:
+    def release(self, held: LocalIncarnation, why: str) -> ProcessLedger:
         """The instance has ended: its slot is free, and this incarnation never starts again."""
         return replace(self.withdraw(held), ended=(*self.ended, (held, why))[-ENDED_KEPT:])
 
-    def forget(self, job: str) -> Ledger:
+    def forget(self, job: str) -> ProcessLedger:
         """The job has ended everywhere: nothing of it is remembered."""
         return replace(self, epochs={key: epoch for key, epoch in self.epochs.items() if key != job})
 
-    def find(self, sid: str, incarnation: str) -> Held | None:
+    def find(self, sid: str, incarnation: str) -> LocalIncarnation | None:
         """This very incarnation, if it is here."""
         held = self.held.get(sid)
         return held if held is not None and held.incarnation == incarnation else None
 
-    def of_job(self, job: str) -> tuple[Held, ...]:
+    def of_job(self, job: str) -> tuple[LocalIncarnation, ...]:
         return tuple(held for held in self.held.values() if held.job == job)
 
-    def find_ended(self, sid: str, incarnation: str) -> tuple[Held, str] | None:
+    def find_ended(self, sid: str, incarnation: str) -> tuple[LocalIncarnation, str] | None:
         """This incarnation and how it ended, if it ran here."""
         return next((e for e in self.ended if (e[0].sid, e[0].incarnation) == (sid, incarnation)), None)
 
-    def _holding(self, held: Held) -> Ledger:
+    def _holding(self, held: LocalIncarnation) -> ProcessLedger:
         return replace(self, held={**self.held, held.sid: held}).with_slots(self.slots)
 
 
@@ -201,7 +201,7 @@ def _in_words(line: str) -> str:
     return ": ".join(text.splitlines()[-1] for text in said if text)  # of a traceback its last line
 
 
-def explain_exit(held: Held, exit: Exit) -> tuple[InstanceState, str]:
+def explain_exit(held: LocalIncarnation, exit: Exit) -> tuple[InstanceState, str]:
     """What the registry is told about the end of an instance: `gone`, or `faulted` with the evidence."""
     if held.ordered:
         return InstanceState.GONE, f"stopped as ordered ({Exit(code=exit.code, signal=exit.signal)})"
@@ -215,7 +215,7 @@ ProcessState = Literal["running", "stopped", "gone", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ProcessObservation:
     """A process as the operating system shows it; `note` is the evidence in words."""
 
     state: ProcessState
@@ -232,34 +232,34 @@ MOVES_BYTES_PER_S = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ProcessWork:
     """What a process has done since it began."""
 
     cpu_s: float = 0.0
     moved_bytes: int = 0
 
-    def gets_on(self, before: Work, period_s: float) -> bool:
+    def gets_on(self, before: ProcessWork, period_s: float) -> bool:
         """Whether it did anything worth the name since `before`, a period ago."""
         computed = self.cpu_s - before.cpu_s >= WORKS * period_s
         return computed or self.moved_bytes - before.moved_bytes >= MOVES_BYTES_PER_S * period_s
 
 
-def see(status: str, pid: int, cpu_s: float) -> Sight:
+def process_state(status: str, pid: int, cpu_s: float) -> ProcessObservation:
     """What psutil's word for a process state means: a stopped one is not busy, a zombie is gone."""
     note = f"process {pid} is {status}, {cpu_s:.1f} s of CPU time used"
     if status in ("stopped", "tracing-stop"):
-        return Sight(state="stopped", note=note)
+        return ProcessObservation(state="stopped", note=note)
     if status in ("zombie", "dead"):
-        return Sight(state="gone", note=note)
-    return Sight(state="running", note=note)
+        return ProcessObservation(state="gone", note=note)
+    return ProcessObservation(state="running", note=note)
 
 
-def judge(
+def judge_process(
     sid: str,
     incarnation: str,
     *,
-    ledger: Ledger,
-    sight: Sight | None,
+    ledger: ProcessLedger,
+    sight: ProcessObservation | None,
     warm: bool,
     topology: ModelTopology | None,
 ) -> Judgement:
@@ -291,7 +291,7 @@ def judge(
             else f"{sid} never ran here",
         )
     elif held.pid is None:
-        sight = Sight(state="running", note="being started")
+        sight = ProcessObservation(state="running", note="being started")
     state: ProcessState = "gone" if sight is None else sight.state
     if state == "running":
         return Judgement(
@@ -313,7 +313,7 @@ def judge(
     )
 
 
-def broken_dependencies(held: Held, topology: ModelTopology | None) -> tuple[str, ...]:
+def broken_dependencies(held: LocalIncarnation, topology: ModelTopology | None) -> tuple[str, ...]:
     """The edges of the topology that hang on this instance, each as `from -> to: what flows`."""
     unit = held.unit
     if unit.kind is UnitKind.DATA:

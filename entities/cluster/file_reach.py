@@ -12,7 +12,7 @@ from schemas.urls import UrlRules, fixed_part, local_path
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class FileReach:
     """Absolute paths: files and folders to read, folders to write into."""
 
     read: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ def reach_of(
     closed: Sequence[str] = (),
     more: Iterable[str] = (),
     rules: UrlRules | None = None,
-) -> Reached:
+) -> FileReach:
     """What the processes of a job are given.
 
     Args:
@@ -45,7 +45,7 @@ def reach_of(
     ]
     artifacts = None if allowed.refusal(spec.artifacts, write=True) else local_path(spec.artifacts)
     write = [] if artifacts is None else [os.path.join(artifacts, job)]
-    return Reached(
+    return FileReach(
         tuple(path for path in read if not _within(path, closed)),
         tuple(path for path in write if not _within(path, closed)),
     )

@@ -23,9 +23,9 @@ import psutil
 from bus.files.plain_files import APPEND, plain
 from bus.logs import get_logger
 from entities.cluster import fork_server_process
-from entities.cluster.core import Device, Exit, Sight, Work, see
+from entities.cluster.core import Device, Exit, ProcessObservation, ProcessWork, process_state
 from entities.cluster.fork_server_process import ForkServerProcess
-from entities.cluster.temporary_folder import Scratch
+from entities.cluster.temporary_folder import TemporaryFolder
 from schemas.errors import Unavailable
 
 START_ATTEMPTS = 3
@@ -128,7 +128,7 @@ class ForkServerClient:
             self._begun.set()
         self.ready: ForkServerReady | None = None
         self.scratch: Path | None = None
-        self._scratch: Scratch | None = None
+        self._scratch: TemporaryFolder | None = None
         self.restarts = 0
 
     @property
@@ -318,7 +318,7 @@ class ForkServerClient:
         with theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(mine.close)
             try:
-                self._scratch = Scratch()
+                self._scratch = TemporaryFolder()
                 self.scratch = self._scratch.path
                 with os.fdopen(plain(self.log_path, APPEND), "ab") as output:
                     self._process = await fork_server_process.start(
@@ -442,7 +442,7 @@ def last_lines(path: Path, count: int, start: int = 0) -> tuple[str, ...]:
     return tuple(text for line in lines if (text := line.strip()))[-count:]
 
 
-def work_of(pid: int) -> Work:
+def work_of(pid: int) -> ProcessWork:
     """What a process has done so far; nothing if there is none, or the system does not tell."""
     cpu_s, moved_bytes = 0.0, 0
     with contextlib.suppress(psutil.Error):
@@ -451,15 +451,15 @@ def work_of(pid: int) -> Work:
     with contextlib.suppress(psutil.Error, AttributeError):  # another user's, or a system without
         moved = psutil.Process(pid).io_counters()
         moved_bytes = int(moved.read_chars + moved.write_chars)
-    return Work(cpu_s, moved_bytes)
+    return ProcessWork(cpu_s, moved_bytes)
 
 
-def look(pid: int) -> Sight:
+def probe_process(pid: int) -> ProcessObservation:
     """A process of this node as the operating system shows it."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times = process.cpu_times()
-            return see(process.status(), pid, times.user + times.system)
+            return process_state(process.status(), pid, times.user + times.system)
     except psutil.NoSuchProcess:
-        return Sight(state="gone", note=f"process {pid} does not exist")
+        return ProcessObservation(state="gone", note=f"process {pid} does not exist")

@@ -16,10 +16,10 @@ from bus import subjects
 from bus.logs import get_logger
 from bus.subject import Subject
 from bus.wire.correlation import current, current_cause
-from entities.cluster.core import Exit, Held, Ledger, explain_exit
+from entities.cluster.core import Exit, LocalIncarnation, ProcessLedger, explain_exit
 from entities.cluster.file_reach import reach_of
-from entities.cluster.fork_server_client import ForkServerClient, Spawned, look
-from entities.cluster.store_folders import Stores, renewal_of, write_for_instance
+from entities.cluster.fork_server_client import ForkServerClient, Spawned, probe_process
+from entities.cluster.store_folders import StoreFolders, renewal_of, write_for_instance
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
 from schemas.envelope import EntityKind
@@ -42,13 +42,13 @@ StartTask = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
 """Runs work beside the agent's other tasks."""
 
 
-class Tell(Protocol):
+class CommandSender(Protocol):
     """Sends a command that should arrive even if its receiver is being restarted; raises what it refuses."""
 
     async def __call__(self, row: Subject, message: Message, **tokens: str) -> None: ...
 
 
-class Instances:
+class NodeInstances:
     """Everything that runs in this node's slots.
 
     Args:
@@ -74,10 +74,10 @@ class Instances:
         module: str,
         place: dict[str, Any],
         logs: Path,
-        stores: Stores,
+        stores: StoreFolders,
         credential: Callable[[str, str], str | None],
         start: StartTask,
-        tell: Tell,
+        tell: CommandSender,
         on_change: Callable[[], None],
         closed: Sequence[str] = (),
         rules: UrlRules | None = None,
@@ -96,7 +96,7 @@ class Instances:
         self._on_change = on_change
         self._births: dict[str, asyncio.Task[Spawned | DmscError]] = {}
         self._stopped: Counter[tuple[str, str]] = Counter()
-        self.ledger = Ledger()
+        self.ledger = ProcessLedger()
 
     def offer(self, slots: tuple[Slot, ...]) -> None:
         """These are the node's slots now."""
@@ -106,7 +106,7 @@ class Instances:
         """Start a unit; repeated, it answers with the process that runs already.
 
         Raises:
-            Refused, Conflict, Fenced: see `Ledger.admit`.
+            Refused, Conflict, Fenced: see `ProcessLedger.admit`.
             Unavailable: the fork server is away.
         """
         ledger, held = self.ledger.admit(order, self._agent)
@@ -139,7 +139,9 @@ class Instances:
                 count += 1
         return count
 
-    async def _bear(self, held: Held, payload: dict[str, Any], order: InstanceStart) -> Spawned | DmscError:
+    async def _bear(
+        self, held: LocalIncarnation, payload: dict[str, Any], order: InstanceStart
+    ) -> Spawned | DmscError:
         """Spawn an instance that was admitted; its end is watched from here on."""
         reached = reach_of(held.job, order.spec, closed=self._closed, rules=self._rules)
         store = self._stores.folder(held.job, held.sid)
@@ -166,7 +168,7 @@ class Instances:
         self._start_task(self._watch(held, child))
         return child
 
-    async def _watch(self, held: Held, child: Spawned) -> None:
+    async def _watch(self, held: LocalIncarnation, child: Spawned) -> None:
         self._settle(held, await asyncio.shield(child.exit))
 
     async def look_for_stopped(self) -> None:
@@ -178,7 +180,7 @@ class Instances:
             }
             for key, one in held.items():
                 assert one.pid is not None
-                sight = look(one.pid)
+                sight = probe_process(one.pid)
                 self._stopped[key] = self._stopped[key] + 1 if sight.state == "stopped" else 0
                 if self._stopped[key] == STOPPED_LOOKS:
                     log.warning("instance stopped", node=self._agent, sid=one.sid, evidence=str(sight))
@@ -191,13 +193,13 @@ class Instances:
                     self._start_task(self._report(one, change))
             self._stopped = Counter({key: count for key, count in self._stopped.items() if key in held})
 
-    def _settle(self, held: Held, exit: Exit) -> None:
+    def _settle(self, held: LocalIncarnation, exit: Exit) -> None:
         """Free an ended instance's place and have the registry told, once."""
         change = self._release(held, exit)
         if change is not None:
             self._start_task(self._report(held, change))
 
-    async def _report(self, held: Held, change: StateChange) -> None:
+    async def _report(self, held: LocalIncarnation, change: StateChange) -> None:
         """Tell the registry how an instance ended, whatever it knew of it."""
         try:
             await self._tell(subjects.INSTANCE_STATE, change, agent=self._agent, sid=change.sid)
@@ -209,7 +211,7 @@ class Instances:
         except DmscError as error:
             log.warning("registry refused a state", sid=held.sid, state=change.state.value, error=error.text)
 
-    async def _register_fault(self, held: Held, change: StateChange) -> None:
+    async def _register_fault(self, held: LocalIncarnation, change: StateChange) -> None:
         record = ServiceRecord(
             sid=held.sid,
             prefix=f"train/{held.job}/{'data' if held.slot is None else f'stage/{held.unit.stage}'}",
@@ -231,7 +233,7 @@ class Instances:
         except DmscError as error:
             log.warning("registry refused a fault", sid=held.sid, error=error.text)
 
-    def _release(self, held: Held, exit: Exit) -> StateChange | None:
+    def _release(self, held: LocalIncarnation, exit: Exit) -> StateChange | None:
         present = self.ledger.find(held.sid, held.incarnation)
         if present is None:
             return None
@@ -242,7 +244,7 @@ class Instances:
         level("instance ended", node=self._agent, sid=held.sid, state=state.value, reason=reason)
         return StateChange(sid=held.sid, incarnation=held.incarnation, state=state, reason=reason)
 
-    async def end(self, held: Held, grace_s: float) -> None:
+    async def end(self, held: LocalIncarnation, grace_s: float) -> None:
         """Stop an instance as ordered; returns once its process is gone and its slot is free."""
         self._commit(self.ledger.order_end(held))
         child = await asyncio.shield(self._births[held.sid])
@@ -272,7 +274,7 @@ class Instances:
             return Exit()
         return await self._processes.stop(child, grace_s)
 
-    def _commit(self, ledger: Ledger) -> None:
+    def _commit(self, ledger: ProcessLedger) -> None:
         changed = ledger.slots != self.ledger.slots
         self.ledger = ledger
         if changed:

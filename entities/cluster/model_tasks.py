@@ -25,10 +25,10 @@ from bus.logs import get_logger
 from bus.security.credentials import Credential, root_of
 from bus.security.identity import is_credential
 from bus.subject import Subject
-from entities.cluster.core import Exit, Work
+from entities.cluster.core import Exit, ProcessWork
 from entities.cluster.file_reach import reach_of
 from entities.cluster.fork_server_client import ForkServerClient, Spawned, work_of
-from entities.cluster.instances import StartTask, Tell
+from entities.cluster.instances import CommandSender, StartTask
 from schemas.base import Message
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import Ack, DmscError, Refused, Unavailable
@@ -82,7 +82,7 @@ class ShortLivedWorkers:
         logs: Path,
         credential: Callable[[str, str], str | None],
         start: StartTask,
-        tell: Tell,
+        tell: CommandSender,
         timeout_s: float,
         alone_s: float,
         closed: Sequence[str] = (),
@@ -274,7 +274,7 @@ class ShortLivedWorkers:
     async def _bounded(self, child: Spawned) -> Exit | None:
         """The worker's end, or None if it had to be killed: it did nothing for too long. Cancelled: kill it
         too."""
-        done = Work()
+        done = ProcessWork()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):

@@ -22,7 +22,7 @@ LEFT_BEHIND_S = 7 * 86_400.0
 log = get_logger("cluster")
 
 
-class Stores:
+class StoreFolders:
     """The folders below `root`; `keep`: none is ever removed. All methods block on the disk, briefly."""
 
     def __init__(self, root: Path, *, keep: bool = False) -> None:

@@ -22,7 +22,7 @@ FRESH_S = 60.0
 """A folder as young as this may not have its lock yet."""
 
 
-class Scratch:
+class TemporaryFolder:
     """One folder, from its making to `remove`."""
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ class SlowVerdict:
 
 
 @dataclass(slots=True)
-class _Instance:
+class _Observed:
     incarnation: str
     present_ms: float = 0.0
     baseline_ms: float = 0.0
@@ -60,7 +60,7 @@ class FailSlow:
 
     def __init__(self, config: FailSlowConfig = FailSlowConfig()) -> None:
         self._config = config
-        self._instances: dict[str, _Instance] = {}
+        self._instances: dict[str, _Observed] = {}
 
     def observe(self, sid: str, incarnation: str, service_ms: float, microbatches: int) -> SlowVerdict | None:
         """A sample; what it changes about this instance.
@@ -73,7 +73,7 @@ class FailSlow:
         config = self._config
         held = self._instances.get(sid)
         if held is None or held.incarnation != incarnation:
-            held = self._instances[sid] = _Instance(incarnation)
+            held = self._instances[sid] = _Observed(incarnation)
         if service_ms <= 0 or microbatches == held.microbatches:
             return None
         held.microbatches = microbatches
@@ -102,7 +102,7 @@ class FailSlow:
 
     def resume(self, sid: str, incarnation: str, usual_ms: float) -> None:
         """This one was found slow before we came."""
-        self._instances[sid] = _Instance(
+        self._instances[sid] = _Observed(
             incarnation, baseline_ms=usual_ms, samples=self._config.settles, slow=True
         )
 
@@ -118,7 +118,7 @@ class FailSlow:
         ]
         return max(median(ratios), 0.1) if ratios else 1.0
 
-    def _evidence(self, sid: str, held: _Instance, others: float) -> str:
+    def _evidence(self, sid: str, held: _Observed, others: float) -> str:
         now = (
             f"{held.present_ms:.1f} ms per microbatch, {held.ratio:.1f}× its usual {held.baseline_ms:.1f} ms"
         )

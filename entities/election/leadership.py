@@ -24,7 +24,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.election.lease import (
-    LeaseConfig,
+    LeadershipLeaseConfig,
     Silence,
     claimable,
     is_same_leadership,
@@ -48,10 +48,12 @@ def now() -> float:
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
-class Candidate:
+class LeaderCandidate:
     """One service's standing among those of its `role`: `term` is 0 while it does not lead."""
 
-    def __init__(self, bus: Bus, config: LeaseConfig, *, role: str = "orchestrator", node: str = "") -> None:
+    def __init__(
+        self, bus: Bus, config: LeadershipLeaseConfig, *, role: str = "orchestrator", node: str = ""
+    ) -> None:
         self.config = config
         self._role = role
         self.claim: Leadership | None = None

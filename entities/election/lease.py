@@ -24,7 +24,7 @@ still, and the holder may have stood still beside them.
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseConfig:
+class LeadershipLeaseConfig:
     """How leadership changes hands."""
 
     lease_s: float = 1.0  # shorter finds a dead leader sooner; must outlast a pause of the leader's process

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from entities.gateway.dispatch.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
-from entities.gateway.http.config import DoorConfig
-from entities.gateway.operations.access_client import Guard, GuardConfig
+from entities.gateway.http.config import HttpConfig
+from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
 from entities.gateway.operations.backends import Backends
-from entities.gateway.operations.idempotency import KeptAnswers
-from entities.gateway.operations.job_view import JobView
-from entities.gateway.operations.jobs import Desk
-from entities.http_server.connection_limits import Connections
-from entities.metrics import Reading, Render
-from entities.presence.instance_subscriptions import InstanceFeed
+from entities.gateway.operations.idempotency import IdempotencyStore
+from entities.gateway.operations.job_view import JobCache
+from entities.gateway.operations.jobs import JobOperations
+from entities.http_server.connection_limits import OpenConnections
+from entities.metrics import MetricReading, Render
+from entities.presence.instance_subscriptions import InstanceSubscriptions
 from entities.presence.mesh_registration import keep_registered
 from entities.presence.registry_view import FollowConfig, RegistryFollower
 from entities.qos.fault_reporter import FaultReporter, FaultReporterConfig, death_of
@@ -50,8 +50,8 @@ from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
     from entities.gateway.dashboard import Dashboard
-    from entities.gateway.http.admission.load import Load
-    from entities.gateway.http.metrics import DoorMetrics
+    from entities.gateway.http.admission.load import HttpLoad
+    from entities.gateway.http.metrics import HttpMetrics
     from entities.gateway.http.sse.hub import EventHub
 
 log = get_logger("gateway")
@@ -73,11 +73,11 @@ class GatewayConfig:
     advertised_host: str = ""  # the name others reach it by, where http_host names none
     report_every_s: float = 1.0  # Type 5 while a job runs
     compute_valid_s: float = 15.0  # a Type 4 older than this counts for nothing: 3 × the routers' 5 s
-    guard: GuardConfig = field(default_factory=GuardConfig)
+    guard: AccessClientConfig = field(default_factory=AccessClientConfig)
     dispatch: DispatcherConfig = field(default_factory=DispatcherConfig)
     follow: FollowConfig = field(default_factory=FollowConfig)
     faults: FaultReporterConfig = field(default_factory=FaultReporterConfig)
-    door: DoorConfig = field(default_factory=DoorConfig)
+    door: HttpConfig = field(default_factory=HttpConfig)
 
     def __post_init__(self) -> None:
         if not self.sid:
@@ -96,19 +96,19 @@ class Gateway:
         self.config = config
         self.url: str | None = None
         self.exposition: Render | None = None
-        self._metrics: DoorMetrics | None = None
+        self._metrics: HttpMetrics | None = None
         self.dashboard: Dashboard | None = None
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.backends = Backends(bus, config.sid)
-        guard = Guard(self.backends, config.sid, config.guard)
+        guard = AccessClient(self.backends, config.sid, config.guard)
         registry = self.follower
-        self._kept = KeptAnswers(bus, lambda: registry.view.records if registry.informed else None)
-        self.desk = Desk(bus, self.backends, config.sid, guard, self._last_compute, self._kept)
+        self._kept = IdempotencyStore(bus, lambda: registry.view.records if registry.informed else None)
+        self.desk = JobOperations(bus, self.backends, config.sid, guard, self._last_compute, self._kept)
         self._bus = bus
         self._hub: EventHub | None = None
-        self._load: Load | None = None
-        self._connections: Connections | None = None
+        self._load: HttpLoad | None = None
+        self._connections: OpenConnections | None = None
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
@@ -121,8 +121,8 @@ class Gateway:
             follower=self.follower,
             every_s=config.report_every_s,
         )
-        self._claims = InstanceFeed(bus, subjects.STEP_CLAIM, self._claimed)
-        self._samples = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
+        self._claims = InstanceSubscriptions(bus, subjects.STEP_CLAIM, self._claimed)
+        self._samples = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._sampled)
         self._dispatcher = Dispatcher(
             bus, config.sid, self.follower, self._last_compute, self._faults, self._qos, config.dispatch
         )
@@ -148,7 +148,7 @@ class Gateway:
                     keep_registered(self._bus, self._registration()),
                 ):
                     tasks.create_task(work)
-                async with Presence(self._bus, self._record()):
+                async with RegistrationClient(self._bus, self._record()):
                     log.info("gateway ready", cluster=config.cluster, url=self.url)
                     if ready is not None:
                         ready.set()
@@ -169,38 +169,38 @@ class Gateway:
         from entities.gateway.http.admission.deadlines import with_deadlines
         from entities.gateway.http.admission.early_refusal import refusing_early
         from entities.gateway.http.admission.listener import bind, configured, serving, url_of
-        from entities.gateway.http.admission.load import Load
-        from entities.gateway.http.admission.response_cache import KeptReads
-        from entities.gateway.http.app import build_door
-        from entities.gateway.http.context import Door
-        from entities.gateway.http.metrics import DoorMetrics
+        from entities.gateway.http.admission.load import HttpLoad
+        from entities.gateway.http.admission.response_cache import ResponseCache
+        from entities.gateway.http.app import build_http
+        from entities.gateway.http.context import HttpContext
+        from entities.gateway.http.metrics import HttpMetrics
         from entities.gateway.http.readiness import ReadinessProbe
         from entities.gateway.http.sse.hub import EventHub
-        from entities.gateway.operations.modules import PromotionDesk
+        from entities.gateway.operations.modules import PolicyVersionOperations
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower
-        self._metrics = DoorMetrics(
+        self._metrics = HttpMetrics(
             self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
         )
         hub = self._hub = EventHub(self._bus, self.config.sid, config.events)
-        load = self._load = Load(config)
-        room = self._connections = Connections(config)
-        view = self.desk.view = JobView(self._bus)
+        load = self._load = HttpLoad(config)
+        room = self._connections = OpenConnections(config)
+        view = self.desk.view = JobCache(self._bus)
         probe = ReadinessProbe(self._bus, self.follower)
         dashboard = self.dashboard = Dashboard(
             self._bus, self.desk.guard, self.config.sid, lambda: registry.view.records.values()
         )
-        door = Door(
+        door = HttpContext(
             bus=self._bus,
             desk=self.desk,
-            promotions=PromotionDesk(self.backends, self.desk.guard),
+            promotions=PolicyVersionOperations(self.backends, self.desk.guard),
             backends=self.backends,
             follower=self.follower,
             hub=hub,
             kept=self._kept,
             load=load,
-            reads=KeptReads(),
+            reads=ResponseCache(),
             probe=probe,
             metrics=self._metrics,
             dashboard=dashboard,
@@ -215,7 +215,7 @@ class Gateway:
             await load.drained(config.drain_s)
 
         protocol = "http" if self.config.tls is None else "https"
-        served = configured(build_door(door), self.config.tls, self.config.proxies)
+        served = configured(build_http(door), self.config.tls, self.config.proxies)
         served.http_protocol_class = refusing_early(
             with_deadlines(served.http_protocol_class, room), load, door.metrics.refused
         )
@@ -271,7 +271,7 @@ class Gateway:
         if message.job in self.book.active:
             self._qos.add_sample(message)
 
-    def readings(self) -> Iterable[Reading]:
+    def readings(self) -> Iterable[MetricReading]:
         """For whoever scrapes this process."""
         if self._metrics is None or self._hub is None or self._load is None or self._connections is None:
             return self.backends.readings()

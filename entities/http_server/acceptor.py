@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from bus.logs import get_logger
-from entities.http_server.connection_limits import Connections
+from entities.http_server.connection_limits import OpenConnections
 
 log = get_logger("door")
 
@@ -33,7 +33,7 @@ class Acceptor:
     def __init__(
         self,
         sock: socket.socket,
-        room: Connections,
+        room: OpenConnections,
         protocol: Callable[[], asyncio.BaseProtocol],
         tls: ssl.SSLContext | None = None,
     ) -> None:

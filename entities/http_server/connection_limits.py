@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from entities.metrics import HTTP_CONNECTIONS, HTTP_CUT, Reading
+from entities.metrics import HTTP_CONNECTIONS, HTTP_CUT, MetricReading
 
 SWEEP_S = 1.0
 """Between two looks at all connections; a deadline is kept to within this."""
@@ -40,7 +40,7 @@ class ConnectionBounds:
             raise ValueError("head_s, body_s, answer_s and body_bytes_per_s must be above 0")
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """What a door's protocol tells of itself."""
 
     def lateness(self, now: float, bounds: ConnectionBounds) -> str:
@@ -53,14 +53,14 @@ class Connection(Protocol):
         """Ends it: `room`, `head`, `body`, `answer` or `length`."""
 
 
-class Connections:
+class OpenConnections:
     """All that are open at one door. Runs its own sweep while there are any; loop time, seconds."""
 
     def __init__(self, bounds: ConnectionBounds) -> None:
         self.bounds = bounds
         self.cut: Counter[str] = Counter()
-        self._waiting: dict[Connection, float] = {}  # owe a request → since when, the longest first
-        self._busy: set[Connection] = set()  # are asking or being answered
+        self._waiting: dict[ClientConnection, float] = {}  # owe a request → since when, the longest first
+        self._busy: set[ClientConnection] = set()  # are asking or being answered
         self._greeting: dict[asyncio.Task[None], None] = {}  # in a TLS handshake
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -90,7 +90,7 @@ class Connections:
         self._greeting[task] = None
         task.add_done_callback(lambda done: self._greeting.pop(done, None))
 
-    def owes(self, connection: Connection) -> None:
+    def owes(self, connection: ClientConnection) -> None:
         """It is new, or was answered: the next request is to come."""
         loop = asyncio.get_running_loop()
         self._busy.discard(connection)
@@ -99,12 +99,12 @@ class Connections:
         if self._sweeping is None:
             self._sweeping = loop.call_later(SWEEP_S, self._sweep)
 
-    def asks(self, connection: Connection) -> None:
+    def asks(self, connection: ClientConnection) -> None:
         """A request's head has come."""
         if self._waiting.pop(connection, None) is not None:
             self._busy.add(connection)
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: ClientConnection) -> None:
         self._waiting.pop(connection, None)
         self._busy.discard(connection)
 
@@ -134,12 +134,12 @@ class Connections:
         left = self._waiting or self._busy
         self._sweeping = loop.call_later(SWEEP_S, self._sweep) if left else None
 
-    def end(self, connection: Connection, why: str) -> None:
+    def end(self, connection: ClientConnection, why: str) -> None:
         self.cut[why] += 1
         self.ended(connection)
         connection.cut(why)
 
-    def readings(self, gateway: str) -> Iterator[Reading]:
+    def readings(self, gateway: str) -> Iterator[MetricReading]:
         """For whoever scrapes this process."""
         yield HTTP_CONNECTIONS(len(self), gateway=gateway)
         for reason, count in self.cut.items():

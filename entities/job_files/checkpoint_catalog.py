@@ -18,7 +18,7 @@ _folder = re.compile(r"^(\d{8,})-(\d+)-(\d+)$")
 
 
 @dataclass(frozen=True, order=True)
-class Folder:
+class CheckpointFolder:
     """Sorts by age: version, then epoch, then the number of the try."""
 
     version: int
@@ -40,25 +40,25 @@ class PublishedCheckpoints:
         self._open_url = open_url
         self.url = url.rstrip("/")
 
-    def url_of(self, folder: Folder) -> str:
+    def url_of(self, folder: CheckpointFolder) -> str:
         return f"{self.url}/{folder}"
 
-    async def published(self) -> list[Folder]:
+    async def published(self) -> list[CheckpointFolder]:
         """Those with a manifest, the newest first."""
         return with_manifest(await self.all())
 
-    async def all(self) -> dict[Folder, set[str]]:
+    async def all(self) -> dict[CheckpointFolder, set[str]]:
         """Every folder, and the files in it."""
-        found: dict[Folder, set[str]] = {}
+        found: dict[CheckpointFolder, set[str]] = {}
         for name in await self._open_url(self.url).list():
             first, _, rest = name.partition("/")
             if match := _folder.match(first):
-                folder = Folder(*(int(part) for part in match.groups()))
+                folder = CheckpointFolder(*(int(part) for part in match.groups()))
                 found.setdefault(folder, set()).add(rest)
         return found
 
 
-def with_manifest(found: Mapping[Folder, Container[str]]) -> list[Folder]:
+def with_manifest(found: Mapping[CheckpointFolder, Container[str]]) -> list[CheckpointFolder]:
     """Of all folders, those that are published; the newest first."""
     return sorted((folder for folder, names in found.items() if MANIFEST_NAME in names), reverse=True)
 
@@ -91,6 +91,6 @@ async def checkpoints_at(open_url: Opener, url: str) -> list[str]:
 
 
 def _age(path: str) -> tuple[int, ...]:
-    """For sorting by `Folder`'s order; folders of other names come before all."""
+    """For sorting by `CheckpointFolder`'s order; folders of other names come before all."""
     match = _folder.match(path.rsplit("/", 1)[-1])
     return tuple(int(part) for part in match.groups()) if match else ()

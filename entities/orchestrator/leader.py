@@ -15,31 +15,31 @@ from typing import TypeVar
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.resealing import SealedAnew
+from bus.mesh.resealing import Resealing
 from bus.messaging.handlers import Handler, Server, Subscription
-from bus.messaging.key_value import Entry
+from bus.messaging.key_value import KeyValueEntry
 from bus.subject import Subject
 from bus.wire.correlation import current, new_correlation
 from bus.wire.packed import Sendable
 from entities import metrics
-from entities.election.leadership import Candidate
-from entities.election.lease import LeaseConfig
+from entities.election.leadership import LeaderCandidate
+from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.job.unreadable_records import RecordGuards, above_all
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.link_secret import seal_links_anew
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.nodes.cordon_service import Cordoning
+from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
-from entities.orchestrator.policy.policy_service import PolicyDesk
+from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
-from entities.orchestrator.policy.promotion_service import Promotions
-from entities.orchestrator.queue.admission import Admission
-from entities.orchestrator.queue.slot_demand import Room
+from entities.orchestrator.policy.promotion_service import PromotionService
+from entities.orchestrator.queue.admission import JobAdmission
+from entities.orchestrator.queue.slot_demand import SlotDemand
 from schemas import names
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
@@ -95,7 +95,7 @@ class OrchestratorConfig:
     ended_kept: int = 1000
     submissions_kept: int = 4096
     peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: not told
-    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
 
@@ -110,7 +110,7 @@ class Leader:
         self,
         bus: Bus,
         mesh: MeshView,
-        candidate: Candidate,
+        candidate: LeaderCandidate,
         config: OrchestratorConfig,
         known: Mapping[str, JobRecord],
     ) -> None:
@@ -119,18 +119,22 @@ class Leader:
         self.config = config
         self.mesh = mesh
         self.faults = FaultQueue(bus)
-        self._cordoning = Cordoning(bus, self.mesh, self.faults)
+        self._cordoning = CordonService(bus, self.mesh, self.faults)
         self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
         self._runs: dict[str, JobRun] = {}
-        self._room = Room(mesh, self._runs)
+        self._room = SlotDemand(mesh, self._runs)
         self._ended: dict[str, JobRecord] = {}
-        self._admission = Admission(lambda: [run.as_it_stands() for run in self._runs.values()])
+        self._admission = JobAdmission(lambda: [run.as_it_stands() for run in self._runs.values()])
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
-        self._policies = PolicyDesk(bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration)
-        self._promotions = Promotions(bus, self._policies, self._runs, candidate.confirmed, config.promotion)
+        self._policies = PolicyService(
+            bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration
+        )
+        self._promotions = PromotionService(
+            bus, self._policies, self._runs, candidate.confirmed, config.promotion
+        )
         self._guards = RecordGuards(bus, self._runs, self._ended)
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
-        self._sealing = SealedAnew(bus, EntityKind.ORCHESTRATOR, *seals)
+        self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
         self._known = known
         self._tasks: asyncio.TaskGroup | None = None
         self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
@@ -376,7 +380,7 @@ class Leader:
             Fenced: the record is no longer the one of `revision`.
         """
         fresh = record.model_copy(update={"epoch": record.epoch + 1})
-        journal = Journal(self._bus, fresh, revision, self._candidate.confirmed)
+        journal = JobStore(self._bus, fresh, revision, self._candidate.confirmed)
         run = self._new_run(journal, gateway)
         # one that was ending only has to be cleaned up, and one that was parked goes on waiting
         stays = record.ends_as is not None or record.state is JobState.PARKED
@@ -385,7 +389,7 @@ class Leader:
         self._spawn(self._drive(run))
         return journal.record
 
-    def _new_run(self, journal: Journal, gateway: str, parked: Parked | None = None) -> JobRun:
+    def _new_run(self, journal: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
         return JobRun(self._bus, self.mesh, journal, gateway, self._room, self.faults, parked)
 
     async def _drive(self, run: JobRun) -> None:
@@ -440,7 +444,7 @@ class Leader:
                 return
             record, revision = above_all(fresh), fresh.revision
 
-    async def _read(self, job: str) -> Entry | None:
+    async def _read(self, job: str) -> KeyValueEntry | None:
         return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
 
     async def _insistently(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -552,7 +556,7 @@ class Leader:
             self.mesh.report(message)
             run.training.reported(message)
 
-    def readings(self) -> Iterator[metrics.Reading]:
+    def readings(self) -> Iterator[metrics.MetricReading]:
         """For whoever scrapes this process: the jobs that have not ended."""
         runs = list(self._runs.values())
         for state, count in Counter(run.journal.record.state for run in runs).items():

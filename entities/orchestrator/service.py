@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Iterable
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
-from entities.election.leadership import Candidate
-from entities.metrics import Reading
+from bus.mesh.registration import RegistrationClient
+from entities.election.leadership import LeaderCandidate
+from entities.metrics import MetricReading
 from entities.orchestrator.leader import Leader, OrchestratorConfig
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import NodeStatus
@@ -45,7 +45,7 @@ class Orchestrator:
         self.config = config or OrchestratorConfig()
         self.mesh = MeshView(bus.pulse.timeout)
         self._bus = bus
-        self._candidate = Candidate(bus, self.config.lease, node=self.config.node)
+        self._candidate = LeaderCandidate(bus, self.config.lease, node=self.config.node)
         self._leader: Leader | None = None
         self._known: dict[str, JobRecord] = {}
         self._refusal = ""
@@ -69,7 +69,7 @@ class Orchestrator:
             await self._candidate.release()
             await watch.stop()
 
-    def readings(self) -> Iterable[Reading]:
+    def readings(self) -> Iterable[MetricReading]:
         """For whoever scrapes this process; who waits for the lead has nothing to tell of jobs."""
         return () if self._leader is None else self._leader.readings()
 
@@ -158,7 +158,7 @@ class Orchestrator:
     async def _keep_present(self, record: ServiceRecord) -> None:
         while True:
             try:
-                async with Presence(self._bus, record) as presence:
+                async with RegistrationClient(self._bus, record) as presence:
                     await presence.fenced.wait()
                 log.warning("the registry knows another one in our place", sid=record.sid)
                 return

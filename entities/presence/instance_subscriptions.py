@@ -29,7 +29,7 @@ more nothing else would have its turn meanwhile."""
 Handler = Callable[[Any, Envelope], Awaitable[None]]
 
 
-class InstanceFeed:
+class InstanceSubscriptions:
     """Subscriptions of `row`, which has the tokens `job` and `sid`, to a changing set of instances."""
 
     def __init__(self, bus: Bus, row: Subject, handler: Handler) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from entities.router.core import ALIKE, CHANGE, member_of, policy_weight
 from entities.router.load_statistics import Figures, LoadStatistics, relative
-from entities.router.memo import Kept
+from entities.router.memo import Memo
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, ComputeEntry, StageLoad
 from schemas.step import Member
@@ -27,7 +27,7 @@ def compute_entries(
     measured: LoadStatistics,
     policies: Mapping[str, CommunicationPolicy],
     weights: Mapping[Member, float] | None = None,
-    kept: Kept[ComputeEntry] | None = None,
+    kept: Memo[ComputeEntry] | None = None,
 ) -> tuple[ComputeEntry, ...]:
     """Load, speed and latency of these instances; what was measured of another incarnation says nothing.
 
@@ -59,9 +59,9 @@ def compute_entries(
     return tuple(entries)
 
 
-def kept_loads() -> Kept[ComputeEntry]:
+def kept_loads() -> Memo[ComputeEntry]:
     """What a router keeps of its Type 4 between two of them."""
-    return Kept(_entry)
+    return Memo(_entry)
 
 
 def _entry(

@@ -14,8 +14,8 @@ from typing import Literal
 
 from entities.router.link_statistics import LinkStatistics, in_words
 from entities.router.load_statistics import LoadStatistics, relative, usual
-from entities.router.memo import Kept
-from entities.router.outlier_ejection import WELL, Health
+from entities.router.memo import Memo
+from entities.router.outlier_ejection import WELL, InstanceHealth
 from schemas.data_plane import RouteEntry
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, StagePolicy
@@ -46,9 +46,9 @@ def decide_table(
     stage: StagePolicy,
     instances: Iterable[ServiceRecord],
     measured: LoadStatistics | None = None,
-    health: Mapping[Member, Health] | None = None,
+    health: Mapping[Member, InstanceHealth] | None = None,
     links: LinkStatistics | None = None,
-    kept: Kept[RouteEntry] | None = None,
+    kept: Memo[RouteEntry] | None = None,
 ) -> TableDecision:
     """The next hops of `stage` for the senders of one cluster.
 
@@ -113,9 +113,9 @@ def decide_table(
     return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=told)
 
 
-def kept_routes() -> Kept[RouteEntry]:
+def kept_routes() -> Memo[RouteEntry]:
     """What a router keeps of its tables between two decisions."""
-    return Kept(_entry)
+    return Memo(_entry)
 
 
 def _entry(

@@ -23,7 +23,7 @@ REPORTED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ReportedLink:
     job: str
     stage: int
     figures: LinkFigures
@@ -33,7 +33,7 @@ class LinkStatistics:
     """The latest figures of each link, by receiver and sender. A sender has 64 links at most."""
 
     def __init__(self) -> None:
-        self._to: dict[str, dict[str, _Told]] = {}
+        self._to: dict[str, dict[str, _ReportedLink]] = {}
         self._from: dict[str, tuple[str, set[str]]] = {}  # SID → incarnation, receivers
         self.refused = 0
 
@@ -51,7 +51,7 @@ class LinkStatistics:
                 self.refused += 1
                 continue
             receivers.add(link.peer)
-            told = _Told(sample.job, sample.stage, link.figures)
+            told = _ReportedLink(sample.job, sample.stage, link.figures)
             self._to.setdefault(link.peer, {})[sample.sid] = told
 
     def forget(self, sid: str) -> None:

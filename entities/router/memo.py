@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 MadeT = TypeVar("MadeT")
 
 
-class Kept(Generic[MadeT]):
+class Memo(Generic[MadeT]):
     """By SID, what `make(sid, *basis)` gave; one per instance, until it is forgotten."""
 
     def __init__(self, make: Callable[..., MadeT]) -> None:

@@ -39,18 +39,18 @@ class EjectionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class InstanceHealth:
     """Part of its weight that an instance gets, and why it is not all."""
 
     factor: float = 1.0
     reason: str = ""
 
 
-WELL = Health()
+WELL = InstanceHealth()
 
 
 @dataclass(slots=True)
-class _Instance:
+class _Ejectable:
     faults: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=16))
     until: float = -math.inf
     times: int = 0
@@ -65,11 +65,11 @@ class Ejection:
 
     def __init__(self, config: EjectionConfig = EjectionConfig()) -> None:
         self._config = config
-        self._instances: dict[Member, _Instance] = {}
+        self._instances: dict[Member, _Ejectable] = {}
 
     def failed(self, member: Member, why: str, now: float) -> None:
         """A link to it broke, or could not be built."""
-        self._instances.setdefault(member, _Instance()).faults.append((now, why))
+        self._instances.setdefault(member, _Ejectable()).faults.append((now, why))
 
     def measured(self, latency_ms: dict[Member, float], now: float) -> None:
         """Latencies of all (0: not known), once a while: far outliers fail. O(members)."""
@@ -87,7 +87,7 @@ class Ejection:
         """Whether anybody has failed, ever: else all are well, and nobody need be looked at."""
         return bool(self._instances)
 
-    def health(self, members: Sequence[Member], now: float) -> dict[Member, Health]:
+    def health(self, members: Sequence[Member], now: float) -> dict[Member, InstanceHealth]:
         """How all of a stage are now; ejects who has failed often enough. Forgets who is not named."""
         config = self._config
         named = frozenset(members)
@@ -104,14 +104,16 @@ class Ejection:
             out += 1
         return {member: self._of(member, now) for member in members}
 
-    def _of(self, member: Member, now: float) -> Health:
+    def _of(self, member: Member, now: float) -> InstanceHealth:
         config, held = self._config, self._instances.get(member)
         if held is None or math.isinf(held.until):
             return WELL
         if held.until > now:
             held.faults.clear()  # what comes in still is of the same cause
-            return Health(0.0, f"ejected for {held.until - now:.0f} s more ({held.times}.): {held.why}")
+            return InstanceHealth(
+                0.0, f"ejected for {held.until - now:.0f} s more ({held.times}.): {held.why}"
+            )
         step = int((now - held.until) / config.ramp_s * config.steps) if config.ramp_s > 0 else config.steps
         if step >= config.steps:
             return WELL
-        return Health((step + 1) / (config.steps + 1), "coming back after an ejection")
+        return InstanceHealth((step + 1) / (config.steps + 1), "coming back after an ejection")

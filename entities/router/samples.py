@@ -29,7 +29,7 @@ MOST_LINK_SERIES = 3_000
 
 
 @dataclass(slots=True)
-class _Held:
+class _LastSample:
     """One SID. The sums outlive an incarnation, so that counters never fall; `microbatches` are those of
     the incarnations before the present one."""
 
@@ -57,13 +57,13 @@ class _Held:
                 self.figures[link.peer] = link.figures
 
 
-class SampleBook:
+class InstanceSamples:
     """Of one cluster. `price_per_kwh`: what energy costs, in any currency; None: not told."""
 
     def __init__(self, cluster: str, price_per_kwh: float | None = None) -> None:
         self._cluster = cluster
         self._price_per_kwh = price_per_kwh
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _LastSample] = {}
         self._energy_j: dict[tuple[str, str], float] = {}  # (node, device) → its counter, when last told
         self._job_energy_j: dict[str, float] = defaultdict(float)
 
@@ -71,7 +71,7 @@ class SampleBook:
         """One sample; they come in order."""
         held = self._held.get(sample.sid)
         if held is None:
-            held = self._held[sample.sid] = _Held(sample)
+            held = self._held[sample.sid] = _LastSample(sample)
         held.take(sample)
         if sample.device is not None and sample.device.energy_j is not None:
             self._spend(sample.node, sample.device.device, sample.device.energy_j)
@@ -97,7 +97,7 @@ class SampleBook:
         self._held = {sid: held for sid, held in self._held.items() if held.sample.job != job}
         self._job_energy_j.pop(job, None)
 
-    def readings(self, present: Collection[str]) -> Iterator[m.Reading]:
+    def readings(self, present: Collection[str]) -> Iterator[m.MetricReading]:
         """Of the instances `present` (SIDs); the others are forgotten."""
         for sid in self._held.keys() - set(present):
             del self._held[sid]
@@ -121,7 +121,7 @@ class SampleBook:
                 cost = joules / JOULES_PER_KWH * self._price_per_kwh
                 yield m.JOB_ENERGY_COST(cost, job=job, cluster=self._cluster)
 
-    def _instance(self, held: _Held) -> Iterable[m.Reading]:
+    def _instance(self, held: _LastSample) -> Iterable[m.MetricReading]:
         sample = held.sample
         label = {"job": sample.job, "stage": str(sample.stage), "sid": sample.sid, "cluster": self._cluster}
         yield m.IN_FLIGHT(sample.in_flight, **label)
@@ -145,7 +145,7 @@ class SampleBook:
         if sample.reduce_ms:
             yield m.ALLREDUCE_S(sample.reduce_ms / 1e3, **label)
 
-    def _link(self, sample: InstanceSample, peer: str, figures: LinkFigures) -> Iterable[m.Reading]:
+    def _link(self, sample: InstanceSample, peer: str, figures: LinkFigures) -> Iterable[m.MetricReading]:
         label = {"job": sample.job, "sid": sample.sid, "peer": peer, "cluster": self._cluster}
         if figures.latency_ms is not None:
             yield m.LINK_LATENCY_S(figures.latency_ms / 1e3, **label)
@@ -153,7 +153,7 @@ class SampleBook:
             yield m.LINK_BANDWIDTH(figures.bandwidth_bytes_per_s, **label)
         yield m.LINK_LOSS(figures.loss, **label)
 
-    def _devices(self) -> Iterable[m.Reading]:
+    def _devices(self) -> Iterable[m.MetricReading]:
         """Each device once, however many instances are on it."""
         devices: dict[tuple[str, str], DeviceSample] = {}
         for held in self._held.values():
@@ -178,7 +178,7 @@ class SampleBook:
                 yield from _detail(device.detail, label)
 
 
-def _detail(detail: DeviceDetail, label: dict[str, str]) -> Iterator[m.Reading]:
+def _detail(detail: DeviceDetail, label: dict[str, str]) -> Iterator[m.MetricReading]:
     told = (
         (m.POWER_LIMIT, detail.power_limit_w),
         (m.ECC_CORRECTED, detail.ecc_corrected),

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from bus.messaging.key_value import Watch
 from entities.detection.fail_slow import FailSlow, FailSlowConfig
-from entities.metrics import REFUSED_SAMPLES, ROUTE_CHANGES, Reading
-from entities.presence.instance_subscriptions import InstanceFeed
+from entities.metrics import REFUSED_SAMPLES, ROUTE_CHANGES, MetricReading
+from entities.presence.instance_subscriptions import InstanceSubscriptions
 from entities.presence.mesh_registration import keep_registered
 from entities.presence.registry_view import FollowConfig, RegistryFollower
 from entities.qos.fault_reporter import FaultReporter, FaultReporterConfig, death_of
@@ -39,9 +39,9 @@ from entities.router.core import (
 )
 from entities.router.link_statistics import LinkStatistics
 from entities.router.load_statistics import LoadStatistics
-from entities.router.outlier_ejection import Ejection, EjectionConfig, Health
+from entities.router.outlier_ejection import Ejection, EjectionConfig, InstanceHealth
 from entities.router.route_table_store import RouteTables
-from entities.router.samples import SampleBook, device_errors
+from entities.router.samples import InstanceSamples, device_errors
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
@@ -115,11 +115,11 @@ class Router:
         self._dirty = asyncio.Event()
         self._measured = LoadStatistics()
         self._links = LinkStatistics()
-        self._samples = SampleBook(config.cluster, config.energy_price)
+        self._samples = InstanceSamples(config.cluster, config.energy_price)
         self._route_changes: Counter[tuple[str, int]] = Counter()
         self._slow: dict[str, FailSlow] = {}
         self._ejections: dict[tuple[str, int], Ejection] = {}
-        self._feed = InstanceFeed(bus, subjects.INSTANCE_SAMPLE, self._sampled)
+        self._feed = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._sampled)
         self._compute_news = asyncio.Event()
         self._qos = QosWindow()
         self._reporter = QosReporter(
@@ -159,7 +159,7 @@ class Router:
                     keep_registered(self._bus, self._registration()),
                 ):
                     tasks.create_task(work)
-                async with Presence(self._bus, self._record()):
+                async with RegistrationClient(self._bus, self._record()):
                     log.info("router ready", cluster=config.cluster)
                     if ready is not None:
                         ready.set()
@@ -324,7 +324,7 @@ class Router:
 
     def _health(
         self, job: str, stage: int, instances: Iterable[ServiceRecord], now: float
-    ) -> dict[Member, Health]:
+    ) -> dict[Member, InstanceHealth]:
         if not self._ejection(job, stage).suspects:
             return {}
         active = [member_of(record) for record in instances if record.state is InstanceState.ACTIVE]
@@ -422,7 +422,7 @@ class Router:
                 )
             )
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricReading]:
         """For whoever scrapes this process: its cluster's instances, by their last samples."""
         ours = self.follower.view.instances(cluster=self.config.cluster)
         over = (InstanceState.FAULTED, InstanceState.GONE)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bus.wire.packed import Packed, pack
-from entities.service_registry.index import Group, RegistryIndex, RouteIds
+from entities.service_registry.index import ContentGroup, RegistryIndex, RouteIds
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (
@@ -40,7 +40,7 @@ MOST_RECORD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseConfig:
+class RegistrationLeaseConfig:
     """How long a registration lives without a sign of life."""
 
     heartbeat_s: float = 1.0  # asked of each holder; smaller finds deaths sooner, costs messages
@@ -64,7 +64,7 @@ class LeaseConfig:
 
 
 @dataclass(slots=True)
-class Held:
+class LeasedRecord:
     """A record with its lease. What every heartbeat and query looks at stands beside the packed record."""
 
     packed: Packed[ServiceRecord]
@@ -74,7 +74,7 @@ class Held:
     memory_bytes: int
     flops_per_s: float
     replaced: tuple[str, ...]
-    group: Group
+    group: ContentGroup
     heard: float
     holder: str  # the connection that it came over
     history: tuple[str, ...] = ()
@@ -116,10 +116,10 @@ class RegistryCore:
     fences it for good; a fenced one can neither renew nor overwrite (`Fenced`).
     """
 
-    def __init__(self, config: LeaseConfig) -> None:
+    def __init__(self, config: RegistrationLeaseConfig) -> None:
         self.config = config
-        self._held: dict[str, Held] = {}
-        self._ordered: list[Held] | None = None  # by route id; made when a snapshot is asked for
+        self._held: dict[str, LeasedRecord] = {}
+        self._ordered: list[LeasedRecord] | None = None  # by route id; made when a snapshot is asked for
         self._index = RegistryIndex()
         self._holders = Holders()
         self._departed: dict[str, tuple[float, str]] = {}
@@ -182,7 +182,7 @@ class RegistryCore:
             last = held.route_id
         return page, 0
 
-    def _find(self, query: Resolve) -> list[Held]:
+    def _find(self, query: Resolve) -> list[LeasedRecord]:
         if query == Resolve(after=query.after):
             if self._ordered is None:
                 self._ordered = sorted(self._held.values(), key=_route_of)
@@ -314,10 +314,10 @@ class RegistryCore:
     # --- inside ------------------------------------------------------------------------------------------
     def _hold(
         self, record: ServiceRecord, now: float, holder: str, packed: Packed[ServiceRecord] | None = None
-    ) -> Held:
+    ) -> LeasedRecord:
         """Files a record under a SID that is free."""
         self._ordered = None
-        held = self._held[record.sid] = Held(
+        held = self._held[record.sid] = LeasedRecord(
             packed=packed or pack(record),
             incarnation=record.incarnation,
             state=record.state,
@@ -332,13 +332,13 @@ class RegistryCore:
         self._holders.add(holder, record.sid)
         return held
 
-    def _held_by(self, sid: str, held: Held, holder: str) -> None:
+    def _held_by(self, sid: str, held: LeasedRecord, holder: str) -> None:
         if holder and held.holder != holder:
             self._holders.remove(held.holder, sid)
             self._holders.add(holder, sid)
             held.holder = holder
 
-    def _drop(self, sid: str) -> Held:
+    def _drop(self, sid: str) -> LeasedRecord:
         held = self._held.pop(sid)
         self._ordered = None
         self._index.remove(sid, held.group)
@@ -346,7 +346,9 @@ class RegistryCore:
         self._departed.pop(sid, None)
         return held
 
-    def _admit(self, record: ServiceRecord, before: Held | None, now: float, holder: str) -> frozenset[str]:
+    def _admit(
+        self, record: ServiceRecord, before: LeasedRecord | None, now: float, holder: str
+    ) -> frozenset[str]:
         if record.state is InstanceState.GONE:
             return _NOBODY
         fenced = self._fenced(record.sid)
@@ -372,7 +374,7 @@ class RegistryCore:
         held.note(f"{record.state}: registered as {record.incarnation}")
         return frozenset({record.sid})
 
-    def _expire(self, sid: str, held: Held, reason: str) -> frozenset[str]:
+    def _expire(self, sid: str, held: LeasedRecord, reason: str) -> frozenset[str]:
         if held.group.content.kind is not EntityKind.INSTANCE:
             # A service may come back with the same incarnation (a broken network): no fence, no fault.
             self._routes.release(held.route_id)
@@ -384,7 +386,7 @@ class RegistryCore:
 
     def _move(
         self,
-        held: Held,
+        held: LeasedRecord,
         record: ServiceRecord,
         state: InstanceState,
         reason: str,
@@ -397,7 +399,7 @@ class RegistryCore:
         moved = {"state": state, "reason": reason, "fault": fault, "culprit": culprit}
         return self._store(held, record, record.model_copy(update=moved))
 
-    def _store(self, held: Held, before: ServiceRecord, record: ServiceRecord) -> frozenset[str]:
+    def _store(self, held: LeasedRecord, before: ServiceRecord, record: ServiceRecord) -> frozenset[str]:
         if record == before:
             return _NOBODY
         if record.state is InstanceState.GONE:
@@ -436,7 +438,7 @@ class RegistryCore:
             incarnation=incarnation,
         )
 
-    def _check_transition(self, sid: str, held: Held, state: InstanceState, reason: str) -> None:
+    def _check_transition(self, sid: str, held: LeasedRecord, state: InstanceState, reason: str) -> None:
         if state in INSTANCE_TRANSITIONS[held.state]:
             return
         history = " → ".join(held.history)
@@ -449,7 +451,7 @@ class RegistryCore:
         )
 
 
-def _route_of(held: Held) -> int:
+def _route_of(held: LeasedRecord) -> int:
     return held.route_id
 
 

@@ -95,7 +95,7 @@ class Content:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class ContentGroup:
     """The SIDs of one content."""
 
     content: Content
@@ -106,26 +106,26 @@ class RegistryIndex:
     """Groups by content, and by each value that leads to them."""
 
     def __init__(self) -> None:
-        self._groups: dict[Content, Group] = {}
-        self._leading: dict[tuple[str, Hashable], dict[Group, None]] = {}
+        self._groups: dict[Content, ContentGroup] = {}
+        self._leading: dict[tuple[str, Hashable], dict[ContentGroup, None]] = {}
         self.examined = 0
         """Groups and members that the last query looked at."""
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def add(self, sid: str, record: ServiceRecord) -> Group:
+    def add(self, sid: str, record: ServiceRecord) -> ContentGroup:
         """Files a record that is not there yet."""
         content = Content.of(record)
         group = self._groups.get(content)
         if group is None:
-            group = self._groups[content] = Group(content)
+            group = self._groups[content] = ContentGroup(content)
             for key in content.keys():  # noqa: SIM118  # its own method, not a dict's
                 self._leading.setdefault(key, {})[group] = None
         group.sids.add(sid)
         return group
 
-    def remove(self, sid: str, group: Group) -> None:
+    def remove(self, sid: str, group: ContentGroup) -> None:
         """Takes a record away; a group without members goes with all that leads to it."""
         group.sids.discard(sid)
         if group.sids:
@@ -148,7 +148,7 @@ class RegistryIndex:
                 self.examined += len(group.sids)
                 yield from group.sids
 
-    def _shortest(self, query: Resolve) -> dict[Group, None] | list[Group]:
+    def _shortest(self, query: Resolve) -> dict[ContentGroup, None] | list[ContentGroup]:
         wanted: list[tuple[str, Hashable]] = [("tag", tag) for tag in query.tags]
         for name, value in (
             ("kind", query.kind),

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.messaging.disconnects import connection_name, departures
+from bus.messaging.disconnects import connection_name, subscribe_disconnects
 from bus.messaging.handlers import Subscription
-from bus.nats.durable_subscription import Feed
+from bus.nats.durable_subscription import DurableSubscription
 from bus.wire.packed import Packed, assemble
-from entities.election.lease import LeaseConfig as LeadConfig
+from entities.election.lease import LeadershipLeaseConfig
 from entities.service_registry.advertiser import AdvertiseConfig, RegistryAdvertiser
-from entities.service_registry.core import LeaseConfig, RegistryCore
+from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from entities.service_registry.record_authority import refuse_foreign, refuse_others_state, refuse_strange
 from entities.service_registry.writer import RegistryWriter
 from schemas.envelope import EntityKind, Envelope, Sender
@@ -52,9 +52,9 @@ SHOWN = 8
 class ServiceRegistryConfig:
     """Settings of the registry."""
 
-    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    lease: RegistrationLeaseConfig = field(default_factory=RegistrationLeaseConfig)
     advertise: AdvertiseConfig = field(default_factory=AdvertiseConfig)
-    lead: LeadConfig = field(default_factory=LeadConfig)
+    lead: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     node: str = "mesh"
     page_records: int = 1024  # records per answer: what a reader decodes in one go
     page_bytes: int = 512 << 10  # and their size, below any server's largest message
@@ -308,9 +308,9 @@ class RegistryLeader:
                 log.warning("leases expired", count=len(touched), sids=sorted(touched)[:SHOWN])
                 self._writer.soon(touched)
 
-    async def _listen_for_departures(self) -> Feed | None:
+    async def _listen_for_departures(self) -> DurableSubscription | None:
         try:
-            return await departures(self._bus, self._departed)
+            return await subscribe_disconnects(self._bus, self._departed)
         except Refused as error:
             log.info("closed connections are noticed by silence only", reason=error.text)
             return None

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
-from entities.election.leadership import Candidate
+from bus.mesh.registration import RegistrationClient
+from entities.election.leadership import LeaderCandidate
 from entities.service_registry.core import RegistryCore
 from entities.service_registry.leader import RegistryLeader, ServiceRegistryConfig
 from schemas.envelope import EntityKind
@@ -44,7 +44,7 @@ class ServiceRegistry:
         self.leader: RegistryLeader | None = None
         self._bus = bus
         self._leaving: set[asyncio.Task[None]] = set()
-        self._candidate = Candidate(bus, self.config.lead, role=ROLE, node=self.config.node)
+        self._candidate = LeaderCandidate(bus, self.config.lead, role=ROLE, node=self.config.node)
 
     @property
     def core(self) -> RegistryCore:
@@ -135,7 +135,7 @@ class ServiceRegistry:
         )
         while True:
             try:
-                async with Presence(self._bus, record) as presence:
+                async with RegistrationClient(self._bus, record) as presence:
                     await presence.fenced.wait()
                 log.warning("the leader knows another one in our place", sid=record.sid)
                 return

@@ -56,14 +56,14 @@ def risk(times_days: Sequence[float], now_day: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class DeviceReading:
     """One sample of a device, with when."""
 
     at: float
     sample: DeviceSample
 
 
-def signs(readings: Sequence[Reading]) -> list[tuple[float, str]]:
+def signs(readings: Sequence[DeviceReading]) -> list[tuple[float, str]]:
     """Signs of trouble in a device's readings, each with when (seconds), oldest first.
 
     What it counts since the driver was loaded before the first reading is one sign, at that time.
@@ -88,7 +88,7 @@ def signs(readings: Sequence[Reading]) -> list[tuple[float, str]]:
     return found
 
 
-def _throttled(readings: Sequence[Reading]) -> str:
+def _throttled(readings: Sequence[DeviceReading]) -> str:
     """Whether the device draws much less than it did at the same load, while it is warm."""
     powers = [
         reading.sample.power_w
@@ -105,7 +105,7 @@ def _throttled(readings: Sequence[Reading]) -> str:
     return ""
 
 
-def alarm(readings: Sequence[Reading], now: float, *, recent_s: float = 300.0) -> str:
+def alarm(readings: Sequence[DeviceReading], now: float, *, recent_s: float = 300.0) -> str:
     """What a device says outright in the last minutes; empty if nothing. Heat includes where it is going."""
     if not readings:
         return ""
@@ -120,7 +120,7 @@ def alarm(readings: Sequence[Reading], now: float, *, recent_s: float = 300.0) -
     return ", ".join(latest)
 
 
-def _rise_c_per_s(readings: Sequence[Reading]) -> float | None:
+def _rise_c_per_s(readings: Sequence[DeviceReading]) -> float | None:
     """Slope of the temperature over the last minute; None for fewer than four readings."""
     points = [
         (reading.at, reading.sample.temperature_c)
@@ -149,7 +149,7 @@ class DeviceRisk(Policy):
     valid_s: ClassVar[float] = 120.0
 
     def __init__(self) -> None:
-        self._readings: dict[str, dict[str, tuple[str, deque[Reading]]]] = {}
+        self._readings: dict[str, dict[str, tuple[str, deque[DeviceReading]]]] = {}
         self._doubtful: dict[str, set[str]] = {}
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
@@ -161,7 +161,7 @@ class DeviceRisk(Policy):
             self._doubtful.setdefault(sample.job, set()).discard(sample.sid)
         if _doubtful(sample.device):
             self._doubtful[sample.job].add(sample.sid)
-        known[sample.sid][1].append(Reading(at=at, sample=sample.device))
+        known[sample.sid][1].append(DeviceReading(at=at, sample=sample.device))
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         if event.state in ENDED:

@@ -35,7 +35,7 @@ SHIFTED_PART, SHIFTED_PORTS = 0.25, 4
 MOST_Z = 30.0
 
 
-class Fault(StrEnum):
+class FaultSignature(StrEnum):
     """What a fault looks like."""
 
     LINK_DOWN = "link down"
@@ -50,7 +50,7 @@ class Fault(StrEnum):
 class Diagnosis:
     """One finding: the fault, its port (index), its device, the probability, and what it rests on."""
 
-    fault: Fault
+    fault: FaultSignature
     port: int
     device: str
     probability: float
@@ -165,7 +165,11 @@ class FaultModel:
             at = int(np.argmin(sent))
             reason = f"{part:.0%} of the busy ports send less than usual"
             return Diagnosis(
-                fault=Fault.TRAFFIC_LOST, port=at, device=devices[at], probability=float(part), reason=reason
+                fault=FaultSignature.TRAFFIC_LOST,
+                port=at,
+                device=devices[at],
+                probability=float(part),
+                reason=reason,
             )
         names = np.array(devices)
         best = None
@@ -182,13 +186,15 @@ class FaultModel:
             return None
         _, device, at, more, less = best
         reason = f"{more} of its ports send more than usual and {less} less"
-        return Diagnosis(fault=Fault.REHASHED, port=at, device=device, probability=0.9, reason=reason)
+        return Diagnosis(
+            fault=FaultSignature.REHASHED, port=at, device=device, probability=0.9, reason=reason
+        )
 
 
-def _port_fault(seen: Signatures, at: int) -> Fault:
+def _port_fault(seen: Signatures, at: int) -> FaultSignature:
     if seen.woken[at]:
-        return Fault.LINK_UP
-    return Fault.LINK_DOWN if seen.changed[at] else Fault.SESSION_LOST
+        return FaultSignature.LINK_UP
+    return FaultSignature.LINK_DOWN if seen.changed[at] else FaultSignature.SESSION_LOST
 
 
 def learn(tables: Floats, at_fault: NDArray[np.bool_], quiet: Floats, *, margin: float = 1.5) -> FaultModel:

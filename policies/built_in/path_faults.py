@@ -35,7 +35,7 @@ MOST_OF = 2 / 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinkFault:
+class LinkDiagnosis:
     """What is wrong with one link."""
 
     link: Link
@@ -46,13 +46,13 @@ class LinkFault:
 class Located:
     """Instances at fault, each with its links' faults and how many links it has; and links for themselves."""
 
-    instances: Mapping[str, tuple[Sequence[LinkFault], int]]
-    links: Sequence[LinkFault]
+    instances: Mapping[str, tuple[Sequence[LinkDiagnosis], int]]
+    links: Sequence[LinkDiagnosis]
 
 
 def link_fault(
     link: Link, transfer_ms: Sequence[float], errors: Sequence[int], loss: float
-) -> LinkFault | None:
+) -> LinkDiagnosis | None:
     """What is wrong with a link.
 
     Args:
@@ -62,9 +62,9 @@ def link_fault(
         loss: part of transfers that had to be made again.
     """
     if sum(errors[-RECENT:]) >= BROKEN:
-        return LinkFault(link=link, what=f"{sum(errors[-RECENT:])} errors in {RECENT} samples")
+        return LinkDiagnosis(link=link, what=f"{sum(errors[-RECENT:])} errors in {RECENT} samples")
     if loss >= LOSSY:
-        return LinkFault(link=link, what=f"{loss:.0%} of transfers made again")
+        return LinkDiagnosis(link=link, what=f"{loss:.0%} of transfers made again")
     if len(transfer_ms) < USUAL + RECENT:
         return None
     usual = transfer_ms[-USUAL - RECENT : -RECENT]
@@ -74,13 +74,13 @@ def link_fault(
     deviation = 1.4826 * median(abs(value - middle) for value in usual)
     now = min(transfer_ms[-RECENT:])
     limit = max(SLOWER_TIMES * middle, middle + SLOWER_DEVIATIONS * deviation, middle + SLOWER_MS)
-    return LinkFault(link=link, what=f"{now:.1f} ms, usually {middle:.1f} ms") if now > limit else None
+    return LinkDiagnosis(link=link, what=f"{now:.1f} ms, usually {middle:.1f} ms") if now > limit else None
 
 
-def locate(links: Sequence[Link], faults: Sequence[LinkFault]) -> Located:
+def locate(links: Sequence[Link], faults: Sequence[LinkDiagnosis]) -> Located:
     """Whose faults these are. An instance needs two links or more to be told from its link."""
     count: dict[str, int] = defaultdict(int)
-    bad: dict[str, list[LinkFault]] = defaultdict(list)
+    bad: dict[str, list[LinkDiagnosis]] = defaultdict(list)
     for link in links:
         for end in link:
             count[end] += 1
@@ -91,7 +91,7 @@ def locate(links: Sequence[Link], faults: Sequence[LinkFault]) -> Located:
         sid: found for sid, found in bad.items() if len(found) >= 2 and len(found) >= MOST_OF * count[sid]
     }
     # Of two ends that explain the same faults, the one that explains more.
-    instances: dict[str, tuple[Sequence[LinkFault], int]] = {}
+    instances: dict[str, tuple[Sequence[LinkDiagnosis], int]] = {}
     explained: set[Link] = set()
     for sid, found in sorted(suspects.items(), key=lambda item: (-len(item[1]), item[0])):
         if sum(fault.link not in explained for fault in found) >= 2:

@@ -19,13 +19,13 @@ from bus.subjects import COMPUTE
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import InstanceView, JobView
 from policies.numerics.features import Floats
-from policies.numerics.stage_balance import Limits, Proposal, Situation, StageState, Worker, best_move
+from policies.numerics.stage_balance import MoveLimits, Proposal, Situation, StageSituation, Worker, best_move
 from schemas.job import JobState, StepResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageRebalancingConfig:
-    """How much evidence a move needs. What it must be worth stands in `Limits`."""
+    """How much evidence a move needs. What it must be worth stands in `MoveLimits`."""
 
     min_steps: int = 8
     """Steps in a row by the same instances. Fewer reacts sooner, also to what passes by itself."""
@@ -39,7 +39,7 @@ class StageRebalancingConfig:
     retry_s: float = 10.0
     """Seconds until a suggestion is made again, whatever became of it."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: MoveLimits = field(default_factory=MoveLimits)
 
 
 class StageRebalancing(Policy):
@@ -80,7 +80,7 @@ class StageRebalancing(Policy):
             return None
         if len(steps) < self.config.min_steps or not view.total_steps:
             return None
-        stages: dict[int, StageState] = {}
+        stages: dict[int, StageSituation] = {}
         for stage in view.stages:
             workers = [one for one in view.stage(stage, now) if one.weight > 0]
             if any(one.samples < self.config.min_samples for one in workers):
@@ -110,11 +110,11 @@ class StageRebalancing(Policy):
             steps.append(event.result)
         return steps[::-1]
 
-    def _stage(self, view: JobView, workers: Sequence[InstanceView]) -> StageState:
+    def _stage(self, view: JobView, workers: Sequence[InstanceView]) -> StageSituation:
         samples = [one.sample for one in workers if one.sample is not None]
         sids = [one.sid for one in workers]
         times = np.nanmedian(self._recent(view, sids), axis=1) if sids else ()
-        return StageState(
+        return StageSituation(
             workers=tuple(Worker(sid=sid, service_ms=float(ms)) for sid, ms in zip(sids, times, strict=True)),
             cost_ms=max((sample.stage_cost_ms for sample in samples), default=0.0),
             state_bytes=max((sample.state_bytes for sample in samples), default=0),

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import InstanceView, JobView
-from policies.numerics.outages import Flapping, Outages
+from policies.numerics.outages import Flapping, OutageHistory
 from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample
@@ -40,7 +40,7 @@ class TransienceConfig:
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownInstance:
     incarnation: str
     at: float
     flapping: Flapping = field(default_factory=Flapping)
@@ -54,13 +54,13 @@ class Transience(Policy):
 
     def __init__(self, config: TransienceConfig | None = None) -> None:
         self.config = config or TransienceConfig()
-        self.outages = Outages(self.config.price_s)
-        self._known: dict[tuple[str, str], _Known] = {}
+        self.outages = OutageHistory(self.config.price_s)
+        self._known: dict[tuple[str, str], _KnownInstance] = {}
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         known = self._known.get((sample.job, sample.sid))
         if known is None or known.incarnation != sample.incarnation:
-            fresh = _Known(sample.incarnation, at, Flapping(self.config.half_life_s))
+            fresh = _KnownInstance(sample.incarnation, at, Flapping(self.config.half_life_s))
             self._known[sample.job, sample.sid] = fresh
             return
         pause_s = at - known.at

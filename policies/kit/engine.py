@@ -68,7 +68,7 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class PolicyProblem:
     """An error of the policy, seen for the first time: one line for the log."""
 
     where: str
@@ -76,7 +76,7 @@ class Problem:
 
 
 @dataclass(slots=True)
-class Counters:
+class EngineCounters:
     """What happened so far; whole numbers that only grow."""
 
     events: int = 0
@@ -93,7 +93,7 @@ class Output:
     suggestions: list[PolicySuggestion] = field(default_factory=list)
     reads: list[StoreRead] = field(default_factory=list)
     inferences: list[Inference] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[PolicyProblem] = field(default_factory=list)
 
 
 class Engine:
@@ -105,7 +105,7 @@ class Engine:
         self.policy = policy
         self.config = config
         self.observations = Observations(config.jobs)
-        self.counters = Counters()
+        self.counters = EngineCounters()
         self.suspended = ""
         """Why the policy is no longer called; empty while it is."""
         self._disabled: set[str] = set()
@@ -143,9 +143,9 @@ class Engine:
         self._errors_in_a_row = 0
 
     # --- events in, suggestions out -------------------------------------------------------------------
-    def take(self, events: Iterable[Event | Result]) -> list[Problem]:
+    def take(self, events: Iterable[Event | Result]) -> list[PolicyProblem]:
         """Work events into the view and hand them to the policy's `on_<event>` methods."""
-        problems: list[Problem] = []
+        problems: list[PolicyProblem] = []
         for event in events:
             self.counters.events += 1
             if isinstance(event, Result):
@@ -166,7 +166,7 @@ class Engine:
                 )
         return problems
 
-    def _inferred(self, result: Result, *, into: list[Problem]) -> None:
+    def _inferred(self, result: Result, *, into: list[PolicyProblem]) -> None:
         """A result is news of its job: the policy is asked again."""
         if result.inferred.job in self.observations.jobs:
             self._changed.add(result.inferred.job)
@@ -207,7 +207,7 @@ class Engine:
                 output.inferences += self._inferences(view, now, into=output.problems)
         return output
 
-    def ask(self, view: JobView, now: float, *, into: list[Problem]) -> list[PolicySuggestion]:
+    def ask(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[PolicySuggestion]:
         """One call of `decide`, contained and checked; empty while the policy is suspended or disabled."""
         if self.suspended or view.job in self._disabled:
             return []
@@ -218,12 +218,12 @@ class Engine:
         self._errors_in_a_row = 0
         return list(found)
 
-    def _reads(self, view: JobView, now: float, *, into: list[Problem]) -> list[StoreRead]:
+    def _reads(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[StoreRead]:
         if self.suspended:
             return []
         return self._guard("reads", lambda: _checked_reads(self.policy.reads(view, now)), into=into) or []
 
-    def _inferences(self, view: JobView, now: float, *, into: list[Problem]) -> list[Inference]:
+    def _inferences(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[Inference]:
         if self.suspended or not self.policy.has_model:
             return []
         infers = self.policy.infers
@@ -243,7 +243,7 @@ class Engine:
         self.counters.held_back += len(found) - len(passed)
         return passed
 
-    def _guard(self, where: str, call: Callable[..., Any], *args: Any, into: list[Problem]) -> Any:
+    def _guard(self, where: str, call: Callable[..., Any], *args: Any, into: list[PolicyProblem]) -> Any:
         """The call's result; an exception is counted, told once per place and text, and ends nothing."""
         try:
             return call(*args)
@@ -253,7 +253,7 @@ class Engine:
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if (where, text) not in self._seen and len(self._seen) < 1000:
                 self._seen.add((where, text))
-                into.append(Problem(where=where, text=f"{text} ({_place(error)})"))
+                into.append(PolicyProblem(where=where, text=f"{text} ({_place(error)})"))
             if self._errors_in_a_row >= self.config.max_errors:
                 last = f"the last in {where}: {text}"
                 self.suspended = f"suspended after {self._errors_in_a_row} errors in a row, {last}"

@@ -25,7 +25,7 @@ READ_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredRow:
     """What every row has: `id` grows with time, `at` is seconds since the epoch by the instance's clock."""
 
     id: int
@@ -34,7 +34,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMetrics(Stored):
+class StoredMetrics(StoredRow):
     """A sample as it was published; `links` and `device` are JSON (`LinkSample`, `DeviceSample`)."""
 
     step: int
@@ -54,7 +54,7 @@ class StoredMetrics(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredVersion(Stored):
+class StoredVersion(StoredRow):
     """An applied step."""
 
     version: int
@@ -67,7 +67,7 @@ class StoredVersion(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEvent(Stored):
+class StoredEvent(StoredRow):
     """Something that happened; `step` is None for what the store says of itself."""
 
     kind: str
@@ -76,7 +76,7 @@ class StoredEvent(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredConfiguration(Stored):
+class StoredConfiguration(StoredRow):
     """What an incarnation was started with; `value` is JSON."""
 
     key: str
@@ -84,7 +84,7 @@ class StoredConfiguration(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSnapshot(Stored):
+class StoredSnapshot(StoredRow):
     """A checkpoint or an export that was written."""
 
     kind: str
@@ -97,7 +97,7 @@ class StoredSnapshot(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredOrder(Stored):
+class StoredOrder(StoredRow):
     """An order of the audit; `count` of them, if they were obeyed within one second."""
 
     sender: str
@@ -112,7 +112,7 @@ class StoredOrder(Stored):
     took_ms: float
 
 
-Record = TypeVar("Record", bound=Stored)
+Record = TypeVar("Record", bound=StoredRow)
 
 
 class InstanceStore:

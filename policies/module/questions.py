@@ -18,7 +18,7 @@ CONCURRENCY = 8
 """Questions that are worked on or wait for their turn; the policy answers one after the other."""
 
 
-class Questions:
+class ModuleQuestions:
     """Serves one module's questions with `answer`."""
 
     def __init__(

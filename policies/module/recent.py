@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from bus.connection import Bus
-from bus.messaging.streams import Recorded
+from bus.messaging.streams import StreamRecord
 from bus.subject import Subject
 
 NEAR = 512
@@ -20,7 +20,7 @@ NEAR = 512
 Look = Callable[[int], Any]
 
 
-async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[Recorded]:
+async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[StreamRecord]:
     """What was sent on `row` since `since` (seconds since the epoch, by its senders' clocks), in order.
 
     Raises:
@@ -28,7 +28,7 @@ async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[Re
         Unavailable: the bus went away meanwhile.
     """
 
-    async def first_from(sequence: int) -> Recorded | None:
+    async def first_from(sequence: int) -> StreamRecord | None:
         async with aclosing(bus.history(row, start=sequence, **tokens)) as items:
             async for item in items:
                 return item
@@ -37,7 +37,7 @@ async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[Re
     start = await _search(first_from, since)
     if start is None:
         return []
-    found: list[Recorded] = []
+    found: list[StreamRecord] = []
     async with aclosing(bus.history(row, start=start, **tokens)) as items:
         async for item in items:
             if item.envelope.sent_at >= since:
@@ -47,7 +47,7 @@ async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[Re
 
 async def _search(first_from: Look, since: float) -> int | None:
     """A sequence from which on nothing sent since `since` is missed; None if the stream is empty."""
-    oldest: Recorded | None = await first_from(1)
+    oldest: StreamRecord | None = await first_from(1)
     if oldest is None:
         return None
     early, step = oldest.sequence, NEAR  # nothing before `early` is wanted

@@ -23,7 +23,7 @@ from typing import TypeVar
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
 from bus.wire.correlation import correlate
 from policies.kit.engine import Engine, EngineConfig, Event, Output, Result
@@ -34,7 +34,7 @@ from policies.module.inference_host import InferenceConfig, InferenceProcess
 from policies.module.ingestion import Ingestion
 from policies.module.lifecycle import Lifecycle
 from policies.module.orders import Orders
-from policies.module.questions import Questions
+from policies.module.questions import ModuleQuestions
 from policies.scoring.scoreboard import NEEDS, Scoreboard
 from schemas import names
 from schemas.envelope import EntityKind
@@ -129,7 +129,7 @@ class FunctionalModule:
             answer_s=self.config.answer_s,
         )
         self._orders = Orders(bus, self.engine, self._lifecycle, self._entered)
-        self._questions = Questions(bus, policy, self.answer)
+        self._questions = ModuleQuestions(bus, policy, self.answer)
         self._model = InferenceProcess(
             type(policy), self.config.inference, self._inferred, self._inference_failed
         )
@@ -144,7 +144,7 @@ class FunctionalModule:
         )
         self._turn = asyncio.Lock()
         self._thread: PolicyThread | None = None
-        self._presence: Presence | None = None
+        self._presence: RegistrationClient | None = None
 
     @property
     def state(self) -> ModuleState:
@@ -339,7 +339,7 @@ class FunctionalModule:
 
     # --- lifecycle ------------------------------------------------------------------------------------
     @contextlib.asynccontextmanager
-    async def _present(self) -> AsyncIterator[Presence]:
+    async def _present(self) -> AsyncIterator[RegistrationClient]:
         record = ServiceRecord(
             sid=self._bus.sender.name,
             prefix=f"module/{self._policy.name}",
@@ -350,7 +350,7 @@ class FunctionalModule:
             version=self._policy.version,
             tags=self._tags(shadow=self.config.shadow),
         )
-        async with Presence(self._bus, record) as presence:
+        async with RegistrationClient(self._bus, record) as presence:
             yield presence
 
     async def _entered(self, state: ModuleState) -> None:

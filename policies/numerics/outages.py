@@ -51,7 +51,7 @@ class Expectation(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outages:
+class OutageHistory:
     """Past outages by kind. `price_s`: what a replacement costs, in seconds of waiting."""
 
     price_s: float

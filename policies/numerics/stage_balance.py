@@ -33,7 +33,7 @@ class Worker:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageState:
+class StageSituation:
     """One stage. Standbys are not among its workers: they neither count as replicas nor move.
 
     `cost_ms`: per microbatch as analysed, all stages on the same machine; 0 if not known.
@@ -49,7 +49,7 @@ class StageState:
 class Situation:
     """A job at one moment. `step_s`: a step as measured; `bytes_per_s`: of transfers between instances."""
 
-    stages: Mapping[int, StageState]
+    stages: Mapping[int, StageSituation]
     microbatches: int
     step_s: float
     steps_left: int
@@ -57,7 +57,7 @@ class Situation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class MoveLimits:
     """When a move is worth it."""
 
     min_improvement: float = 0.1
@@ -89,7 +89,7 @@ class Proposal:
     forecast: MoveForecast
 
 
-def best_move(situation: Situation, limits: Limits) -> Proposal | str:
+def best_move(situation: Situation, limits: MoveLimits) -> Proposal | str:
     """The single move that shortens a step most, or why there is none that is worth it."""
     doubt = _doubt(situation)
     if doubt:
@@ -113,7 +113,9 @@ def best_move(situation: Situation, limits: Limits) -> Proposal | str:
     return _objection(best.forecast, limits) or best
 
 
-def improvement(stages: Mapping[int, StageState], sid: str, to_stage: int, microbatches: int) -> float | None:
+def improvement(
+    stages: Mapping[int, StageSituation], sid: str, to_stage: int, microbatches: int
+) -> float | None:
     """Part of the slowest stage's time that this move saves; negative if it costs. None: it can't be said."""
     found = [
         (stage, worker) for stage, state in stages.items() for worker in state.workers if worker.sid == sid
@@ -131,7 +133,7 @@ def improvement(stages: Mapping[int, StageState], sid: str, to_stage: int, micro
     return 1.0 - after / before
 
 
-def throughput_bound(stages: Mapping[int, StageState]) -> float:
+def throughput_bound(stages: Mapping[int, StageSituation]) -> float:
     """Microbatches per second of the slowest stage, all its workers together: no schedule does more."""
     return 1e3 * min(_speed(state) for state in stages.values())
 
@@ -172,7 +174,7 @@ def _doubt(situation: Situation) -> str:
     return ""
 
 
-def _objection(forecast: MoveForecast, limits: Limits) -> str:
+def _objection(forecast: MoveForecast, limits: MoveLimits) -> str:
     """Why a move is not worth it; empty if it is."""
     if forecast.improvement < limits.min_improvement:
         return f"the best move would save {max(0.0, forecast.improvement):.0%} of a step"
@@ -184,13 +186,13 @@ def _objection(forecast: MoveForecast, limits: Limits) -> str:
     return ""
 
 
-def _can_give(state: StageState) -> bool:
+def _can_give(state: StageSituation) -> bool:
     return len(state.workers) > 1
 
 
 def _moved(
-    stages: Mapping[int, StageState], donor: int, taker: int
-) -> tuple[int, Worker, Mapping[int, StageState]]:
+    stages: Mapping[int, StageSituation], donor: int, taker: int
+) -> tuple[int, Worker, Mapping[int, StageSituation]]:
     """The worker of `donor` that is best moved to `taker`, as it would be there, and the stages then."""
     giving, taking = stages[donor], stages[taker]
     ratio = _cost_ratio(giving, taking)
@@ -205,8 +207,8 @@ def _moved(
 
 
 def _with_moved(
-    stages: Mapping[int, StageState], donor: int, taker: int, mover: Worker
-) -> dict[int, StageState]:
+    stages: Mapping[int, StageSituation], donor: int, taker: int, mover: Worker
+) -> dict[int, StageSituation]:
     """The stages with `mover` the last worker of `taker`, as fast as it would be there."""
     giving, taking = stages[donor], stages[taker]
     there = replace(mover, service_ms=mover.service_ms * _cost_ratio(giving, taking))
@@ -217,7 +219,7 @@ def _with_moved(
     }
 
 
-def _cost_ratio(giving: StageState, taking: StageState) -> float:
+def _cost_ratio(giving: StageSituation, taking: StageSituation) -> float:
     """How many times as long the same device takes for a microbatch of the other stage.
 
     By the analysed costs, for which all stages were measured on one machine. Without them the stages' median
@@ -230,12 +232,12 @@ def _cost_ratio(giving: StageState, taking: StageState) -> float:
 
 def _proposal(
     situation: Situation,
-    limits: Limits,
+    limits: MoveLimits,
     spans: Mapping[int, float],
     taker: int,
     donor: int,
     there: Worker,
-    after: Mapping[int, StageState],
+    after: Mapping[int, StageSituation],
 ) -> Proposal:
     changed = {stage: makespan_ms(_times(after[stage]), situation.microbatches) for stage in (donor, taker)}
     model_before_s = spans[taker] / 1e3
@@ -261,11 +263,11 @@ def _proposal(
     )
 
 
-def _times(state: StageState) -> list[float]:
+def _times(state: StageSituation) -> list[float]:
     return [worker.service_ms for worker in state.workers]
 
 
-def _speed(state: StageState) -> float:
+def _speed(state: StageSituation) -> float:
     """Microbatches per millisecond."""
     return sum(1.0 / worker.service_ms for worker in state.workers)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bus.subjects import POLICY_DECISION
-from policies.kit.engine import Engine, EngineConfig, Event, Problem, Result
+from policies.kit.engine import Engine, EngineConfig, Event, PolicyProblem, Result
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy
 from policies.kit.view import JobView
@@ -41,7 +41,7 @@ def silent(suggestion: PolicySuggestion, id: str, now: float, view: JobView) -> 
     """The orchestrator says nothing: the policy takes what it suggests to be in force."""
 
 
-class Replay:
+class PolicyReplay:
     """One pass. `feed` each event in the order of time; then `suggestions` has what came of it."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Replay:
         self.rows = frozenset(self.engine.rows())
         """Events of other rows need not be fed, nor read."""
         self.suggestions: list[Replayed] = []
-        self.problems: list[Problem] = []
+        self.problems: list[PolicyProblem] = []
         self.unanswered_reads = 0
         self._answer = answer
         self._now = -math.inf
@@ -105,7 +105,7 @@ class Replay:
         except Exception as error:  # whatever a user's model does wrong stays in it
             text = f"{type(error).__name__}: {error}"
             if all(problem.text != text for problem in self.problems):
-                self.problems.append(Problem(where="model", text=text))
+                self.problems.append(PolicyProblem(where="model", text=text))
             return
         inferred = Inferred(inference.job, inference.key, value, 0.0)
         self._inferred += 1

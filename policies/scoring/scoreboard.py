@@ -20,7 +20,7 @@ from bus.subject import Subject
 from bus.subjects import FAULT_VERDICT
 from policies.kit.engine import Event, Result
 from policies.kit.view import JobView, Observations, topic
-from policies.numerics.stage_balance import StageState, Worker
+from policies.numerics.stage_balance import StageSituation, Worker
 from policies.scoring.scores import Worth, avoidance_worth, move_worth, move_worth_by_model, weights_worth
 from schemas.base import Message
 from schemas.fault import FaultVerdict
@@ -268,10 +268,10 @@ def _times(one: _Open, stage: int, *, fresh: bool = False) -> dict[str, float]:
     return {sid: time for sid, time in found.items() if math.isfinite(time)}
 
 
-def _stages(one: _Open) -> tuple[dict[int, StageState], int]:
+def _stages(one: _Open) -> tuple[dict[int, StageSituation], int]:
     """All stages with their times while the suggestion was valid, and the microbatches of a step."""
     view = one.view
-    stages: dict[int, StageState] = {}
+    stages: dict[int, StageSituation] = {}
     for stage in view.stages:
         times = _times(one, stage)
         costs = [
@@ -280,7 +280,7 @@ def _stages(one: _Open) -> tuple[dict[int, StageState], int]:
             if instance.stage == stage and instance.sample is not None
         ]
         workers = tuple(Worker(sid=sid, service_ms=time) for sid, time in times.items())
-        stages[stage] = StageState(workers=workers, cost_ms=max(costs, default=0.0))
+        stages[stage] = StageSituation(workers=workers, cost_ms=max(costs, default=0.0))
     results = [event.result for event in view.events if event.result is not None]
     done = sum(results[-1].shares.values()) if results else 0
     return stages, done // max(1, len(stages))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from policies.numerics.stage_balance import StageState, improvement
+from policies.numerics.stage_balance import StageSituation, improvement
 from schemas.stage_move import MoveForecast, MoveState, StageMove
 
 TOLERANCE = 0.01
@@ -108,7 +108,7 @@ def move_worth(forecast: MoveForecast, carried_out: StageMove | None) -> Worth |
 
 
 def move_worth_by_model(
-    forecast: MoveForecast, stages: Mapping[int, StageState], sid: str, to_stage: int, microbatches: int
+    forecast: MoveForecast, stages: Mapping[int, StageSituation], sid: str, to_stage: int, microbatches: int
 ) -> Worth:
     """The same for a move that was not carried out: the gain by the service times that were then measured.
 

@@ -114,7 +114,7 @@ class Faults:
         def begin() -> None:
             new.start(settled)
             for member in sorted(new.lost, key=str):
-                new.event(ev.Lost(member))
+                new.event(ev.IncarnationLost(member))
                 if self._world.nodes[member].member in newest_lost:
                     self._world.replace(new, member)
             backlog, new.backlog = new.backlog, []

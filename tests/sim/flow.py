@@ -20,7 +20,7 @@ from entities.orchestrator.planning.task_graph import window
 from schemas.data_plane import HopLoad, MicrobatchNotice, RouteEntry, RouteTable
 from schemas.step import Member, MicrobatchDispatch
 from workers.routing.next_hop import Binder
-from workers.telemetry.load import Load
+from workers.telemetry.load import ComputeLoad
 from workers.transaction.data_machine import DataMachine, Send
 from workers.transaction.stage_machine import Backward, Forward, Offer, StageMachine
 
@@ -48,7 +48,7 @@ class Stage:
     queue: list[tuple[int, int, Callable[[], None], float]] = field(default_factory=list)
     computing: bool = False
     busy_s: float = 0.0
-    load: Load = field(default_factory=Load)
+    load: ComputeLoad = field(default_factory=ComputeLoad)
 
     def __post_init__(self) -> None:
         flow = self.flow

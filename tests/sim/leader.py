@@ -67,7 +67,7 @@ class Leader:
     def lose(self, member: Member) -> None:
         if member not in self.lost:
             self.lost.add(member)
-            self.event(ev.Lost(member))
+            self.event(ev.IncarnationLost(member))
 
     def execute(self, effect: ev.Effect) -> None:
         world = self.world
@@ -78,7 +78,7 @@ class Leader:
                 self.order_all(
                     effect.targets,
                     lambda node: node.fence(effect),
-                    lambda answers: self.event(ev.Fenced(effect.round, tuple(answers.values()))),
+                    lambda answers: self.event(ev.FenceAcknowledged(effect.round, tuple(answers.values()))),
                 )
             case ev.Assign():
                 self.order_all(
@@ -90,7 +90,7 @@ class Leader:
                 self.order_all(
                     effect.members,
                     lambda node: node.form(effect),
-                    lambda answers: self.event(ev.GroupFormed(effect.stage, effect.generation)),
+                    lambda answers: self.event(ev.ReductionGroupFormed(effect.stage, effect.generation)),
                 )
                 world.after(2.0, lambda: self._group_late(effect))
             case ev.Prepare():
@@ -140,7 +140,7 @@ class Leader:
                     lambda answers: self.event(ev.Restarted(effect.attempt)),
                     skip_lost=True,
                 )
-            case ev.Replay():
+            case ev.RecomputationNoted():
                 world.replays += len(effect.replayed)
 
     def _assign(self, node: Any, effect: ev.Assign) -> str | None:
@@ -158,14 +158,14 @@ class Leader:
             if isinstance(answer, StepVote):
                 self.event(ev.Voted(effect.stage, answer))
             else:
-                self.event(ev.GroupFailed(effect.stage, effect.generation))
+                self.event(ev.ReductionGroupFailed(effect.stage, effect.generation))
 
     def _group_late(self, effect: ev.FormGroup) -> None:
         machine = self.machine
         if machine is None or machine.is_formed(effect.stage):
             return
         if machine.generations[effect.stage] == effect.generation:
-            self.event(ev.GroupFailed(effect.stage, effect.generation))
+            self.event(ev.ReductionGroupFailed(effect.stage, effect.generation))
 
     def order_all(
         self,

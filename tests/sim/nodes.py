@@ -23,7 +23,7 @@ from tests.sim.following import Following
 from workers.routing.next_hop import Binder
 from workers.transaction.data_machine import DataMachine, Send
 from workers.transaction.microbatch import Hop
-from workers.transaction.stage_machine import Backward, Claim, Forward, Offer, StageMachine
+from workers.transaction.stage_machine import Backward, Forward, Offer, ReportClaim, StageMachine
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -103,7 +103,7 @@ class StageNode(Node):
                     self.submit(1, lambda hop=hop: self._backward(hop))
                 case Offer(hop, to, direction):
                     self.world.hops.offer(self, hop, to, direction)
-                case Claim(hop):
+                case ReportClaim(hop):
                     self.world.claim(self, hop)
 
     def _forward(self, hop: Hop) -> None:

@@ -12,10 +12,17 @@ import pytest
 
 from bus import subjects
 from bus.subject import Subject
-from entities.orchestrator.planning.stage_moves import Crew, StageMoves
+from entities.orchestrator.planning.stage_moves import StageMembers, StageMoves
 from policies.built_in.stage_rebalancing import StageRebalancing
 from policies.kit.engine import Engine, EngineConfig, Event
-from policies.numerics.stage_balance import Limits, Situation, StageState, Worker, best_move, makespan_ms
+from policies.numerics.stage_balance import (
+    MoveLimits,
+    Situation,
+    StageSituation,
+    Worker,
+    best_move,
+    makespan_ms,
+)
 from schemas.base import Message
 from schemas.job import JobEvent, JobState, StepResult
 from schemas.policy import MoveInstance, PolicySuggestion
@@ -110,7 +117,7 @@ class Pipeline:
     def _asked(self, suggestion: PolicySuggestion) -> None:
         move = suggestion.action
         assert isinstance(move, MoveInstance)
-        crew = Crew(
+        crew = StageMembers(
             working={stage: self.stage(stage) for stage in range(len(self.costs))},
             coming=() if self.arrives is None else (self.arrives[1],),
         )
@@ -140,7 +147,7 @@ class Pipeline:
         """Whether some move would still be worth it, by what nobody can measure."""
         truth = Situation(
             stages={
-                stage: StageState(
+                stage: StageSituation(
                     workers=tuple(Worker(sid=sid, service_ms=self.time_of(sid)) for sid in self.stage(stage)),
                     cost_ms=cost,
                 )
@@ -151,7 +158,7 @@ class Pipeline:
             steps_left=STEPS,
             bytes_per_s=1e8,
         )
-        return not isinstance(best_move(truth, Limits(min_improvement=0.2)), str)
+        return not isinstance(best_move(truth, MoveLimits(min_improvement=0.2)), str)
 
 
 @pytest.mark.parametrize("seed", range(12))

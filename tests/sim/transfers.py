@@ -157,7 +157,7 @@ class Transfers:
 
     def _again(self, leader: Leader, to: Member, stage: int) -> None:
         if to not in leader.lost:
-            leader.event(ev.Arrived(to, stage))
+            leader.event(ev.NewcomerReady(to, stage))
 
     def withdraw(self, effect: ev.Withdraw) -> str:
         source = self._world.nodes[effect.source]

@@ -232,7 +232,7 @@ class World(Kernel):
                 return
             newcomer = self._spawn(member.sid, stage, leader.epoch)
             self.nodes[newcomer].machine.attempt = machine.attempt
-            leader.event(ev.Arrived(newcomer, stage))
+            leader.event(ev.NewcomerReady(newcomer, stage))
 
         self.after(self.rng.uniform(0.1, 0.6), start)
 
@@ -243,7 +243,7 @@ class World(Kernel):
         stage = self.rng.randrange(self.plan.stages)
         newcomer = self._spawn(f"s{stage}-r{self.plan.replicas + next(self._added)}", stage, leader.epoch)
         self.nodes[newcomer].machine.attempt = leader.machine.attempt
-        leader.event(ev.Arrived(newcomer, stage))
+        leader.event(ev.NewcomerReady(newcomer, stage))
 
     def _has_successor(self, leader: Leader, member: Member) -> bool:
         """Started, or adopted, by this leader; what another one started is fenced by the registry."""
@@ -339,7 +339,7 @@ class World(Kernel):
             for stage in range(self.plan.stages):
                 weights = self.snapshots[stage, decision.step]
                 self.snapshots[stage, decision.step + 1] = mix(weights, int(decision.checksums[stage], 16))
-            self.after(0.003, lambda: leader.event(ev.Recorded(decision)))
+            self.after(0.003, lambda: leader.event(ev.DecisionRecorded(decision)))
 
         if not leader.frozen:
             self.after(self.rng.uniform(0.001, 0.01), write)

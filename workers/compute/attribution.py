@@ -19,7 +19,7 @@ log = get_logger("stage")
 
 
 @contextmanager
-def blaming(hop: Hop) -> Iterator[None]:
+def attributing(hop: Hop) -> Iterator[None]:
     """What fails inside is about this hop's microbatch. Validation is left out: it has no step to repeat.
 
     Raises:
@@ -43,8 +43,8 @@ def blaming(hop: Hop) -> Iterator[None]:
         ) from error
 
 
-def culprit_of(error: DmscError) -> Culprit | None:
-    """The microbatch that an error was about, if `blaming` saw it."""
+def failing_microbatch(error: DmscError) -> Culprit | None:
+    """The microbatch that an error was about, if `attributing` saw it."""
     step, microbatch = error.fields.get("step"), error.fields.get("microbatch")
     if not isinstance(step, int) or not isinstance(microbatch, int):
         return None

@@ -36,7 +36,7 @@ generated table. What remains is about 12 MB of readable source."""
 
 
 @dataclass(frozen=True)
-class Dataset:
+class ByteDataset:
     """Bytes as tokens. The last `validation_fraction` is held out; nothing else is shuffled or dropped."""
 
     source: str
@@ -52,7 +52,7 @@ class Dataset:
         return self.train_tokens < self.bytes.numel()
 
 
-async def open_dataset(spec: DataSpec, bus: Bus | None) -> Dataset:
+async def open_dataset(spec: DataSpec, bus: Bus | None) -> ByteDataset:
     """Reads the whole source into memory, or maps it where it is one local file.
 
     Sources: `stdlib:`; `bus://datasets/name` as uploaded at a gateway; any path or URL that fsspec opens:
@@ -73,14 +73,14 @@ async def open_dataset(spec: DataSpec, bus: Bus | None) -> Dataset:
     return _split(spec, _tensor(content))
 
 
-def open_local_dataset(spec: DataSpec) -> Dataset:
+def open_local_dataset(spec: DataSpec) -> ByteDataset:
     """`open_dataset` for everything but `bus://`; blocking."""
     if spec.source.startswith(STDLIB):
         return _split(spec, _standard_library())
     return _split(spec, _read_files(spec.source))
 
 
-def _split(spec: DataSpec, tokens: Tensor) -> Dataset:
+def _split(spec: DataSpec, tokens: Tensor) -> ByteDataset:
     total = tokens.numel()
     if not total:
         raise BadData(f"data.source {spec.source} is empty")
@@ -93,7 +93,7 @@ def _split(spec: DataSpec, tokens: Tensor) -> Dataset:
                 f"data.sample_tokens, or {'lower' if name == 'training' else 'set to 0'} "
                 "data.validation_fraction"
             )
-    return Dataset(spec.source, tokens, total - held_out)
+    return ByteDataset(spec.source, tokens, total - held_out)
 
 
 def _tensor(content: bytes | bytearray) -> Tensor:
@@ -154,7 +154,13 @@ def _hidden(path: str) -> bool:
 
 
 def batch(
-    dataset: Dataset, split: Split, seed: int, step: int, microbatch: int, samples: int, sample_tokens: int
+    dataset: ByteDataset,
+    split: Split,
+    seed: int,
+    step: int,
+    microbatch: int,
+    samples: int,
+    sample_tokens: int,
 ) -> Batch:
     """Samples at offsets drawn by BLAKE2b from (seed, split, step, microbatch, sample): nothing else.
 
@@ -194,7 +200,7 @@ class Prefetcher:
     """
 
     def __init__(
-        self, dataset: Dataset, *, seed: int, samples: int, sample_tokens: int, capacity: int = 64
+        self, dataset: ByteDataset, *, seed: int, samples: int, sample_tokens: int, capacity: int = 64
     ) -> None:
         self._dataset = dataset
         self._shape = (samples, sample_tokens)

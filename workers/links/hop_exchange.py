@@ -25,8 +25,8 @@ from schemas.envelope import Envelope
 from schemas.errors import DmscError, PeerUnreachable, Unavailable
 from schemas.step import Member
 from schemas.telemetry import LinkSample
-from workers.links.link_quality import LinkCost, Telling
-from workers.links.link_table import LinkConfig, LinkTable, Slot
+from workers.links.link_quality import LinkCost, LinkReporting
+from workers.links.link_table import LinkConfig, LinkSlot, LinkTable
 from workers.links.tensor_link import LinkClosed, Verdict
 from workers.transport.gloo import in_thread
 from workers.transport.pinned_buffers import describe, to_host
@@ -133,7 +133,7 @@ class HopExchange:
         self._table = LinkTable(
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
         )
-        self._telling: dict[str, Telling] = {}
+        self._telling: dict[str, LinkReporting] = {}
         self._offers: dict[tuple[str, int], _Offer] = {}
         self._open: set[_Offer] = set()
         self._later: dict[tuple[str, int], MicrobatchNotice] = {}
@@ -225,7 +225,7 @@ class HopExchange:
         now, qualities, samples = time.monotonic(), self._table.qualities(), []
         for peer, counts in self._table.counts.items():
             figures = qualities[peer].out.figures() if peer in qualities else None
-            told = self._telling.setdefault(peer, Telling()).news(figures, now)
+            told = self._telling.setdefault(peer, LinkReporting()).news(figures, now)
             samples.append(counts.take(peer).model_copy(update={"figures": told}))
         return tuple(samples)
 
@@ -275,7 +275,7 @@ class HopExchange:
                         unreached=error.fields.get("unreached", ()),
                     ) from error
 
-    async def _offer_on(self, slot: Slot, offer: _Offer, tensors: Sequence[Tensor]) -> Outcome:
+    async def _offer_on(self, slot: LinkSlot, offer: _Offer, tensors: Sequence[Tensor]) -> Outcome:
         """One offer on one link, until it is received, declined, withdrawn, or the link is over."""
         first = slot.take_tags(len(tensors) + 1)
         notice = self._notice(slot, first, offer, tensors)
@@ -313,7 +313,7 @@ class HopExchange:
         finally:
             del self._offers[slot.name, first]
 
-    def _stuck(self, slot: Slot) -> PeerUnreachable:
+    def _stuck(self, slot: LinkSlot) -> PeerUnreachable:
         error = PeerUnreachable(
             f"{slot.peer.sid} accepted tensors and takes none for {self._config.transfer_timeout_s:g} s",
             peer=slot.peer.sid,
@@ -321,7 +321,9 @@ class HopExchange:
         self._table.drop(slot, error)
         return error
 
-    def _notice(self, slot: Slot, first: int, offer: _Offer, tensors: Sequence[Tensor]) -> MicrobatchNotice:
+    def _notice(
+        self, slot: LinkSlot, first: int, offer: _Offer, tensors: Sequence[Tensor]
+    ) -> MicrobatchNotice:
         return MicrobatchNotice(
             job=self._job,
             epoch=self.epoch,
@@ -349,7 +351,7 @@ class HopExchange:
         except Unavailable as error:
             log.debug("notice not sent, will be repeated", link=notice.link, error=error.text)
 
-    async def _transfer(self, slot: Slot, first: int, tensors: Sequence[Tensor]) -> Verdict:
+    async def _transfer(self, slot: LinkSlot, first: int, tensors: Sequence[Tensor]) -> Verdict:
         slot.uses += 1
         try:
             link = await slot.opened()
@@ -408,7 +410,7 @@ class HopExchange:
                 self._start(receiving, f"receive {slot.name} {notice.tag}")
         await self._answer(notice, answer)
 
-    async def _receive(self, slot: Slot, notice: MicrobatchNotice, verdict: Verdict) -> None:
+    async def _receive(self, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict) -> None:
         wanted = verdict == "delivered"
         slot.uses += 1
         try:

@@ -233,7 +233,7 @@ class LinkBothWays:
         return LinkCost(out.transfer_ms + back.transfer_ms, max(out.wire_ms, back.wire_ms))
 
 
-class Telling:
+class LinkReporting:
     """Which figures of a link are worth telling: news, and all of them now and then."""
 
     EVERY_S = 5.0

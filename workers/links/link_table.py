@@ -53,7 +53,7 @@ class LinkConfig:
 
 
 @dataclass(eq=False)
-class Slot:
+class LinkSlot:
     """One numbered link of one pair: being built, open, or over."""
 
     peer: Member
@@ -125,7 +125,7 @@ class LinkTable:
         self._namespace = links_of(job)
         self._config = config
         self._broken = broken
-        self._slots: OrderedDict[tuple[str, str], Slot] = OrderedDict()
+        self._slots: OrderedDict[tuple[str, str], LinkSlot] = OrderedDict()
         self._fenced: set[tuple[str, str]] = set()
         self._builds: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -162,7 +162,7 @@ class LinkTable:
             if not slot.over and slot.link is not None:
                 slot.link.ping()
 
-    def open(self, peer: Member) -> Slot:
+    def open(self, peer: Member) -> LinkSlot:
         """The present link to `peer`; begins to build one if there is none.
 
         Raises:
@@ -176,7 +176,7 @@ class LinkTable:
             return slot
         return self._begin(peer, slot.number + 1 if slot else 1)
 
-    def adopt(self, peer: Member, name: str) -> Slot | str | None:
+    def adopt(self, peer: Member, name: str) -> LinkSlot | str | None:
         """The slot that `peer` names in an offer, opened from this side too.
 
         Returns:
@@ -204,7 +204,7 @@ class LinkTable:
         self._begin(peer, number)
         return True
 
-    def drop(self, slot: Slot, error: PeerUnreachable | None = None) -> None:
+    def drop(self, slot: LinkSlot, error: PeerUnreachable | None = None) -> None:
         """Ends a link now: what is open on it fails, what waits in it comes free."""
         if slot.over:
             return
@@ -236,14 +236,14 @@ class LinkTable:
         self._slots.clear()
 
     # --- building ------------------------------------------------------------------------------------------
-    def _begin(self, peer: Member, number: int) -> Slot:
+    def _begin(self, peer: Member, number: int) -> LinkSlot:
         old = self._slots.get(_key(peer))
         if old is not None:
             self.drop(old, LinkClosed(f"tensor link {old.name}: a newer one took its place", link=old.name))
         pair = Pair.of(self._me, peer)
         ready: asyncio.Future[TensorLink] = asyncio.get_running_loop().create_future()
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())
-        slot = Slot(peer, number, pair.link(number), pair.rank, ready)
+        slot = LinkSlot(peer, number, pair.link(number), pair.rank, ready)
         self._slots[_key(peer)] = slot
         self._slots.move_to_end(_key(peer))
         self._evict()
@@ -263,7 +263,7 @@ class LinkTable:
         task.add_done_callback(self._builds.discard)
         return slot
 
-    async def _build(self, slot: Slot, build: GroupBuild) -> None:
+    async def _build(self, slot: LinkSlot, build: GroupBuild) -> None:
         try:
             group, device = await build.run()
         except PeerUnreachable as error:
@@ -292,7 +292,7 @@ class LinkTable:
         )
         slot.ready.set_result(slot.link)
 
-    def _over(self, slot: Slot, error: PeerUnreachable | None) -> None:
+    def _over(self, slot: LinkSlot, error: PeerUnreachable | None) -> None:
         """The link ended by itself or at the peer's word; or it was never built."""
         if slot.link is not None:
             self._wait_for(slot.link)

@@ -137,7 +137,7 @@ class HeldCopy:
         return self.version + len(self.redos)
 
 
-class CopyShelf:
+class ReplicaBuffer:
     """What an instance holds for other stages, by stage."""
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ class ReductionGroup:
         rank: int,
         name: str,
         timeout_s: float,
-        built: tuple[gloo.Group, gloo.Device] | None,
+        built: tuple[gloo.GlooGroup, gloo.Device] | None,
         build: gloo.GroupBuild | None,
     ) -> None:
         self.members = tuple(members)
@@ -221,7 +221,7 @@ class ReductionGroup:
         if built is not None:
             self._beside(self._free(built[0]), f"release {self.name}")
 
-    async def _free(self, group: gloo.Group) -> None:
+    async def _free(self, group: gloo.GlooGroup) -> None:
         await gloo.in_thread("release-group", partial(gloo.release, group))
         del group
         if self._build is not None:
@@ -242,7 +242,7 @@ def _silent(me: Member, peers: Sequence[Member], text: str) -> PeerUnreachable:
     return PeerUnreachable(f"{me.sid} does not reach {names}: {text}", unreached=incarnations)
 
 
-def _reduce(group: gloo.Group, tensor: Tensor, limit: timedelta) -> str | None:
+def _reduce(group: gloo.GlooGroup, tensor: Tensor, limit: timedelta) -> str | None:
     """Returns what went wrong as text: a traceback would keep the group, and its sockets, alive."""
     host = tensor if tensor.device.type == "cpu" else tensor.to("cpu").pin_memory()
     options: Any = dist.AllreduceOptions()

@@ -126,7 +126,7 @@ class LinkCounts:
         return sample
 
 
-class Line(Protocol):
+class SendLine(Protocol):
     """What a link's sends go through; `put` posts them. Called from any thread."""
 
     def post(self, size: int, put: Callable[[], None], lost: Callable[[], None]) -> None: ...
@@ -152,7 +152,7 @@ class TensorLink:
     def __init__(
         self,
         name: str,
-        group: gloo.Group,
+        group: gloo.GlooGroup,
         device: gloo.Device,
         *,
         counts: LinkCounts,
@@ -160,11 +160,11 @@ class TensorLink:
         target: torch.device,
         timeout_s: float,
         ended: Callable[[PeerUnreachable | None], None],
-        line: Line | None = None,
+        line: SendLine | None = None,
     ) -> None:
         self.name = name
         self._loop = asyncio.get_running_loop()
-        self._group: gloo.Group | None = group
+        self._group: gloo.GlooGroup | None = group
         self._device = device
         self._me = group.rank()
         self._peer = 1 - group.rank()
@@ -220,7 +220,7 @@ class TensorLink:
             self.ping()
         self._outgoing[first] = outgoing
 
-        def put(group: gloo.Group) -> None:
+        def put(group: gloo.GlooGroup) -> None:
             tag = first
             for tensor in tensors:
                 if tensor.numel():
@@ -267,7 +267,7 @@ class TensorLink:
         incoming = _Incoming(done, first, verdict, target, tensors, timeout, time.perf_counter(), timed)
         self._incoming[first] = incoming
 
-        def put(group: gloo.Group) -> None:
+        def put(group: gloo.GlooGroup) -> None:
             tag = first
             for tensor in tensors:
                 if tensor.numel():
@@ -288,7 +288,7 @@ class TensorLink:
         self._pinged_at = self._last_ping_at = now
         self._say(PING)
 
-    def _post(self, size: int, put: Callable[[gloo.Group], None]) -> None:
+    def _post(self, size: int, put: Callable[[gloo.GlooGroup], None]) -> None:
         """Has `put` post its operations, now or when the line lets them through; from any thread."""
 
         def now() -> None:
@@ -306,7 +306,7 @@ class TensorLink:
         """A receipt, or what is said in its place; from any thread."""
         said = torch.tensor([word], dtype=torch.int64)
 
-        def put(group: gloo.Group) -> None:
+        def put(group: gloo.GlooGroup) -> None:
             self._receipts.append((group.send([said], self._peer, self._me), said))
 
         self._post(WORD_BYTES, put)
@@ -331,7 +331,7 @@ class TensorLink:
             await asyncio.shield(self._closing)
 
     # --- the two threads ----------------------------------------------------------------------------------
-    def _watch_receipts(self, group: gloo.Group) -> None:
+    def _watch_receipts(self, group: gloo.GlooGroup) -> None:
         """Each receipt ends one of our sends. The peer's parity of the first tags carries them."""
         end: PeerUnreachable | None = None
         took_ms: float | None = None
@@ -428,7 +428,7 @@ class TensorLink:
         self._closing = self._loop.create_task(self._free(group), name=f"close link {self.name}")
         self._ended(error)
 
-    async def _free(self, group: gloo.Group) -> None:
+    async def _free(self, group: gloo.GlooGroup) -> None:
         """Frees the threads, then what they and gloo held."""
         held = [group]
         del group

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workers.sandbox import confinement
-from workers.sandbox.confinement import Reach, Way
+from workers.sandbox.confinement import ConfinementMethod, Reach
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LINUX = sys.platform == "linux"
@@ -36,10 +36,10 @@ def run_child(order: dict[str, Any]) -> NoReturn:
         _open_log(Path(order["log"]))
         _name_process(order["id"])
         payload = _payload(order["payload"])
-        if order.get("reach") is not None and order["way"] != Way.NONE:
+        if order.get("reach") is not None and order["way"] != ConfinementMethod.NONE:
             confinement.close_descriptors()
             reach = Reach.of(order["reach"])
-            confinement.confine(reach, Way(order["way"]), user=order.get("user"), parent=parent)
+            confinement.confine(reach, ConfinementMethod(order["way"]), user=order.get("user"), parent=parent)
         faulthandler.enable()
         _reseed()
         if order.get("threads"):

@@ -46,7 +46,7 @@ from typing import Any
 
 from workers.process.child_process import die_with, run_child
 from workers.sandbox import confinement, users
-from workers.sandbox.confinement import Way
+from workers.sandbox.confinement import ConfinementMethod
 
 TERMINATE_GRACE_S = 2.0
 """How long children may take to end by themselves once the agent is gone."""
@@ -91,7 +91,7 @@ class ForkServer:
         *,
         method: str,
         scratch: Path | None = None,
-        way: Way = Way.NONE,
+        way: ConfinementMethod = ConfinementMethod.NONE,
         instance_users: tuple[int, int] = users.DEFAULT_RANGE,
     ) -> None:
         self._channel = channel
@@ -185,7 +185,7 @@ class ForkServer:
     def _prepare(self, order: dict[str, Any]) -> None:
         """Who the child will be, and where its temporary files go."""
         order["way"] = self._way
-        if self._way is Way.OWN_USER:
+        if self._way is ConfinementMethod.OWN_USER:
             lease = self._leases[order["id"]] = users.lease(self._users)
             order["user"] = lease.user
         if self._scratch is not None:
@@ -196,7 +196,7 @@ class ForkServer:
         lease = self._leases.pop(name, None)
         if lease is not None:
             lease.end()
-        if self._scratch is not None and self._way is not Way.NONE:
+        if self._scratch is not None and self._way is not ConfinementMethod.NONE:
             shutil.rmtree(self._scratch / name, ignore_errors=True)
 
     def _fork(self, order: dict[str, Any]) -> int:
@@ -387,7 +387,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", type=Path, help="folder to remove at the end")
     parser.add_argument("--directory", type=Path, help="working directory of the instances")
     parser.add_argument("--code-path", action="append", default=[], help="users' modules; repeatable")
-    parser.add_argument("--confine", choices=["auto", *Way], default=Way.NONE, help="children with a reach")
+    parser.add_argument(
+        "--confine",
+        choices=["auto", *ConfinementMethod],
+        default=ConfinementMethod.NONE,
+        help="children with a reach",
+    )
     parser.add_argument("--users", type=users.parse_range, default=users.DEFAULT_RANGE, metavar="LO-HI")
     parser.add_argument("--method", choices=["auto", "fork", "spawn"], default="auto")
     options = parser.parse_args(arguments)
@@ -415,7 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if warning:
         _complain(f"WARNING: {warning}")
     devices = probe_devices()
-    way = confinement.best_way() if options.confine == "auto" else Way(options.confine)
+    way = confinement.best_method() if options.confine == "auto" else ConfinementMethod(options.confine)
     gc.collect()
     gc.disable()
     gc.freeze()  # a child's collector would look at all of it, and so copy every page that is shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from schemas.callables import BALANCERS
+from schemas.callables import BALANCERS, FORMER_BALANCERS
 from schemas.errors import BadModel
 from workers.routing.balancers import Balancer, LeastOutstanding, PowerOfTwo, RoundRobin, WeightedServiceTime
 from workers.routing.expected_completion import ExpectedCompletion
@@ -32,7 +32,7 @@ def balancer(algorithm: str, seed: int = 0) -> Balancer:
         known = ", ".join(BUILT_IN)
         raise BadModel(f"routing.algorithm {algorithm!r} is none of {known}, nor module:factory")
     try:
-        made: Balancer = load(algorithm, BALANCERS)(seed)
+        made: Balancer = load(algorithm, BALANCERS | FORMER_BALANCERS)(seed)
     except BadModel as error:
         raise BadModel(f"routing.algorithm {error.text}") from error
     except Exception as error:  # user code may raise anything

@@ -40,7 +40,7 @@ _PROCESSES_OF_ALL = 8192
 _PROBE_USER = 61183
 
 
-class Way(StrEnum):
+class ConfinementMethod(StrEnum):
     """How users' code is confined; see this module's table."""
 
     OWN_USER = "own-user"
@@ -54,11 +54,15 @@ class Way(StrEnum):
 
 
 _DESCRIBED = {
-    Way.OWN_USER: "a system user of its own for each instance, in a root of its own: it reads its code, the "
-    "installed packages and allowed folders, writes below its own job, and reaches the network",
-    Way.LANDLOCK: "Landlock: it reads its code, the installed packages, /etc and allowed folders, writes "
-    "below its own job, and reaches the network; it has no /dev/shm",
-    Way.NONE: "nothing holds it: it does whatever the user can do that runs the node",
+    ConfinementMethod.OWN_USER: (
+        "a system user of its own for each instance, in a root of its own: it reads its code, the "
+        "installed packages and allowed folders, writes below its own job, and reaches the network"
+    ),
+    ConfinementMethod.LANDLOCK: (
+        "Landlock: it reads its code, the installed packages, /etc and allowed folders, writes "
+        "below its own job, and reaches the network; it has no /dev/shm"
+    ),
+    ConfinementMethod.NONE: "nothing holds it: it does whatever the user can do that runs the node",
 }
 
 
@@ -88,14 +92,17 @@ class Reach:
 
 
 @cache
-def best_way() -> Way:
+def best_method() -> ConfinementMethod:
     """The strictest one that works here; it is tried, in a process of its own."""
-    return next((way for way in (Way.OWN_USER, Way.LANDLOCK) if works(way)), Way.NONE)
+    return next(
+        (way for way in (ConfinementMethod.OWN_USER, ConfinementMethod.LANDLOCK) if works(way)),
+        ConfinementMethod.NONE,
+    )
 
 
-def works(way: Way) -> bool:
+def works(way: ConfinementMethod) -> bool:
     """Whether a process of this machine can be confined in that way; one is."""
-    if not kernel.LINUX or not seccomp.known() or (way is Way.OWN_USER and os.geteuid() != 0):
+    if not kernel.LINUX or not seccomp.known() or (way is ConfinementMethod.OWN_USER and os.geteuid() != 0):
         return False
     pid = os.fork()
     if pid == 0:
@@ -110,7 +117,9 @@ def works(way: Way) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def confine(reach: Reach, way: Way, *, user: int | None = None, parent: int | None = None) -> None:
+def confine(
+    reach: Reach, way: ConfinementMethod, *, user: int | None = None, parent: int | None = None
+) -> None:
     """Confines this process, which has one thread, for good.
 
     Args:
@@ -130,7 +139,7 @@ def confine(reach: Reach, way: Way, *, user: int | None = None, parent: int | No
     paths = _Paths.of(reach)
     _set_environment(reach.scratch)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if way is Way.OWN_USER:
+    if way is ConfinementMethod.OWN_USER:
         assert user is not None
         _own_user(user, paths)
         resource.setrlimit(resource.RLIMIT_NPROC, (_PROCESSES, _PROCESSES))
@@ -141,9 +150,9 @@ def confine(reach: Reach, way: Way, *, user: int | None = None, parent: int | No
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.keep_private()
     known = landlock.version()
-    if way is Way.LANDLOCK and not known:
+    if way is ConfinementMethod.LANDLOCK and not known:
         raise OSError(errno.ENOSYS, "this kernel has no Landlock")
-    if way is Way.OWN_USER:
+    if way is ConfinementMethod.OWN_USER:
         if known:
             landlock.restrict(_rules_in_own_root(paths))
         seccomp.restrict(signals=True)

@@ -20,7 +20,7 @@ from schemas.fault import LinkFault
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
 from schemas.step import Member, StateReady
 from workers.links.hop_exchange import Direction, HopExchange, Outcome
-from workers.links.peer_copy import CopyShelf
+from workers.links.peer_copy import ReplicaBuffer
 from workers.routing.algorithms import balancer
 from workers.routing.next_hop import Binder
 from workers.user_code import describe
@@ -41,7 +41,7 @@ class HopRuntime(ABC):
     cluster: str
     failed: Callable[[DmscError], None]
     exchange: HopExchange | None = None
-    shelf: CopyShelf = field(default_factory=CopyShelf)
+    shelf: ReplicaBuffer = field(default_factory=ReplicaBuffer)
     _fenced: set[Member] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 

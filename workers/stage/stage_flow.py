@@ -15,15 +15,15 @@ from torch import Tensor
 from bus.subjects import STEP_CLAIM
 from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.step import MicrobatchClaim, MicrobatchState
-from workers.compute.attribution import blaming
+from workers.compute.attribution import attributing
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import COPIES
 from workers.stage.hop_runtime import HopRuntime
 from workers.state.stage_state import StageState
-from workers.telemetry.load import Load
+from workers.telemetry.load import ComputeLoad
 from workers.transaction.microbatch import Hop
-from workers.transaction.stage_machine import Backward, Claim, Effect, Forward, Offer, StageMachine
+from workers.transaction.stage_machine import Backward, Effect, Forward, Offer, ReportClaim, StageMachine
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,7 @@ class StageFlow(HopRuntime):
 
     device: torch.device
     compute: ComputeThread
-    load: Load = field(default_factory=Load)
+    load: ComputeLoad = field(default_factory=ComputeLoad)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,16 +98,16 @@ class StageFlow(HopRuntime):
                     self._track(self._backward(hop))
                 case Offer(hop):
                     self._track(self._send(effect))
-                case Claim(hop):
+                case ReportClaim(hop):
                     self._claimed(hop)
 
     async def _forward(self, hop: Hop) -> None:
-        with blaming(hop):
+        with attributing(hop):
             await self.compute.submit(Priority.FORWARD, lambda: self._if_current(hop, self.trained.forward))
         self._run(self.machine.forwarded(hop))
 
     async def _backward(self, hop: Hop) -> None:
-        with blaming(hop):
+        with attributing(hop):
             await self.compute.submit(
                 Priority.BACKWARD, lambda: self._if_current(hop, self._compute_backward)
             )

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import psutil
 
 from bus.logs import get_logger
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.wire import request_progress as progress
 from bus.wire.correlation import stand_alone
-from bus.wire.request_progress import Progress
+from bus.wire.request_progress import RequestProgress
 from schemas.errors import DmscError
 from schemas.registry import InstanceState
 
@@ -49,9 +49,9 @@ class _Advance(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def progress_told(presence: Presence) -> AsyncIterator[None]:
+async def progress_told(presence: RegistrationClient) -> AsyncIterator[None]:
     """While it is open, the registry hears how far this process is, every `TELL_S` in which it got on."""
-    fetched = Progress()
+    fetched = RequestProgress()
     token = progress.present.set(fetched)
     telling = asyncio.create_task(_tell(presence, fetched), name="progress of getting ready")
     try:
@@ -62,7 +62,7 @@ async def progress_told(presence: Presence) -> AsyncIterator[None]:
         await asyncio.gather(telling, return_exceptions=True)
 
 
-async def _tell(presence: Presence, fetched: Progress) -> None:
+async def _tell(presence: RegistrationClient, fetched: RequestProgress) -> None:
     stand_alone()
     before = _advance(fetched)
     while True:
@@ -77,7 +77,7 @@ async def _tell(presence: Presence, fetched: Progress) -> None:
             log.info("progress not told", sid=presence.record.sid, reason=error.text)
 
 
-def _advance(fetched: Progress) -> _Advance:
+def _advance(fetched: RequestProgress) -> _Advance:
     return _Advance(time.process_time(), _read_bytes(), fetched.so_far)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bus.connection import Bus
 from bus.wire import request_progress as progress
-from bus.wire.request_progress import Progress
+from bus.wire.request_progress import RequestProgress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.errors import Conflict, NotFound
 from schemas.step import Member
@@ -28,7 +28,7 @@ class _Current:
 
     taken: CheckpointTaken
     writing: asyncio.Task[CheckpointWritten]
-    written: Progress
+    written: RequestProgress
 
 
 class CheckpointWriter:
@@ -78,7 +78,7 @@ class CheckpointWriter:
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
             stall_ms=stall_s * 1e3,
         )
-        written = Progress()  # of whoever waits: this order is answered before
+        written = RequestProgress()  # of whoever waits: this order is answered before
         writing = asyncio.create_task(self._write(order, tensors, written))
         writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to whoever waits
         self._current[order.url] = _Current(taken, writing, written)
@@ -89,7 +89,7 @@ class CheckpointWriter:
         return copy_tensors(self._stage.module, self._stage.optimizer), time.perf_counter() - began
 
     async def _write(
-        self, order: CheckpointOrder, tensors: dict[str, Tensor], written: Progress
+        self, order: CheckpointOrder, tensors: dict[str, Tensor], written: RequestProgress
     ) -> CheckpointWritten:
         progress.present.set(written)
         began = time.perf_counter()

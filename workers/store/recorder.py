@@ -65,7 +65,7 @@ _SAMPLED = (
 Order = Callable[[Any], Awaitable[Message]]
 
 
-class Chronicle:
+class StoreRecorder:
     """One incarnation's entries. `store` may be one that keeps nothing."""
 
     def __init__(self, store: LocalStore, stage: int) -> None:

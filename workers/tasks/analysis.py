@@ -15,7 +15,7 @@ from bus.wire import secret_urls
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
-from workers.compute.data import Batch, Dataset, batch, open_dataset
+from workers.compute.data import Batch, ByteDataset, batch, open_dataset
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.model import build, check_trained, loss_function, tied_layers
@@ -44,7 +44,7 @@ async def _main(payload: dict[str, Any]) -> ModelTopology:
     )
 
 
-async def _open(payload: dict[str, Any], spec: JobSpec) -> Dataset:
+async def _open(payload: dict[str, Any], spec: JobSpec) -> ByteDataset:
     """Opens the data; connects to the bus only where it is needed."""
     if not spec.data.source.startswith(SCHEME):
         return await open_dataset(spec.data, None)
@@ -53,7 +53,7 @@ async def _open(payload: dict[str, Any], spec: JobSpec) -> Dataset:
 
 
 def analyse(
-    job: str, spec: JobSpec, dataset: Dataset, cluster: str, node: str, device: str = "cpu"
+    job: str, spec: JobSpec, dataset: ByteDataset, cluster: str, node: str, device: str = "cpu"
 ) -> ModelTopology:
     """The job's layer graph with measured costs.
 

@@ -36,7 +36,7 @@ class Average:
 
 
 @dataclass(slots=True)
-class Load:
+class ComputeLoad:
     """Moving figures; milliseconds per microbatch."""
 
     reduce_ms: float = 0.0

@@ -18,7 +18,7 @@ CutKey = tuple[int, int, int, int]
 
 
 @dataclass(slots=True)
-class Cut:
+class ConsistentSnapshot:
     """The newest round that this instance has answered, and what it told then."""
 
     key: CutKey = (0, 0, 0, 0)

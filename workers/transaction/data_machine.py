@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import HeldHop, Member, MicrobatchDispatch, MicrobatchState, PathUpdate
 from workers.routing.next_hop import Binder
-from workers.transaction.consistent_snapshot import Cut
+from workers.transaction.consistent_snapshot import ConsistentSnapshot
 from workers.transaction.stage_machine import FIRST_ROUND, RoundKey
 
 Work = tuple[int, int, int, bool]
@@ -42,7 +42,7 @@ class DataMachine:
         self._bound: dict[Work, Member] = {}
         self._open: dict[Work, Member] = {}
         self._round = FIRST_ROUND
-        self.cut = Cut()
+        self.cut = ConsistentSnapshot()
 
     @property
     def in_flight(self) -> int:

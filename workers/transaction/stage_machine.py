@@ -21,7 +21,7 @@ from typing import Any, Literal
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import HeldHop, Member, MicrobatchState, PathUpdate
 from workers.routing.next_hop import Binder
-from workers.transaction.consistent_snapshot import Cut
+from workers.transaction.consistent_snapshot import ConsistentSnapshot
 from workers.transaction.microbatch import Hop, HopKey
 
 WINDOW_STEPS = 1
@@ -60,13 +60,13 @@ class Offer:
 
 
 @dataclass(slots=True)
-class Claim:
+class ReportClaim:
     """Effect: tell the orchestrator that this hop is in the sum (or, evaluated, scored)."""
 
     hop: Hop
 
 
-Effect = Forward | Backward | Offer | Claim
+Effect = Forward | Backward | Offer | ReportClaim
 
 
 class StageMachine:
@@ -88,7 +88,7 @@ class StageMachine:
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
         self._round = FIRST_ROUND
-        self.cut = Cut()
+        self.cut = ConsistentSnapshot()
         self.belongs = False
         """It is a member of its stage: its weights change by commits and restorations alone."""
         self.transfer = 0
@@ -216,7 +216,7 @@ class StageMachine:
         if not self.fenced or hop.upstream not in self.fenced:
             effects.append(Offer(hop, hop.upstream, "backward"))
         if not hop.evaluate or self.last:
-            effects.append(Claim(hop))
+            effects.append(ReportClaim(hop))
         return effects
 
     def bind(self) -> list[Effect]:
@@ -288,7 +288,7 @@ class StageMachine:
             elif path.upstream is not None and path.upstream != hop.upstream:
                 hop.upstream = path.upstream
                 if hop.state is ACCUMULATED:
-                    effects += [Offer(hop, hop.upstream, "backward"), Claim(hop)]
+                    effects += [Offer(hop, hop.upstream, "backward"), ReportClaim(hop)]
             if path.downstream is not None and path.downstream != hop.downstream:
                 effects += self._rebind(hop, path.downstream, path.offer)
         return effects

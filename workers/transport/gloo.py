@@ -58,7 +58,7 @@ _port_of: dict[Address, int] = {}
 """Where the present device of an address listens."""
 
 
-class Group(Protocol):
+class GlooGroup(Protocol):
     """What we use of `dist.ProcessGroupGloo`; torch's stubs leave most of it out."""
 
     def rank(self) -> int: ...
@@ -198,7 +198,7 @@ class GroupBuild:
         self._rendezvous = Rendezvous(bus, namespace, secret)
         self._store = BusStore(self._rendezvous, asyncio.get_running_loop(), self._build_timeout)
 
-    async def run(self) -> tuple[Group, Device]:
+    async def run(self) -> tuple[GlooGroup, Device]:
         """The connected group and the device to hold on to; on a thread, never on the event loop.
 
         Raises:
@@ -287,7 +287,7 @@ class GroupBuild:
         self._cancelled = True
         self._store.release()
 
-    def _build(self) -> tuple[Group, Device] | str:
+    def _build(self) -> tuple[GlooGroup, Device] | str:
         """The group, or what went wrong: an error's traceback would keep the device alive."""
         device = open_device(self._address, self._ports)
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
@@ -305,12 +305,12 @@ class GroupBuild:
             release(group)
             return refusal
         group._set_default_timeout(self._operation_timeout)
-        return cast(Group, group), device
+        return cast(GlooGroup, group), device
 
-    def _strangers(self, group: Group, secret: bytes) -> str | None:
+    def _strangers(self, group: GlooGroup, secret: bytes) -> str | None:
         """Why somebody who connected is no member; None where all are."""
         try:
-            found = link_proof.strangers(group, secret, self.name, self._build_timeout)
+            found = link_proof.unproven(group, secret, self.name, self._build_timeout)
         except RuntimeError as error:
             return f"not everyone proved to be a member of the job: {first_line(error)}"
         if not found:
@@ -326,7 +326,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, ranks))
 
 
-def release(group: Group) -> None:
+def release(group: GlooGroup) -> None:
     """Closes all of the group's connections: every thread that waits in it gets an error now.
 
     Takes a few milliseconds. Sockets are closed when the last reference goes.

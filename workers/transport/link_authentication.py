@@ -26,7 +26,7 @@ NONCE_TAG, PROOF_TAG = 2**31 - 4, 2**31 - 3
 NONCE_BYTES = 32
 
 
-class Group(Protocol):
+class AuthenticatedGroup(Protocol):
     """As much of a gloo group as a proof needs."""
 
     def rank(self) -> int: ...
@@ -47,7 +47,7 @@ def proof(secret: bytes, name: str, prover: int, nonce: bytes, challenge: bytes)
     return hmac.new(secret, framed, hashlib.sha256).digest()
 
 
-def strangers(group: Group, secret: bytes, name: str, timeout: timedelta) -> list[int]:
+def unproven(group: AuthenticatedGroup, secret: bytes, name: str, timeout: timedelta) -> list[int]:
     """The ranks that can't prove that they are members. Blocks; not for the event loop's thread.
 
     Raises:
@@ -68,7 +68,7 @@ def strangers(group: Group, secret: bytes, name: str, timeout: timedelta) -> lis
 
 
 def _exchange(
-    group: Group, peers: list[int], said: dict[int, bytes], tag: int, timeout: timedelta
+    group: AuthenticatedGroup, peers: list[int], said: dict[int, bytes], tag: int, timeout: timedelta
 ) -> dict[int, bytes]:
     """Sends each peer its 32 bytes; what they sent."""
     going: list[tuple[dist.Work, Tensor]] = []

@@ -16,10 +16,10 @@ from dmsc.console.options import AllowUrlOption, JsonOption, StateOption, print_
 from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
-    from dmsc.chaos.report import Report
+    from dmsc.chaos.report import ChaosReport
     from dmsc.chaos.run import Chaos, ChaosOptions
     from dmsc.launch.layout import MeshOptions
-    from dmsc.launch.prefork_server import Zygote
+    from dmsc.launch.prefork_server import PreforkServer
     from schemas.job import JobSpec
 
 Say = Callable[[str], None]
@@ -87,7 +87,7 @@ def chaos(
     from dmsc.chaos.run import ChaosOptions
     from dmsc.client.job_file import load_job, named_urls
     from dmsc.console.exit_codes import ExitCode
-    from dmsc.launch.prefork_server import hatched
+    from dmsc.launch.prefork_server import running_prefork_server
     from schemas.errors import BadInput
 
     options = ChaosOptions(seed=seed, every=parse_every(every), kinds=parse_kinds(what), faults=faults)
@@ -110,7 +110,7 @@ def chaos(
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
 
     configure_logging(level="error")  # that the bus is away now and then is what was asked for
-    with hatched() if private else nullcontext() as zygote:
+    with running_prefork_server() if private else nullcontext() as zygote:
         small = FaultKind.DISK_FULL in options.kinds
         urls = (*(() if spec is None else named_urls(spec)), *(allow_url or ()))
         own = _OwnMesh(separate, slots, zygote, small, urls) if private else None
@@ -134,7 +134,7 @@ class _OwnMesh:
 
     separate: bool
     slots: int
-    zygote: Zygote | None
+    zygote: PreforkServer | None
     small_disk: bool = False
     allow_urls: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ async def _chaos(
     state: Path | None,
     own: _OwnMesh | None,
     say: Say,
-) -> Report:
+) -> ChaosReport:
     from dmsc.process.interrupts import interrupts
 
     with interrupts():
@@ -202,7 +202,7 @@ def _private_mesh(state: Path, own: _OwnMesh) -> MeshOptions:
     )
 
 
-def _write_plot(report: Report, path: Path) -> None:
+def _write_plot(report: ChaosReport, path: Path) -> None:
     from dmsc.chaos.plot import svg
     from schemas.errors import BadInput
 

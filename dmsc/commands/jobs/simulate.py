@@ -12,7 +12,7 @@ import typer
 from dmsc.console.options import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from dmsc.simulation.results.report import Report
+    from dmsc.simulation.results.report import SimulationReport
 
 
 def simulate(
@@ -79,7 +79,7 @@ def simulate(
     )
 
 
-def _write_plot(report: Report, path: Path) -> None:
+def _write_plot(report: SimulationReport, path: Path) -> None:
     from dmsc.simulation.results.plot import svg
     from schemas.errors import BadInput
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dmsc.console.exit_codes import ExitCode
     from dmsc.follow.follow import FollowOptions
     from dmsc.launch.layout import MeshOptions
-    from dmsc.launch.prefork_server import Zygote
+    from dmsc.launch.prefork_server import PreforkServer
     from dmsc.launch.starting_view import StartingView
     from schemas.job import JobSpec
 
@@ -47,7 +47,7 @@ def demo(
     from dmsc.client.job_file import load_job, named_urls
     from dmsc.follow.follow import FollowOptions, OnInterrupt
     from dmsc.launch.layout import MeshOptions
-    from dmsc.launch.prefork_server import hatched
+    from dmsc.launch.prefork_server import running_prefork_server
     from dmsc.process.composition import node_name
 
     spec = load_job(file or _example("stdlib-gpt.yaml"), set_ or ())
@@ -61,7 +61,7 @@ def demo(
             policies=(policy or str(_example("my_policy.py")),),
             allow_urls=named_urls(spec),
         )
-        with hatched() as zygote:
+        with running_prefork_server() as zygote:
             code = run_async(_demo(mesh, spec, follow, zygote))
     leave(code)
 
@@ -79,7 +79,7 @@ def _keep_logs(logs: Path, out: Path, view: StartingView) -> None:
 
 
 async def _demo(
-    options: MeshOptions, spec: JobSpec, follow_options: FollowOptions, zygote: Zygote | None
+    options: MeshOptions, spec: JobSpec, follow_options: FollowOptions, zygote: PreforkServer | None
 ) -> ExitCode:
     from contextlib import closing
 

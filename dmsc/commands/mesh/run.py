@@ -24,7 +24,7 @@ from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
     from dmsc.metrics.listener import MetricsOptions
-    from dmsc.process.composition import Part
+    from dmsc.process.composition import ServicePart
     from dmsc.state.settings import BusAddress
 
 ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
@@ -380,7 +380,7 @@ def join(
 
 
 def run_parts(
-    parts: list[Part],
+    parts: list[ServicePart],
     address: BusAddress,
     *,
     parent: int | None,

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from dmsc.launch.layout import MeshOptions
     from dmsc.launch.mesh import RunningMesh, Say
-    from dmsc.launch.prefork_server import Zygote
+    from dmsc.launch.prefork_server import PreforkServer
     from dmsc.state.state_folder import MeshFile, StateFolder
 
-    Running = Callable[[Say, Say, Zygote | None], AbstractAsyncContextManager[RunningMesh]]
+    Running = Callable[[Say, Say, PreforkServer | None], AbstractAsyncContextManager[RunningMesh]]
 
 
 def up(
@@ -158,13 +158,13 @@ def up(
     if detach:
         _detached(options, json)
         return
-    from dmsc.launch.prefork_server import hatched
+    from dmsc.launch.prefork_server import running_prefork_server
 
     if parent is not None:
         from dmsc.process.parent_death import end_with_parent
 
         end_with_parent(parent)
-    with hatched() as zygote:
+    with running_prefork_server() as zygote:
         run_async(_up(running, json, zygote))
 
 
@@ -277,7 +277,7 @@ def _host(options: MeshOptions, tenants: list[str], quota: float | None) -> Runn
     return lambda say, progress, zygote: running_host(host, say, progress, zygote)
 
 
-async def _up(running: Running, json: bool, zygote: Zygote | None) -> None:
+async def _up(running: Running, json: bool, zygote: PreforkServer | None) -> None:
     import asyncio
 
     from dmsc.launch.starting_view import StartingView

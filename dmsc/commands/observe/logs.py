@@ -16,7 +16,7 @@ from schemas.plain_text import plain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bus.messaging.streams import Recorded
+    from bus.messaging.streams import StreamRecord
     from dmsc.state.settings import BusAddress
     from schemas.telemetry import LogLine
 
@@ -115,7 +115,7 @@ async def _logs(
 
     tokens: dict[str, Any] = {} if sid is None else {"sid": sid}
     async with Bus.connect(address.servers, name="logs", kind=EntityKind.CLIENT, token=address.token) as bus:
-        past: deque[Recorded] = deque(maxlen=last)
+        past: deque[StreamRecord] = deque(maxlen=last)
         end = 0
         async for recorded in bus.history(subjects.LOG, since=after, **tokens):
             end = recorded.sequence
@@ -139,7 +139,7 @@ def text_of(line: LogLine) -> str:
     return plain(" ".join(words))
 
 
-def _show(recorded: Recorded, json: bool) -> None:
+def _show(recorded: StreamRecord, json: bool) -> None:
     import json as encoder
 
     envelope, line = recorded.envelope, recorded.message

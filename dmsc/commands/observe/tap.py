@@ -93,7 +93,7 @@ def tap(
     from dmsc.tapping.printing import Printer
     from dmsc.tapping.role import given_token
 
-    wanted = tapping.Wanted(
+    wanted = tapping.TapRequest(
         patterns=tuple(pattern or [">"]),
         filters=tuple(filter_ or ()),
         replies=replies,
@@ -112,7 +112,7 @@ def tap(
     address = find_bus(bus, bus_token, state)
     if address.token is None:  # a user's own token is shown to the bus as well, which goes by its role
         address = replace(address, token=given_token(token))
-    door = tapping.Door(gateway, token, state)
+    door = tapping.TapRole(gateway, token, state)
 
     async def listen() -> None:
         with interrupts():  # by whatever signal it ends, a recording is closed in order

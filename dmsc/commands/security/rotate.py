@@ -10,7 +10,7 @@ import typer
 from dmsc.console.options import StateOption
 
 if TYPE_CHECKING:
-    from dmsc.state.issued_credentials import Entry
+    from dmsc.state.issued_credentials import IssuedCredential
     from dmsc.state.state_folder import StateFolder
 
 
@@ -51,7 +51,7 @@ def rotate(
         print(f"hand out anew: {one.name} ({one.kind}, {one.id}): {_remedy(one, folder)}")
 
 
-def _remedy(one: Entry, folder: StateFolder) -> str:
+def _remedy(one: IssuedCredential, folder: StateFolder) -> str:
     """How somebody else gets another credential: nobody but who made it knows where it is."""
     command = {"cluster": "agent", "functional-module": "module"}.get(one.kind, one.kind)
     where = f"`dmsc credential {command} … --state '{folder.path}'`"

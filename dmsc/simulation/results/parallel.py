@@ -12,16 +12,16 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from dmsc.process.parent_death import end_with_parent
-from dmsc.simulation.results.report import Account, Report, account, put_together
+from dmsc.simulation.results.report import SimulationReport, WorldResult, account, put_together
 from dmsc.simulation.scenarios.scenario import Join, Scenario
-from dmsc.simulation.world import Part, World, are_apart
+from dmsc.simulation.world import JobShare, World, are_apart
 
 WORTH_IT = 100_000
 """Microbatches times stages of a run for which other processes are started: some seconds' worth, where a
 process takes one to begin."""
 
 
-def simulate(scenario: Scenario, seed: int, folder: Path, processes: int | None = None) -> Report:
+def simulate(scenario: Scenario, seed: int, folder: Path, processes: int | None = None) -> SimulationReport:
     """Lets a scenario happen, and reports it.
 
     Args:
@@ -34,7 +34,7 @@ def simulate(scenario: Scenario, seed: int, folder: Path, processes: int | None 
         BadInput: a file can't be used, or an event names something that is not there.
     """
     count = min(_parts(scenario), _cores(scenario) if processes is None else processes)
-    parts = [Part(number, count) for number in range(count)]
+    parts = [JobShare(number, count) for number in range(count)]
     mine = World(scenario, seed, folder, parts[0])  # what is wrong with the scenario is said here
     if count == 1:
         mine.run()
@@ -48,7 +48,7 @@ def simulate(scenario: Scenario, seed: int, folder: Path, processes: int | None 
         return put_together(scenario, seed, [account(mine), *(other.result() for other in others)])
 
 
-def _carry_out(scenario: Scenario, seed: int, folder: Path, part: Part) -> Account:
+def _carry_out(scenario: Scenario, seed: int, folder: Path, part: JobShare) -> WorldResult:
     world = World(scenario, seed, folder, part)
     world.run()
     return account(world)

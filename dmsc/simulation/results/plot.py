@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmsc.plots.svg_chart import Chart, nice
-from dmsc.simulation.results.report import JobReport, Report
+from dmsc.simulation.results.report import JobReport, SimulationReport
 
 _colours = ("#222", "#1f77b4", "#ff7f0e", "#9467bd", "#17a2b8", "#7a8b00", "#c2529b", "#8c564b")
 _marks = {"slow": "#ff7f0e", "kill": "#d62728", "join": "#2ca02c", "link": "#1f77b4"}
@@ -11,7 +11,7 @@ MOST_CURVES = len(_colours)
 """More jobs than this are drawn as one curve: their sum."""
 
 
-def svg(report: Report) -> str:
+def svg(report: SimulationReport) -> str:
     """Microbatches/s over seconds."""
     curves = {job.job: _points(job) for job in report.jobs if job.curve}
     if len(curves) > MOST_CURVES:

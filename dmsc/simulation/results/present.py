@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmsc.simulation.results.report import JobReport, Report, Share
+from dmsc.simulation.results.report import JobReport, Share, SimulationReport
 
 MOST_INSTANCES = 40
 """Beyond that a stage is one line: how far its shares are apart."""
@@ -25,7 +25,7 @@ SHARE_COLUMNS = ("instance", "stage", "place", "share", "busy", "ms/microbatch",
 MOST_JOBS = 20
 
 
-def heading(report: Report) -> str:
+def heading(report: SimulationReport) -> str:
     return (
         f"{report.name}, seed {report.seed}: {report.instances} instances, "
         f"{report.simulated_s:.2f} virtual s, {report.microbatches_per_s:.4g} microbatches/s; "
@@ -33,7 +33,7 @@ def heading(report: Report) -> str:
     )
 
 
-def job_rows(report: Report) -> list[tuple[str, ...]]:
+def job_rows(report: SimulationReport) -> list[tuple[str, ...]]:
     """One row per job; the last says how many more there are."""
     rows = [_job_row(job) for job in report.jobs[:MOST_JOBS]]
     left = len(report.jobs) - MOST_JOBS
@@ -65,7 +65,7 @@ def _job_row(job: JobReport) -> tuple[str, ...]:
     )
 
 
-def share_rows(report: Report) -> list[tuple[str, ...]]:
+def share_rows(report: SimulationReport) -> list[tuple[str, ...]]:
     """One row per instance, or per stage where there are too many."""
     total = sum(len(job.shares) for job in report.jobs)
     if total <= MOST_INSTANCES:
@@ -104,7 +104,7 @@ def _stage_row(job: str, stage: int, shares: Sequence[Share]) -> tuple[str, ...]
     )
 
 
-def happenings(report: Report, most: int = 20) -> list[str]:
+def happenings(report: SimulationReport, most: int = 20) -> list[str]:
     lines = [f"{event.at_s:8.2f} s  {event.kind}: {event.text}" for event in report.happened[:most]]
     left = len(report.happened) - most
     return lines + ([f"… and {left} more, see --json"] if left > 0 else [])

@@ -60,7 +60,7 @@ class JobReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """A whole run."""
 
     name: str
@@ -90,7 +90,7 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class WorldResult:
     """What one world came to: of its own jobs, so that several can be put together."""
 
     jobs: dict[str, JobReport]
@@ -103,7 +103,7 @@ class Account:
     happened: tuple[Happened, ...]
 
 
-def account(world: World) -> Account:
+def account(world: World) -> WorldResult:
     """The figures of a world that has run."""
     jobs = {name: _job(job, world.now) for name, job in world.jobs.items()}
     links = {
@@ -114,7 +114,7 @@ def account(world: World) -> Account:
         }
         for lane, name in world.lanes.items()
     }
-    return Account(
+    return WorldResult(
         jobs=jobs,
         links=links,
         instances=world.instances,
@@ -125,7 +125,7 @@ def account(world: World) -> Account:
     )
 
 
-def put_together(scenario: Scenario, seed: int, accounts: Sequence[Account]) -> Report:
+def put_together(scenario: Scenario, seed: int, accounts: Sequence[WorldResult]) -> SimulationReport:
     """The report of a run of which each account tells a part."""
     jobs_by_name = {name: job for one in accounts for name, job in one.jobs.items()}
     jobs = tuple(jobs_by_name[name] for spec in scenario.jobs for name in names(spec))
@@ -135,7 +135,7 @@ def put_together(scenario: Scenario, seed: int, accounts: Sequence[Account]) -> 
         for pair, each in used_by_name.get(job.job, {}).items():
             used.setdefault(pair, []).append(each)
     simulated_s = max(one.simulated_s for one in accounts)
-    return Report(
+    return SimulationReport(
         name=scenario.name,
         seed=seed,
         algorithm=scenario.routing.algorithm,

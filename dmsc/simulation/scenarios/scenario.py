@@ -62,7 +62,7 @@ class Cluster(Part):
     nodes: int = Field(1, ge=1, le=MAX_INSTANCES)
 
 
-class Link(Part):
+class ScenarioLink(Part):
     """The way between two clusters, or inside one (`between: [a, a]`). Both directions are alike.
 
     `shared`: transfers of one direction queue for the bandwidth; else each has all of it.
@@ -233,7 +233,7 @@ class Scenario(Part):
     name: Token
     seed: int = Field(0, ge=0)
     clusters: tuple[Cluster, ...] = (Cluster(name="a"),)
-    links: tuple[Link, ...] = ()
+    links: tuple[ScenarioLink, ...] = ()
     link_trace: LinkTrace | None = None
     jobs: tuple[Job, ...]
     events: tuple[Annotated[Event, Field(discriminator="kind")], ...] = ()

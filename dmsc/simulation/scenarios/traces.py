@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 
 from pydantic import ValidationError
 
-from dmsc.simulation.scenarios.scenario import Link, LinkTrace
+from dmsc.simulation.scenarios.scenario import LinkTrace, ScenarioLink
 from schemas.errors import BadInput
 
 Pair = tuple[str, str]
@@ -42,8 +42,8 @@ USUAL_BITS_PER_S = 1e9
 class Traced:
     """Links at the start, by (cluster, cluster), and changes: (at_s, pair, link)."""
 
-    links: dict[Pair, Link]
-    changes: list[tuple[float, Pair, Link]]
+    links: dict[Pair, ScenarioLink]
+    changes: list[tuple[float, Pair, ScenarioLink]]
 
 
 def read_trace(trace: LinkTrace, folder: Path) -> Traced:
@@ -61,12 +61,12 @@ def read_trace(trace: LinkTrace, folder: Path) -> Traced:
         if place not in known:
             raise BadInput(f"link_trace.places.{cluster}: {path} has no place {place!r}")
         at[place].append(cluster)
-    links: dict[Pair, Link] = {}
-    changes: list[tuple[float, Pair, Link]] = []
+    links: dict[Pair, ScenarioLink] = {}
+    changes: list[tuple[float, Pair, ScenarioLink]] = []
     for at_s, one, other, latency_ms, bandwidth in rows:
         for pair in [(a, b) for a in at.get(one, ()) for b in at.get(other, ())]:
             try:
-                link = Link(
+                link = ScenarioLink(
                     between=pair, latency_ms=latency_ms, bandwidth_bytes_per_s=bandwidth, shared=trace.shared
                 )
             except ValidationError as error:

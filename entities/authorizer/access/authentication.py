@@ -104,7 +104,7 @@ def _parse_user(entry: Any, place: str) -> User:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class UnknownUser:
     """A token that is nobody's, or nobody's any more. `name`: whom a genuine token names.
 
     `missing`: it is genuine, and its user is not known here: gone, or so new that we have not heard of them.
@@ -124,7 +124,7 @@ def identify(users: Users | tuple[User, ...], token: str, now: float | None = No
     return found if isinstance(found, User) else None
 
 
-def recognise(users: Users | tuple[User, ...], token: str, now: float) -> User | Stranger:
+def recognise(users: Users | tuple[User, ...], token: str, now: float) -> User | UnknownUser:
     """The same, with the reason."""
     if not isinstance(users, Users):
         users = Users(listed=users)
@@ -132,7 +132,7 @@ def recognise(users: Users | tuple[User, ...], token: str, now: float) -> User |
         return _by_signature(users, token, now)
     found = _by_hash(users.listed, token)
     if found is None:
-        return Stranger("unknown token; ask the operator for one")
+        return UnknownUser("unknown token; ask the operator for one")
     if found.token_id in users.revoked_tokens:
         return _revoked(found.name, users.revoked_tokens[found.token_id])
     return found
@@ -148,13 +148,13 @@ def _by_hash(listed: tuple[User, ...], token: str) -> User | None:
     return found
 
 
-def _by_signature(users: Users, token: str, now: float) -> User | Stranger:
+def _by_signature(users: Users, token: str, now: float) -> User | UnknownUser:
     if users.key is None:
-        return Stranger("unknown token; this mesh has no key for tokens that expire")
+        return UnknownUser("unknown token; this mesh has no key for tokens that expire")
     try:
         claims = user_tokens.read(users.key, token, now)
     except TokenRefused as error:
-        return Stranger(str(error))
+        return UnknownUser(str(error))
     name = claims.subject
     if claims.id in users.revoked_tokens:
         return _revoked(name, users.revoked_tokens[claims.id])
@@ -163,7 +163,7 @@ def _by_signature(users: Users, token: str, now: float) -> User | Stranger:
         return _revoked(name, of_user)
     record = users.records.get(name)
     if record is None:
-        return Stranger(f"there is no user {name} any more", name, missing=True)
+        return UnknownUser(f"there is no user {name} any more", name, missing=True)
     return User(
         name=name,
         role=record.role,
@@ -173,6 +173,6 @@ def _by_signature(users: Users, token: str, now: float) -> User | Stranger:
     )
 
 
-def _revoked(name: str, revocation: Revocation) -> Stranger:
+def _revoked(name: str, revocation: Revocation) -> UnknownUser:
     why = f" ({revocation.reason})" if revocation.reason else ""
-    return Stranger(f"this token of {name} was revoked by {revocation.by}{why}; ask for a new one", name)
+    return UnknownUser(f"this token of {name} was revoked by {revocation.by}{why}; ask for a new one", name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoldingConfig:
+class RateLimitedRecordsConfig:
     """Bounds: 17 groups × 4 records of 0.7 kB in 5 minutes are 14 MB a day at most."""
 
     window_s: float = 300.0
@@ -32,7 +32,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Folded:
+class AggregatedRefusals:
     """What was not recorded one by one."""
 
     last: Refusal
@@ -45,13 +45,13 @@ class _Others:
 
 
 @dataclass(slots=True)
-class Folding:
+class RateLimitedRecords:
     """The present window. Times are any clock's seconds, handed in."""
 
-    config: FoldingConfig = field(default_factory=FoldingConfig)
+    config: RateLimitedRecordsConfig = field(default_factory=RateLimitedRecordsConfig)
     _ends: float = 0.0
     _seen: dict[Hashable, int] = field(default_factory=dict)
-    _folded: dict[Hashable, Folded] = field(default_factory=dict)
+    _folded: dict[Hashable, AggregatedRefusals] = field(default_factory=dict)
 
     def take(self, group: Hashable, refusal: Refusal, now: float) -> bool:
         """Counts a refusal; True where it is to be recorded by itself."""
@@ -61,7 +61,7 @@ class Folding:
         self._seen[key] = self._seen.get(key, 0) + 1
         if self._seen[key] <= self.config.each:
             return True
-        folded = self._folded.setdefault(key, Folded(refusal, others=key is _Others))
+        folded = self._folded.setdefault(key, AggregatedRefusals(refusal, others=key is _Others))
         folded.count += 1
         folded.last = refusal
         return False
@@ -70,7 +70,7 @@ class Folding:
         """Seconds until the window ends; None where nothing was refused in it."""
         return max(0.0, self._ends - now) if self._seen else None
 
-    def close(self) -> list[Folded]:
+    def close(self) -> list[AggregatedRefusals]:
         """Ends the window; what is to be told of it."""
         folded = list(self._folded.values())
         self._seen, self._folded = {}, {}

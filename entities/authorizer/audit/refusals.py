@@ -14,7 +14,12 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from entities.authorizer.audit.rate_limited_records import Folded, Folding, FoldingConfig, Refusal
+from entities.authorizer.audit.rate_limited_records import (
+    AggregatedRefusals,
+    RateLimitedRecords,
+    RateLimitedRecordsConfig,
+    Refusal,
+)
 from schemas.audit import AuditKind, AuditRecord
 from schemas.signals import Role
 
@@ -28,12 +33,12 @@ _SHORT = 200
 class Refusals:
     """Those of one authorizer at one door."""
 
-    def __init__(self, authorizer: str, config: FoldingConfig | None = None) -> None:
+    def __init__(self, authorizer: str, config: RateLimitedRecordsConfig | None = None) -> None:
         self.unwritten = 0
         self.waiting: deque[AuditRecord] = deque()
         """To be written, oldest first; whoever has written one takes it off."""
         self._authorizer = authorizer
-        self._folding = Folding(config or FoldingConfig())
+        self._folding = RateLimitedRecords(config or RateLimitedRecordsConfig())
         self._news = asyncio.Event()
 
     def add(self, group: Hashable, kind: AuditKind, refusal: Refusal, **more: Any) -> None:
@@ -72,7 +77,7 @@ def made(authorizer: str, kind: AuditKind, *, id: str | None = None, **what: Any
     )
 
 
-def _fields(refusal: Refusal, folded: Folded | None = None) -> dict[str, str]:
+def _fields(refusal: Refusal, folded: AggregatedRefusals | None = None) -> dict[str, str]:
     user = EVERYBODY_ELSE if folded is not None and folded.others else refusal.user
     return {
         "user": user,

@@ -1,7 +1,7 @@
 """AAM at the server's own door: who may connect, and to what (draft §3 AAM; ADR-0022).
 
-`Doorkeeper.decide` is pure but for the log, its counters and the users. Several may run, in any process that
-has the keys: each answers for whatever connection the server asks it about. No secret is logged.
+`ConnectionAuthorizer.decide` is pure but for the log, its counters and the users. Several may run, in any
+process that has the keys: each answers for whatever connection the server asks it about. No secret is logged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from bus.guard.auth_callout import Caller, Callout, Grant, NotKnownYet
+from bus.guard.auth_callout import AuthCallout, Caller, ConnectionGrant, NotKnownYet
 from bus.guard.guard_keys import GuardKeys
 from bus.guard.permissions import of_identity, of_role, of_users_module
 from bus.logs import get_logger
@@ -23,7 +23,7 @@ from bus.nats.reply_subjects import inbox_of_token
 from bus.security.credentials import Checked, check, id_of, root_of
 from bus.security.identity import ANY, Identity
 from bus.security.trust_roots import PresentRoots
-from entities.authorizer.access.authentication import Stranger, User, Users, recognise
+from entities.authorizer.access.authentication import UnknownUser, User, Users, recognise
 from entities.authorizer.audit.rate_limited_records import Refusal
 from entities.authorizer.audit.refusals import Refusals
 from entities.authorizer.disconnection import connection_by, connection_of
@@ -60,20 +60,20 @@ class Jobs(Protocol):
         """Returns once another job is known."""
 
 
-class Tell(Protocol):
+class Reporter(Protocol):
     """A line and its fields."""
 
     def __call__(self, event: str, **fields: str) -> object: ...
 
 
-class Doorkeeper:
+class ConnectionAuthorizer:
     """Decides about connections."""
 
     def __init__(
         self,
         keys: GuardKeys,
         users: PresentUsers,
-        tell: Tell | None = None,
+        tell: Reporter | None = None,
         *,
         roots: PresentRoots | None = None,
         account: str = ACCOUNT,
@@ -95,7 +95,7 @@ class Doorkeeper:
         self._keys = keys
         self.roots: PresentRoots = roots or (lambda: keys.roots)
         self._users = users
-        self._tell: Tell = tell or log.info
+        self._tell: Reporter = tell or log.info
         self._refusals = refusals
         self._jobs = jobs
         self._revocations_read = revocations_read
@@ -103,17 +103,19 @@ class Doorkeeper:
     @contextlib.asynccontextmanager
     async def at_door(
         self, servers: Sequence[str], name: str, *, patience_s: float = 30.0
-    ) -> AsyncIterator[Callout]:
+    ) -> AsyncIterator[AuthCallout]:
         """Answers the servers until the end of the block.
 
         Raises:
-            BusUnreachable, Refused: as `Callout.running`.
+            BusUnreachable, Refused: as `AuthCallout.running`.
         """
-        async with Callout.running(servers, self._keys, self, name=name, patience_s=patience_s) as callout:
+        async with AuthCallout.running(
+            servers, self._keys, self, name=name, patience_s=patience_s
+        ) as callout:
             self._tell("guarding the bus", service=name)
             yield callout
 
-    def decide(self, caller: Caller) -> Grant:
+    def decide(self, caller: Caller) -> ConnectionGrant:
         """
         Raises:
             Refused: the reason, for the log.
@@ -133,7 +135,7 @@ class Doorkeeper:
         )
         return grant
 
-    def _decide(self, caller: Caller, now: float) -> tuple[str, Grant]:
+    def _decide(self, caller: Caller, now: float) -> tuple[str, ConnectionGrant]:
         if not caller.token:
             raise Refused("no credential and no token", why="nothing")
         if caller.signature:
@@ -143,10 +145,12 @@ class Doorkeeper:
                 self._wait_for_revocations(identity.name)
             self._refuse_ended(checked)
             name = connection_by(identity.name, (checked.root, *checked.ids))
-            return identity.kind, Grant(name, of_identity(identity), checked.expires_at, self.account)
+            return identity.kind, ConnectionGrant(
+                name, of_identity(identity), checked.expires_at, self.account
+            )
         self._wait_for_revocations("who shows a token")
         found = recognise(self._users(), caller.token, now)
-        if isinstance(found, Stranger):
+        if isinstance(found, UnknownUser):
             why = "user" if found.name else "unknown"
             reason = found.reason if found.name else "neither a credential of this mesh nor a user's token"
             raise Refused(reason, why=why, user=found.name)
@@ -207,7 +211,7 @@ class Doorkeeper:
         expires_at = min(checked.expires_at, int(roots.before_until)) if old else checked.expires_at
         return replace(checked, expires_at=expires_at, root=id_of(root))
 
-    def _user(self, user: User, caller: Caller, now: float) -> tuple[str, Grant]:
+    def _user(self, user: User, caller: Caller, now: float) -> tuple[str, ConnectionGrant]:
         inbox = inbox_of_token(caller.token)
         permissions = of_role(user.role, inbox)
         module = module_of(user, caller.name.partition("/")[0], self._names())
@@ -216,7 +220,7 @@ class Doorkeeper:
         expires = int(now + USER_CONNECTION_S)
         if user.expires_at is not None:  # with the token, so does the connection
             expires = min(expires, int(user.expires_at))
-        return user.role, Grant(connection_of(user.name), permissions, expires, self.account)
+        return user.role, ConnectionGrant(connection_of(user.name), permissions, expires, self.account)
 
     def _names(self) -> set[str]:
         users = self._users()

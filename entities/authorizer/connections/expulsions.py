@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from entities.authorizer.connections.job_states import JobStates
-from entities.authorizer.disconnection import Evictions
+from entities.authorizer.disconnection import Disconnections
 from schemas.access import Revocation
 
 SKEW_S = 30.0
@@ -34,7 +34,7 @@ class Expulsions:
     watch counts, since who comes in later came by a newer token. A credential that is revoked stays so.
     """
 
-    def __init__(self, evictions: Evictions, jobs: JobStates) -> None:
+    def __init__(self, evictions: Disconnections, jobs: JobStates) -> None:
         self._evictions = evictions
         self._jobs = jobs
         self._since = time.time() - SKEW_S

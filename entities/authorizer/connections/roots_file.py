@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bus.logs import get_logger
-from bus.security.trust_roots import Roots
+from bus.security.trust_roots import TrustRoots
 from entities.authorizer.access.reloaded_file import ReloadedFile
-from entities.authorizer.disconnection import Evictions
+from entities.authorizer.disconnection import Disconnections
 from schemas.errors import DmscError
 
 log = get_logger("authorizer")
@@ -27,13 +27,13 @@ class RootsFile:
     `evictions`: by which this guard ends old connections; None: another guard does.
     """
 
-    def __init__(self, path: Path, evictions: Evictions | None) -> None:
+    def __init__(self, path: Path, evictions: Disconnections | None) -> None:
         self._path = path
-        self._file = ReloadedFile(path, Roots.parse, "file of roots", "it says which roots count")
+        self._file = ReloadedFile(path, TrustRoots.parse, "file of roots", "it says which roots count")
         self._evictions = evictions
         self._cut = self._file.value.handed_over
 
-    def present(self) -> Roots:
+    def present(self) -> TrustRoots:
         return self._file.value
 
     @asynccontextmanager

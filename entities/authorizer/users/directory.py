@@ -17,7 +17,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import Change, Watch
 from entities.authorizer.access.access_files import UserFile
-from entities.authorizer.access.authentication import Stranger, User, Users, recognise
+from entities.authorizer.access.authentication import UnknownUser, User, Users, recognise
 from entities.authorizer.access.user_tokens import load_key
 from entities.authorizer.users.records import UserRecords
 from schemas.access import Revocation, UserRecord
@@ -69,10 +69,10 @@ class UserDirectory:
             self.users = self._snapshot()
         return changed
 
-    async def recognise(self, token: str) -> User | Stranger:
+    async def recognise(self, token: str) -> User | UnknownUser:
         """Whose token it is; one whose user is not known here is asked for once more, at the bus."""
         found = recognise(self.users, token, time.time())
-        if self._records and isinstance(found, Stranger) and found.missing and is_token(found.name):
+        if self._records and isinstance(found, UnknownUser) and found.missing and is_token(found.name):
             try:
                 known = await self._records.get(found.name)
             except DmscError as error:

@@ -56,7 +56,7 @@ CLUSTERS_S = 2.0
 """How long the registry is asked for the clusters' names."""
 
 
-class UserDesk:
+class UserOperations:
     """Carries out what the rules have already allowed."""
 
     def __init__(

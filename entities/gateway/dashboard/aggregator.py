@@ -19,8 +19,8 @@ from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
 from bus.messaging.key_value import Change, Watch
 from bus.subject import Subject
-from bus.tap.sampled_subscription import Glimpse
-from entities.gateway.dashboard.view_model import Picture
+from bus.tap.sampled_subscription import SampledSubscription
+from entities.gateway.dashboard.view_model import MeshViewModel
 from entities.gateway.dashboard.viewers import Viewer, sse
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, RouteTable
@@ -38,7 +38,7 @@ log = get_logger("dashboard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedConfig:
+class AggregatorConfig:
     """How closely the mesh is looked at while somebody watches."""
 
     every_s: float = 0.25  # between two deltas, at least
@@ -54,19 +54,19 @@ class FeedConfig:
 Records = Callable[[], Mapping[str, ServiceRecord]]
 
 
-class LiveFeed:
+class DashboardAggregator:
     """`async with feed.viewer() as viewer: await viewer.next(…)`; `close()` ends it for good."""
 
-    def __init__(self, bus: Bus, records: Records, config: FeedConfig | None = None) -> None:
-        self.config = config or FeedConfig()
-        self.picture = Picture()
+    def __init__(self, bus: Bus, records: Records, config: AggregatorConfig | None = None) -> None:
+        self.config = config or AggregatorConfig()
+        self.picture = MeshViewModel()
         self._bus = bus
         self._records = records
         self._viewers: set[Viewer] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Subscription] = []
         self._watch: Watch | None = None
-        self._glimpse: Glimpse | None = None
+        self._glimpse: SampledSubscription | None = None
         self._starting = asyncio.Lock()
         self._rest: asyncio.TimerHandle | None = None
         self.closed = False
@@ -121,7 +121,7 @@ class LiveFeed:
                 self._rest = None
             if self._tasks:
                 return
-            self.picture = Picture()
+            self.picture = MeshViewModel()
             try:
                 await self._subscribe()
                 await self._catch_up()
@@ -192,7 +192,9 @@ class LiveFeed:
             self._subscriptions.append(
                 await self._bus.subscribe(row, handler, pending_limit=self.config.pending)
             )
-        self._glimpse = Glimpse(self._bus, subjects.NOTICE, moved, per_s=self.config.notices_per_s)
+        self._glimpse = SampledSubscription(
+            self._bus, subjects.NOTICE, moved, per_s=self.config.notices_per_s
+        )
         await self._glimpse.start()
         self._watch = await self._bus.bucket(subjects.ROUTE_TABLE).watch(table)
 

@@ -43,7 +43,7 @@ class Search:
         return not wanted or wanted in f"{row['sid']} {row['event']} {row['fields']}".casefold()
 
 
-class LogDesk:
+class LogSearch:
     """Looks; may be asked by many at once."""
 
     def __init__(self, bus: Bus) -> None:

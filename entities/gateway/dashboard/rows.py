@@ -38,7 +38,7 @@ class LinkRate:
 
 
 @dataclass
-class Heard:
+class LastReport:
     """What an instance said last, and how busy its links are."""
 
     at: float
@@ -73,7 +73,7 @@ def rounded(value: float | None, digits: int = 2) -> float | None:
 
 def instance_row(
     record: ServiceRecord,
-    heard: Heard | None,
+    heard: LastReport | None,
     entries: Mapping[str, RouteEntry],
     share: float | None,
     now: float,

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any
 
 from bus.connection import Bus
-from entities.gateway.dashboard.aggregator import FeedConfig, LiveFeed
-from entities.gateway.dashboard.logs import LogDesk
-from entities.gateway.dashboard.tap_stream import TapRooms
+from entities.gateway.dashboard.aggregator import AggregatorConfig, DashboardAggregator
+from entities.gateway.dashboard.logs import LogSearch
+from entities.gateway.dashboard.tap_stream import TapSessions
 from entities.gateway.dashboard.viewers import sse
-from entities.gateway.operations.access import TapDesk
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access import TapOperations
+from entities.gateway.operations.access_client import AccessClient
 from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 
@@ -27,17 +27,17 @@ class Dashboard:
     def __init__(
         self,
         bus: Bus,
-        guard: Guard,
+        guard: AccessClient,
         gateway: str,
         records: Callable[[], Collection[ServiceRecord]],
-        config: FeedConfig | None = None,
+        config: AggregatorConfig | None = None,
     ) -> None:
         self.guard = guard
         self.gateway = gateway
-        self.feed = LiveFeed(bus, lambda: {record.sid: record for record in records()}, config)
-        self.logs = LogDesk(bus)
-        self.taps = TapRooms(bus)
-        self.scopes = TapDesk(guard)
+        self.feed = DashboardAggregator(bus, lambda: {record.sid: record for record in records()}, config)
+        self.logs = LogSearch(bus)
+        self.taps = TapSessions(bus)
+        self.scopes = TapOperations(guard)
 
     async def close(self) -> None:
         await self.feed.close()

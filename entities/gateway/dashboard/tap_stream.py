@@ -17,7 +17,7 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.tap.live_tap import Tap
-from bus.tap.message import Tapped
+from bus.tap.message import TappedMessage
 from bus.tap.rendering import as_json, render
 from bus.tap.scope import may, shown
 from entities.gateway.dashboard.viewers import sse
@@ -42,7 +42,7 @@ class TapConfig:
     keepalive_s: float = 15.0
 
 
-class TapRooms:
+class TapSessions:
     """Counts who taps."""
 
     def __init__(self, bus: Bus, config: TapConfig | None = None) -> None:
@@ -104,7 +104,7 @@ class TapRooms:
 
     async def _events(self, tap: Tap) -> AsyncGenerator[bytes, None]:
         config = self.config
-        waiting: deque[Tapped] = deque(maxlen=config.per_batch)
+        waiting: deque[TappedMessage] = deque(maxlen=config.per_batch)
         looked = 0
         turn = asyncio.Event()
 
@@ -140,7 +140,7 @@ class TapRooms:
             await asyncio.gather(reader, return_exceptions=True)
 
 
-def _shown(tapped: Tapped, body_chars: int) -> dict[str, Any]:
+def _shown(tapped: TappedMessage, body_chars: int) -> dict[str, Any]:
     line = render(tapped)
     text = as_json(tapped)
     return {

@@ -14,7 +14,7 @@ from typing import Any
 from entities.gateway.dashboard.incidents import Incidents
 from entities.gateway.dashboard.rows import (
     FRESH_S,
-    Heard,
+    LastReport,
     Row,
     entity_row,
     instance_row,
@@ -61,14 +61,14 @@ class _Changes:
     uncounted: int = 0
 
 
-class Picture:
+class MeshViewModel:
     """Everything heard so far."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.incidents = Incidents()
         self._records: dict[str, ServiceRecord] = {}
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, LastReport] = {}
         self._tables: dict[TableKey, RouteTable] = {}
         self._entries: dict[str, dict[str, RouteEntry]] = defaultdict(dict)
         self._nodes: dict[tuple[str, str], tuple[float, NodeSample]] = {}
@@ -79,7 +79,7 @@ class Picture:
         self._stale: set[str] = set()
         self._aged_at = 0.0
         self._turn = 0
-        self._curves: dict[str, Curve] = {}
+        self._curves: dict[str, JobCurve] = {}
         self._jobs: dict[str, Row] = {}
         self._modules: dict[str, Row] = {}
         self._trouble: dict[str, str] = {}
@@ -105,7 +105,7 @@ class Picture:
     def take_sample(self, sample: InstanceSample, at: float) -> None:
         heard = self._heard.get(sample.sid)
         if heard is None:
-            heard = self._heard[sample.sid] = Heard(at, sample)
+            heard = self._heard[sample.sid] = LastReport(at, sample)
         heard.take(sample, at)
         self._changes.figures.add(sample.sid)
 
@@ -131,14 +131,14 @@ class Picture:
         if event.result is not None:
             self._step(event.job, event.result, event.at)
         if event.validation_step is not None and event.validation_loss is not None:
-            curve = self._curves.setdefault(event.job, Curve())
+            curve = self._curves.setdefault(event.job, JobCurve())
             curve.validated(event.validation_step, event.at, event.validation_loss)
         row = self.incidents.take_event(event, event_id)
         if row is not None:
             self._changes.events.append(row)
 
     def _step(self, job: str, result: StepResult, at: float) -> None:
-        point = self._curves.setdefault(job, Curve()).take(result, at)
+        point = self._curves.setdefault(job, JobCurve()).take(result, at)
         if point is None:
             return
         self._steps.setdefault(job, deque(maxlen=STEPS)).append(result)
@@ -363,7 +363,7 @@ POINTS = 1200
 """Points of one job at most; as many as a wide screen has pixels."""
 
 
-class Curve:
+class JobCurve:
     """Points `[step, at, loss, tokens_per_s, step_s, gradient_norm]`, oldest first."""
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
-from entities.gateway.http.admission.admission import Admission
+from entities.gateway.http.admission.admission import RequestAdmission
 from entities.gateway.http.api_document import HEADERS as PAGE_HEADERS
 from entities.gateway.http.api_document import PATH as API_PAGE
 from entities.gateway.http.api_document import complete, page
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.error_answers import explain_errors
 from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
@@ -51,9 +51,9 @@ RESOURCES = (
 """Each makes a router over the door."""
 
 
-def build_door(door: Door) -> Admission:
+def build_http(door: HttpContext) -> RequestAdmission:
     """The application behind its admission."""
-    return Admission(
+    return RequestAdmission(
         build_app(door),
         guard=door.guard,
         metrics=door.metrics,
@@ -63,7 +63,7 @@ def build_door(door: Door) -> Admission:
     )
 
 
-def build_app(door: Door) -> FastAPI:
+def build_app(door: HttpContext) -> FastAPI:
     """The application; all state is in what it is given."""
     app = FastAPI(
         title="DMSC gateway",

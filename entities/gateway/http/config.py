@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from entities.gateway.http.rate_limit import Rate
+from entities.gateway.http.rate_limit import RequestRate
 from entities.gateway.http.sse.format import EventsConfig
 from entities.http_server.connection_limits import ConnectionBounds
 
-USUAL_RATE = Rate(per_s=200.0, burst=400)
-UNKNOWN_RATE = Rate(per_s=20.0, burst=60)
+USUAL_RATE = RequestRate(per_s=200.0, burst=400)
+UNKNOWN_RATE = RequestRate(per_s=20.0, burst=60)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoorConfig(ConnectionBounds):
+class HttpConfig(ConnectionBounds):
     """Bounds of the HTTP door."""
 
     max_job_bytes: int = 1 << 20  # a job specification; the bus takes no larger message either
     max_dataset_bytes: int = 4 << 30  # one dataset, streamed into the bus's object store
-    rate: Rate = USUAL_RATE  # of one identity: a user, else an address
-    unknown_rate: Rate = UNKNOWN_RATE  # of an address, without a token that was let in before
+    rate: RequestRate = USUAL_RATE  # of one identity: a user, else an address
+    unknown_rate: RequestRate = UNKNOWN_RATE  # of an address, without a token that was let in before
     open_requests: int = 256  # being answered, streams and files left out; beyond it 503
     queued_requests: int = 256  # that came and wait for their turn; beyond it 503
     burst_s: float = 0.5  # how long the first of them may have waited; beyond it 503

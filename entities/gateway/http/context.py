@@ -11,50 +11,50 @@ from fastapi import Request, Response
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.dashboard import Dashboard
-from entities.gateway.http.admission.load import Load
-from entities.gateway.http.admission.response_cache import KeptReads
-from entities.gateway.http.config import DoorConfig
-from entities.gateway.http.metrics import DoorMetrics
+from entities.gateway.http.admission.load import HttpLoad
+from entities.gateway.http.admission.response_cache import ResponseCache
+from entities.gateway.http.config import HttpConfig
+from entities.gateway.http.metrics import HttpMetrics
 from entities.gateway.http.readiness import ReadinessProbe
-from entities.gateway.http.request_facts import Facts
+from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.http.requests import Act, Keyed, read_body, sent
 from entities.gateway.http.sse.hub import EventHub
 from entities.gateway.http.sse.response import EventStream
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access_client import AccessClient
 from entities.gateway.operations.backends import Backends
-from entities.gateway.operations.idempotency import KeptAnswers, key_token, request_digest
-from entities.gateway.operations.job_view import JobView
-from entities.gateway.operations.jobs import Desk
-from entities.gateway.operations.modules import PromotionDesk
+from entities.gateway.operations.idempotency import IdempotencyStore, key_token, request_digest
+from entities.gateway.operations.job_view import JobCache
+from entities.gateway.operations.jobs import JobOperations
+from entities.gateway.operations.modules import PolicyVersionOperations
 from entities.job_files.node_files import agents_of, files_of
 from entities.presence.registry_view import RegistryFollower
 from schemas.registry import ServiceRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class HttpContext:
     """All state of the door is in here; the routes keep none."""
 
     bus: Bus
-    desk: Desk
-    promotions: PromotionDesk
+    desk: JobOperations
+    promotions: PolicyVersionOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub
-    kept: KeptAnswers
-    load: Load
-    reads: KeptReads
+    kept: IdempotencyStore
+    load: HttpLoad
+    reads: ResponseCache
     probe: ReadinessProbe
-    metrics: DoorMetrics
+    metrics: HttpMetrics
     dashboard: Dashboard
-    config: DoorConfig
+    config: HttpConfig
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> AccessClient:
         return self.desk.guard
 
     @property
-    def view(self) -> JobView:
+    def view(self) -> JobCache:
         """The jobs, as this gateway follows them."""
         assert self.desk.view is not None  # there is an HTTP door
         return self.desk.view
@@ -83,7 +83,7 @@ class Door:
 
         Raises `RateLimited` or `Overloaded`.
         """
-        facts: Facts = request.scope["dmsc"]
+        facts: RequestFacts = request.scope["dmsc"]
         facts.identity = f"user {self.guard.user_of(token)}"
         return EventStream(facts, self.hub, partial(self.guard.lasting, token, action, resource), pieces)
 
@@ -100,7 +100,7 @@ class Door:
     ) -> Response:
         """What `act` answers; with an `Idempotency-Key`, what it answered the first time.
 
-        `always`: see `KeptAnswers.once`.
+        `always`: see `IdempotencyStore.once`.
 
         `action` on `resource` is what `act` itself asks the AAM for: nobody gets a kept answer who may
         not, or not any more, do what it answers.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from entities.metrics import HTTP_REQUESTS, Reading, Render
+from entities.metrics import HTTP_REQUESTS, MetricReading, Render
 from schemas.pages import ScrapeTarget
 from schemas.registry import InstanceState, ServiceRecord
 
 
 @dataclass(slots=True)
-class DoorMetrics:
+class HttpMetrics:
     """What the door counts, and what it needs to tell. `render`: None where nobody gave one."""
 
     gateway: str
@@ -25,7 +25,7 @@ class DoorMetrics:
         """One more, before it was read."""
         self.answered[503] += 1
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricReading]:
         for status, count in self.answered.items():
             yield HTTP_REQUESTS(count, gateway=self.gateway, status=str(status))
 

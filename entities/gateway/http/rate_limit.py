@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class RequestRate:
     """`per_s` requests a second in the long run, `burst` at once."""
 
     per_s: float
@@ -20,7 +20,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RateGrant:
     """One request's lot. `reset_s`: until the bucket is full; `retry_s`: until one more is allowed."""
 
     allowed: bool
@@ -47,12 +47,12 @@ class Buckets:
     A forgotten one is full again: with many identities the limit gets laxer, never stricter.
     """
 
-    def __init__(self, rate: Rate, kept: int = 10_000) -> None:
+    def __init__(self, rate: RequestRate, kept: int = 10_000) -> None:
         self._rate = rate
         self._kept = kept
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, identity: str, now: float) -> Grant:
+    def take(self, identity: str, now: float) -> RateGrant:
         """One request of `identity` at `now` (monotonic seconds)."""
         rate = self._rate
         level, at = self._levels.pop(identity, (float(rate.burst), now))
@@ -62,7 +62,7 @@ class Buckets:
         self._levels[identity] = (level, now)
         while len(self._levels) > self._kept:
             self._levels.popitem(last=False)
-        return Grant(
+        return RateGrant(
             allowed=allowed,
             limit=rate.burst,
             remaining=int(level),

@@ -18,7 +18,7 @@ HEADERS = (b"x-correlation-id", b"x-request-id")
 
 
 @dataclass(slots=True)
-class Facts:
+class RequestFacts:
     """What is known of a request before it is looked at; in its scope under `dmsc`."""
 
     identity: str

@@ -129,7 +129,7 @@ IdempotencyKey = Annotated[Keyed, Depends(_keyed)]
 # --- bodies -------------------------------------------------------------------------------------------------
 
 
-class Counted:
+class BoundedBody:
     """A request's body in pieces, refused above a limit. What was stored so far is then not published."""
 
     def __init__(self, request: Request, limit: int) -> None:
@@ -161,7 +161,7 @@ def check_length(request: Request, limit: int) -> int:
 
 async def read_body(request: Request, limit: int) -> bytes:
     check_length(request, limit)
-    return b"".join([piece async for piece in Counted(request, limit).pieces()])
+    return b"".join([piece async for piece in BoundedBody(request, limit).pieces()])
 
 
 def too_large(limit: int) -> TooLarge:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus import subjects
 from bus.connection import Bus
 from bus.guard.permissions import PRIVATE
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access_client import AccessClient
 from entities.gateway.storage.usage import StoredUse
 from schemas.access import (
     AccessExplanation,
@@ -26,10 +26,10 @@ TIMEOUT_S = 12.0
 """One command to the AAM: longer than what it may wait for the audit stream."""
 
 
-class AccessDesk:
+class AccessOperations:
     """For whoever may."""
 
-    def __init__(self, bus: Bus, guard: Guard, gateway: str, stored: StoredUse) -> None:
+    def __init__(self, bus: Bus, guard: AccessClient, gateway: str, stored: StoredUse) -> None:
         self._bus = bus
         self._guard = guard
         self._gateway = gateway
@@ -103,10 +103,10 @@ class AccessDesk:
         return await self.audit(token, max(1, last - limit + 1), limit)
 
 
-class TapDesk:
+class TapOperations:
     """Tells; it holds nobody back by itself."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: AccessClient) -> None:
         self._guard = guard
 
     async def scope(self, token: str) -> TapScope:

@@ -29,7 +29,7 @@ _just_permitted: ContextVar[tuple[tuple[str, str, str], AccessDecision] | None] 
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardConfig:
+class AccessClientConfig:
     """How access is asked for."""
 
     # The authorizer's answer; nobody gets in without one. Longer than it may take to record an act (8 s,
@@ -53,13 +53,13 @@ class _Lasting:
             end(why)
 
 
-class Guard:
+class AccessClient:
     """Lets a request pass or raises `Refused`. Fails closed: no authorizer, no access (`Unavailable`)."""
 
-    def __init__(self, bus: Asks, gateway: str, config: GuardConfig | None = None) -> None:
+    def __init__(self, bus: Asks, gateway: str, config: AccessClientConfig | None = None) -> None:
         self._bus = bus
         self._gateway = gateway
-        self._config = config or GuardConfig()
+        self._config = config or AccessClientConfig()
         self._known: OrderedDict[tuple[str, str, str], tuple[float, AccessDecision]] = OrderedDict()
         self._bearers: OrderedDict[str, AccessDecision] = OrderedDict()
         self._asking: dict[tuple[str, str, str], asyncio.Future[AccessDecision]] = {}

@@ -11,7 +11,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subject import Subject
 from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
-from entities.metrics import BREAKER_OPENED, BREAKER_STATE, BUDGET_REFUSED, Reading
+from entities.metrics import BREAKER_OPENED, BREAKER_STATE, BUDGET_REFUSED, MetricReading
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BusUnreachable, Overloaded, Unavailable
@@ -120,7 +120,7 @@ class Backends:
             if breaker.state is not before:
                 log.warning("breaker", entity=str(kind), state=str(breaker.state), gateway=self._gateway)
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricReading]:
         for kind, breaker in self._breakers.items():
             yield BREAKER_STATE(_LEVEL[breaker.state], gateway=self._gateway, entity=str(kind))
             yield BREAKER_OPENED(breaker.opened, gateway=self._gateway, entity=str(kind))

@@ -17,7 +17,7 @@ from typing import Literal
 
 from bus import subjects
 from bus.connection import Bus
-from bus.messaging.key_value import Entry
+from bus.messaging.key_value import KeyValueEntry
 from schemas.door import KeptAnswer
 from schemas.errors import BadInput, Conflict, DmscError, InProgress, Unavailable, UnreadableRecord
 from schemas.registry import InstanceState, ServiceRecord
@@ -76,7 +76,7 @@ def next_step(
     return "in progress" if lives else "take over"
 
 
-class KeptAnswers:
+class IdempotencyStore:
     """The shell. `records` gives the registry's records by SID as far as they are known, None before that."""
 
     def __init__(self, bus: Bus, records: Callable[[], Mapping[str, ServiceRecord] | None]) -> None:
@@ -141,7 +141,7 @@ class KeptAnswers:
         except Conflict:
             raise _in_progress() from None
 
-    def _step(self, entry: Entry | None, digest: str) -> Step:
+    def _step(self, entry: KeyValueEntry | None, digest: str) -> Step:
         kept = entry.message if entry is not None and isinstance(entry.message, KeptAnswer) else None
         records = self._records()
         claimant = None if records is None or kept is None else records.get(kept.gateway)
@@ -174,7 +174,7 @@ class KeptAnswers:
             return
 
 
-def _answer(entry: Entry) -> Answer:
+def _answer(entry: KeyValueEntry) -> Answer:
     kept = entry.message
     assert isinstance(kept, KeptAnswer)
     return Answer(json.dumps(kept.body), kept.status, kept.location)

@@ -17,7 +17,7 @@ RETRY_S = 0.5
 """Between attempts to begin the watch while the bus is not ready."""
 
 
-class JobView:
+class JobCache:
     """Records by job, at most moments behind the orchestrator; figures of a running job at most a second."""
 
     def __init__(self, bus: Bus) -> None:

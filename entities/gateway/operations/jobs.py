@@ -12,9 +12,9 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subject import Subject
 from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access_client import AccessClient
 from entities.gateway.operations.backends import Backends
-from entities.gateway.operations.idempotency import Answer, KeptAnswers, request_digest
+from entities.gateway.operations.idempotency import Answer, IdempotencyStore, request_digest
 from entities.gateway.operations.job_urls import (
     READ_ARTIFACT,
     named_things,
@@ -22,9 +22,9 @@ from entities.gateway.operations.job_urls import (
     refuse_others_folder,
     refuse_urls,
 )
-from entities.gateway.operations.job_view import JobView
-from entities.gateway.operations.modules import ModuleDesk, resource_of
-from entities.gateway.operations.secrets import SecretDesk
+from entities.gateway.operations.job_view import JobCache
+from entities.gateway.operations.modules import ModuleOperations, resource_of
+from entities.gateway.operations.secrets import SecretOperations
 from entities.gateway.storage.usage import StoredUse
 from schemas.base import Message
 from schemas.door import (
@@ -66,7 +66,7 @@ PAUSE_S = 0.1  # before a look at what another gateway answers
 DEADLINE_S = 15.0  # one command to it, repeated until answered
 
 
-class Desk:
+class JobOperations:
     """Submits, lists, reads, parks and cancels for whoever may. `compute` gives each cluster's last Type 4.
 
     `view`, where there is one, answers what it can: then reading needs nobody.
@@ -77,14 +77,14 @@ class Desk:
         bus: Bus,
         backends: Backends,
         gateway: str,
-        guard: Guard,
+        guard: AccessClient,
         compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
-        kept: KeptAnswers,
+        kept: IdempotencyStore,
     ) -> None:
         self.guard = guard
-        self.modules = ModuleDesk(bus, backends, guard)
-        self.secrets = SecretDesk(bus, guard)
-        self.view: JobView | None = None
+        self.modules = ModuleOperations(bus, backends, guard)
+        self.secrets = SecretOperations(bus, guard)
+        self.view: JobCache | None = None
         self.stored = StoredUse(bus, lambda: () if self.view is None else self.view.all())
         self._compute = compute
         self._kept = kept

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access_client import AccessClient
 from entities.gateway.operations.backends import Backends
 from schemas.errors import Ack, NoResponders, NotFound
 from schemas.module_status import (
@@ -36,10 +36,10 @@ ALL_JOBS = "jobs"
 """The resource of an observation that concerns no job in particular."""
 
 
-class ModuleDesk:
+class ModuleOperations:
     """For whoever may."""
 
-    def __init__(self, bus: Bus, backends: Backends, guard: Guard) -> None:
+    def __init__(self, bus: Bus, backends: Backends, guard: AccessClient) -> None:
         self._bus = bus
         self._backends = backends
         self._guard = guard
@@ -99,10 +99,10 @@ VERSION_DEADLINE_S = 15.0
 """One command to the orchestrator, repeated until answered: longer than a failover and two orders."""
 
 
-class PromotionDesk:
+class PolicyVersionOperations:
     """For whoever may."""
 
-    def __init__(self, backends: Backends, guard: Guard) -> None:
+    def __init__(self, backends: Backends, guard: AccessClient) -> None:
         self._backends = backends
         self._guard = guard
 

@@ -7,7 +7,7 @@ import time
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access_client import AccessClient
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BadInput, BadJob, Conflict, NotFound
@@ -15,10 +15,10 @@ from schemas.job import JobSpec
 from schemas.secrets import GENERATED, SecretInfo, SecretList, StoredSecret, about, references_of, taken_out
 
 
-class SecretDesk:
+class SecretOperations:
     """Each user's own; nobody lists, changes or names another's."""
 
-    def __init__(self, bus: Bus, guard: Guard) -> None:
+    def __init__(self, bus: Bus, guard: AccessClient) -> None:
         self._bus = bus
         self._guard = guard
 

@@ -19,7 +19,7 @@ from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from bus.logs import get_logger
 from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
-from entities.job_files.checkpoint_catalog import Folder, Opener, checkpoints_at, read_manifest
+from entities.job_files.checkpoint_catalog import CheckpointFolder, Opener, checkpoints_at, read_manifest
 from entities.job_files.node_files import files_of
 from entities.orchestrator.checkpointing.checkpoint_schedule import (
     RISK,
@@ -28,10 +28,10 @@ from entities.orchestrator.checkpointing.checkpoint_schedule import (
     Conditions,
     choose,
 )
-from entities.orchestrator.checkpointing.job_artifacts import OwnCheckpoints, Unsure
-from entities.orchestrator.job_state.instances import Instances, MemberLost
+from entities.orchestrator.checkpointing.job_artifacts import JobCheckpoints, Unsure
+from entities.orchestrator.job_state.instances import JobInstances, MemberLost
 from entities.orchestrator.job_state.job_secrets import secrets_for
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.monitoring.hardware_risk import hardware_risk
@@ -59,7 +59,7 @@ END_S = 120.0
 class _Order:
     """A checkpoint on its way: copied, not yet published."""
 
-    folder: Folder
+    folder: CheckpointFolder
     url: str
     writers: tuple[Member, ...]
     stall_s: float
@@ -70,7 +70,9 @@ class _Order:
 class Checkpoints:
     """`committed` after each step; `due`, then `at_boundary`, between two steps; `restore` to go back."""
 
-    def __init__(self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, epoch: int) -> None:
+    def __init__(
+        self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, epoch: int
+    ) -> None:
         self._bus = bus
         self._mesh = mesh
         self._instances = instances
@@ -78,14 +80,14 @@ class Checkpoints:
         self._spec = journal.record.spec
         self._job = journal.job
         self._epoch = epoch
-        self._store = OwnCheckpoints(bus, mesh, instances, journal, epoch)
+        self._store = JobCheckpoints(bus, mesh, instances, journal, epoch)
         self._numbers = 0
         self._last_step = 0
         self._tried = -1
         self._writing: asyncio.Task[None] | None = None
-        self._writing_folder: Folder | None = None
+        self._writing_folder: CheckpointFolder | None = None
         self._damaged: set[str] = set()
-        self._unsure: set[Folder] = set()
+        self._unsure: set[CheckpointFolder] = set()
         self._uneven = False
         self._crew: Collection[Member] | None = None
         self._costs: deque[float] = deque(maxlen=5)
@@ -185,7 +187,7 @@ class Checkpoints:
     async def _take(self, step: int, stages: Sequence[Sequence[Member]], reason: str) -> None:
         self._tried = step
         self._numbers += 1
-        folder = Folder(step, self._epoch, self._numbers)
+        folder = CheckpointFolder(step, self._epoch, self._numbers)
         url = self._store.url_of(folder)
         writers = tuple(members[0] for members in stages if members)
         order = CheckpointOrder(job=self._job, epoch=self._epoch, version=step, url=url)

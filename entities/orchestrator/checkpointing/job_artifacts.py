@@ -14,7 +14,7 @@ from bus.connection import Bus
 from bus.files.artifacts import SCHEME, ReadableArtifacts, open_on_bus
 from bus.subjects import REMOVE_CHECKPOINTS
 from entities.job_files.checkpoint_catalog import (
-    Folder,
+    CheckpointFolder,
     Opener,
     PublishedCheckpoints,
     read_manifest,
@@ -22,9 +22,9 @@ from entities.job_files.checkpoint_catalog import (
 )
 from entities.job_files.node_files import NodeFiles, files_of
 from entities.orchestrator.checkpointing.publishing import publish_file
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.job_secrets import secrets_for
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest, checkpoints_url
 from schemas.errors import Conflict, DamagedCheckpoint, DmscError, Fenced, Unavailable
@@ -49,8 +49,12 @@ class Unsure(DmscError):
 
 
 def superseded(
-    found: Iterable[Folder], kept: Sequence[Folder], unsure: Container[Folder], *, epoch: int
-) -> list[Folder]:
+    found: Iterable[CheckpointFolder],
+    kept: Sequence[CheckpointFolder],
+    unsure: Container[CheckpointFolder],
+    *,
+    epoch: int,
+) -> list[CheckpointFolder]:
     """What goes: all but those kept, also what was never published; nothing of a later `epoch`.
 
     One that may still come about stays until so many newer ones are whole that it would not count.
@@ -66,20 +70,22 @@ def superseded(
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _Listing:
     """What is there as one node sees it; `agent`: which, with the key that it is sealed to. None: the bus."""
 
-    found: dict[Folder, set[str]]
+    found: dict[CheckpointFolder, set[str]]
     open_url: Opener
     agent: str | None = None
     key: str = ""
     secrets: str = ""
 
 
-class OwnCheckpoints:
+class JobCheckpoints:
     """Of one job, for the orchestrator that leads it."""
 
-    def __init__(self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, epoch: int) -> None:
+    def __init__(
+        self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, epoch: int
+    ) -> None:
         self._bus = bus
         self._mesh = mesh
         self._instances = instances
@@ -89,9 +95,9 @@ class OwnCheckpoints:
         self._epoch = epoch
         self.url = checkpoints_url(self._artifacts, self._job)
         self.on_bus = self.url.startswith(SCHEME)
-        self._files: dict[Folder, frozenset[str]] = {}  # of those whose manifest is known
+        self._files: dict[CheckpointFolder, frozenset[str]] = {}  # of those whose manifest is known
 
-    def url_of(self, folder: Folder) -> str:
+    def url_of(self, folder: CheckpointFolder) -> str:
         return f"{self.url}/{folder}"
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ class OwnCheckpoints:
 
         return open_url
 
-    async def published(self) -> list[Folder]:
+    async def published(self) -> list[CheckpointFolder]:
         """Those with a manifest, the newest first.
 
         Raises:
@@ -140,7 +146,9 @@ class OwnCheckpoints:
         return await secrets_for(self._bus, self._journal.record.spec)
 
     # --- publishing ---------------------------------------------------------------------------------------
-    async def publish(self, folder: Folder, manifest: CheckpointManifest, writers: Sequence[Member]) -> None:
+    async def publish(
+        self, folder: CheckpointFolder, manifest: CheckpointManifest, writers: Sequence[Member]
+    ) -> None:
         """The last file: from now on this checkpoint exists.
 
         Raises:
@@ -168,13 +176,15 @@ class OwnCheckpoints:
         self._files[folder] = frozenset(manifest.files)
 
     # --- removing -----------------------------------------------------------------------------------------
-    async def remove(self, folder: Folder) -> None:
+    async def remove(self, folder: CheckpointFolder) -> None:
         """What was written of one that does not come about."""
         sight = await self._look()
         if folder in sight.found:
             await self._remove(sight, [folder])
 
-    async def sweep(self, newest: Folder | None, damaged: Container[str], unsure: Container[Folder]) -> None:
+    async def sweep(
+        self, newest: CheckpointFolder | None, damaged: Container[str], unsure: Container[CheckpointFolder]
+    ) -> None:
         """The newest `KEPT` that are whole, and not known to be damaged, stay; all else of this job goes.
 
         Args:
@@ -186,7 +196,7 @@ class OwnCheckpoints:
             Unavailable: nothing was removed.
         """
         sight = await self._look()
-        kept: list[Folder] = []
+        kept: list[CheckpointFolder] = []
         for folder in with_manifest(sight.found):
             if (
                 len(kept) < KEPT
@@ -200,7 +210,7 @@ class OwnCheckpoints:
             raise Unavailable(f"no checkpoint at {self.url} is whole; nothing is removed")
         await self._remove(sight, superseded(sight.found, kept, unsure, epoch=self._epoch))
 
-    async def _is_whole(self, sight: _Sight, folder: Folder) -> bool:
+    async def _is_whole(self, sight: _Listing, folder: CheckpointFolder) -> bool:
         if folder not in self._files:
             try:
                 manifest = await read_manifest(sight.open_url, self.url_of(folder))
@@ -209,20 +219,20 @@ class OwnCheckpoints:
             self._files[folder] = frozenset(manifest.files)
         return self._files[folder] <= sight.found[folder]
 
-    async def _look(self) -> _Sight:
+    async def _look(self) -> _Listing:
         """
         Raises:
             Unavailable: no node is up, or none answered.
         """
         if self.on_bus:
             on_bus = await self.opener()
-            return _Sight(await PublishedCheckpoints(on_bus, self.url).all(), on_bus)
+            return _Listing(await PublishedCheckpoints(on_bus, self.url).all(), on_bus)
         secrets, keys = await self._secrets(), self.agents()
         files = files_of(self.url, self._bus, lambda: keys, secrets=secrets, near=self._near())
         assert isinstance(files, NodeFiles)
         found = await PublishedCheckpoints(lambda _: files, self.url).all()
         if not files.answered:
-            return _Sight({}, lambda _: files)
+            return _Listing({}, lambda _: files)
         agent, *others = files.answered
         if others:
             raise Unavailable(f"{self.url}: a node was lost while it looked")
@@ -231,9 +241,9 @@ class OwnCheckpoints:
         def open_url(url: str) -> ReadableArtifacts:
             return files_of(url, self._bus, lambda: only, secrets=secrets)
 
-        return _Sight(found, open_url, agent, keys[agent], secrets)
+        return _Listing(found, open_url, agent, keys[agent], secrets)
 
-    async def _remove(self, sight: _Sight, folders: Sequence[Folder]) -> None:
+    async def _remove(self, sight: _Listing, folders: Sequence[CheckpointFolder]) -> None:
         """The manifests first, so that what is half removed does not count."""
         for folder in folders:
             self._files.pop(folder, None)

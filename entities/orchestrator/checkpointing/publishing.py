@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from bus.subjects import PUBLISH_FILE
-from entities.orchestrator.job_state.instances import Instances, MemberLost
+from entities.orchestrator.job_state.instances import JobInstances, MemberLost
 from schemas.errors import Conflict, DmscError, Fenced
 from schemas.files import PIECE_BYTES, PublishFile
 from schemas.step import Member
@@ -18,7 +18,14 @@ PUBLISH_S = 90.0
 
 
 async def publish_file(
-    instances: Instances, writers: Sequence[Member], *, job: str, epoch: int, url: str, name: str, data: bytes
+    instances: JobInstances,
+    writers: Sequence[Member],
+    *,
+    job: str,
+    epoch: int,
+    url: str,
+    name: str,
+    data: bytes,
 ) -> None:
     """Returns once `name` is in the folder `url`. Any other end but `Conflict` leaves open whether it is
     there, or will be.

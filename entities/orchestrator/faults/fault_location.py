@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.connection import Bus
 from bus.subjects import FAULT_VERDICT, JUDGE, RESOLVE
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Judge, Judgement
 from schemas.errors import NotFound, Unavailable
@@ -17,7 +17,7 @@ ASK_DEADLINE_S = 3.0
 
 
 async def locate(
-    bus: Bus, mesh: MeshView, instances: Instances, job: str, member: Member, report: FaultReport
+    bus: Bus, mesh: MeshView, instances: JobInstances, job: str, member: Member, report: FaultReport
 ) -> FaultVerdict:
     """Asks the registry and the node agent, and says what it was and how far it reaches."""
     record = mesh.last_of(member)
@@ -43,7 +43,7 @@ async def locate(
             judgement = answer
         except (Unavailable, NotFound):
             agent = None
-    verdict = judge(member, state, judgement, report)
+    verdict = judge_fault(member, state, judgement, report)
     told = {
         "job": job,
         "culprit": record.culprit if record is not None else None,
@@ -54,7 +54,7 @@ async def locate(
     return verdict
 
 
-def judge(
+def judge_fault(
     member: Member, state: InstanceState, judgement: Judgement | None, report: FaultReport
 ) -> FaultVerdict:
     """Pure: registry state and the agent's judgement → verdict, scope, action."""

@@ -23,7 +23,7 @@ AGAIN_S, AGAIN_MOST_S = 0.2, 5.0
 _Result = TypeVar("_Result")
 
 
-class Outages:
+class BusOutages:
     """Of one job. `say` tells people, in its record and events, what it waits for."""
 
     def __init__(self, job: str, say: Callable[[str], Awaitable[None]]) -> None:

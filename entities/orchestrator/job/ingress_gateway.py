@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from bus.logs import get_logger
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.task_graph import first_policy
 from schemas.errors import Unavailable
@@ -33,13 +33,13 @@ def next_entry(gateways: Sequence[str], preferred: str, silent: Collection[str])
     return preferred if preferred in left else next(iter(left), None)
 
 
-class EntryGateway:
+class IngressGateway:
     """`sid` is the present one; empty before the first `choose`. `say` tells people what it waits for."""
 
     def __init__(
         self,
         mesh: MeshView,
-        communication: Communication,
+        communication: PolicyDistribution,
         job: str,
         spec: JobSpec,
         preferred: str,

@@ -15,23 +15,29 @@ from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.faults.fault_location import locate
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job.bus_outages import Outages
-from entities.orchestrator.job.ingress_gateway import EntryGateway
-from entities.orchestrator.job.model_analysis import ModelWork
+from entities.orchestrator.job.bus_outages import BusOutages
+from entities.orchestrator.job.ingress_gateway import IngressGateway
+from entities.orchestrator.job.model_analysis import ModelAnalysis
 from entities.orchestrator.job.parking import REST_S, Parking, written_down
-from entities.orchestrator.job.takeover_service import Adoption
-from entities.orchestrator.job.teardown import CleanUp
+from entities.orchestrator.job.takeover_service import TakeoverService
+from entities.orchestrator.job.teardown import Teardown
 from entities.orchestrator.job.training import Training
 from entities.orchestrator.job.weight_export import export_weights
-from entities.orchestrator.job_state.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
-from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.instances import (
+    JobInstances,
+    MemberLost,
+    NodeLost,
+    NotReady,
+    StartFailed,
+)
+from entities.orchestrator.job_state.job_store import JobStore
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
 from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, slots_of, turn
-from entities.orchestrator.queue.slot_demand import Room
+from entities.orchestrator.queue.slot_demand import SlotDemand
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
@@ -65,9 +71,9 @@ class JobRun:
         self,
         bus: Bus,
         mesh: MeshView,
-        journal: Journal,
+        journal: JobStore,
         gateway: str,
-        room: Room,
+        room: SlotDemand,
         faults: FaultQueue,
         parked: Parked | None = None,
     ) -> None:
@@ -79,12 +85,12 @@ class JobRun:
         self.job = record.job
         self.spec = record.spec
         self.epoch = record.epoch
-        self._outages = Outages(journal.job, journal.reason)
-        self.communication = Communication(bus, mesh)
-        self.instances = Instances(bus, mesh, self.job, self.spec, self.epoch)
+        self._outages = BusOutages(journal.job, journal.reason)
+        self.communication = PolicyDistribution(bus, mesh)
+        self.instances = JobInstances(bus, mesh, self.job, self.spec, self.epoch)
         self.checkpoints = Checkpoints(bus, mesh, self.instances, journal, self.epoch)
         self._faults = JobFaults(faults, mesh, self.job, bus.sender.name)
-        self.entry = EntryGateway(
+        self.entry = IngressGateway(
             mesh,
             self.communication,
             self.job,
@@ -104,8 +110,8 @@ class JobRun:
             lambda: self.entry.sid,
             self.entry.leave,
         )
-        self.model_work = ModelWork(bus, mesh, journal)
-        self.clean_up = CleanUp(
+        self.model_work = ModelAnalysis(bus, mesh, journal)
+        self.clean_up = Teardown(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self.entry
         )
         self._fits: bool | None = None
@@ -397,7 +403,7 @@ class JobRun:
         if record.graph is None:
             return False
         self.instances.graph = record.graph
-        adoption = Adoption(self._bus, self._mesh, self.instances, self.training.record, self.epoch)
+        adoption = TakeoverService(self._bus, self._mesh, self.instances, self.training.record, self.epoch)
         settled = await self._outages.outlast("looking for its instances", adoption.settle)
         if settled is None:
             if self.training.record.unknown:

@@ -9,7 +9,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, WRITE_SAMPLE
 from entities.orchestrator.job_state.job_secrets import secrets_for
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
@@ -26,10 +26,10 @@ ACCEPT_S = 20.0
 SAMPLE_DEADLINE_S = 90.0
 
 
-class ModelWork:
+class ModelAnalysis:
     """Orders it from agents of the job's clusters; what they find comes back in messages of its own."""
 
-    def __init__(self, bus: Bus, mesh: MeshView, journal: Journal) -> None:
+    def __init__(self, bus: Bus, mesh: MeshView, journal: JobStore) -> None:
         self._bus = bus
         self._mesh = mesh
         self._journal = journal

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from entities.orchestrator.job.training import Training
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.errors import Conflict, Unavailable
@@ -47,7 +47,7 @@ class Parking:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: JobStore,
         mesh: MeshView,
         training: Training,
         rest_s: Callable[[], float],

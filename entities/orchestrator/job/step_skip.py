@@ -9,7 +9,7 @@ from typing import Any
 from bus.logs import get_logger
 from bus.subjects import STEP_ABORT, STEP_COMMIT
 from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.step.step_orders import COMMIT_DEADLINE_S, commit_order
 from schemas.errors import DmscError, Fenced
 from schemas.step import Member, StepAbort, StepDecision
@@ -19,12 +19,12 @@ log = get_logger("orchestrator")
 ABORT_DEADLINE_S = 20.0
 
 
-class Omission:
+class StepSkip:
     """No step loop runs meanwhile. `losing` is told who does not answer: those are lost to the job."""
 
     def __init__(
         self,
-        instances: Instances,
+        instances: JobInstances,
         record: DecisionRecord,
         epoch: int,
         losing: Callable[[Iterable[Member], str], None],

@@ -10,7 +10,7 @@ from bus.logs import get_logger
 from bus.subject import Subject
 from bus.subjects import ADOPT, REGISTRY_RECORD, STEP_ABORT, STEP_COMMIT, STEP_FENCE
 from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.step.step_orders import commit_order
 from entities.orchestrator.transaction.takeover_rules import Settled, outsiders, settle
@@ -29,11 +29,11 @@ FENCE_DEADLINE_S = 20.0
 OVER = (InstanceState.FAULTED, InstanceState.GONE)
 
 
-class Adoption:
+class TakeoverService:
     """Finds out where a job is, and brings its instances to one step."""
 
     def __init__(
-        self, bus: Bus, mesh: MeshView, instances: Instances, record: DecisionRecord, epoch: int
+        self, bus: Bus, mesh: MeshView, instances: JobInstances, record: DecisionRecord, epoch: int
     ) -> None:
         self._bus = bus
         self._mesh = mesh

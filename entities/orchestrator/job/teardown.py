@@ -10,12 +10,12 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import FORGET_TOPOLOGY, RELEASE_JOB
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.job.ingress_gateway import EntryGateway
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job.ingress_gateway import IngressGateway
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.job_secrets import forget_secrets
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.link_secret import forget_link_secret
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import ForgetTopology
 from schemas.errors import DmscError
@@ -31,18 +31,18 @@ AGENTS_BACK_S = 12.0
 """How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
 
 
-class CleanUp:
+class Teardown:
     """Of one job: `run` when it is over, `reclaim` before it starts afresh under another orchestrator."""
 
     def __init__(
         self,
         bus: Bus,
         mesh: MeshView,
-        journal: Journal,
-        instances: Instances,
+        journal: JobStore,
+        instances: JobInstances,
         checkpoints: Checkpoints,
-        communication: Communication,
-        entry: EntryGateway,
+        communication: PolicyDistribution,
+        entry: IngressGateway,
     ) -> None:
         self._bus = bus
         self._mesh = mesh

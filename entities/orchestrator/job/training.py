@@ -19,19 +19,19 @@ from bus.subjects import STEP_ABORT
 from entities import metrics
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job.step_skip import Omission
+from entities.orchestrator.job.step_skip import StepSkip
 from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances, MemberLost
-from entities.orchestrator.job_state.job_store import Journal
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.instances import JobInstances, MemberLost
+from entities.orchestrator.job_state.job_store import JobStore
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import BadMicrobatch, Quarantine, skip_decision
-from entities.orchestrator.job_state.retry_limits import Parked, Setbacks, StepBroken, Unrecoverable
-from entities.orchestrator.membership.failure_handling import Troubles
-from entities.orchestrator.membership.joining import Recruits
-from entities.orchestrator.membership.membership_changes import CrewChanges
-from entities.orchestrator.membership.node_partitions import NodeCuts
+from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits, StepBroken, Unrecoverable
+from entities.orchestrator.membership.failure_handling import FailureHandling
+from entities.orchestrator.membership.joining import JoiningMembers
+from entities.orchestrator.membership.membership_changes import MembershipChanges
+from entities.orchestrator.membership.node_partitions import NodePartitions
 from entities.orchestrator.membership.peer_copies import PeerCopies
 from entities.orchestrator.membership.rebalancing import Rebalancing
 from entities.orchestrator.membership.replacement import OccupiedFn, Replacement
@@ -41,8 +41,8 @@ from entities.orchestrator.monitoring.alerts import Alerts
 from entities.orchestrator.monitoring.job_figures import JobFigures, step_result
 from entities.orchestrator.planning.stage_moves import StageMoves
 from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
-from entities.orchestrator.step.step_owner import Progress
-from entities.orchestrator.transaction.step_events import Replay, in_order
+from entities.orchestrator.step.step_owner import StepOwner
+from entities.orchestrator.transaction.step_events import RecomputationNoted, in_order
 from entities.orchestrator.transaction.step_ledger import StepLedger
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.alert import Alert
@@ -68,10 +68,10 @@ class Training:
         self,
         bus: Bus,
         mesh: MeshView,
-        journal: Journal,
-        instances: Instances,
+        journal: JobStore,
+        instances: JobInstances,
         checkpoints: Checkpoints,
-        communication: Communication,
+        communication: PolicyDistribution,
         faults: JobFaults,
         occupied: OccupiedFn,
         gateway: Callable[[], str],
@@ -86,22 +86,22 @@ class Training:
         self._epoch = journal.record.epoch
         self.record = DecisionRecord(bus, self._job, self._epoch, journal.confirmed)
         self._tasks = tasks = GuardedTasks()
-        self._telling = telling = Telling(journal, instances)
-        self._progress = progress = Progress(
+        self._telling = telling = EventWriter(journal, instances)
+        self._progress = progress = StepOwner(
             bus, self._spec, self._epoch, instances, self.record, gateway, self, self._pauses
         )
         self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
         self._replacement = replacement = Replacement(bus, mesh, instances, journal, occupied)
         self._standbys = Standbys(instances, communication, progress, telling)
-        self._recruits = Recruits(instances, replacement, progress, telling, tasks, bus.pulse)
-        self._troubles = Troubles(
+        self._recruits = JoiningMembers(instances, replacement, progress, telling, tasks, bus.pulse)
+        self._troubles = FailureHandling(
             instances,
             replacement,
             self._recruits,
             self._standbys,
             faults,
             self._quarantine,
-            Setbacks(
+            RetryLimits(
                 journal.record.setbacks,
                 roll_backs=journal.record.roll_backs,
                 furthest=journal.record.furthest,
@@ -110,7 +110,7 @@ class Training:
             telling,
             tasks,
         )
-        self._changes = CrewChanges(
+        self._changes = MembershipChanges(
             instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
         )
         self._rebalancing = Rebalancing(
@@ -124,7 +124,7 @@ class Training:
             StageMoves(list(journal.record.moves)),
             allowed=self._spec.parallel.rebalance,
         )
-        self._cuts = NodeCuts(
+        self._cuts = NodePartitions(
             bus, mesh, instances, replacement, self._troubles, faults, progress, telling, tasks
         )
         self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
@@ -165,7 +165,7 @@ class Training:
         self._progress.claimed(claim)
 
     def lost(self, member: Member, why: str, told: str = "") -> None:
-        """See `Troubles.lost`."""
+        """See `FailureHandling.lost`."""
         self._troubles.lost(member, why, told)
 
     def revise_standbys(self) -> None:
@@ -173,11 +173,11 @@ class Training:
         self._standbys.revise()
 
     def drain(self, sid: str) -> str:
-        """See `CrewChanges.drain`."""
+        """See `MembershipChanges.drain`."""
         return self._changes.drain(sid)
 
     def scale(self, stage: int, replicas: int) -> str:
-        """See `CrewChanges.scale`."""
+        """See `MembershipChanges.scale`."""
         if self._rebalancing.under_way:
             raise Conflict(f"{self._rebalancing.under_way} is changing its stage: ask again in a moment")
         self._rebalancing.disturbed()
@@ -198,7 +198,7 @@ class Training:
 
     @property
     def counted(self) -> dict[str, Any]:
-        """See `Troubles.counted`."""
+        """See `FailureHandling.counted`."""
         return self._troubles.counted
 
     @property
@@ -404,7 +404,7 @@ class Training:
             StageGone: nobody of a stage has it.
         """
         before = await self._progress.close()
-        omission = Omission(self._instances, self.record, self._epoch, self._troubles.losing)
+        omission = StepSkip(self._instances, self.record, self._epoch, self._troubles.losing)
         settled = self._progress.living(before)
         await self._tasks.unless_failed(omission.clear(self.step, before.attempt, settled.everyone))
         settled = self._progress.living(settled)
@@ -460,7 +460,7 @@ class Training:
         for alert in self.alerts.reported(report, self.step):
             self._alert(alert)
 
-    def readings(self, peak_tflops: float | None) -> Iterator[metrics.Reading]:
+    def readings(self, peak_tflops: float | None) -> Iterator[metrics.MetricReading]:
         """For whoever scrapes this process. `peak_tflops`: of one device, if known."""
         yield from self._figures.readings(self._journal.record, peak_tflops)
         for raised in self.alerts.raised:
@@ -477,10 +477,10 @@ class Training:
         self._troubles.losing(members, why)
 
     def silence(self, witness: Member, peer: Member) -> None:
-        """See `NodeCuts.silence`."""
+        """See `NodePartitions.silence`."""
         self._cuts.silence(witness, peer)
 
-    def replayed(self, replay: Replay) -> None:
+    def replayed(self, replay: RecomputationNoted) -> None:
         log.info("replay", job=self._job, step=self.step, replayed=len(replay.replayed))
         self._telling.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
 

@@ -10,7 +10,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
-from bus.messaging.key_value import Entry, Watch
+from bus.messaging.key_value import KeyValueEntry, Watch
 from entities.orchestrator.job.job_run import JobRun
 from schemas.envelope import Envelope
 from schemas.errors import DmscError
@@ -84,7 +84,7 @@ class RecordGuards:
             await bucket.put_back(job, revision)
 
 
-def above_all(entry: Entry) -> JobRecord:
+def above_all(entry: KeyValueEntry) -> JobRecord:
     """The record, of an epoch that is at least any that was ever promised: where what stands there can't be
     read, it may have been a later one's; but each epoch took a write, so none is above the revision."""
     record: JobRecord = entry.message

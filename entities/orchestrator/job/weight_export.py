@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.files.artifacts import SCHEME, open_on_bus
 from bus.subjects import EXPORT
 from entities.orchestrator.checkpointing.publishing import publish_file
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from schemas.errors import BadMessage
 from schemas.job import JobSpec, WeightsManifest
 from schemas.step import Exported, ExportOrder, Member
@@ -28,7 +28,7 @@ async def export_weights(
     job: str,
     spec: JobSpec,
     epoch: int,
-    instances: Instances,
+    instances: JobInstances,
     stages: Sequence[Sequence[Member]],
     version: int,
 ) -> WeightsManifest:

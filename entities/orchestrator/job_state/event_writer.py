@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.quarantine import BadMicrobatch
 from entities.orchestrator.planning.stage_moves import in_words
 from schemas.alert import Alert
@@ -15,10 +15,10 @@ from schemas.job import NodeCut, StepResult
 from schemas.stage_move import StageMove
 
 
-class Telling:
+class EventWriter:
     """Returns at once; `run` brings each word to the journal, one after the other."""
 
-    def __init__(self, journal: Journal, instances: Instances) -> None:
+    def __init__(self, journal: JobStore, instances: JobInstances) -> None:
         self._journal = journal
         self._instances = instances
         self._steps = journal.record.spec.training.steps

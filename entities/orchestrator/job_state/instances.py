@@ -11,14 +11,14 @@ from typing import Any
 from bus.connection import Bus
 from bus.subject import Subject
 from bus.subjects import START_INSTANCE, STOP_INSTANCE
-from bus.wire.request_progress import Progress
+from bus.wire.request_progress import RequestProgress
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.link_secret import link_secret
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
-from schemas.job import InstanceView, JobSpec
+from schemas.job import JobSpec, LiveInstanceView
 from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
@@ -56,7 +56,7 @@ class NotReady(DmscError):
         self.members = tuple(members)
 
 
-class _Lost(Unavailable):
+class _LostInstance(Unavailable):
     """The member was judged lost while its answer was awaited."""
 
     code = "lost"
@@ -83,7 +83,7 @@ class NodeLost(DmscError):
         self.agent = agent
 
 
-class Instances:
+class JobInstances:
     """Who runs which unit now. `members` maps SID to the incarnation that counts."""
 
     def __init__(self, bus: Bus, mesh: MeshView, job: str, spec: JobSpec, epoch: int) -> None:
@@ -273,12 +273,12 @@ class Instances:
         members: Iterable[Member],
         *,
         deadline_s: float,
-        moving: Progress | bool = False,
+        moving: RequestProgress | bool = False,
     ) -> dict[str, Any]:
         """Gives the same order to several members and returns their answers by SID.
 
         With `moving` each has `deadline_s` from its last progress on (`bus.wire.request_progress`); with
-        a `Progress`, from the last of any order that has the same.
+        a `RequestProgress`, from the last of any order that has the same.
 
         Raises:
             MemberLost: some did not answer; nobody else's answer is lost to idempotence.
@@ -292,7 +292,7 @@ class Instances:
                     message,
                     deadline_s=deadline_s,
                     while_heard=True,
-                    moving=Progress() if moving is True else moving or None,
+                    moving=RequestProgress() if moving is True else moving or None,
                     job=self._job,
                     sid=member.sid,
                 )
@@ -303,7 +303,7 @@ class Instances:
                 if asked.done():
                     answer: Message = asked.result()
                     return answer
-                raise _Lost(f"{member.sid} was lost")
+                raise _LostInstance(f"{member.sid} was lost")
             finally:
                 asked.cancel()
                 gone.cancel()
@@ -338,7 +338,7 @@ class Instances:
         self.members.clear()
         await asyncio.gather(*(one(member) for member in members), return_exceptions=True)
 
-    def views(self) -> tuple[InstanceView, ...]:
+    def views(self) -> tuple[LiveInstanceView, ...]:
         """The job's instances for the live view."""
         if self.graph is None:
             return ()
@@ -348,7 +348,7 @@ class Instances:
             member = self.members.get(unit.sid)
             state = self._mesh.state_of(member) if member else None
             shown.append(
-                InstanceView(
+                LiveInstanceView(
                     sid=unit.sid,
                     role="data" if unit.kind is UnitKind.DATA else "stage",
                     stage=unit.stage,
@@ -366,4 +366,4 @@ def _is_silence(answer: object) -> bool:
     """Whether the member itself was not heard; what it says of others is an answer."""
     if isinstance(answer, (NoResponders, DeadlineExceeded)):
         return not answer.answered
-    return isinstance(answer, _Lost)
+    return isinstance(answer, _LostInstance)

@@ -32,7 +32,7 @@ RECORD_EVERY_S = 1.0
 """Figures of a running job are written at most this often; states at once. Events carry every step."""
 
 
-class Journal:
+class JobStore:
     """Writes one job's record and events.
 
     `revision` is of the record that this one follows; 0: there is none. Every call that writes raises

@@ -22,7 +22,7 @@ ACK_DEADLINE_S = 10.0
 """A gateway or router that does not acknowledge in time gets the policy when it registers again."""
 
 
-class Communication:
+class PolicyDistribution:
     """Holds the job's present policy and brings every revision to all gateways and routers."""
 
     def __init__(self, bus: Bus, mesh: MeshView) -> None:

@@ -48,7 +48,7 @@ class Parked(DmscError):
         self.for_room = for_room
 
 
-class Setbacks:
+class RetryLimits:
     """What broke each step that was not committed since. A roll-back forgets nothing of later steps.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.membership.replacement import Replacement
 from schemas.step import Member
 from schemas.task_graph import TaskUnit
@@ -18,10 +18,10 @@ Stages = Sequence[Collection[Member]]
 """Members with the state of the present version, by stage."""
 
 
-class HandOver:
+class DrainOrder:
     """What was asked for and not done yet."""
 
-    def __init__(self, instances: Instances, replacement: Replacement) -> None:
+    def __init__(self, instances: JobInstances, replacement: Replacement) -> None:
         self._instances = instances
         self._replacement = replacement
         self._asked: set[str] = set()

@@ -13,34 +13,34 @@ from typing import Any
 
 from bus.logs import get_logger
 from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.quarantine import BadMicrobatch, Quarantine
-from entities.orchestrator.job_state.retry_limits import Setbacks, StepBroken
-from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.job_state.retry_limits import RetryLimits, StepBroken
+from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.membership.standbys import Standbys
-from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.step.step_owner import StepOwner
 from schemas.step import Member
 
 log = get_logger("orchestrator")
 
 
-class Troubles:
+class FailureHandling:
     """One job's. A failure that ends the job is the failure of `tasks`, or raised to the step loop."""
 
     def __init__(
         self,
-        instances: Instances,
+        instances: JobInstances,
         replacement: Replacement,
-        recruits: Recruits,
+        recruits: JoiningMembers,
         standbys: Standbys,
         faults: JobFaults,
         quarantine: Quarantine,
-        setbacks: Setbacks,
-        progress: Progress,
-        telling: Telling,
+        setbacks: RetryLimits,
+        progress: StepOwner,
+        telling: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._instances = instances
@@ -163,7 +163,7 @@ class Troubles:
         self._quarantine.committed(step - 1)
 
     def rolling_back(self, broken: StepBroken) -> None:
-        """See `Setbacks.rolling_back`.
+        """See `RetryLimits.rolling_back`.
 
         Raises:
             Parked: that did not help before.

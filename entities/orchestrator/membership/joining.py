@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-from bus.nats.liveness import Pulse
-from entities.orchestrator.job_state.event_writer import Telling
+from bus.nats.liveness import BusLiveness
+from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.retry_limits import Parked, Unrecoverable
 from entities.orchestrator.membership.replacement import Replacement
-from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.step import Member
 
@@ -21,17 +21,17 @@ other stages from other jobs. In heard time (`bus.nats.liveness`)."""
 LOOK_S = 0.2
 
 
-class Recruits:
+class JoiningMembers:
     """Brings each unit's next incarnation in a task of its own, and tells the loop when it is there."""
 
     def __init__(
         self,
-        instances: Instances,
+        instances: JobInstances,
         replacement: Replacement,
-        progress: Progress,
-        telling: Telling,
+        progress: StepOwner,
+        telling: EventWriter,
         tasks: GuardedTasks,
-        pulse: Pulse,
+        pulse: BusLiveness,
     ) -> None:
         self._pulse = pulse
         self._instances = instances

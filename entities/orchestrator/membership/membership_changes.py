@@ -8,34 +8,34 @@ from __future__ import annotations
 
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.membership.drain_order import HandOver
-from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.membership.drain_order import DrainOrder
+from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
 from entities.orchestrator.step.step_loop import StageGone
-from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import Conflict
 from schemas.step import Member
 
 log = get_logger("orchestrator")
 
 
-class CrewChanges:
+class MembershipChanges:
     """`scale` and `drain` ask for them; `decided` and `at_rest` say when they may be carried out."""
 
     def __init__(
         self,
-        instances: Instances,
+        instances: JobInstances,
         replacement: Replacement,
-        recruits: Recruits,
+        recruits: JoiningMembers,
         standbys: Standbys,
         checkpoints: Checkpoints,
-        progress: Progress,
-        telling: Telling,
+        progress: StepOwner,
+        telling: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._instances = instances
@@ -46,7 +46,7 @@ class CrewChanges:
         self._progress = progress
         self._telling = telling
         self._tasks = tasks
-        self._hand_over = HandOver(instances, replacement)
+        self._hand_over = DrainOrder(instances, replacement)
         self._leaving: set[str] = set()  # units that the job shall do without
         self._going: set[str] = set()  # those that are being ended
 

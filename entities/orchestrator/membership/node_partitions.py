@@ -12,14 +12,14 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import JUDGE
 from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.membership.failure_handling import Troubles
-from entities.orchestrator.membership.partition import Cut, FailedEdges, Node, Side, kept, name
+from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.membership.failure_handling import FailureHandling
+from entities.orchestrator.membership.partition import FailedEdges, Node, NodePartition, Side, kept, name
 from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.step.step_owner import StepOwner
 from schemas.cluster import Judge
 from schemas.errors import DmscError
 from schemas.job import NodeCut
@@ -31,19 +31,19 @@ ASK_DEADLINE_S = 3.0
 """An agent answers in milliseconds."""
 
 
-class NodeCuts:
+class NodePartitions:
     """One job's. `silence` returns at once."""
 
     def __init__(
         self,
         bus: Bus,
         mesh: MeshView,
-        instances: Instances,
+        instances: JobInstances,
         replacement: Replacement,
-        troubles: Troubles,
+        troubles: FailureHandling,
         faults: JobFaults,
-        progress: Progress,
-        telling: Telling,
+        progress: StepOwner,
+        telling: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._bus = bus
@@ -69,7 +69,7 @@ class NodeCuts:
             self._asking.add((cut.one, cut.other))
             self._tasks.spawn(self._take(cut))
 
-    async def _take(self, cut: Cut) -> None:
+    async def _take(self, cut: NodePartition) -> None:
         try:
             if all([await self._answers(node) for node in (cut.one, cut.other)]):
                 self._act(cut)
@@ -92,7 +92,7 @@ class NodeCuts:
             return False
         return True
 
-    def _act(self, cut: Cut) -> None:
+    def _act(self, cut: NodePartition) -> None:
         best, rest, why = kept(self._side(cut.one, cut.other), self._side(cut.other, cut.one))
         lost = sorted(self._at(rest.node), key=lambda member: member.sid)
         if not lost or not best.instances:

@@ -32,7 +32,7 @@ Edge = frozenset[Member]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class NodePartition:
     """Two nodes that do not reach each other, in order; `edges`: the instances that have found out."""
 
     one: Node
@@ -53,7 +53,7 @@ class FailedEdges:
 
     def silence(
         self, witness: Member, at: Node, peer: Member, there: Node, alone: Collection[Member], now: float
-    ) -> Cut | None:
+    ) -> NodePartition | None:
         """`witness` on node `at` found nothing but silence where `peer` says that it is.
 
         Args:
@@ -76,9 +76,9 @@ class FailedEdges:
             return None
         edges = [tuple(sorted(held, key=lambda member: self._where[member])) for held in between]
         edges.sort(key=lambda pair: [(member.sid, member.incarnation) for member in pair])
-        return Cut(one=one, other=other, edges=tuple((first, second) for first, second in edges))
+        return NodePartition(one=one, other=other, edges=tuple((first, second) for first, second in edges))
 
-    def forget(self, cut: Cut) -> None:
+    def forget(self, cut: NodePartition) -> None:
         """Something was done about it, or it was none."""
         for pair in cut.edges:
             self._told.pop(frozenset(pair), None)

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import COPY_SEND, COPY_STATUS, COPY_TO, STATE_WAIT
-from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.membership.joining import Recruits
-from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.membership.joining import JoiningMembers
+from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import DmscError, Fenced
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus, CopyTo
 from schemas.step import Member, StateWait
@@ -78,11 +78,11 @@ class PeerCopies:
     def __init__(
         self,
         bus: Bus,
-        instances: Instances,
+        instances: JobInstances,
         epoch: int,
-        progress: Progress,
-        recruits: Recruits,
-        telling: Telling,
+        progress: StepOwner,
+        recruits: JoiningMembers,
+        telling: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._bus = bus

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bus.logs import get_logger
-from entities.orchestrator.job_state.event_writer import Telling
+from entities.orchestrator.job_state.event_writer import EventWriter
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.planning.scaling import added_replicas, with_units, without_units
-from entities.orchestrator.planning.stage_moves import Crew, StageMoves, in_words
-from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.planning.stage_moves import StageMembers, StageMoves, in_words
+from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import Conflict, DmscError
 from schemas.job import StepResult
 from schemas.stage_move import MoveForecast, StageMove
@@ -29,7 +29,7 @@ log = get_logger("orchestrator")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class MoveRequest:
     """What was asked for and not begun yet. `forecast`: None where a person ordered it."""
 
     sid: str
@@ -43,11 +43,11 @@ class Rebalancing:
 
     def __init__(
         self,
-        instances: Instances,
+        instances: JobInstances,
         replacement: Replacement,
-        recruits: Recruits,
-        progress: Progress,
-        telling: Telling,
+        recruits: JoiningMembers,
+        progress: StepOwner,
+        telling: EventWriter,
         tasks: GuardedTasks,
         part_with: Callable[[Member], None],
         moves: StageMoves,
@@ -63,7 +63,7 @@ class Rebalancing:
         self._part_with = part_with
         self._moves = moves
         self._allowed = allowed
-        self._wish: Wish | None = None
+        self._wish: MoveRequest | None = None
         self.under_way = ""
         """Who is leaving for another stage, until the newcomer is one of the job's units; else ''."""
 
@@ -88,7 +88,7 @@ class Rebalancing:
             why = f"{self._wish.sid} is about to move to stage {self._wish.stage}"
         if why:
             raise Conflict(f"{sid} does not move to stage {stage}: {why}")
-        self._wish = Wish(sid=sid, stage=stage, by=by, forecast=forecast)
+        self._wish = MoveRequest(sid=sid, stage=stage, by=by, forecast=forecast)
         return f"{sid} will leave for stage {stage} at the end of this step"
 
     def decided(self, result: StepResult) -> None:
@@ -119,12 +119,12 @@ class Rebalancing:
             why = f"{sid}'s slot is cordoned, or its node is not there"
         return why
 
-    def _crew(self) -> Crew:
+    def _crew(self) -> StageMembers:
         """Living members by stage, as they work."""
         graph = self._instances.graph
         assert graph is not None
         standbys = frozenset(unit.sid for unit in graph.units if unit.standby)
-        return Crew(
+        return StageMembers(
             working={
                 stage: [one.sid for one in members if one.sid not in standbys]
                 for stage, members in enumerate(self._progress.stages)
@@ -133,7 +133,7 @@ class Rebalancing:
             coming=tuple(sorted(self._recruits.coming)),
         )
 
-    def _begin(self, wish: Wish) -> None:
+    def _begin(self, wish: MoveRequest) -> None:
         graph = self._instances.graph
         assert graph is not None
         member, unit = self._instances.members[wish.sid], graph.unit(wish.sid)

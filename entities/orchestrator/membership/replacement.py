@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
-from entities.orchestrator.job_state.instances import Instances, NodeLost, NotReady, StartFailed
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.instances import JobInstances, NodeLost, NotReady, StartFailed
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.partition import Node, avoided, name
 from entities.orchestrator.mesh.mesh_view import MeshView
@@ -47,7 +47,7 @@ class Replacement:
     """Finds room for lost units of one job and starts their next incarnations."""
 
     def __init__(
-        self, bus: Bus, mesh: MeshView, instances: Instances, journal: Journal, occupied: OccupiedFn
+        self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, occupied: OccupiedFn
     ) -> None:
         self._bus = bus
         self._mesh = mesh

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from entities.orchestrator.job_state.event_writer import Telling
-from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.event_writer import EventWriter
+from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.planning.scaling import standby_weights
-from entities.orchestrator.step.step_owner import Progress
+from entities.orchestrator.step.step_owner import StepOwner
 
 
 class Standbys:
     """Has the routers told the weights of stages whose standbys must work now, or may rest again."""
 
     def __init__(
-        self, instances: Instances, communication: Communication, progress: Progress, telling: Telling
+        self,
+        instances: JobInstances,
+        communication: PolicyDistribution,
+        progress: StepOwner,
+        telling: EventWriter,
     ) -> None:
         self._instances = instances
         self._communication = communication

@@ -14,7 +14,7 @@ from statistics import median
 
 from entities.detection.fail_slow import FailSlow, FailSlowConfig
 from entities.orchestrator.monitoring.hardware_risk import WARM_C
-from entities.orchestrator.monitoring.outlier_detector import RobustTrigger, TriggerConfig, Turn
+from entities.orchestrator.monitoring.outlier_detector import OutlierChange, OutlierConfig, OutlierDetector
 from schemas.alert import Alert, AlertKind
 from schemas.job import StepResult
 from schemas.signals import QosReport
@@ -27,8 +27,8 @@ CONFIRM = 5
 HOT_REPORTS = 3
 """Reports in a row, one a second, before a device is called too warm."""
 
-LOSS = TriggerConfig()
-LOG_NORM = TriggerConfig(floor=0.0, least=0.1)
+LOSS = OutlierConfig()
+LOG_NORM = OutlierConfig(floor=0.0, least=0.1)
 """Of the norm's logarithm, for norms vary by factors. The least deviation is then one of 10 %."""
 
 
@@ -37,8 +37,8 @@ class Alerts:
 
     def __init__(self, raised: Iterable[Alert] = ()) -> None:
         """`raised`: those of an orchestrator before this one that were not over."""
-        self._loss = RobustTrigger(LOSS)
-        self._norm = RobustTrigger(LOG_NORM)
+        self._loss = OutlierDetector(LOSS)
+        self._norm = OutlierDetector(LOG_NORM)
         self._slow = FailSlow(FailSlowConfig(confirm=CONFIRM))
         self._incarnations: dict[str, str] = {}
         self._computed: Counter[str] = Counter()
@@ -151,7 +151,7 @@ class Alerts:
         return alert
 
 
-def _of_step(kind: AlertKind, name: str, turn: Turn, step: int, value: float, usual: float) -> Alert:
+def _of_step(kind: AlertKind, name: str, turn: OutlierChange, step: int, value: float, usual: float) -> Alert:
     if turn.raised:
         text = f"{name} {value:.4g} at step {step}, usually {usual:.4g}"
         text += f" (z {turn.z:.0f})" if math.isfinite(turn.z) else ""

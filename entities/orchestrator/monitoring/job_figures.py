@@ -28,7 +28,7 @@ class JobFigures:
         self._last = result
         self._losses.append((float(result.step * result.tokens), result.loss))
 
-    def readings(self, record: JobRecord, peak_tflops: float | None = None) -> Iterator[m.Reading]:
+    def readings(self, record: JobRecord, peak_tflops: float | None = None) -> Iterator[m.MetricReading]:
         """Of a job that has not ended. `peak_tflops`: of one of its devices, 10¹² FLOP/s; None: not told."""
         job, training = record.job, record.spec.training
         tokens = training.microbatches * training.microbatch_samples * record.spec.data.sample_tokens
@@ -50,7 +50,9 @@ class JobFigures:
             yield m.JOB_CONVERGENCE(-slope * 1e6, job=job)
         yield from self._flops(record, last, peak_tflops)
 
-    def _flops(self, record: JobRecord, last: StepResult, peak_tflops: float | None) -> Iterator[m.Reading]:
+    def _flops(
+        self, record: JobRecord, last: StepResult, peak_tflops: float | None
+    ) -> Iterator[m.MetricReading]:
         graph = record.graph
         if graph is None or not graph.parameters:
             return

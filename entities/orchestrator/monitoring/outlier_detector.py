@@ -18,7 +18,7 @@ SCALE = 0.6745
 
 
 @dataclass(frozen=True, kw_only=True)
-class TriggerConfig:
+class OutlierConfig:
     """When a figure is called abnormal."""
 
     window: int = 50  # values that it is compared with
@@ -39,7 +39,7 @@ class TriggerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class OutlierChange:
     """The alarm began (`raised`) or is over. `z` is infinite where the value was no finite number."""
 
     raised: bool
@@ -47,17 +47,17 @@ class Turn:
     z: float
 
 
-class RobustTrigger:
+class OutlierDetector:
     """One series. Only upwards: a loss that falls is no alarm."""
 
-    def __init__(self, config: TriggerConfig = TriggerConfig()) -> None:
+    def __init__(self, config: OutlierConfig = OutlierConfig()) -> None:
         self._config = config
         self._recent: deque[float] = deque(maxlen=config.window)
         self.raised = False
         self._strikes = 0
         self._since = config.cooldown  # values since the last alarm ended, or since this one began
 
-    def observe(self, value: float) -> Turn | None:
+    def observe(self, value: float) -> OutlierChange | None:
         """The next value; news, if it is any. What is abnormal does not count as usual while it lasts."""
         config = self._config
         if len(self._recent) < config.warmup:
@@ -78,7 +78,7 @@ class RobustTrigger:
         self._strikes = self._strikes + 1 if z >= config.raise_z else 0
         if self._strikes and self._strikes >= config.confirm and self._since > config.cooldown:
             self.raised, self._since = True, 0
-            return Turn(True, usual, z)
+            return OutlierChange(True, usual, z)
         if z < config.raise_z:
             self._recent.append(value)
         return None
@@ -88,9 +88,9 @@ class RobustTrigger:
         self._recent.extend([usual] * self._config.warmup)
         self.raised, self._since = True, 0
 
-    def _ends(self, usual: float, z: float) -> Turn:
+    def _ends(self, usual: float, z: float) -> OutlierChange:
         self.raised, self._strikes, self._since = False, 0, 0
-        return Turn(False, usual, z)
+        return OutlierChange(False, usual, z)
 
     def _score(self, value: float, usual: float) -> float:
         if not math.isfinite(value):

@@ -27,7 +27,7 @@ WHOLE_NODE = "node"
 """Stands for the slot in the key of a whole node's cordon."""
 
 
-class Cordoning:
+class CordonService:
     """Serves cordon, drain and uncordon, and cordons devices that tell of errors."""
 
     def __init__(self, bus: Bus, mesh: MeshView, faults: FaultQueue) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from bus.logs import get_logger
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.nodes.cordon_service import Cordoning
+from entities.orchestrator.nodes.cordon_service import CordonService
 from schemas.cluster import Cordon
 from schemas.errors import DmscError
 
@@ -37,7 +37,7 @@ class Draining:
     def __init__(
         self,
         mesh: MeshView,
-        cordoning: Cordoning,
+        cordoning: CordonService,
         runs: Callable[[], Mapping[str, JobRun]],
         confirmed: Callable[[], Awaitable[None]],
     ) -> None:

@@ -45,7 +45,7 @@ class MoveRules:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crew:
+class StageMembers:
     """Working replicas by stage, in words of the job's graph: standbys are not among them."""
 
     working: Mapping[int, Sequence[str]]
@@ -79,7 +79,7 @@ class StageMoves:
         return tuple(self.history[-KEPT:])
 
     # --- may it -----------------------------------------------------------------------------------------
-    def impossible(self, sid: str, stage: int, crew: Crew) -> str:
+    def impossible(self, sid: str, stage: int, crew: StageMembers) -> str:
         """Why this can't be done now, whoever wants it; empty if it can."""
         if stage not in crew.working:
             return f"there is no stage {stage}"
@@ -98,7 +98,7 @@ class StageMoves:
             return f"the move of {self.open.sid} to stage {self.open.to_stage} is not judged yet"
         return ""
 
-    def unwise(self, sid: str, stage: int, forecast: MoveForecast, crew: Crew) -> str:
+    def unwise(self, sid: str, stage: int, forecast: MoveForecast, crew: StageMembers) -> str:
         """Why a policy does not get this, possible as it is; empty if it does."""
         rules = self.rules
         if forecast.improvement < rules.min_improvement:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from entities.orchestrator.policy import module_reputation as module_standing
-from entities.orchestrator.policy.module_reputation import STRANGERS, Key, Standing, StandingConfig
+from entities.orchestrator.policy.module_reputation import STRANGERS, Key, ModuleReputation, ReputationConfig
 from entities.orchestrator.policy.suggestion_rules import JobFacts, lag_of, nonsense_in, weights_in_force
 from schemas import names
 from schemas.errors import BadInput
@@ -60,7 +60,7 @@ class ArbitrationConfig:
     precedence: Mapping[str, int] = field(default_factory=dict)
     """Module name → rank, 0 if not named. Within a cool-down a higher rank wins before confidence does."""
 
-    standing: StandingConfig = field(default_factory=StandingConfig)
+    standing: ReputationConfig = field(default_factory=ReputationConfig)
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_confidence <= 1:
@@ -70,7 +70,7 @@ class ArbitrationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Adoption:
+class ActiveSuggestion:
     """An adopted suggestion in force from `at` until `until`, and the weights that it sets."""
 
     module: str
@@ -89,12 +89,12 @@ class ArbitrationState:
     `base` is what the orchestrator itself had set before anything was adopted.
     """
 
-    modules: Mapping[Key, Standing] = field(default_factory=dict)
+    modules: Mapping[Key, ModuleReputation] = field(default_factory=dict)
     base: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)
-    adopted: Mapping[tuple[str, int], Adoption] = field(default_factory=dict)
+    adopted: Mapping[tuple[str, int], ActiveSuggestion] = field(default_factory=dict)
     promoted: Mapping[str, str] = field(default_factory=dict)
     """Module → its active version, where one was promoted; all others of it count as in shadow."""
-    avoided: Mapping[tuple[str, int, str], Adoption] = field(default_factory=dict)
+    avoided: Mapping[tuple[str, int, str], ActiveSuggestion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,7 @@ def register(
     state: ArbitrationState,
     lifecycle: ModuleLifecycle,
     now: float,
-    config: StandingConfig = StandingConfig(),
+    config: ReputationConfig = ReputationConfig(),
 ) -> ArbitrationState:
     """Note what a module says of itself; only registered ones are listened to."""
     return replace(state, modules=module_standing.register(state.modules, lifecycle, now, config))
@@ -142,7 +142,7 @@ def withdraw(
 ) -> ArbitrationState:
     """What this version has had adopted (for these jobs; None: all) is valid no longer: it lapses next."""
 
-    def ended(job: str, held: Adoption) -> Adoption:
+    def ended(job: str, held: ActiveSuggestion) -> ActiveSuggestion:
         ours = (held.module, held.version) == (module, version) and (jobs is None or job in jobs)
         return replace(held, until=min(held.until, now)) if ours else held
 
@@ -199,7 +199,9 @@ def arbitrate(
     known = state.modules.get(key)
     if known is None or known.owner != suggestion.owner or (sid is not None and known.sid not in (None, sid)):
         key = STRANGERS
-    standing, within_rate = module_standing.heard(state.modules.get(key, Standing()), now, config.standing)
+    standing, within_rate = module_standing.heard(
+        state.modules.get(key, ModuleReputation()), now, config.standing
+    )
     if now < standing.suspended_until:
         rest = f"suspended for another {standing.suspended_until - now:.0f} s: {standing.suspended_for}"
         return replace(_no(rest), answer=within_rate), _keep(state, key, standing)
@@ -257,7 +259,7 @@ def lapse(
 def _judge(
     state: ArbitrationState,
     suggestion: PolicySuggestion,
-    standing: Standing,
+    standing: ModuleReputation,
     facts: JobFacts | None,
     now: float,
     received_at: float | None,
@@ -297,7 +299,10 @@ def _judge(
 
 
 def _pass_on(
-    suggestion: PolicySuggestion, action: MoveInstance | ExpectFailures, standing: Standing, valid_s: float
+    suggestion: PolicySuggestion,
+    action: MoveInstance | ExpectFailures,
+    standing: ModuleReputation,
+    valid_s: float,
 ) -> Outcome:
     """A move and an expectation are no table: what they are worth, the job's run knows (`stage_moves`,
     `checkpoint_schedule`)."""
@@ -311,7 +316,7 @@ def _pass_on(
 def _weigh(
     state: ArbitrationState,
     suggestion: PolicySuggestion,
-    standing: Standing,
+    standing: ModuleReputation,
     facts: JobFacts,
     now: float,
     age: float,
@@ -319,7 +324,7 @@ def _weigh(
 ) -> tuple[Outcome, ArbitrationState]:
     """Whether a sensible suggestion is worth a change of routes, and the table if so."""
     stage = _stage(suggestion, facts)
-    adoption = Adoption(
+    adoption = ActiveSuggestion(
         module=suggestion.module,
         version=suggestion.version,
         confidence=suggestion.confidence,
@@ -398,7 +403,7 @@ def _adopt(
     state: ArbitrationState,
     suggestion: PolicySuggestion,
     stage: int,
-    adoption: Adoption,
+    adoption: ActiveSuggestion,
     before: Mapping[str, float],
 ) -> ArbitrationState:
     """The state with this in force; the first adoption for a stage notes what it stood on."""
@@ -410,7 +415,7 @@ def _adopt(
     return replace(state, base=base, adopted={**state.adopted, where: adoption})
 
 
-def _in_force(state: ArbitrationState, suggestion: PolicySuggestion, stage: int) -> Adoption | None:
+def _in_force(state: ArbitrationState, suggestion: PolicySuggestion, stage: int) -> ActiveSuggestion | None:
     if isinstance(suggestion.action, AvoidInstance):
         return state.avoided.get((suggestion.job, stage, suggestion.action.sid))
     return state.adopted.get((suggestion.job, stage))
@@ -430,7 +435,7 @@ def _table(state: ArbitrationState, job: str, stage: int, facts: JobFacts) -> di
 
 
 # --- small words -------------------------------------------------------------------------------------
-def _keep(state: ArbitrationState, key: Key, standing: Standing) -> ArbitrationState:
+def _keep(state: ArbitrationState, key: Key, standing: ModuleReputation) -> ArbitrationState:
     return replace(state, modules={**state.modules, key: standing})
 
 

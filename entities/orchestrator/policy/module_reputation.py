@@ -1,7 +1,7 @@
 """How a functional module stands with the orchestrator: its state, its rate, its strikes, its suspension.
 
-Pure; `arbitration` keeps one `Standing` per (module, version). A module that floods or suggests nonsense
-again and again is suspended for a while, and then listened to afresh.
+Pure; `arbitration` keeps one `ModuleReputation` per (module, version). A module that floods or suggests
+nonsense again and again is suspended for a while, and then listened to afresh.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STRANGERS: Key = ("", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StandingConfig:
+class ReputationConfig:
     """What a module may do to the orchestrator."""
 
     rate_per_s: float = 2.0
@@ -52,7 +52,7 @@ class StandingConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class OrderedState:
     """What an order has made of a module. One that crashes comes back as this, whatever it was started as."""
 
     state: ModuleState | None = None
@@ -61,7 +61,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class ModuleReputation:
     """One version of one module.
 
     `allowance` is a token bucket; `over_rate`, `nonsense` and `lagging` count in a row, the others since
@@ -75,7 +75,7 @@ class Standing:
     jobs: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     said: str = ""
-    wanted: Wanted = Wanted()
+    wanted: OrderedState = OrderedState()
     allowance: float = math.inf
     allowance_at: float = 0.0
     over_rate: int = 0
@@ -92,17 +92,17 @@ class Standing:
 
 
 def register(
-    modules: Mapping[Key, Standing],
+    modules: Mapping[Key, ModuleReputation],
     lifecycle: ModuleLifecycle,
     now: float,
-    config: StandingConfig = StandingConfig(),
-) -> Mapping[Key, Standing]:
+    config: ReputationConfig = ReputationConfig(),
+) -> Mapping[Key, ModuleReputation]:
     """Note what a module says of itself. Strikes and a running suspension outlive its restart."""
     key = (lifecycle.module, lifecycle.version)
     known = modules.get(key)
     if lifecycle.state is ModuleState.RETIRED and (known is None or known.suspended_until <= now):
         return {other: standing for other, standing in modules.items() if other != key}
-    standing = known or Standing()
+    standing = known or ModuleReputation()
     if known is not None and _crashed(known, lifecycle):
         standing = _count_crash(known, now, config)
     standing = replace(
@@ -124,7 +124,7 @@ def promote(promoted: Mapping[str, str], module: str, version: str | None) -> Ma
     return others if version is None else {**others, module: version}
 
 
-def as_promoted(standing: Standing, key: Key, promoted: Mapping[str, str]) -> Standing:
+def as_promoted(standing: ModuleReputation, key: Key, promoted: Mapping[str, str]) -> ModuleReputation:
     """As the orchestrator has it: where a version of the module was promoted, that one is active and the
     others are in shadow, from that moment on, whatever they have been told by then."""
     module, version = key
@@ -135,12 +135,12 @@ def as_promoted(standing: Standing, key: Key, promoted: Mapping[str, str]) -> St
     return standing if standing.state is state else replace(standing, state=state)
 
 
-def _crashed(known: Standing, lifecycle: ModuleLifecycle) -> bool:
+def _crashed(known: ModuleReputation, lifecycle: ModuleLifecycle) -> bool:
     """Whether this is another process than the one that we know, which never said that it leaves."""
     return lifecycle.incarnation != known.incarnation and known.state not in OVER
 
 
-def _count_crash(standing: Standing, now: float, config: StandingConfig) -> Standing:
+def _count_crash(standing: ModuleReputation, now: float, config: ReputationConfig) -> ModuleReputation:
     recent = (*(at for at in standing.crashed_at if now - at < config.crash_window_s), now)
     standing = replace(
         standing, crashed_at=recent, crashes=standing.crashes + 1, strikes=standing.strikes + 1
@@ -151,7 +151,7 @@ def _count_crash(standing: Standing, now: float, config: StandingConfig) -> Stan
     return suspend(replace(standing, crashed_at=()), why, now, config)
 
 
-def ordered(standing: Standing, op: ModuleOp, jobs: tuple[str, ...]) -> Standing:
+def ordered(standing: ModuleReputation, op: ModuleOp, jobs: tuple[str, ...]) -> ModuleReputation:
     """Note an order that was obeyed."""
     wanted, named = standing.wanted, frozenset(jobs)
     match op:
@@ -166,7 +166,7 @@ def ordered(standing: Standing, op: ModuleOp, jobs: tuple[str, ...]) -> Standing
     return replace(standing, wanted=wanted)
 
 
-def due_orders(standing: Standing) -> list[tuple[ModuleOp, tuple[str, ...]]]:
+def due_orders(standing: ModuleReputation) -> list[tuple[ModuleOp, tuple[str, ...]]]:
     """What to order again of a module that came back as it was started, not as it was ordered to be."""
     if standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
         return []
@@ -182,12 +182,14 @@ def due_orders(standing: Standing) -> list[tuple[ModuleOp, tuple[str, ...]]]:
     return found
 
 
-def serves(standing: Standing, job: str) -> bool:
+def serves(standing: ModuleReputation, job: str) -> bool:
     """Whether it is enabled for this job."""
     return job not in standing.without and (not standing.jobs or job in standing.jobs)
 
 
-def running(modules: Mapping[Key, Standing], module: str, version: str | None) -> tuple[Key, Standing]:
+def running(
+    modules: Mapping[Key, ModuleReputation], module: str, version: str | None
+) -> tuple[Key, ModuleReputation]:
     """The one that an order to this module is for.
 
     Raises:
@@ -208,7 +210,7 @@ def running(modules: Mapping[Key, Standing], module: str, version: str | None) -
     return found.popitem()
 
 
-def heard(standing: Standing, now: float, config: StandingConfig) -> tuple[Standing, bool]:
+def heard(standing: ModuleReputation, now: float, config: ReputationConfig) -> tuple[ModuleReputation, bool]:
     """Count one suggestion against the rate; False if it is one too many. Ends an expired suspension."""
     if standing.suspended_for and standing.suspended_until <= now:
         standing = replace(standing, suspended_for="", nonsense=0, over_rate=0, lagging=0)
@@ -227,7 +229,7 @@ def heard(standing: Standing, now: float, config: StandingConfig) -> tuple[Stand
     return counted, passed
 
 
-def judged(standing: Standing, *, adopted: bool, nonsense: bool, lagging: bool) -> Standing:
+def judged(standing: ModuleReputation, *, adopted: bool, nonsense: bool, lagging: bool) -> ModuleReputation:
     """Count what became of one suggestion that was within the rate."""
     return replace(
         standing,
@@ -238,7 +240,7 @@ def judged(standing: Standing, *, adopted: bool, nonsense: bool, lagging: bool) 
     )
 
 
-def suspension(standing: Standing, config: StandingConfig, *, nonsense: str = "") -> str:
+def suspension(standing: ModuleReputation, config: ReputationConfig, *, nonsense: str = "") -> str:
     """Why the module must be suspended now; empty if it need not be."""
     if standing.over_rate >= config.flood_limit:
         return f"{standing.over_rate} suggestions over {config.rate_per_s:g}/s without a pause"
@@ -249,5 +251,5 @@ def suspension(standing: Standing, config: StandingConfig, *, nonsense: str = ""
     return ""
 
 
-def suspend(standing: Standing, why: str, now: float, config: StandingConfig) -> Standing:
+def suspend(standing: ModuleReputation, why: str, now: float, config: ReputationConfig) -> ModuleReputation:
     return replace(standing, suspended_until=now + config.suspension_s, suspended_for=why)

@@ -23,8 +23,8 @@ from entities.orchestrator.policy.arbitration import (
     register,
     withdraw,
 )
-from entities.orchestrator.policy.module_reputation import Key, Standing
-from entities.orchestrator.policy.reputation_store import StandingRecords
+from entities.orchestrator.policy.module_reputation import Key, ModuleReputation
+from entities.orchestrator.policy.reputation_store import ReputationStore
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from schemas import names
 from schemas.envelope import Envelope
@@ -53,7 +53,7 @@ ORDER_DEADLINE_S = 5.0
 """A module that is there answers an order within milliseconds, whatever its policy computes."""
 
 
-class PolicyDesk:
+class PolicyService:
     """One term's.
 
     `runs`: the running jobs by id; `alive`: whether the registry has a module of this SID running;
@@ -74,7 +74,7 @@ class PolicyDesk:
         self._confirmed = confirmed
         self._config = config
         self._state = ArbitrationState()
-        self._records = StandingRecords(bus)
+        self._records = ReputationStore(bus)
         self._revising = asyncio.Lock()
         self._keeping = asyncio.Lock()
 
@@ -129,7 +129,7 @@ class PolicyDesk:
     def _note(self, message: ModuleLifecycle) -> None:
         """Takes the state over; what a module may not wish any more lapses."""
         key, now = (message.module, message.version), time.monotonic()
-        known = self._state.modules.get(key, module_standing.Standing())
+        known = self._state.modules.get(key, module_standing.ModuleReputation())
         crashes, suspended = known.crashes, known.suspended_for
         self._state = register(self._state, message, now, self._config.standing)
         gone_quiet = message.state is ModuleState.SHADOW and known.state is ModuleState.ACTIVE
@@ -273,7 +273,7 @@ class PolicyDesk:
                         log.warning("lapse not carried out", job=one.job, reason=str(error))
 
 
-def _status(key: Key, standing: Standing, alive: bool, now: float) -> ModuleStatus:
+def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:
     left_s = max(0.0, standing.suspended_until - now)
     return ModuleStatus(
         module=key[0],

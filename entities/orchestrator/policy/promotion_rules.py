@@ -40,7 +40,7 @@ class PromotionConfig:
 
 
 @dataclass(slots=True)
-class Trial:
+class PromotionTrial:
     """Scores of suggestions made since the promotion, by version; their ids, so that each counts once."""
 
     since: float
@@ -139,7 +139,7 @@ def active_version(record: ModuleRecord | None, standings: Mapping[str, ModuleSt
     return active[0] if active else ""
 
 
-def verdict(trial: Trial, record: ModuleRecord, config: PromotionConfig) -> str:
+def verdict(trial: PromotionTrial, record: ModuleRecord, config: PromotionConfig) -> str:
     """Why the promoted version must give way; empty while it need not.
 
     Welch's comparison of two means. Each variance has one more observation at the edge of [0, 1]: twenty

@@ -15,10 +15,10 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.policy.policy_service import PolicyDesk
+from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import (
     PromotionConfig,
-    Trial,
+    PromotionTrial,
     disagreeing,
     promote,
     roll_back,
@@ -44,13 +44,13 @@ LOOK_EVERY_S = 0.5
 MYSELF = "orchestrator"
 
 
-class Promotions:
+class PromotionService:
     """One term's. `desk` has the modules and gives the orders; `runs`: the running jobs by id."""
 
     def __init__(
         self,
         bus: Bus,
-        desk: PolicyDesk,
+        desk: PolicyService,
         runs: Mapping[str, JobRun],
         confirmed: Callable[[], Awaitable[None]],
         config: PromotionConfig,
@@ -62,7 +62,7 @@ class Promotions:
         self._config = config
         self._bucket = bus.bucket(subjects.MODULE_RECORD)
         self._records: dict[str, ModuleRecord] = {}
-        self._trials: dict[str, Trial] = {}
+        self._trials: dict[str, PromotionTrial] = {}
         self._turn = asyncio.Lock()
         """Of changes to what is promoted: nobody else's comes between a look, the bucket and our memory."""
 
@@ -191,7 +191,7 @@ class Promotions:
         self._records[record.module] = record
         self._trials.pop(record.module, None)
         if record.trial:
-            self._trials[record.module] = Trial(since=record.since)
+            self._trials[record.module] = PromotionTrial(since=record.since)
         self._desk.promoted(record.module, record.active, retracted=retracted)
 
     async def _order(self, module: str, version: str, state: ModuleState) -> None:

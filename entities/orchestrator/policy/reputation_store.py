@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.policy.module_reputation import STRANGERS, Key, Standing, Wanted
+from entities.orchestrator.policy.module_reputation import STRANGERS, Key, ModuleReputation, OrderedState
 from schemas.module_status import version_token
 from schemas.policy import ModuleStanding
 
@@ -16,14 +16,14 @@ KEPT_S = 7 * 86_400.0
 """A module that crashed and never came back is forgotten after this."""
 
 
-class StandingRecords:
+class ReputationStore:
     """One term's. Records are written where they differ from what was written before."""
 
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(subjects.MODULE_STANDING)
         self._written: dict[Key, ModuleStanding] = {}
 
-    async def load(self) -> dict[Key, Standing]:
+    async def load(self) -> dict[Key, ModuleReputation]:
         """Those that the orchestrator before left."""
         since_epoch = time.time() - time.monotonic()
         for entry in await self._bucket.entries(strict=True):
@@ -32,7 +32,7 @@ class StandingRecords:
                 self._written[record.module, record.version] = record
         return {key: from_record(record, since_epoch) for key, record in self._written.items()}
 
-    async def keep(self, standings: Mapping[Key, Standing]) -> None:
+    async def keep(self, standings: Mapping[Key, ModuleReputation]) -> None:
         """Has the bucket agree with `standings`; what was written stays written if a later one fails."""
         since_epoch = time.time() - time.monotonic()
         for key, standing in standings.items():
@@ -46,7 +46,7 @@ class StandingRecords:
             del self._written[key]
 
 
-def as_record(key: Key, standing: Standing, since_epoch: float) -> ModuleStanding:
+def as_record(key: Key, standing: ModuleReputation, since_epoch: float) -> ModuleStanding:
     """`since_epoch`: what is to be added to a monotonic time for one in seconds since the epoch."""
     wanted = standing.wanted
     return ModuleStanding(
@@ -72,17 +72,17 @@ def as_record(key: Key, standing: Standing, since_epoch: float) -> ModuleStandin
     )
 
 
-def from_record(record: ModuleStanding, since_epoch: float) -> Standing:
+def from_record(record: ModuleStanding, since_epoch: float) -> ModuleReputation:
     """The standing again, for this process's clock; its allowance begins full."""
     until = record.suspended_until
-    return Standing(
+    return ModuleReputation(
         sid=record.sid,
         incarnation=record.incarnation,
         state=record.state,
         jobs=record.jobs,
         without=record.without,
         said=record.said,
-        wanted=Wanted(
+        wanted=OrderedState(
             state=record.wanted, enabled=frozenset(record.enabled), disabled=frozenset(record.disabled)
         ),
         suggestions=record.suggestions,

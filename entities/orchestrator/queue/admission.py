@@ -11,7 +11,7 @@ from schemas.job import JobRecord
 from schemas.quota import Quota, QuotaUse, asked_for, used_by, wider_by
 
 
-class Admission:
+class JobAdmission:
     """`records`: all jobs that have not ended, as they stand now: all that was admitted is in them.
     Whoever admits a job holds `turn` until it is among them."""
 

@@ -31,7 +31,7 @@ class RunningJob(Protocol):
         """It is about to place an instance that it lost."""
 
 
-class Room:
+class SlotDemand:
     """Of one term: `runs` are the jobs that have not ended, by id."""
 
     def __init__(self, mesh: MeshView, runs: Mapping[str, RunningJob]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from bus.connection import Bus
 from bus.subjects import STEP_STATUS
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.transaction.step_events import Event, Stalled
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
@@ -26,7 +26,7 @@ class ClaimRepair:
     def __init__(
         self,
         bus: Bus,
-        instances: Instances,
+        instances: JobInstances,
         machine: StepMachine,
         claimed: Callable[[MicrobatchClaim], None],
         post: Callable[[Event], None],

@@ -16,7 +16,7 @@ from typing import Literal
 from bus.connection import Bus
 from entities.orchestrator.job_state.decision_record import DecisionRecord
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.claim_repair import ClaimRepair
 from entities.orchestrator.step.step_observer import StepObserver
@@ -56,7 +56,7 @@ class StepLoop:
         self,
         bus: Bus,
         spec: JobSpec,
-        instances: Instances,
+        instances: JobInstances,
         machine: StepMachine,
         record: DecisionRecord,
         observer: StepObserver,
@@ -141,7 +141,7 @@ class StepLoop:
 
     def lost(self, member: Member) -> None:
         """This incarnation counts no more (the instances have been told)."""
-        self.post(ev.Lost(member))
+        self.post(ev.IncarnationLost(member))
 
     def claimed(self, claim: MicrobatchClaim) -> None:
         """A claim came in (from the bus, or in an answer to `StepStatus`)."""
@@ -218,7 +218,7 @@ class StepLoop:
             case ev.Restart():
                 self._observer.restarting(self.machine.step, effect.reason)
                 self._tasks.spawn(self._orders.restart(effect))
-            case ev.Replay():
+            case ev.RecomputationNoted():
                 self._observer.replayed(effect)
 
     async def _bring_back(self, stage: int, version: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from entities.orchestrator.transaction.step_events import Replay
+from entities.orchestrator.transaction.step_events import RecomputationNoted
 from entities.orchestrator.transaction.step_ledger import StepLedger
 from schemas.step import Member, StepDecision
 
@@ -25,7 +25,7 @@ class StepObserver(Protocol):
     def silence(self, witness: Member, peer: Member) -> None:
         """`witness` finds nothing but silence where `peer` says that it is."""
 
-    def replayed(self, replay: Replay) -> None:
+    def replayed(self, replay: RecomputationNoted) -> None:
         """Microbatches of the lost are computed again."""
 
     def restarting(self, step: int, reason: str) -> None:

@@ -24,9 +24,9 @@ from bus.subjects import (
     STEP_FENCE,
     STEP_PREPARE,
 )
-from bus.wire.request_progress import Progress
+from bus.wire.request_progress import RequestProgress
 from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.instances import Instances, MemberLost
+from entities.orchestrator.job_state.instances import JobInstances, MemberLost
 from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
@@ -60,7 +60,8 @@ COMMIT_DEADLINE_S = 30.0
 """Both without progress: what is computed for them, and that the others of an all-reduce can be reached."""
 GROUP_DEADLINE_S = 20.0
 STATE_DEADLINE_S = 120.0
-"""Without progress, of a small state. A large one has more: it may be one tensor (`Instances.patience_s`)."""
+"""Without progress, of a small state. A large one has more: it may be one tensor
+(`JobInstances.patience_s`)."""
 FOLLOW_DEADLINE_S = 30.0
 """An instance that a newcomer follows answers every 10 s, however far that is."""
 LAST_REDO_S, LAST_REDO_PART = 5.0, 0.25
@@ -71,7 +72,8 @@ AGAIN_S = 0.2
 
 
 class StepOrders:
-    """Gives the orders of one step loop. `Fenced`, where raised: another orchestrator leads the job.
+    """Gives the orders of one step loop. `FenceAcknowledged`, where raised: another orchestrator leads the
+    job.
 
     `machine` is looked at only: an order that it has left behind is not given again.
     """
@@ -80,7 +82,7 @@ class StepOrders:
         self,
         bus: Bus,
         training: TrainingSpec,
-        instances: Instances,
+        instances: JobInstances,
         record: DecisionRecord,
         machine: StepMachine,
         observer: StepObserver,
@@ -142,7 +144,7 @@ class StepOrders:
         answers = await self._ordered(STEP_FENCE, order, effect.targets, FENCE_DEADLINE_S)
         if answers is not None:
             told = tuple(answer for answer in answers.values() if isinstance(answer, StepFenced))
-            self._post(ev.Fenced(effect.round, told))
+            self._post(ev.FenceAcknowledged(effect.round, told))
 
     async def assign(self, effect: ev.Assign) -> None:
         async def one(member: Member, paths: tuple[PathUpdate, ...]) -> bool:
@@ -203,10 +205,10 @@ class StepOrders:
             self._observer.losing(lost, f"no answer to group form of stage {effect.stage}")
             return
         if all(edges is None for edges in answers):
-            self._post(ev.GroupFormed(effect.stage, effect.generation))
+            self._post(ev.ReductionGroupFormed(effect.stage, effect.generation))
         else:
             found = tuple(edge for edges in answers for edge in edges or ())
-            self._post(ev.GroupFailed(effect.stage, effect.generation, found))
+            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, found))
 
     def _silent(
         self, witness: Member, members: Iterable[Member], error: DmscError
@@ -235,7 +237,7 @@ class StepOrders:
         except DmscError as error:
             log.info("not prepared", job=self._job, sid=member.sid, reason=str(error))
             silent = self._silent(member, effect.members, error)
-            self._post(ev.GroupFailed(effect.stage, effect.generation, silent))
+            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, silent))
         else:
             vote = answers[member.sid]
             assert isinstance(vote, StepVote)
@@ -243,7 +245,7 @@ class StepOrders:
 
     async def record(self, decision: StepDecision) -> None:
         await self._record.write(decision)
-        self._post(ev.Recorded(decision))
+        self._post(ev.DecisionRecorded(decision))
 
     async def commit(self, decision: StepDecision) -> None:
         """Has every member apply the decision.
@@ -316,7 +318,7 @@ class StepOrders:
         send = self._state_send(effect)
         wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version)
         patience_s = self._instances.patience_s(STATE_DEADLINE_S)
-        moving = Progress()  # of the newcomer's work counts for who sends, too
+        moving = RequestProgress()  # of the newcomer's work counts for who sends, too
         order = partial(self._instances.order, deadline_s=patience_s, moving=moving)
         try:
             async with asyncio.TaskGroup() as both:
@@ -340,7 +342,7 @@ class StepOrders:
             return
         await asyncio.sleep(AGAIN_S)
         if to not in self._instances.lost:
-            self._post(ev.Arrived(to, stage))
+            self._post(ev.NewcomerReady(to, stage))
 
     async def withdraw(self, effect: ev.Withdraw) -> None:
         """A fence like any other, but of no round: nothing is mended by what it answers."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from bus.connection import Bus
 from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.step_loop import StepLoop
 from entities.orchestrator.step.step_observer import StepObserver
-from entities.orchestrator.transaction.step_events import Arrived, in_order
+from entities.orchestrator.transaction.step_events import NewcomerReady, in_order
 from entities.orchestrator.transaction.step_machine import StepMachine
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.job import JobSpec
@@ -20,7 +20,7 @@ from schemas.step import Member, MicrobatchClaim
 from schemas.task_graph import UnitKind
 
 
-class Progress:
+class StepOwner:
     """Opens a loop where the job is settled, and closes it. `pauses(step)`: whether training rests before it.
 
     While no loop runs, news of members are not passed on: the next one opens with those that live then.
@@ -31,7 +31,7 @@ class Progress:
         bus: Bus,
         spec: JobSpec,
         epoch: int,
-        instances: Instances,
+        instances: JobInstances,
         record: DecisionRecord,
         gateway: Callable[[], str],
         observer: StepObserver,
@@ -106,7 +106,7 @@ class Progress:
 
     def arrived(self, newcomer: Member, stage: int) -> None:
         if self._loop is not None:
-            self._loop.post(Arrived(newcomer, stage))
+            self._loop.post(NewcomerReady(newcomer, stage))
 
     def give_up(self, why: str) -> None:
         """Ends the loop in the open step, as soon as that is safe."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from entities.orchestrator.transaction.path_repair import Mending
+from entities.orchestrator.transaction.path_repair import PathRepair
 from entities.orchestrator.transaction.step_events import Assign, Fence
 from schemas.step import Member, PathUpdate
 
@@ -33,7 +33,7 @@ class FenceRound:
     def order(self, targets: tuple[Member, ...]) -> Fence:
         return Fence(self.number, self.step, self.attempt, self.fenced, targets)
 
-    def mended(self, mending: Mending) -> Assign | None:
+    def mended(self, mending: PathRepair) -> Assign | None:
         """What is to be told first; None: nothing, the round is over."""
         owners = {member: tuple(paths) for member, paths in mending.owners.items()}
         self._neighbours = {member: tuple(paths) for member, paths in mending.neighbours.items()}

@@ -22,7 +22,7 @@ ASKED = 3
 """How often a newcomer may be found further behind than that before it counts as too slow to follow."""
 
 
-class Standing(StrEnum):
+class NewcomerState(StrEnum):
     """How far a newcomer is."""
 
     WAITING = "waiting"
@@ -32,17 +32,21 @@ class Standing(StrEnum):
     PAUSED = "paused"
 
 
-STANDINGS: dict[Standing, frozenset[Standing]] = {
-    Standing.WAITING: frozenset({Standing.FOLLOWING, Standing.WHOLE}),
-    Standing.FOLLOWING: frozenset({Standing.LAST_REDO, Standing.WAITING, Standing.PAUSED}),
-    Standing.LAST_REDO: frozenset({Standing.FOLLOWING, Standing.WAITING, Standing.PAUSED}),
-    Standing.WHOLE: frozenset({Standing.WAITING, Standing.PAUSED}),
-    Standing.PAUSED: frozenset({Standing.WAITING}),
+STANDINGS: dict[NewcomerState, frozenset[NewcomerState]] = {
+    NewcomerState.WAITING: frozenset({NewcomerState.FOLLOWING, NewcomerState.WHOLE}),
+    NewcomerState.FOLLOWING: frozenset(
+        {NewcomerState.LAST_REDO, NewcomerState.WAITING, NewcomerState.PAUSED}
+    ),
+    NewcomerState.LAST_REDO: frozenset(
+        {NewcomerState.FOLLOWING, NewcomerState.WAITING, NewcomerState.PAUSED}
+    ),
+    NewcomerState.WHOLE: frozenset({NewcomerState.WAITING, NewcomerState.PAUSED}),
+    NewcomerState.PAUSED: frozenset({NewcomerState.WAITING}),
 }
 """Waiting: nobody sends it anything. Following: it is sent a snapshot, then redos. Last redo, and whole
 state: its stage does not prepare. Paused: that failed, and is tried again in a moment. A newcomer joins from
 one of the two that hold the stage up; it may be lost in each."""
-HOLDING = (Standing.LAST_REDO, Standing.WHOLE)
+HOLDING = (NewcomerState.LAST_REDO, NewcomerState.WHOLE)
 
 
 @dataclass(slots=True)
@@ -50,18 +54,18 @@ class Newcomer:
     """`transfer` numbers what it is sent now; `version`: what it was brought to, as far as told (−1: not)."""
 
     stage: int
-    standing: Standing = Standing.WAITING
+    standing: NewcomerState = NewcomerState.WAITING
     source: Member | None = None
     transfer: int = 0
     version: int = -1
     asked: int = 0
 
-    def enter(self, standing: Standing) -> None:
+    def enter(self, standing: NewcomerState) -> None:
         if standing not in STANDINGS[self.standing]:
             raise IllegalTransition(f"newcomer of stage {self.stage}: {self.standing} → {standing}")
         self.standing = standing
 
-    def forget(self, standing: Standing = Standing.WAITING) -> None:
+    def forget(self, standing: NewcomerState = NewcomerState.WAITING) -> None:
         """Nothing that is on its way to it counts."""
         self.enter(standing)
         self.source, self.transfer, self.version, self.asked = None, 0, -1, 0
@@ -89,8 +93,8 @@ class Newcomers:
 
     def arrived(self, newcomer: Member, stage: int) -> None:
         found = self._newcomers.setdefault(newcomer, Newcomer(stage))
-        if found.standing is Standing.PAUSED:
-            found.enter(Standing.WAITING)
+        if found.standing is NewcomerState.PAUSED:
+            found.enter(NewcomerState.WAITING)
 
     def joined(self, member: Member) -> None:
         """It is a member like any other now."""
@@ -108,15 +112,15 @@ class Newcomers:
         found = self._newcomers.get(newcomer)
         if found is not None and found.transfer == transfer:
             if (
-                found.standing is Standing.LAST_REDO
+                found.standing is NewcomerState.LAST_REDO
             ):  # a step waited in vain: the next one waits for all of it
                 self._slow.add(newcomer)
-            found.forget(Standing.PAUSED)
+            found.forget(NewcomerState.PAUSED)
 
     def followed(self, newcomer: Member, transfer: int, version: int, *, slow: bool) -> None:
         """It was brought to `version`, where its source was then; `slow`: it can't keep up with it."""
         found = self._newcomers.get(newcomer)
-        if found is None or found.transfer != transfer or found.standing is not Standing.FOLLOWING:
+        if found is None or found.transfer != transfer or found.standing is not NewcomerState.FOLLOWING:
             return
         found.version = version
         if slow:
@@ -128,8 +132,8 @@ class Newcomers:
         found = self._newcomers.get(newcomer)
         if found is None or found.transfer != transfer or found.standing not in HOLDING:
             return None
-        if found.standing is Standing.LAST_REDO:
-            found.enter(Standing.FOLLOWING)
+        if found.standing is NewcomerState.LAST_REDO:
+            found.enter(NewcomerState.FOLLOWING)
             found.version = version
         else:
             found.forget()
@@ -162,9 +166,9 @@ class Newcomers:
         begun: list[SendState | AwaitState] = []
         for member, newcomer in self._newcomers.items():
             group = groups[newcomer.stage]
-            if newcomer.standing is Standing.FOLLOWING and newcomer.version >= 0 and not group.preparing:
+            if newcomer.standing is NewcomerState.FOLLOWING and newcomer.version >= 0 and not group.preparing:
                 begun += self._go_on(member, newcomer, step)
-            if newcomer.standing is Standing.WAITING:
+            if newcomer.standing is NewcomerState.WAITING:
                 sources = [one for one in group.members if one not in dead]
                 if sources and not (member in self._slow and group.preparing):
                     begun.append(self._send(member, newcomer, sources, step, next(numbers)))
@@ -174,7 +178,7 @@ class Newcomers:
         self, member: Member, newcomer: Newcomer, sources: Sequence[Member], step: int, number: int
     ) -> SendState:
         busy = sum(one.source is not None for one in self._newcomers.values())
-        newcomer.enter(Standing.WHOLE if member in self._slow else Standing.FOLLOWING)
+        newcomer.enter(NewcomerState.WHOLE if member in self._slow else NewcomerState.FOLLOWING)
         newcomer.source, newcomer.transfer = sources[(busy + 1) % len(sources)], number
         return SendState(newcomer.source, member, step, number, follow=member not in self._slow)
 
@@ -182,7 +186,7 @@ class Newcomers:
         """Where a newcomer that had caught up is found to be."""
         assert newcomer.source is not None
         if step - newcomer.version <= LAST_LAG:
-            newcomer.enter(Standing.LAST_REDO)
+            newcomer.enter(NewcomerState.LAST_REDO)
             return [AwaitState(member, step, newcomer.transfer)]
         newcomer.asked += 1
         if newcomer.asked == ASKED:

@@ -22,7 +22,7 @@ Held = Mapping[Member, Sequence[HeldHop]]
 
 
 @dataclass(kw_only=True)
-class Mending:
+class PathRepair:
     """Path updates by instance. `owners` first, and acknowledged: then their neighbours may offer.
 
     Otherwise a new owner could be offered a microbatch before it knows that its way on is fixed, bind it
@@ -47,14 +47,14 @@ class _Owner:
         return self.hop is None or self.hop.state == IDLE
 
 
-def mend(
+def repair_paths(
     stages: Sequence[Sequence[Member]],
     data: Sequence[Member],
     held: Held,
     microbatches: int,
     *,
     dispatched: bool,
-) -> Mending:
+) -> PathRepair:
     """The updates that bring every microbatch of the open step back on a path of living instances.
 
     Args:
@@ -72,7 +72,7 @@ def mend(
     sources = _owners(data, held, -1)
     living = {member for members in stages for member in members}
     load: Counter[Member] = Counter({member: len(hops) for member, hops in held.items()})
-    found = Mending()
+    found = PathRepair()
     for number in range(microbatches):
         path = [stage_owners.get(number) for stage_owners in owners]
         source = sources.get(number)
@@ -140,7 +140,7 @@ def _holes(
     return holes
 
 
-def _connect(number: int, chain: Mapping[int, _Owner], found: Mending) -> None:
+def _connect(number: int, chain: Mapping[int, _Owner], found: PathRepair) -> None:
     """Tells both ends of every hop on the path about each other, unless they know already.
 
     That they don't may be because one was chosen just now, or because an earlier mending was overtaken by

@@ -32,14 +32,14 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class IncarnationLost:
     """This incarnation no longer counts, whatever became of it."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class FenceAcknowledged:
     """All living instances acknowledged the fence of this round."""
 
     round: int
@@ -54,13 +54,13 @@ class Assigned:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFormed:
+class ReductionGroupFormed:
     stage: int
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFailed:
+class ReductionGroupFailed:
     """A group could not be built, or its reduction broke. `edges`: who found whom silent, by its errors."""
 
     stage: int
@@ -75,7 +75,7 @@ class Voted:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class DecisionRecorded:
     """The decision is in the record: the commit point is passed."""
 
     decision: StepDecision
@@ -90,7 +90,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class NewcomerReady:
     """A newcomer is ready: a data instance to work, a stage instance (stage ≥ 0) to take the state."""
 
     member: Member
@@ -155,15 +155,15 @@ Event = (
     Opened
     | Begun
     | Claimed
-    | Lost
-    | Fenced
+    | IncarnationLost
+    | FenceAcknowledged
     | Assigned
-    | GroupFormed
-    | GroupFailed
+    | ReductionGroupFormed
+    | ReductionGroupFailed
     | Voted
-    | Recorded
+    | DecisionRecorded
     | Committed
-    | Arrived
+    | NewcomerReady
     | Followed
     | Joined
     | JoinFailed
@@ -185,7 +185,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Order the fence at `targets`; answered by `Fenced` once all have, or by `Lost` of one of them."""
+    """Order the fence at `targets`; answered by `FenceAcknowledged` once all have, or by `IncarnationLost` of
+    one of them."""
 
     round: int
     step: int
@@ -196,7 +197,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Order these path updates; answered by `Assigned`, or by `Lost` of an addressee."""
+    """Order these path updates; answered by `Assigned`, or by `IncarnationLost` of an addressee."""
 
     round: int
     step: int
@@ -219,7 +220,7 @@ class FormGroup:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Have the stage all-reduce; each member answers by `Voted`, or one by `GroupFailed`."""
+    """Have the stage all-reduce; each member answers by `Voted`, or one by `ReductionGroupFailed`."""
 
     stage: int
     step: int
@@ -310,7 +311,7 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class RecomputationNoted:
     """For the record: these (stage, microbatch) pairs are computed again, because of these losses."""
 
     lost: tuple[Member, ...]
@@ -331,7 +332,7 @@ Effect = (
     | AwaitState
     | Condemn
     | Restart
-    | Replay
+    | RecomputationNoted
     | Withdraw
 )
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.fence_round import FenceRound
 from entities.orchestrator.transaction.newcomers import Newcomers
-from entities.orchestrator.transaction.path_repair import mend
+from entities.orchestrator.transaction.path_repair import repair_paths
 from entities.orchestrator.transaction.stage_group import StageGroup
 from entities.orchestrator.transaction.step_events import in_order
 from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger
@@ -126,21 +126,21 @@ class StepMachine:
                     self._begun = True
                     return self._start_round() if self._again and self._still else []
                 return []
-            case ev.Lost(member):
+            case ev.IncarnationLost(member):
                 return self._lost([member])
-            case ev.Fenced(number, answers):
+            case ev.FenceAcknowledged(number, answers):
                 return self._fenced(number, answers)
             case ev.Assigned(number):
                 return self._assigned(number)
-            case ev.GroupFormed(stage, generation):
+            case ev.ReductionGroupFormed(stage, generation):
                 return self._formed(stage, generation)
-            case ev.GroupFailed(stage, generation, edges):
+            case ev.ReductionGroupFailed(stage, generation, edges):
                 return self._failed(stage, generation, edges, now)
-            case ev.Recorded(decision):
+            case ev.DecisionRecorded(decision):
                 return self._recorded(decision)
             case ev.Committed(step, silent):
                 return self._committed(step, silent)
-            case ev.Arrived(member, stage):
+            case ev.NewcomerReady(member, stage):
                 return self._arrive(member, stage)
             case ev.Followed(member, transfer, version, slow):
                 self._newcomers.followed(member, transfer, version, slow=slow)
@@ -307,11 +307,11 @@ class StepMachine:
         dispatched = self._round.dispatched
         if self._begun and not dispatched:
             return effects + self._start_round()
-        mending = mend(self.stages, self.data, held, self._microbatches, dispatched=dispatched)
+        mending = repair_paths(self.stages, self.data, held, self._microbatches, dispatched=dispatched)
         if mending.waiting or not dispatched:
             self._again = True  # once the stage is there, or the gateway has told all data instances
         if mending.replayed:
-            effects.append(ev.Replay(self._round.fenced, tuple(mending.replayed)))
+            effects.append(ev.RecomputationNoted(self._round.fenced, tuple(mending.replayed)))
         effects += self._told(self._round.mended(mending))
         return effects + self._prepare_ready()
 

@@ -11,7 +11,7 @@ from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from bus.wire import codec
 from bus.wire import request_progress as progress
-from bus.wire.request_progress import Progress
+from bus.wire.request_progress import RequestProgress
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, DeadlineExceeded, NoResponders
 from tests.conftest import Connect
@@ -176,7 +176,7 @@ async def test_a_command_outlives_its_deadline_while_its_service_gets_on(connect
         sid="a",
         deadline_s=LIMIT_S,
         while_heard=True,
-        moving=Progress(),
+        moving=RequestProgress(),
     )
     assert reply.note == "done"
     assert took_s > LIMIT_S
@@ -200,7 +200,7 @@ async def test_a_command_ends_when_its_service_gets_no_further(connect: Connect,
             sid="a",
             deadline_s=LIMIT_S,
             while_heard=True,
-            moving=Progress(),
+            moving=RequestProgress(),
         )
     assert asker.counters.repeats >= 3
 
@@ -250,6 +250,6 @@ async def test_what_is_no_count_is_neither_an_answer_nor_progress(connect: Conne
             sid="a",
             deadline_s=LIMIT_S,
             while_heard=True,
-            moving=Progress(),
+            moving=RequestProgress(),
         )
     assert told >= 3

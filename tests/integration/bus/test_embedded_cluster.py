@@ -11,7 +11,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.messaging.disconnects import departures
+from bus.messaging.disconnects import subscribe_disconnects
 from bus.messaging.key_value import Writing
 from bus.nats import jetstream
 from bus.server.embedded import EmbeddedServer
@@ -51,7 +51,7 @@ async def test_a_key_survives_the_server_that_led_its_bucket(tmp_path: Path) -> 
         assert revisions == list(range(revisions[0], revisions[0] + 50)), "one batch"
 
         gone: asyncio.Queue[str] = asyncio.Queue()
-        await departures(alice, lambda name, reason: gone.put_nowait(name))
+        await subscribe_disconnects(alice, lambda name, reason: gone.put_nowait(name))
         for url in cluster.urls:  # whichever server it was connected to
             async with asyncio.timeout(PATIENCE_S):
                 while not await is_seen_to_leave(url, gone):

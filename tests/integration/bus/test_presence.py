@@ -10,7 +10,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.nats.liveness import GAP_S
 from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
@@ -59,7 +59,7 @@ async def test_registers_beats_and_leaves(connect: Connect) -> None:
     registry, service = Registry(), await connect("service")
     await registry.serve(await connect("registry"))
     record = service_record("svc", state=InstanceState.PENDING)
-    async with Presence(service, record) as presence:
+    async with RegistrationClient(service, record) as presence:
         assert presence.lease.route_id == 7
         assert presence.record.route_id == 7
         await registry.beats.until(3)
@@ -78,7 +78,7 @@ async def test_registers_beats_and_leaves(connect: Connect) -> None:
 async def test_the_digest_changes_with_what_is_registered(connect: Connect) -> None:
     registry, service = Registry(), await connect("service")
     await registry.serve(await connect("registry"))
-    async with Presence(service, service_record("dig")) as presence:
+    async with RegistrationClient(service, service_record("dig")) as presence:
         await registry.beats.until(1)
         first = registry.beats.items[-1].digest
         await presence.update(version="2")
@@ -89,14 +89,14 @@ async def test_the_digest_changes_with_what_is_registered(connect: Connect) -> N
 async def test_registers_again_before_it_expires(connect: Connect) -> None:
     registry, service = Registry(expiry_s=0.1), await connect("service")
     await registry.serve(await connect("registry"))
-    async with Presence(service, service_record("again")):
+    async with RegistrationClient(service, service_record("again")):
         await registry.registrations.until(3)
 
 
 async def test_a_fenced_incarnation_falls_silent_and_knows_it(connect: Connect) -> None:
     registry, service = Registry(expiry_s=0.1), await connect("service")
     await registry.serve(await connect("registry"))
-    async with Presence(service, service_record("fenced")) as presence:
+    async with RegistrationClient(service, service_record("fenced")) as presence:
         registry.refuse = True
         await asyncio.wait_for(presence.fenced.wait(), PATIENCE_S)
 
@@ -108,7 +108,7 @@ async def test_registers_again_after_a_reconnect(own_server: EmbeddedServer) -> 
         Bus.connect(own_server.url, name="service", kind=EntityKind.CLIENT) as service,
     ):
         await registry.serve(there)
-        async with Presence(service, service_record("svc")):
+        async with RegistrationClient(service, service_record("svc")):
             assert len(registry.registrations.items) == 1
             await own_server.restart()
             await registry.registrations.until(2)
@@ -129,7 +129,7 @@ async def test_whoever_leaves_gives_a_registry_that_is_gone_up(
         finally:
             given_up.set()
 
-    async with Presence(service, service_record("svc")):
+    async with RegistrationClient(service, service_record("svc")):
         monkeypatch.setattr(service, "command", never)
     assert given_up.is_set()
 
@@ -142,7 +142,7 @@ async def test_a_registry_that_can_not_write_now_is_asked_again(
     registry, service = Registry(expiry_s=NEVER_S), await connect("service")
     registry.full = True
     await registry.serve(await connect("registry"))
-    entering = asyncio.create_task(entered(Presence(service, service_record("svc"))))
+    entering = asyncio.create_task(entered(RegistrationClient(service, service_record("svc"))))
     await registry.registrations.until(3)
     registry.full = False
     presence = await asyncio.wait_for(entering, PATIENCE_S)
@@ -155,7 +155,7 @@ async def test_a_registry_that_can_not_write_now_is_asked_again(
     await presence.__aexit__(None, None, None)
 
 
-async def entered(presence: Presence) -> Presence:
+async def entered(presence: RegistrationClient) -> RegistrationClient:
     return await presence.__aenter__()
 
 
@@ -168,7 +168,7 @@ async def test_a_server_that_stands_still_is_no_registry_that_is_not_there(
         Bus.connect(own_server.url, name="service", kind=EntityKind.CLIENT) as service,
     ):
         await registry.serve(there)
-        presence = Presence(service, service_record("svc"), register_s=GAP_S + 0.5)
+        presence = RegistrationClient(service, service_record("svc"), register_s=GAP_S + 0.5)
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
             entering = asyncio.create_task(entered(presence))

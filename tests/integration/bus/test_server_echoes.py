@@ -16,11 +16,11 @@ import pytest
 from bus.connection import Bus
 from bus.guard.guard_keys import GuardKeys
 from bus.nats import server_probes as server_echoes
-from bus.nats.liveness import GAP_S, Pulse
+from bus.nats.liveness import GAP_S, BusLiveness
 from bus.security.credentials import new_root
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster
-from entities.authorizer.connections.connection_authorizer import Doorkeeper
+from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from schemas.envelope import EntityKind
 from tests.integration.bus.records import until
 from tests.integration.guard.conftest import AnyJob
@@ -39,11 +39,11 @@ def frozen(server: EmbeddedServer) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-async def until_all_return(pulse: Pulse, servers: int = 3) -> None:
+async def until_all_return(pulse: BusLiveness, servers: int = 3) -> None:
     await until(lambda: pulse.servers == servers)
 
 
-async def until_it_goes(pulse: Pulse, seconds: float) -> float:
+async def until_it_goes(pulse: BusLiveness, seconds: float) -> float:
     """How long that took."""
     began, before = time.monotonic(), pulse.now()
     await until(lambda: pulse.now() - before >= seconds)
@@ -125,7 +125,7 @@ async def test_one_server_alone_gets_no_connection_more(tmp_path: Path) -> None:
 async def test_a_guard_lets_a_judge_hear_each_server(tmp_path: Path, kind: EntityKind) -> None:
     root = new_root()
     keys = GuardKeys.generate(root)
-    door = Doorkeeper(keys, lambda: (), jobs=AnyJob())
+    door = ConnectionAuthorizer(keys, lambda: (), jobs=AnyJob())
     async with (
         EmbeddedCluster(tmp_path / "nats", size=3, guard=keys, sync_always=False) as cluster,
         door.at_door(list(cluster.urls), "guard-1"),

@@ -12,8 +12,8 @@ from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from bus.tap import rendering as tap_render
 from bus.tap.live_tap import Tap
-from bus.tap.message import Tapped
-from bus.tap.microbatch_trace import Microbatch, Trail, recorded
+from bus.tap.message import TappedMessage
+from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace, recorded
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob
@@ -35,8 +35,8 @@ async def watcher(own_server: EmbeddedServer) -> AsyncIterator[Bus]:
         yield bus
 
 
-async def some(tap: Tap, count: int) -> list[Tapped]:
-    found: list[Tapped] = []
+async def some(tap: Tap, count: int) -> list[TappedMessage]:
+    found: list[TappedMessage] = []
     async with asyncio.timeout(PATIENCE_S):
         async for tapped in tap:
             found.append(tapped)
@@ -168,7 +168,7 @@ async def test_a_microbatch_is_followed_also_when_it_has_gone_by(bus: Bus, watch
         await bus.publish(subjects.STEP_CLAIM, message, job="j", sid=owner.sid)
 
     wanted = Microbatch.parse("j/3/1")
-    live = Trail(wanted)
+    live = MicrobatchTrace(wanted)
     async with Tap(watcher, wanted.patterns()) as tap:
         for microbatch, stage in ((0, 1), (1, 1), (0, 0), (1, 0)):
             await claim(microbatch, stage)
@@ -177,6 +177,6 @@ async def test_a_microbatch_is_followed_also_when_it_has_gone_by(bus: Bus, watch
     assert [hop.what for hop in live.hops] == ["claim", "claim"]
     assert live.complete
     await bus.barrier()
-    later = Trail(wanted)
+    later = MicrobatchTrace(wanted)
     later.add_all(await recorded(watcher, wanted))
     assert [hop.text for hop in later.hops] == [hop.text for hop in live.hops]

@@ -11,7 +11,7 @@ import pytest
 from bus.connection import Bus
 from bus.messaging.key_value import Bucket
 from bus.subjects import JOB_EVENT, JOB_RECORD
-from dmsc.tracing.spans import Span
+from dmsc.tracing.spans import TraceSpan
 from dmsc.tracing.tracer import Tracer
 from schemas.errors import BusUnreachable
 from schemas.job import JobEvent, JobState
@@ -34,10 +34,10 @@ async def test_a_job_whose_record_cannot_be_read_just_now_is_traced_nevertheless
 
     monkeypatch.setattr(Bucket, "get", unreachable_once)
     await bus.bucket(JOB_RECORD).put(events.record(), job=events.JOB)
-    spans: list[Span] = []
+    spans: list[TraceSpan] = []
     told = asyncio.Event()
 
-    def export(span: Span) -> None:
+    def export(span: TraceSpan) -> None:
         spans.append(span)
         told.set()
 

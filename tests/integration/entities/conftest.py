@@ -20,15 +20,15 @@ from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.http.config import DoorConfig
-from entities.service_registry.core import LeaseConfig
+from entities.gateway.http.config import HttpConfig
+from entities.service_registry.core import RegistrationLeaseConfig
 from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 from tests.patience import PATIENCE_S
 
-QUICK = LeaseConfig(heartbeat_s=0.2, expiry_s=0.9, tick_s=0.1)
+QUICK = RegistrationLeaseConfig(heartbeat_s=0.2, expiry_s=0.9, tick_s=0.1)
 """Leases for tests of expiry."""
 
 
@@ -104,14 +104,14 @@ async def smo(dial: Dial) -> StandInOrchestrator:
 
 
 @pytest.fixture
-def door() -> DoorConfig:
+def door() -> HttpConfig:
     """The bounds of `gateway`'s HTTP door; a module may have its own."""
-    return DoorConfig()
+    return HttpConfig()
 
 
 @pytest_asyncio.fixture
 async def gateway(
-    dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator, door: DoorConfig
+    dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator, door: HttpConfig
 ) -> Gateway:
     """The gateway of a cluster `east`, with its HTTP door open."""
     service = Gateway(

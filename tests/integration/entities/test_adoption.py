@@ -7,9 +7,9 @@ from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.job.takeover_service import Adoption
+from entities.orchestrator.job.takeover_service import TakeoverService
 from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
 from schemas.registry import InstanceState
@@ -94,9 +94,9 @@ async def test_a_dead_newcomer_is_fenced_before_anybody_waits_for_its_state(dial
     before = DecisionRecord(bus, "j", 1)
     await before.take()
     await before.write(DECISION)
-    instances = Instances(bus, MeshView(), "j", job("j").spec, epoch=2)
+    instances = JobInstances(bus, MeshView(), "j", job("j").spec, epoch=2)
     instances.graph = GRAPH
-    settled = await Adoption(bus, MeshView(), instances, DecisionRecord(bus, "j", 2), 2).settle()
+    settled = await TakeoverService(bus, MeshView(), instances, DecisionRecord(bus, "j", 2), 2).settle()
     assert settled is not None
     assert settled.stages == ((SENDER, BESIDE),)
     adopt, fence, commit, abort = sender.told

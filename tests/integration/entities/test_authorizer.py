@@ -12,7 +12,7 @@ from bus import subjects
 from bus.connection import Bus
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.service import NO_RESEARCHERS
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access_client import AccessClient
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused, Unavailable
@@ -172,7 +172,7 @@ async def test_tokens_never_get_into_a_log(authorizer: Authorizer, dial: Dial) -
 async def test_the_guard_remembers_a_yes_and_asks_again_after_a_no(
     authorizer: Authorizer, dial: Dial
 ) -> None:
-    guard = Guard(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east")
+    guard = AccessClient(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east")
     for _ in range(3):
         assert (await guard.check("r-token", "job.submit", "jobs")).user == "ruth"
     assert guard.asked == 1
@@ -188,6 +188,6 @@ async def test_the_guard_remembers_a_yes_and_asks_again_after_a_no(
 
 
 async def test_without_an_authorizer_nobody_gets_in(dial: Dial) -> None:
-    guard = Guard(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east")
+    guard = AccessClient(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east")
     with pytest.raises(Unavailable):
         await guard.check("r-token", "job.submit", "jobs")

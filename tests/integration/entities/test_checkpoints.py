@@ -15,8 +15,8 @@ from bus.connection import Bus
 from bus.files.artifacts import open_artifacts
 from bus.messaging.handlers import Subscription
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.job_state.instances import Instances, MemberLost
-from entities.orchestrator.job_state.job_store import Journal
+from entities.orchestrator.job_state.instances import JobInstances, MemberLost
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import (
@@ -163,10 +163,10 @@ class Rig:
             job=JOB, spec=self.spec, state=JobState.RUNNING, epoch=epoch, submitted_at=0, changed_at=0
         )
         held = await self.bus.bucket(subjects.JOB_RECORD).get(leader=True, job=JOB)
-        self.journal = Journal(self.bus, record, held.revision if held is not None else 0)
+        self.journal = JobStore(self.bus, record, held.revision if held is not None else 0)
         self.mesh = MeshView()
         await self.mesh.node(NODE)
-        self.instances = Instances(self.bus, self.mesh, JOB, self.spec, epoch)
+        self.instances = JobInstances(self.bus, self.mesh, JOB, self.spec, epoch)
         units = tuple(
             TaskUnit(sid=one.member.sid, kind=UnitKind.STAGE, stage=one.stage, replica=0)
             for one in self.stand_ins

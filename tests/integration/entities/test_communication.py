@@ -9,8 +9,8 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from entities.orchestrator.job import ingress_gateway as entry_gateway
-from entities.orchestrator.job.ingress_gateway import EntryGateway, next_entry
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job.ingress_gateway import IngressGateway, next_entry
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, Unavailable
@@ -60,8 +60,8 @@ async def test_a_dead_router_holds_up_nobody_and_hears_of_it_when_it_is_back(dia
     await register(mesh, "gateway-a", "router-a", "router-b")
     gateway, router = Receiver(), Receiver()
     await gateway.serve(await dial("gateway-a", EntityKind.GATEWAY), "gateway-a")
-    communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a", say)
+    communication = PolicyDistribution(orchestrator, mesh)
+    entry = IngressGateway(mesh, communication, "j", SPEC, "gateway-a", say)
     try:
         await entry.choose(graph())
         assert entry.sid == "gateway-a"
@@ -85,8 +85,8 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
     served = {sid: await dial(sid, EntityKind.GATEWAY) for sid in gateways}
     for sid, receiver in gateways.items():
         await receiver.serve(served[sid], sid)
-    communication = Communication(orchestrator, mesh)
-    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a", say)
+    communication = PolicyDistribution(orchestrator, mesh)
+    entry = IngressGateway(mesh, communication, "j", SPEC, "gateway-a", say)
     try:
         await entry.choose(graph())
         assert (await gateways["gateway-c"].taken.get()).entry_gateway == "gateway-a"
@@ -108,8 +108,8 @@ async def test_a_job_without_a_gateway_waits_for_one_and_says_so(
     monkeypatch.setattr(entry_gateway, "QUIET_S", 0.01)
     said: asyncio.Queue[str] = asyncio.Queue()
     mesh = MeshView()
-    communication = Communication(await dial("orchestrator", EntityKind.ORCHESTRATOR), mesh)
-    entry = EntryGateway(mesh, communication, "j", SPEC, "gateway-a", said.put)
+    communication = PolicyDistribution(await dial("orchestrator", EntityKind.ORCHESTRATOR), mesh)
+    entry = IngressGateway(mesh, communication, "j", SPEC, "gateway-a", said.put)
     choosing = asyncio.create_task(entry.choose(graph()))
     try:
         assert await said.get() == "waits for a gateway: none is registered"

@@ -10,7 +10,7 @@ from bus import subjects
 from bus.messaging.key_value import Change
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.nodes.cordon_service import Cordoning
+from entities.orchestrator.nodes.cordon_service import CordonService
 from schemas.cluster import Cordon, NodeStatus, Slot
 from schemas.door import CordonPlace, UncordonPlace
 from schemas.envelope import EntityKind, Envelope, Sender
@@ -32,13 +32,13 @@ ASKED = Envelope(
 )
 
 
-async def cordoning(dial: Dial) -> tuple[Cordoning, MeshView]:
+async def cordoning(dial: Dial) -> tuple[CordonService, MeshView]:
     bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     mesh = MeshView()
     await mesh.node(
         NodeStatus(sid=AGENT, cluster="a", node="n", incarnation="i", slots=(), address="", warm=True)
     )
-    return Cordoning(bus, mesh, FaultQueue(bus)), mesh
+    return CordonService(bus, mesh, FaultQueue(bus)), mesh
 
 
 def drain(reason: str = "drained") -> CordonPlace:

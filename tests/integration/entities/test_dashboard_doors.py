@@ -16,7 +16,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway import Gateway
-from entities.gateway.dashboard.aggregator import LiveFeed
+from entities.gateway.dashboard.aggregator import DashboardAggregator
 from entities.gateway.dashboard.assets import assets
 from schemas.door import DoorRequest
 from schemas.envelope import EntityKind
@@ -137,7 +137,7 @@ async def test_live_begins_with_the_whole_and_goes_on_with_what_changes(
         for viewer in (one, other):
             delta = await viewer.until("delta", lambda data: "steps" in data)
             assert delta["steps"][0][:2] == ["tiny-1", 1]
-        feed: LiveFeed = _feed(gateway)
+        feed: DashboardAggregator = _feed(gateway)
         assert feed.watched == 2
         assert len(feed._subscriptions) == 7  # one set for both
     await eventually(lambda: feed.watched == 0)
@@ -146,13 +146,13 @@ async def test_live_begins_with_the_whole_and_goes_on_with_what_changes(
 async def test_instances_appear_with_their_samples(
     http: httpx.AsyncClient, dial: Dial, gateway: Gateway, smo: StandInOrchestrator
 ) -> None:
-    from bus.mesh.registration import Presence
+    from bus.mesh.registration import RegistrationClient
 
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     async with events(http, "/v1/live", "vera") as viewer:
         await viewer.until("overview")
         record = instance("j-s0-r0", incarnation=bus.sender.incarnation)
-        async with Presence(bus, record):
+        async with RegistrationClient(bus, record):
             await viewer.until("delta", lambda data: _has(data, "j-s0-r0"))
             told = sample("j-s0-r0", incarnation=bus.sender.incarnation, busy=0.75)
             await bus.publish(subjects.INSTANCE_SAMPLE, told, job="j", sid="j-s0-r0")
@@ -163,10 +163,10 @@ async def test_instances_appear_with_their_samples(
 async def test_the_feed_rests_when_nobody_looks_and_closes_with_the_gateway(
     dial: Dial, smo: StandInOrchestrator
 ) -> None:
-    from entities.gateway.dashboard.aggregator import FeedConfig
+    from entities.gateway.dashboard.aggregator import AggregatorConfig
 
     bus = await dial("gateway-east", EntityKind.GATEWAY)
-    feed = LiveFeed(bus, dict, FeedConfig(lingers_s=0.05))
+    feed = DashboardAggregator(bus, dict, AggregatorConfig(lingers_s=0.05))
     async with feed.viewer() as viewer:
         assert await viewer.next(PATIENCE_S) is not None
         assert feed.running
@@ -276,6 +276,6 @@ def _has(delta: dict[str, Any], sid: str, **fields: Any) -> bool:
     )
 
 
-def _feed(gateway: Gateway) -> LiveFeed:
+def _feed(gateway: Gateway) -> DashboardAggregator:
     assert gateway.dashboard is not None
     return gateway.dashboard.feed

@@ -8,7 +8,13 @@ import pytest
 
 from bus import subjects
 from bus.messaging.key_value import Change
-from entities.orchestrator.job_state.instances import Instances, MemberLost, NodeLost, NotReady, StartFailed
+from entities.orchestrator.job_state.instances import (
+    JobInstances,
+    MemberLost,
+    NodeLost,
+    NotReady,
+    StartFailed,
+)
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import InstanceStart, InstanceStarted, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
@@ -44,7 +50,7 @@ async def two_nodes() -> MeshView:
     return mesh
 
 
-async def deploy(dial: Dial, mesh: MeshView) -> tuple[Instances, asyncio.Queue[InstanceStart]]:
+async def deploy(dial: Dial, mesh: MeshView) -> tuple[JobInstances, asyncio.Queue[InstanceStart]]:
     """Instances of a job, and what the agent of node a is ordered; nobody answers at node b."""
     bus, agent = await dial("orchestrator", EntityKind.ORCHESTRATOR), await dial("agent-a")
     ordered: asyncio.Queue[InstanceStart] = asyncio.Queue()
@@ -54,7 +60,7 @@ async def deploy(dial: Dial, mesh: MeshView) -> tuple[Instances, asyncio.Queue[I
         return InstanceStarted(sid=message.unit.sid, incarnation=message.incarnation, pid=1)
 
     await agent.serve(subjects.START_INSTANCE, start, agent="agent-a")
-    instances = Instances(bus, mesh, "j", job("j").spec, epoch=1)
+    instances = JobInstances(bus, mesh, "j", job("j").spec, epoch=1)
     instances.graph = GRAPH
     return instances, ordered
 

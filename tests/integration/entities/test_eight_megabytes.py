@@ -14,8 +14,8 @@ import pytest
 from nats.aio.msg import Msg
 
 from bus.connection import Bus
-from bus.guard.broker_caller import Asker
-from bus.guard.brokered_jetstream import Asking
+from bus.guard.broker_caller import BrokerCaller
+from bus.guard.brokered_jetstream import BrokeredJetStream
 from bus.nats import reply_subjects as inboxes
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery
@@ -68,7 +68,7 @@ async def refused_answers(bus: Bus) -> int:
 
 async def ask_broker_for_large_things(bus: Bus) -> None:
     """Calls of 8 MB, which it refuses; and what is stored, of which it passes on 8 MB at a time."""
-    who = Asker(EntityKind.CLIENT, "any", "a")
+    who = BrokerCaller(EntityKind.CLIENT, "any", "a")
     for shape in SHAPES.values():
         with bus.link.question(who.subject, shape, answerer=inboxes.BROKER) as (inbox, asked):
             await bus.link.send(who.subject, shape, reply=inbox)
@@ -77,7 +77,7 @@ async def ask_broker_for_large_things(bus: Bus) -> None:
         assert "where 1,048,576 are the most" in refusal["error"]["description"]
     subject = JOB_EVENT(job="j")
     await bus.raw.jetstream().publish(subject, b"x" * SIZE, timeout=PATIENCE_S)
-    asking = Asking(bus.link, bus.sender, bus.next_id, [who])
+    asking = BrokeredJetStream(bus.link, bus.sender, bus.next_id, [who])
     calls = [asking.ask(f"$JS.API.DIRECT.GET.JOBS.{subject}", b"", timeout_s=PATIENCE_S) for _ in range(6)]
     for found in await asyncio.gather(*calls):
         assert len(found.data) == SIZE

@@ -11,7 +11,7 @@ from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from bus.subjects import EXPORT
 from entities.orchestrator.job.weight_export import MOST_TENSORS, export_weights
-from entities.orchestrator.job_state.instances import Instances
+from entities.orchestrator.job_state.instances import JobInstances
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadMessage
 from schemas.job import JobSpec, ModelSpec, TrainingSpec
@@ -39,7 +39,7 @@ async def exported(own_server: EmbeddedServer, answer: Any) -> Any:
     ):
         await bus.provision()
         await instance.serve(EXPORT, answer, job="j", sid=WRITER.sid)
-        instances = Instances(bus, cast(Any, None), "j", spec, 1)
+        instances = JobInstances(bus, cast(Any, None), "j", spec, 1)
         instances.graph = cast(Any, SimpleNamespace(units=()))
         found = await export_weights(bus, "j", spec, 1, instances, [[WRITER]], 7)
         assert bus.counters.dead_letters == 0

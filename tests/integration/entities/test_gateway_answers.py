@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from dmsc import AsyncClient
-from dmsc.client.gateway_requests import Progress
+from dmsc.client.gateway_requests import TransferProgress
 from entities.gateway import Gateway
-from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.config import HttpConfig
 from schemas.errors import Refused
 from tests.integration.entities.conftest import bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
@@ -19,8 +19,8 @@ JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps
 
 
 @pytest.fixture
-def door() -> DoorConfig:
-    return DoorConfig(burst_s=60.0, standing_s=60.0)  # a loaded machine refuses nobody here
+def door() -> HttpConfig:
+    return HttpConfig(burst_s=60.0, standing_s=60.0)  # a loaded machine refuses nobody here
 
 
 async def submit(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
@@ -30,7 +30,7 @@ async def submit(http: httpx.AsyncClient, **headers: str) -> httpx.Response:
 async def test_datasets_by_the_client_with_progress(gateway: Gateway, tmp_path: Any) -> None:
     source = tmp_path / "corpus.bin"
     source.write_bytes(bytes(range(256)) * 10_000)
-    told: list[Progress] = []
+    told: list[TransferProgress] = []
     async with AsyncClient(gateway.url, token="olga") as client:
         stored = await client.upload_dataset("corpus.bin", source, progress=told.append)
         assert (stored.bytes, stored.source) == (2_560_000, "bus://datasets/corpus.bin")

@@ -23,8 +23,8 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.http.config import DoorConfig
-from entities.gateway.http.rate_limit import Rate
+from entities.gateway.http.config import HttpConfig
+from entities.gateway.http.rate_limit import RequestRate
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.envelope import EntityKind
 from tests.integration.entities.conftest import Dial, Start, eventually
@@ -34,7 +34,7 @@ EXAMPLES = int(os.environ.get("DMSC_API_EXAMPLES", "2"))
 """Valid requests of each operation, and one invalid one less; more of them find more, and take longer."""
 ENDING = "/v1/jobs/{job}/events"
 """The one event stream that is tried: of a job that does not exist. The others' answers have no end."""
-NO_LIMIT = Rate(per_s=1e6, burst=10**6)
+NO_LIMIT = RequestRate(per_s=1e6, burst=10**6)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def gateway(quiet: None, dial: Dial, start: Start, authorizer: Authorizer)
     config = GatewayConfig(
         cluster="east",
         http_port=0,
-        door=DoorConfig(rate=NO_LIMIT, unknown_rate=NO_LIMIT, burst_s=60.0, standing_s=60.0),
+        door=HttpConfig(rate=NO_LIMIT, unknown_rate=NO_LIMIT, burst_s=60.0, standing_s=60.0),
     )
     service = Gateway(await dial("gateway-east", EntityKind.GATEWAY), config)
     await start(service)

@@ -18,7 +18,7 @@ from bus import subjects
 from bus.connection import Bus
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.sse.format import EventsConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.door import DoorRequest, JobList, MeshStatus
@@ -35,13 +35,13 @@ from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrche
 from tests.patience import PATIENCE_S
 
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
-LIMITS = DoorConfig(
+LIMITS = HttpConfig(
     max_job_bytes=20_000, max_dataset_bytes=300_000, events=EventsConfig(keepalive_s=0.2, tail_s=0.1)
 )
 
 
 @pytest.fixture
-def door() -> DoorConfig:
+def door() -> HttpConfig:
     return LIMITS
 
 

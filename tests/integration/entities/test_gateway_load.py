@@ -18,8 +18,8 @@ from bus.server.embedded import EmbeddedServer
 from dmsc import AsyncClient
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.http.config import DoorConfig
-from entities.gateway.http.rate_limit import Rate
+from entities.gateway.http.config import HttpConfig
+from entities.gateway.http.rate_limit import RequestRate
 from entities.gateway.http.sse.format import EventsConfig
 from entities.gateway.operations.breaker import BreakerConfig, BreakerState
 from entities.gateway.operations.idempotency import key_token, request_digest
@@ -51,7 +51,7 @@ class Gateways:
         service = Gateway(
             await self._dial(f"gateway-{cluster}", EntityKind.GATEWAY),
             GatewayConfig(
-                cluster=cluster, http_port=0, door=DoorConfig(burst_s=60.0, standing_s=60.0, **bounds)
+                cluster=cluster, http_port=0, door=HttpConfig(burst_s=60.0, standing_s=60.0, **bounds)
             ),
         )
         self.tasks[cluster] = await self._start(service)
@@ -230,8 +230,8 @@ async def test_a_key_outlives_its_gateway_and_failures_keep_nothing(
 async def test_one_identity_meets_its_limit_and_others_do_not(
     gateways: Gateways, http: httpx.AsyncClient
 ) -> None:
-    slowly = Rate(per_s=0.01, burst=5)
-    gateway = await gateways.begin("east", rate=slowly, unknown_rate=Rate(per_s=0.01, burst=4))
+    slowly = RequestRate(per_s=0.01, burst=5)
+    gateway = await gateways.begin("east", rate=slowly, unknown_rate=RequestRate(per_s=0.01, burst=4))
     url = f"{gateway.url}/v1/jobs"
     statuses = [await http.get(url, headers=bearer("ruth")) for _ in range(8)]
     # The first counts for the address: who she is was not known yet.

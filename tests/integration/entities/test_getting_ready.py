@@ -9,7 +9,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.server.embedded import EmbeddedServer
 from bus.wire.request_progress import moved
 from entities.service_registry.service import ServiceRegistry
@@ -54,7 +54,7 @@ def compute(seconds: float) -> None:
 
 async def test_it_says_how_far_it_is_for_as_long_as_it_gets_on(registry: ServiceRegistry, dial: Dial) -> None:
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
-    async with Presence(bus, instance(state=InstanceState.PENDING)) as presence:
+    async with RegistrationClient(bus, instance(state=InstanceState.PENDING)) as presence:
         async with progress_told(presence):
             building = asyncio.create_task(asyncio.to_thread(compute, 1.5))
             first = await another_than(bus, "")
@@ -73,7 +73,10 @@ async def test_who_does_nothing_says_nothing(
     monkeypatch.setattr(getting_ready, "IDLE_SHARE", 10.0)  # the test's own process is not idle
     monkeypatch.setattr(getting_ready, "READ_BYTES", 1 << 40)
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
-    async with Presence(bus, instance(state=InstanceState.PENDING)) as presence, progress_told(presence):
+    async with (
+        RegistrationClient(bus, instance(state=InstanceState.PENDING)) as presence,
+        progress_told(presence),
+    ):
         await asyncio.sleep(0.5)
         assert await reason(bus) == ""
         moved(1 << 20)  # of what it fetches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entities.gateway.operations.idempotency import Answer, KeptAnswers, key_token
+from entities.gateway.operations.idempotency import Answer, IdempotencyStore, key_token
 from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
 from tests.integration.entities.conftest import Dial
@@ -15,7 +15,7 @@ async def test_a_failure_that_comes_late_takes_nothing_from_whoever_took_the_req
 ) -> None:
     """The second gateway finds the first one gone; that one only was slow, and then fails."""
     first, second = [
-        KeptAnswers(await dial(f"gateway-{name}", EntityKind.GATEWAY), dict) for name in ("a", "b")
+        IdempotencyStore(await dial(f"gateway-{name}", EntityKind.GATEWAY), dict) for name in ("a", "b")
     ]
     acted: list[str] = []
 
@@ -35,7 +35,7 @@ async def test_a_failure_that_comes_late_takes_nothing_from_whoever_took_the_req
 
 
 async def test_a_failure_frees_the_key_at_once(dial: Dial) -> None:
-    answers = KeptAnswers(await dial("gateway-a", EntityKind.GATEWAY), dict)
+    answers = IdempotencyStore(await dial("gateway-a", EntityKind.GATEWAY), dict)
 
     async def fail() -> Answer:
         raise Unavailable("no orchestrator answered")

@@ -11,16 +11,16 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from entities.election.leadership import Candidate
-from entities.election.lease import LeaseConfig
-from entities.orchestrator.job_state.job_store import Journal
+from entities.election.leadership import LeaderCandidate
+from entities.election.lease import LeadershipLeaseConfig
+from entities.orchestrator.job_state.job_store import JobStore
 from schemas.envelope import EntityKind
 from schemas.errors import Fenced
 from schemas.job import JobState
 from tests.entity_records import job as job_record
 from tests.patience import PATIENCE_S
 
-LEASE = LeaseConfig(lease_s=0.6, look_s=0.1)
+LEASE = LeadershipLeaseConfig(lease_s=0.6, look_s=0.1)
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +31,7 @@ async def orchestrator(url: str) -> AsyncIterator[Bus]:
 
 
 @contextlib.asynccontextmanager
-async def keeping(candidate: Candidate) -> AsyncIterator[asyncio.Task[str]]:
+async def keeping(candidate: LeaderCandidate) -> AsyncIterator[asyncio.Task[str]]:
     task = asyncio.create_task(candidate.keep())
     try:
         yield task
@@ -47,7 +47,7 @@ async def stays_pending(task: asyncio.Task[object], seconds: float) -> bool:
 
 async def test_one_leads_and_the_next_follows_when_it_falls_silent(own_server: EmbeddedServer) -> None:
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
-        one, two = Candidate(one_bus, LEASE), Candidate(two_bus, LEASE)
+        one, two = LeaderCandidate(one_bus, LEASE), LeaderCandidate(two_bus, LEASE)
         assert await one.won() == 1
         second = asyncio.create_task(two.won())
         async with keeping(one):
@@ -68,9 +68,9 @@ async def test_one_leads_and_the_next_follows_when_it_falls_silent(own_server: E
 
 
 async def test_a_leader_that_leaves_in_order_is_followed_at_once(own_server: EmbeddedServer) -> None:
-    patient = LeaseConfig(lease_s=600.0, look_s=0.1)
+    patient = LeadershipLeaseConfig(lease_s=600.0, look_s=0.1)
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
-        one, two = Candidate(one_bus, patient), Candidate(two_bus, patient)
+        one, two = LeaderCandidate(one_bus, patient), LeaderCandidate(two_bus, patient)
         assert await one.won() == 1
         second = asyncio.create_task(two.won())
         assert await stays_pending(second, 0.5)
@@ -81,7 +81,7 @@ async def test_a_leader_that_leaves_in_order_is_followed_at_once(own_server: Emb
 
 async def test_an_outage_of_the_bus_deposes_nobody(own_server: EmbeddedServer) -> None:
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
-        one, two = Candidate(one_bus, LEASE), Candidate(two_bus, LEASE)
+        one, two = LeaderCandidate(one_bus, LEASE), LeaderCandidate(two_bus, LEASE)
         assert await one.won() == 1
         second = asyncio.create_task(two.won())
         async with keeping(one) as kept:
@@ -102,7 +102,7 @@ async def test_an_outage_of_the_bus_deposes_nobody(own_server: EmbeddedServer) -
 async def test_of_two_at_the_same_moment_one_wins(own_server: EmbeddedServer) -> None:
     async with contextlib.AsyncExitStack() as stack:
         buses = [await stack.enter_async_context(orchestrator(own_server.url)) for _ in range(4)]
-        candidates = [Candidate(bus, LEASE) for bus in buses]
+        candidates = [LeaderCandidate(bus, LEASE) for bus in buses]
         winning = [asyncio.create_task(candidate.won()) for candidate in candidates]
         done, pending = await asyncio.wait(winning, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result() for task in done] == [1]
@@ -117,11 +117,11 @@ async def test_an_older_epoch_can_not_overwrite_a_job_record(own_server: Embedde
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
         bucket = one_bus.bucket(subjects.JOB_RECORD)
         record = job_record("j1", JobState.QUEUED)
-        stale = Journal(one_bus, record.model_copy(update={"epoch": 1}))
+        stale = JobStore(one_bus, record.model_copy(update={"epoch": 1}))
         await stale.move(JobState.ANALYSING)
         entry = await bucket.get(leader=True, job="j1")
         assert entry is not None
-        fresh = Journal(two_bus, entry.message.model_copy(update={"epoch": 2}), entry.revision)
+        fresh = JobStore(two_bus, entry.message.model_copy(update={"epoch": 2}), entry.revision)
         await fresh.move(JobState.QUEUED, "taken over")
         with pytest.raises(Fenced):
             await stale.move(JobState.DEPLOYING)
@@ -139,19 +139,19 @@ async def test_two_that_take_over_the_same_record_are_told_apart(own_server: Emb
     """Both would have written the same epoch: the compare-and-set lets one."""
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
         record = job_record("j1", JobState.QUEUED)
-        await Journal(one_bus, record).move(JobState.QUEUED)
+        await JobStore(one_bus, record).move(JobState.QUEUED)
         entry = await one_bus.bucket(subjects.JOB_RECORD).get(leader=True, job="j1")
         assert entry is not None
         next_epoch = entry.message.model_copy(update={"epoch": 1})
-        await Journal(one_bus, next_epoch, entry.revision).move(JobState.QUEUED, "one")
+        await JobStore(one_bus, next_epoch, entry.revision).move(JobState.QUEUED, "one")
         with pytest.raises(Fenced):
-            await Journal(two_bus, next_epoch, entry.revision).move(JobState.QUEUED, "two")
+            await JobStore(two_bus, next_epoch, entry.revision).move(JobState.QUEUED, "two")
 
 
 async def test_a_record_goes_on_over_an_outage(own_server: EmbeddedServer) -> None:
     """Whether the write that the outage cut short arrived is not known: it is looked up, and gone on from."""
     async with orchestrator(own_server.url) as bus:
-        journal = Journal(bus, job_record("j1", JobState.QUEUED))
+        journal = JobStore(bus, job_record("j1", JobState.QUEUED))
         await journal.move(JobState.ANALYSING)
         await own_server.kill()
         moving = asyncio.create_task(journal.move(JobState.DEPLOYING))

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bus import subjects
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from dmsc.metrics import exposition as pages
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
@@ -98,7 +98,7 @@ async def test_the_door_tells_them_to_those_who_may_and_where_there_are_more(
     await start(gateway)
     agent = await dial("n", EntityKind.CLUSTER)
     agent.metrics_url = "http://10.0.0.2:9464/metrics"
-    async with Presence(agent, service("east-n1", kind=EntityKind.CLUSTER)):
+    async with RegistrationClient(agent, service("east-n1", kind=EntityKind.CLUSTER)):
         assert (await scrape(f"{gateway.url}/metrics")).status_code == 401
         assert (await scrape(f"{gateway.url}/metrics", "nobody")).status_code == 401
         page = await scrape(f"{gateway.url}/metrics", "vera")
@@ -144,7 +144,7 @@ async def test_what_is_no_scrape_and_a_port_that_is_taken(tmp_path: Path) -> Non
 
 async def test_a_page_is_bounded(monkeypatch: pytest.MonkeyPatch, dial: Dial) -> None:
     class Many:
-        def readings(self) -> list[m.Reading]:
+        def readings(self) -> list[m.MetricReading]:
             return [m.JOB_STEP(number, job=f"j{number}") for number in range(500)]
 
     monkeypatch.setattr(pages, "MOST_SERIES", 100)

@@ -15,10 +15,10 @@ import pytest_asyncio
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from bus.subjects import REMOVE_CHECKPOINTS
-from entities.job_files.checkpoint_catalog import Folder
-from entities.orchestrator.checkpointing.job_artifacts import OwnCheckpoints
-from entities.orchestrator.job_state.instances import Instances
-from entities.orchestrator.job_state.job_store import Journal
+from entities.job_files.checkpoint_catalog import CheckpointFolder
+from entities.orchestrator.checkpointing.job_artifacts import JobCheckpoints
+from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, StageCheckpoint
 from schemas.envelope import EntityKind
@@ -44,7 +44,7 @@ class Nodes:
 
     def checkpoints(
         self, job: str, published: int | None = None, *, among: MeshView | None = None
-    ) -> OwnCheckpoints:
+    ) -> JobCheckpoints:
         """`published`: the step of the last one, as the job's record has it."""
         given = spec().model_copy(update={"artifacts": str(self.folder)})
         record = JobRecord(
@@ -57,10 +57,10 @@ class Nodes:
             checkpoint_step=published,
         )
         view = among or self.view
-        instances = Instances(self.bus, view, job, given, 1)
-        return OwnCheckpoints(self.bus, view, instances, Journal(self.bus, record), 1)
+        instances = JobInstances(self.bus, view, job, given, 1)
+        return JobCheckpoints(self.bus, view, instances, JobStore(self.bus, record), 1)
 
-    def make(self, job: str, folder: Folder, *, manifest: bool = True, part: bool = True) -> Path:
+    def make(self, job: str, folder: CheckpointFolder, *, manifest: bool = True, part: bool = True) -> Path:
         """One of one stage, in this folder or that."""
         path = self.folder / job / "checkpoints" / str(folder)
         path.mkdir(parents=True)
@@ -75,7 +75,7 @@ class Nodes:
         return sorted(path.name for path in (self.folder / job / "checkpoints").iterdir())
 
 
-def manifest_of(job: str, folder: Folder) -> CheckpointManifest:
+def manifest_of(job: str, folder: CheckpointFolder) -> CheckpointManifest:
     file = CheckpointFile(name="x", bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
     stage = StageCheckpoint(
         stage=0, folder="stage-00000", first_layer=0, last_layer=1, files=(file,), torch_version=""
@@ -117,11 +117,11 @@ async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nodes
 
 async def test_a_manifest_that_came_when_its_parts_had_gone_pushes_out_nothing(nodes: Nodes) -> None:
     job = job_name()
-    whole = [Folder(version, 1, version) for version in (1, 2, 4)]
+    whole = [CheckpointFolder(version, 1, version) for version in (1, 2, 4)]
     for folder in whole:
         nodes.make(job, folder)
-    nodes.make(job, Folder(6, 1, 6), part=False)
-    nodes.make(job, Folder(5, 1, 5), manifest=False)
+    nodes.make(job, CheckpointFolder(6, 1, 6), part=False)
+    nodes.make(job, CheckpointFolder(5, 1, 5), manifest=False)
     store = nodes.checkpoints(job, published=4)
     assert [folder.version for folder in await store.published()] == [6, 4, 2, 1]
     await store.sweep(whole[-1], (), ())
@@ -130,7 +130,7 @@ async def test_a_manifest_that_came_when_its_parts_had_gone_pushes_out_nothing(n
 
 async def test_what_may_still_come_about_stays_and_what_is_damaged_goes(nodes: Nodes) -> None:
     job = job_name()
-    one, damaged, unsure, newest = (Folder(version, 1, version) for version in (1, 2, 3, 4))
+    one, damaged, unsure, newest = (CheckpointFolder(version, 1, version) for version in (1, 2, 3, 4))
     for folder in (one, damaged, newest):
         nodes.make(job, folder)
     nodes.make(job, unsure, manifest=False)
@@ -147,12 +147,12 @@ async def test_what_may_still_come_about_stays_and_what_is_damaged_goes(nodes: N
 async def test_who_does_not_see_what_was_published_removes_nothing(nodes: Nodes) -> None:
     job = job_name()
     for version in (1, 2, 3):
-        nodes.make(job, Folder(version, 1, version))
+        nodes.make(job, CheckpointFolder(version, 1, version))
     store = nodes.checkpoints(job, published=4)
     with pytest.raises(Unavailable, match="00000004-1-4 is not seen whole; nothing is removed"):
-        await store.sweep(Folder(4, 1, 4), (), ())
+        await store.sweep(CheckpointFolder(4, 1, 4), (), ())
     torn = job_name()
-    nodes.make(torn, Folder(4, 1, 4), part=False)
+    nodes.make(torn, CheckpointFolder(4, 1, 4), part=False)
     with pytest.raises(Unavailable, match="is whole; nothing is removed"):
         await nodes.checkpoints(torn, published=4).sweep(None, (), ())
     assert len(nodes.left(job)) == 3
@@ -170,11 +170,11 @@ async def test_where_a_checkpoint_is_expected_nothing_found_is_no_answer(nodes: 
 
 async def test_one_that_does_not_come_about_is_removed(nodes: Nodes) -> None:
     job = job_name()
-    nodes.make(job, Folder(1, 1, 1))
-    nodes.make(job, Folder(2, 1, 2), manifest=False)
+    nodes.make(job, CheckpointFolder(1, 1, 1))
+    nodes.make(job, CheckpointFolder(2, 1, 2), manifest=False)
     store = nodes.checkpoints(job, published=1)
     for _ in range(2):
-        await store.remove(Folder(2, 1, 2))
+        await store.remove(CheckpointFolder(2, 1, 2))
     assert nodes.left(job) == ["00000001-1-1"]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh.registration import Presence
-from entities.election.lease import LeaseConfig
+from bus.mesh.registration import RegistrationClient
+from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.service_registry.service import ServiceRegistry
@@ -36,7 +36,7 @@ from tests.integration.entities.conftest import Dial, Start
 from tests.patience import PATIENCE_S
 
 CONFIG = OrchestratorConfig(
-    lease=LeaseConfig(lease_s=0.6, look_s=0.1), promotion=PromotionConfig(min_scores=10, window=50)
+    lease=LeadershipLeaseConfig(lease_s=0.6, look_s=0.1), promotion=PromotionConfig(min_scores=10, window=50)
 )
 ENTERED = {ModuleOp.ACTIVATE: ModuleState.ACTIVE, ModuleOp.SHADOW: ModuleState.SHADOW}
 
@@ -236,7 +236,7 @@ async def test_a_module_that_runs_is_taken_over_by_nobody_elses_of_the_same_name
     record = service(
         "m", kind=EntityKind.FUNCTIONAL_MODULE, prefix="module/m", incarnation=mine.sender.incarnation
     )
-    async with Presence(mine, record):
+    async with RegistrationClient(mine, record):
         one = Version(mine, "1", ModuleState.ACTIVE)
         await one.start()
         async with asyncio.timeout(PATIENCE_S):

@@ -15,11 +15,11 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.mesh.discovery import resolve
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.server.embedded import EmbeddedServer
 from entities.presence.registry_view import RegistryFollower
 from entities.service_registry.advertiser import AdvertiseConfig
-from entities.service_registry.core import LeaseConfig
+from entities.service_registry.core import RegistrationLeaseConfig
 from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
@@ -127,7 +127,7 @@ async def follow_soon(bus: Bus) -> tuple[RegistryFollower, asyncio.Task[None]]:
 
 # --- closed connections ----------------------------------------------------------------------------------
 PATIENT = ServiceRegistryConfig(
-    lease=LeaseConfig(heartbeat_s=0.1, expiry_s=600.0, departed_s=0.5, tick_s=0.1)
+    lease=RegistrationLeaseConfig(heartbeat_s=0.1, expiry_s=600.0, departed_s=0.5, tick_s=0.1)
 )
 """Silence alone takes ten minutes here: what is noticed in a test, the server said."""
 
@@ -154,7 +154,7 @@ async def test_a_closed_connection_is_noticed_by_what_the_server_says(
         connected(url, "j-s0-r1", EntityKind.INSTANCE) as alive,
     ):
         task = await start(ServiceRegistry(own, PATIENT))
-        async with Presence(alive, instance("j-s0-r1", incarnation=alive.sender.incarnation)):
+        async with RegistrationClient(alive, instance("j-s0-r1", incarnation=alive.sender.incarnation)):
             async with connected(url, "j-s0-r0", EntityKind.INSTANCE) as dying:
                 await register(dying, instance("j-s0-r0"))
             follower, following = await follow(alive)
@@ -175,7 +175,7 @@ async def test_a_reconnect_is_no_death(telling_server: EmbeddedServer, start: St
     ):
         registry = ServiceRegistry(own, PATIENT)
         task = await start(registry)
-        async with Presence(bus, instance("j-s0-r0", incarnation=bus.sender.incarnation)):
+        async with RegistrationClient(bus, instance("j-s0-r0", incarnation=bus.sender.incarnation)):
             for count in range(1, 4):
                 await bus.raw.force_reconnect()
                 await eventually(lambda count=count: bus.counters.reconnects == count)
@@ -193,7 +193,7 @@ async def test_a_forged_hint_harms_nobody(telling_server: EmbeddedServer, start:
         connected(url, "j-s0-r0", EntityKind.INSTANCE) as bus,
     ):
         await start(ServiceRegistry(own, PATIENT))
-        async with Presence(bus, instance("j-s0-r0", incarnation=bus.sender.incarnation)):
+        async with RegistrationClient(bus, instance("j-s0-r0", incarnation=bus.sender.incarnation)):
             forged = (
                 f'{{"client": {{"name": "j-s0-r0/{bus.sender.incarnation}"}}, "reason": "Client Closed"}}'
             )
@@ -226,7 +226,9 @@ async def test_of_two_that_take_one_name_one_stays_and_the_other_is_told(
 ) -> None:
     one, two = await dial("j-s0-r0", EntityKind.INSTANCE), await dial("j-s0-r0", EntityKind.INSTANCE)
     async with contextlib.AsyncExitStack() as stack:
-        presences = [Presence(bus, instance(incarnation=bus.sender.incarnation)) for bus in (one, two)]
+        presences = [
+            RegistrationClient(bus, instance(incarnation=bus.sender.incarnation)) for bus in (one, two)
+        ]
         await asyncio.gather(*(stack.enter_async_context(presence) for presence in presences))
         for presence in presences:
             presence._again.set()  # the next renewal, at once

@@ -10,7 +10,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.server.embedded import EmbeddedServer
 from entities.presence.registry_view import RegistryFollower
 from entities.service_registry.advertiser import AdvertiseConfig
@@ -89,7 +89,7 @@ async def test_changes_close_in_time_share_one_advertisement(registry: ServiceRe
 async def test_presence_registers_and_leaves(registry: ServiceRegistry, dial: Dial) -> None:
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     record = instance(incarnation=bus.sender.incarnation, state=S.PENDING)
-    async with Presence(bus, record) as presence:
+    async with RegistrationClient(bus, record) as presence:
         await presence.change(S.ACTIVE)
         (found,) = (await resolve(bus, sid="j-s0-r0")).records
         assert found.state is S.ACTIVE
@@ -104,7 +104,7 @@ async def test_a_silent_instance_is_advertised_as_faulted(dial: Dial, start: Sta
     await start(service)
     bus = await dial("j-s0-r1", EntityKind.INSTANCE)
     advertised = await Heard.on(bus, subjects.ADVERTISEMENT)
-    async with Presence(bus, instance("j-s0-r1", incarnation=bus.sender.incarnation)):
+    async with RegistrationClient(bus, instance("j-s0-r1", incarnation=bus.sender.incarnation)):
         await register(bus, instance("j-s0-r0"))
         news = await advertised.until(lambda ad: any(r.state is S.FAULTED for r in ad.changed))
         (faulted,) = [record for record in news.changed if record.state is S.FAULTED]
@@ -267,7 +267,7 @@ async def test_a_server_that_was_away_longer_than_the_expiry_expires_nobody(
     await start(ServiceRegistry(own, ServiceRegistryConfig(lease=QUICK)))
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     follower, task = await follow(bus)
-    async with Presence(bus, instance(incarnation=bus.sender.incarnation)):
+    async with RegistrationClient(bus, instance(incarnation=bus.sender.incarnation)):
         advertised = await Heard.on(bus, subjects.ADVERTISEMENT)
         await own_server.kill()
         await asyncio.sleep(1.5 * QUICK.expiry_s)  # the outage itself

@@ -7,11 +7,11 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from entities.orchestrator.job_state.policy_distribution import Communication
+from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
-from entities.orchestrator.policy.policy_service import PolicyDesk
+from entities.orchestrator.policy.policy_service import PolicyService
 from schemas.envelope import EntityKind, Envelope
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
 from schemas.signals import CommunicationPolicy, StagePolicy
@@ -59,7 +59,7 @@ class Journal:
 
 async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: Dial) -> None:
     bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
-    communication = Communication(bus, MeshView())
+    communication = PolicyDistribution(bus, MeshView())
     stage = StagePolicy(stage=0, window=4, weights=AT_REST)
     communication.issue(
         CommunicationPolicy(
@@ -77,7 +77,7 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
         step=0,
         training=SimpleNamespace(revise_standbys=standbys.revise),
     )
-    desk = PolicyDesk(bus, {"j": run}, lambda sid: True, always, ArbitrationConfig())
+    desk = PolicyService(bus, {"j": run}, lambda sid: True, always, ArbitrationConfig())
     module = await dial("m", EntityKind.FUNCTIONAL_MODULE)
     lifecycle = ModuleLifecycle(module="m", version="1", state=ModuleState.ACTIVE, sid="m", incarnation="i")
     sent = Envelope(type="x", version=(1, 0), id="s-1", sender=module.sender, sent_at=time.time(), body={})

@@ -16,12 +16,12 @@ from bus.connection import Bus
 from bus.nats.liveness import GAP_S
 from bus.server.embedded import EmbeddedServer
 from entities.orchestrator.job import model_analysis as model_work
-from entities.orchestrator.job.bus_outages import Outages
-from entities.orchestrator.job.model_analysis import ModelWork
+from entities.orchestrator.job.bus_outages import BusOutages
+from entities.orchestrator.job.model_analysis import ModelAnalysis
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.membership import joining as recruits
-from entities.orchestrator.membership.joining import Recruits
+from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
@@ -64,7 +64,7 @@ class Analyst:
         self._answers = list(answers)
         self.asked: list[str] = []
 
-    async def serve(self, bus: Bus, mesh: MeshView, work: ModelWork, sid: str) -> None:
+    async def serve(self, bus: Bus, mesh: MeshView, work: ModelAnalysis, sid: str) -> None:
         async def analyse(order: Analyse, envelope: Envelope) -> Ack:
             self.asked.append(envelope.id)
             answer = self._answers.pop(0)
@@ -99,7 +99,7 @@ async def test_a_bus_that_stands_still_before_an_analysis_is_acknowledged_costs_
     monkeypatch.setattr(model_work, "ACCEPT_S", LIMIT_S, raising=False)
     bus, mesh = await dial("orchestrator", EntityKind.ORCHESTRATOR), MeshView()
     journal: Any = Journal()
-    work, analyst = ModelWork(bus, mesh, journal), Analyst(TOPOLOGY)
+    work, analyst = ModelAnalysis(bus, mesh, journal), Analyst(TOPOLOGY)
     await analyst.serve(await dial("agent-a"), mesh, work, "agent-a")
     async with standstill(own_server):
         analysing = asyncio.create_task(work.analyse())
@@ -112,14 +112,14 @@ async def test_a_bus_that_stands_still_before_an_analysis_is_acknowledged_costs_
 async def test_an_analysis_that_lacked_the_bus_is_made_again_and_a_verdict_is_not(dial: Dial) -> None:
     bus, mesh = await dial("orchestrator", EntityKind.ORCHESTRATOR), MeshView()
     journal: Any = Journal()
-    outages = Outages("j", journal.reason)
+    outages = BusOutages("j", journal.reason)
     lacked = AnalysisFailed(job="j", code="bus_unreachable", text="no bus at nats://x")
-    work, analyst = ModelWork(bus, mesh, journal), Analyst(lacked, lacked, lacked, lacked, TOPOLOGY)
+    work, analyst = ModelAnalysis(bus, mesh, journal), Analyst(lacked, lacked, lacked, lacked, TOPOLOGY)
     await analyst.serve(await dial("agent-a"), mesh, work, "agent-a")
     assert await outages.outlast("analysing", work.analyse) == TOPOLOGY
     assert len(analyst.asked) == 5
     stuck = AnalysisFailed(job="j", code="no_progress", text="made no progress for 120 s and was ended")
-    work, analyst = ModelWork(bus, mesh, journal), Analyst(stuck)
+    work, analyst = ModelAnalysis(bus, mesh, journal), Analyst(stuck)
     await analyst.serve(await dial("agent-b"), MeshView(), work, "agent-b")
     await mesh.node(mesh.nodes.pop("agent-a").model_copy(update={"sid": "agent-b"}))
     with pytest.raises(BadModel, match="no progress"):
@@ -137,7 +137,7 @@ async def test_what_a_job_waits_for_is_said_once_it_takes_long(monkeypatch: pyte
             raise Unavailable("the bus's store is full")
         return "done"
 
-    assert await Outages("j", journal.reason).outlast("writing its weights", work) == "done"
+    assert await BusOutages("j", journal.reason).outlast("writing its weights", work) == "done"
     assert journal.said == ["waits for the bus, writing its weights: the bus's store is full"]
     assert tries > 2
 
@@ -146,7 +146,7 @@ UNIT = TaskUnit(sid="j-s0-r0", kind=UnitKind.STAGE, stage=0, replica=0, first_la
 
 
 class Homeless:
-    """A job of one unit, lost, for which there is no room; as far as `Recruits` looks at it."""
+    """A job of one unit, lost, for which there is no room; as far as `JoiningMembers` looks at it."""
 
     units = (UNIT,)
     members: dict[str, Any] = {}
@@ -167,7 +167,7 @@ async def test_a_bus_that_stands_still_parks_no_job_for_want_of_room(
     bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     homeless: Any = Homeless()
     tasks = GuardedTasks()
-    coming = Recruits(homeless, homeless, homeless, homeless, tasks, bus.pulse)
+    coming = JoiningMembers(homeless, homeless, homeless, homeless, tasks, bus.pulse)
     try:
         async with standstill(own_server):
             coming.bring(UNIT.sid)

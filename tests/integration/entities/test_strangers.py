@@ -28,9 +28,9 @@ from dmsc.state.certificates import make_certificates
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.admission.admission import ONCE
-from entities.gateway.http.config import DoorConfig
-from entities.gateway.http.rate_limit import Rate
-from entities.http_server.connection_limits import ConnectionBounds, Connections
+from entities.gateway.http.config import HttpConfig
+from entities.gateway.http.rate_limit import RequestRate
+from entities.http_server.connection_limits import ConnectionBounds, OpenConnections
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
 from tests.integration.entities.conftest import Dial, Start, bearer, eventually
@@ -89,7 +89,7 @@ class Strangers:
             one.close()
 
 
-async def gateway_with(dial: Dial, start: Start, door: DoorConfig, **more: Any) -> Gateway:
+async def gateway_with(dial: Dial, start: Start, door: HttpConfig, **more: Any) -> Gateway:
     service = Gateway(
         await dial("gateway-east", EntityKind.GATEWAY),
         GatewayConfig(cluster="east", http_port=0, door=door, **more),
@@ -107,7 +107,7 @@ async def test_600_half_open_strangers_keep_nobody_out(
     strangers: Strangers,
     bounds: dict[str, Any],
 ) -> None:
-    gateway = await gateway_with(dial, start, DoorConfig(**PATIENT, **bounds))
+    gateway = await gateway_with(dial, start, HttpConfig(**PATIENT, **bounds))
     await strangers.come(gateway.url, 90, SILENT)
     await strangers.come(gateway.url, 90, HALF_HEAD)
     await strangers.come(gateway.url, 420, *HALF_BODIES)
@@ -136,14 +136,14 @@ async def test_200_half_open_strangers_keep_no_scraper_out_of_a_processs_own_met
 async def test_a_connection_to_metrics_has_deadlines(
     strangers: Strangers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rooms: list[Connections] = []
+    rooms: list[OpenConnections] = []
 
-    class Seen(Connections):
+    class Seen(OpenConnections):
         def __init__(self, bounds: ConnectionBounds) -> None:
             super().__init__(bounds)
             rooms.append(self)
 
-    monkeypatch.setattr("dmsc.metrics.listener.Connections", Seen)
+    monkeypatch.setattr("dmsc.metrics.listener.OpenConnections", Seen)
 
     async def endless(accept: str) -> tuple[bytes, str]:
         if accept == "never":
@@ -179,7 +179,7 @@ async def test_strangers_in_a_tls_handshake_keep_nobody_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     files = make_certificates(tmp_path / "tls", ["127.0.0.1"])
-    door = DoorConfig(waiting=8, connections=16, **PATIENT)
+    door = HttpConfig(waiting=8, connections=16, **PATIENT)
     gateway = await gateway_with(dial, start, door, tls=(files.server, files.server_key))
     await strangers.come(gateway.url, 40, SILENT, b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n")
     monkeypatch.setenv(trust.VARIABLE, str(files.ca))
@@ -192,7 +192,7 @@ async def test_strangers_in_a_tls_handshake_keep_nobody_out(
 async def test_a_connection_that_owes_something_has_a_deadline(
     dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator
 ) -> None:
-    gateway = await gateway_with(dial, start, DoorConfig(head_s=0.2, body_s=0.2, answer_s=0.2))
+    gateway = await gateway_with(dial, start, HttpConfig(head_s=0.2, body_s=0.2, answer_s=0.2))
     place = urlsplit(str(gateway.url))
 
     async def answer_to(said: bytes) -> bytes:
@@ -264,7 +264,7 @@ async def test_a_header_that_stands_twice_is_refused(gateway: Gateway) -> None:
 async def test_only_a_named_proxy_says_who_a_client_is(
     dial: Dial, start: Start, authorizer: Authorizer, smo: StandInOrchestrator, proxies: tuple[str, ...]
 ) -> None:
-    door = DoorConfig(unknown_rate=Rate(per_s=1e-3, burst=1))
+    door = HttpConfig(unknown_rate=RequestRate(per_s=1e-3, burst=1))
     gateway = await gateway_with(dial, start, door, proxies=proxies)
     async with httpx.AsyncClient(base_url=str(gateway.url), timeout=PATIENCE_S, trust_env=False) as http:
         found = [

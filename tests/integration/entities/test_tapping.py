@@ -13,12 +13,12 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from bus.tap.causal_tree import CausalTree, Node
-from bus.tap.message import Tapped
+from bus.tap.causal_tree import CausalTree, TreeNode
+from bus.tap.message import TappedMessage
 from dmsc.state.settings import BusAddress
 from dmsc.tapping import session as tapping
 from dmsc.tapping.printing import Printer
-from dmsc.tapping.session import Door, Wanted
+from dmsc.tapping.session import TapRequest, TapRole
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from schemas.door import DoorRequest
@@ -41,16 +41,16 @@ class Seen(Printer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.messages: list[Tapped] = []
+        self.messages: list[TappedMessage] = []
         self.nodes: list[str] = []
         self.trees: list[list[tuple[str, int]]] = []
         self._news = asyncio.Event()
 
-    def message(self, tapped: Tapped) -> None:
+    def message(self, tapped: TappedMessage) -> None:
         self.messages.append(tapped)
         self._news.set()
 
-    def node(self, tree: CausalTree, node: Node) -> None:
+    def node(self, tree: CausalTree, node: TreeNode) -> None:
         self.nodes.append(node.id)
         self._news.set()
 
@@ -66,10 +66,12 @@ class Seen(Printer):
 
 
 @contextlib.asynccontextmanager
-async def listening(server: EmbeddedServer, wanted: Wanted, door: Door | None = None) -> AsyncIterator[Seen]:
+async def listening(
+    server: EmbeddedServer, wanted: TapRequest, door: TapRole | None = None
+) -> AsyncIterator[Seen]:
     seen = Seen()
     address = BusAddress(servers=(server.url,))
-    task = asyncio.create_task(tapping.listen(address, wanted, seen, door or Door()))
+    task = asyncio.create_task(tapping.listen(address, wanted, seen, door or TapRole()))
     try:
         yield seen
     finally:
@@ -153,9 +155,9 @@ async def test_the_tree_that_a_message_caused_from_history_and_then_live(
     await bus.serve(subjects.RELEASE_JOB, release)
     past = Seen()
     address = BusAddress(servers=(own_server.url,))
-    await tapping.listen(address, Wanted(follow=root, past=True), past, Door())
+    await tapping.listen(address, TapRequest(follow=root, past=True), past, TapRole())
     assert past.trees == [[(root, 0), (child, 1)]]
-    async with listening(own_server, Wanted(follow=root)) as seen:
+    async with listening(own_server, TapRequest(follow=root)) as seen:
         await seen.until(lambda: seen.trees)
         await bus.request(subjects.RELEASE_JOB, ReleaseJob(job="j"), cause=child)
         await seen.until(lambda: len(seen.nodes) == 3)
@@ -185,8 +187,8 @@ async def test_a_viewer_taps_what_a_viewer_may(
         return {tapped.row.name for tapped in seen.messages if tapped.row is not None}
 
     async with (
-        listening(own_server, Wanted(replies=True), Door(gateway.url, "vera")) as viewer,
-        listening(own_server, Wanted(replies=True), Door(gateway.url, "olga")) as operator,
+        listening(own_server, TapRequest(replies=True), TapRole(gateway.url, "vera")) as viewer,
+        listening(own_server, TapRequest(replies=True), TapRole(gateway.url, "olga")) as operator,
     ):
         await say_until(bus, lambda: viewer.messages and operator.messages)
         await ask()
@@ -198,14 +200,19 @@ async def test_a_viewer_taps_what_a_viewer_may(
     assert {"access", "door", "mesh query"} <= rows(operator)
     assert "left out for viewer vera: access, " in capsys.readouterr().err
     for wanted, whose, error, text in (
-        (Wanted(patterns=("signal.access.*",)), "vera", Refused, "viewer vera may not tap 'signal.access."),
-        (Wanted(patterns=("$JS.>",)), "vera", Refused, "not in the table"),
-        (Wanted(), "nobody", Refused, "unknown token"),
+        (
+            TapRequest(patterns=("signal.access.*",)),
+            "vera",
+            Refused,
+            "viewer vera may not tap 'signal.access.",
+        ),
+        (TapRequest(patterns=("$JS.>",)), "vera", Refused, "not in the table"),
+        (TapRequest(), "nobody", Refused, "unknown token"),
     ):
         with pytest.raises(error, match=text):
-            await tapping.listen(address, wanted, Seen(), Door(gateway.url, whose))
+            await tapping.listen(address, wanted, Seen(), TapRole(gateway.url, whose))
     with pytest.raises(Unavailable, match="without --token and DMSC_TOKEN the bus's decides"):
-        await tapping.listen(address, Wanted(), Seen(), Door("http://127.0.0.1:9", "vera"))
+        await tapping.listen(address, TapRequest(), Seen(), TapRole("http://127.0.0.1:9", "vera"))
 
 
 def test_options_that_exclude_each_other_are_told() -> None:
@@ -216,4 +223,4 @@ def test_options_that_exclude_each_other_are_told() -> None:
         ({"microbatch": "j/1/0", "record": Path("x")}, "--record does not go with --microbatch"),
     ):
         with pytest.raises(BadInput, match=text):
-            Wanted(**given)
+            TapRequest(**given)

@@ -10,16 +10,16 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from bus.server.embedded import EmbeddedServer
 from dmsc.client.async_client import AsyncClient
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access.access_policy import default_text
 from entities.authorizer.audit.audit_trail import AuditTrail
-from entities.authorizer.audit.rate_limited_records import FoldingConfig
+from entities.authorizer.audit.rate_limited_records import RateLimitedRecordsConfig
 from entities.authorizer.audit.refusals import made
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.operations.access_client import AccessClient
 from entities.service_registry.service import ServiceRegistry
 from schemas.access import UserAnswer, UserCommand
 from schemas.audit import AuditEntry, AuditRecord, verify
@@ -30,7 +30,7 @@ from tests.entity_records import job, service
 from tests.integration.entities.conftest import Dial, Start, end, eventually, write_users
 from tests.patience import NEVER_S, PATIENCE_S
 
-FOLDING = FoldingConfig(window_s=0.3, each=2)
+FOLDING = RateLimitedRecordsConfig(window_s=0.3, each=2)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def add(bus: Bus, name: str, role: str, **more: Any) -> str:
     return token
 
 
-async def refusal(guard: Guard, token: str) -> str:
+async def refusal(guard: AccessClient, token: str) -> str:
     """Why the token opens nothing; empty where it does."""
     try:
         await guard.check(token, "mesh.read", "mesh")
@@ -102,7 +102,9 @@ async def test_a_user_is_added_gets_in_is_revoked_and_is_out_at_every_gateway(
     authorizer: Authorizer, dial: Dial, bus: Bus
 ) -> None:
     token = await add(bus, "nina", "operator")
-    guards = [Guard(await dial(f"gateway-{name}", EntityKind.GATEWAY), f"gateway-{name}") for name in "ab"]
+    guards = [
+        AccessClient(await dial(f"gateway-{name}", EntityKind.GATEWAY), f"gateway-{name}") for name in "ab"
+    ]
     async with guards[0].following(bus), guards[1].following(bus):
         for guard in guards:
             assert (await guard.check(token, "mesh.read", "mesh")).user == "nina"
@@ -148,7 +150,7 @@ async def test_nobody_is_called_so_that_a_module_of_the_meshs_were_theirs(
         state=InstanceState.ACTIVE,
         endpoint=Endpoint(cluster="mesh", node="n"),
     )
-    async with Presence(module, record):
+    async with RegistrationClient(module, record):
         for name in ("routing", "routing-bandit"):
             with pytest.raises(Conflict, match="module routing-bandit of the mesh's own: choose another"):
                 await add(bus, name, "researcher")
@@ -157,7 +159,7 @@ async def test_nobody_is_called_so_that_a_module_of_the_meshs_were_theirs(
 
 async def test_a_stream_ends_with_the_token_that_opened_it(authorizer: Authorizer, bus: Bus) -> None:
     token = await add(bus, "nina", "viewer")
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
 
     async with guard.following(bus):
         await guard.check(token, "mesh.read", "mesh")
@@ -170,7 +172,7 @@ async def test_a_stream_ends_with_the_token_that_opened_it(authorizer: Authorize
 
 async def test_a_stream_ends_when_its_token_expires(authorizer: Authorizer, bus: Bus) -> None:
     token = await add(bus, "nina", "viewer", expires_s=1.0)
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
     await guard.check(token, "mesh.read", "mesh")
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     with guard.lasting(token, "mesh.read", "mesh", ended.set_result):
@@ -180,7 +182,7 @@ async def test_a_stream_ends_when_its_token_expires(authorizer: Authorizer, bus:
 
 async def test_an_expired_token_is_refused_with_one_line(authorizer: Authorizer, bus: Bus) -> None:
     token = await add(bus, "nina", "viewer", expires_s=0.5)
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
 
     assert (
         await eventually(lambda: refusal(guard, token)) == "this token of nina has expired; ask for a new one"
@@ -197,7 +199,7 @@ async def test_revocations_survive_a_restart_and_a_removed_user_stays_out(
     await end(first)
     second = Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config(folder))
     await start(second)
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
     with pytest.raises(Refused, match="was revoked by root"):
         await guard.check(token, "mesh.read", "mesh")
     assert (await guard.check(again, "mesh.read", "mesh")).user == "nina"
@@ -206,11 +208,11 @@ async def test_revocations_survive_a_restart_and_a_removed_user_stays_out(
 async def test_the_token_of_the_users_file_is_revoked_like_any_other(
     authorizer: Authorizer, bus: Bus
 ) -> None:
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
     await guard.check("ruth", "mesh.read", "mesh")
     await command(bus, "ruth", "revoke", "ruth")  # her own
     with pytest.raises(Refused, match="was revoked by ruth"):
-        await Guard(bus, "gateway-east").check("ruth", "mesh.read", "mesh")
+        await AccessClient(bus, "gateway-east").check("ruth", "mesh.read", "mesh")
     (ruth,) = [user for user in (await command(bus, "root", "list")).users if user.name == "ruth"]
     assert ruth.revoked
 
@@ -239,7 +241,7 @@ async def test_what_can_not_be_done_is_one_line(authorizer: Authorizer, bus: Bus
 async def test_the_rules_are_read_again_and_a_broken_edit_changes_nothing(
     authorizer: Authorizer, bus: Bus, folder: Path
 ) -> None:
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
     file = folder / "access.yaml"
     file.write_text("rules: [")
     await eventually(lambda: authorizer.rules.problem)
@@ -254,13 +256,13 @@ async def test_the_rules_are_read_again_and_a_broken_edit_changes_nothing(
 
     await eventually(counts)
     with pytest.raises(Refused):
-        await Guard(bus, "gateway-east").check("ruth", "job.submit", "j")
+        await AccessClient(bus, "gateway-east").check("ruth", "job.submit", "j")
     kinds = {entry.record.kind for entry in await entries(bus)}
     assert "access-file" in kinds
 
 
 async def test_a_researchers_own_module(authorizer: Authorizer, dial: Dial, bus: Bus) -> None:
-    from bus.mesh.registration import Presence
+    from bus.mesh.registration import RegistrationClient
 
     module = await dial("module-mine", EntityKind.FUNCTIONAL_MODULE)
     mine = service(
@@ -270,8 +272,8 @@ async def test_a_researchers_own_module(authorizer: Authorizer, dial: Dial, bus:
         incarnation=module.sender.incarnation,
         tags=(owner_tag("ruth"),),
     )
-    async with Presence(module, mine):
-        guard = Guard(bus, "gateway-east")
+    async with RegistrationClient(module, mine):
+        guard = AccessClient(bus, "gateway-east")
         assert (await guard.check("ruth", "policy.promote", "mine")).rule == "own-policies"
         with pytest.raises(Refused, match="only what is theirs; other: no such policy"):
             await guard.check("ruth", "policy.promote", "other")
@@ -282,7 +284,7 @@ async def test_privileged_acts_and_refusals_are_in_the_chain_of_two_authorizers(
 ) -> None:
     second = Authorizer(await dial("authorizer-2", EntityKind.AUTHORIZER), config(folder, sid="authorizer-2"))
     await start(second)
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
     jobs = (await dial("orchestrator", EntityKind.ORCHESTRATOR)).bucket(subjects.JOB_RECORD)
     await jobs.put(job("hers", user="ruth"), job="hers")
 
@@ -311,7 +313,7 @@ async def test_privileged_acts_and_refusals_are_in_the_chain_of_two_authorizers(
 async def test_a_flood_of_refusals_is_counted_and_not_recorded_one_by_one(
     authorizer: Authorizer, bus: Bus
 ) -> None:
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
 
     async def try_it(number: int) -> None:
         with pytest.raises(Refused):
@@ -377,7 +379,7 @@ async def test_without_the_audit_stream_nothing_privileged_is_done(
     from schemas.errors import Unavailable
 
     await jetstream.call(bus.link, "STREAM.DELETE.AUDIT")
-    guard = Guard(bus, "gateway-east")
+    guard = AccessClient(bus, "gateway-east")
     await guard.check("root", "mesh.read", "mesh")
     with pytest.raises((Unavailable, NotFound), match="stream"):
         await bus.request(

@@ -17,7 +17,7 @@ from bus.guard.guard_keys import GuardKeys
 from bus.security.credentials import new_root
 from bus.server.embedded import EmbeddedServer
 from entities.authorizer.access.authentication import User
-from entities.authorizer.connections.connection_authorizer import Doorkeeper
+from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.broker import brokering
 from schemas.envelope import EntityKind
 from schemas.signals import Role
@@ -48,7 +48,7 @@ class Guarded:
     root: str
     keys: GuardKeys
     users: list[User]
-    doorkeepers: list[Doorkeeper]
+    doorkeepers: list[ConnectionAuthorizer]
 
     @property
     def url(self) -> str:
@@ -69,7 +69,9 @@ async def guarded(folder: Path, responders: int = 2) -> AsyncIterator[Guarded]:
     ]
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
-        doorkeepers = [Doorkeeper(keys, lambda: tuple(users), jobs=AnyJob()) for _ in range(responders)]
+        doorkeepers = [
+            ConnectionAuthorizer(keys, lambda: tuple(users), jobs=AnyJob()) for _ in range(responders)
+        ]
         for number, doorkeeper in enumerate(doorkeepers):
             await stack.enter_async_context(doorkeeper.at_door([server.url], f"guard-{number}"))
         yield Guarded(server, root, keys, users, doorkeepers)

@@ -12,7 +12,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.guard.broker_caller import Asker
+from bus.guard.broker_caller import BrokerCaller
 from bus.guard.permissions import PRIVATE
 from bus.messaging.rendezvous import Rendezvous, links_of
 from bus.nats import jetstream
@@ -21,7 +21,7 @@ from bus.recording import run_record
 from bus.security.credentials import delegate, issue
 from bus.security.identity import Identity
 from bus.tap import scope as tap_scope
-from bus.tap.decoder import Lens
+from bus.tap.decoder import TapDecoder
 from bus.tap.history import past
 from bus.wire import codec
 from entities.broker import Broker, brokering
@@ -61,13 +61,13 @@ def bus_of(mesh: Guarded, who: Identity) -> Any:
     return Bus.connect(mesh.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=PATIENCE_S)
 
 
-def asking(who: Identity | Role) -> tuple[Asker, str]:
+def asking(who: Identity | Role) -> tuple[BrokerCaller, str]:
     """As whom it asks, and an inbox of its own."""
     if isinstance(who, Role):
         inbox = inbox_of_token(TOKENS[who])
         role = Role.OPERATOR if who in (Role.OPERATOR, Role.ADMIN) else Role.VIEWER
-        return Asker("user", str(role), inbox.rpartition(".")[2]), inbox
-    return Asker.of_identity(who), inbox_of(who.kind, who.name)
+        return BrokerCaller("user", str(role), inbox.rpartition(".")[2]), inbox
+    return BrokerCaller.of_identity(who), inbox_of(who.kind, who.name)
 
 
 @pytest.mark.parametrize("name", ATTACKERS)
@@ -155,7 +155,7 @@ async def test_each_role_reads_a_run_and_follows_what_came_of_a_message(mesh: Gu
             span = await run_record.span_of(reader, "j")
             frames = [frame async for frame in run_record.read_run(reader, "j", span)]
             assert [frame.subject for frame in frames] == [subjects.JOB_EVENT(job="j")]
-            lens = Lens(may=tap_scope.may(hidden))
+            lens = TapDecoder(may=tap_scope.may(hidden))
             assert [tapped.subject async for tapped in past(reader, lens)] == [subjects.JOB_EVENT(job="j")]
             assert reader.counters.denied == 0
 

@@ -15,7 +15,7 @@ from bus.connection import Bus
 from bus.guard.permissions import PRIVATE
 from bus.security.credentials import issue
 from bus.security.identity import Identity
-from entities.gateway.dashboard.tap_stream import TapRooms
+from entities.gateway.dashboard.tap_stream import TapSessions
 from schemas.door import MeshQuery, MeshStatus, TapScope
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope
@@ -82,7 +82,7 @@ async def seen(frames: AsyncGenerator[bytes, None], wanted: set[str]) -> tuple[A
 
 async def test_a_viewer_hears_whole_domains_less_what_is_private_and_no_answers(mesh: Guarded) -> None:
     async with bus_of(mesh, "gateway-a", K.GATEWAY, cluster="a") as bus, talking(mesh):
-        rooms = TapRooms(bus)
+        rooms = TapSessions(bus)
         with pytest.raises(Refused):  # the server allows rows, and nothing that goes beyond one
             await bus.link.subscribe("dmsc.v1.registry.>", None)
         wanted = {"registry.heartbeat.orchestrator", "mesh.query"}
@@ -98,7 +98,7 @@ async def test_an_operator_sees_answers_and_the_gateway_needs_no_right_to_them(m
     async with bus_of(mesh, "gateway-a", K.GATEWAY, cluster="a") as bus, talking(mesh):
         with pytest.raises(Refused):
             await bus.link.subscribe("_INBOX.>", None)
-        rooms = TapRooms(bus)
+        rooms = TapSessions(bus)
         frames = rooms.stream([">"], [], True, OPERATOR, TOKENS[Role.OPERATOR])
         ready, messages = await seen(frames, {"reply"})
     assert ready["answers"]
@@ -108,6 +108,6 @@ async def test_an_operator_sees_answers_and_the_gateway_needs_no_right_to_them(m
 
 async def test_a_token_is_held_to_its_own_role_whatever_the_gateway_believes(mesh: Guarded) -> None:
     async with bus_of(mesh, "gateway-a", K.GATEWAY, cluster="a") as bus:
-        frames = TapRooms(bus).stream(["signal.access.*"], [], False, OPERATOR, TOKENS[Role.VIEWER])
+        frames = TapSessions(bus).stream(["signal.access.*"], [], False, OPERATOR, TOKENS[Role.VIEWER])
         with pytest.raises(Refused):
             await anext(frames)

@@ -19,14 +19,14 @@ from bus.security.credentials import issue, new_root
 from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer
 from entities.authorizer import AuthorizerConfig, guarding
-from entities.authorizer.audit.rate_limited_records import FoldingConfig
+from entities.authorizer.audit.rate_limited_records import RateLimitedRecordsConfig
 from entities.authorizer.audit.refusals import EVERYBODY_ELSE
 from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind as K
 from tests.integration.guard.wire import Shut, wire
 from tests.patience import PATIENCE_S
 
-FOLDING = FoldingConfig(window_s=0.5, each=1, groups=4)
+FOLDING = RateLimitedRecordsConfig(window_s=0.5, each=1, groups=4)
 SMO = Identity(name="orchestrator", kind=K.ORCHESTRATOR)
 
 

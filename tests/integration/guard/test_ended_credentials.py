@@ -25,10 +25,10 @@ from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster
 from dmsc.state.issued_credentials import Issued, revoke
 from entities.authorizer.access.authentication import User
-from entities.authorizer.connections.connection_authorizer import Doorkeeper
+from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.connections.expulsions import Expulsions
 from entities.authorizer.connections.job_states import JobStates
-from entities.authorizer.disconnection import Evictions
+from entities.authorizer.disconnection import Disconnections
 from entities.authorizer.guard_service import guarding
 from entities.authorizer.service import AuthorizerConfig
 from schemas.access import Revocation
@@ -125,7 +125,7 @@ async def test_only_an_authorizer_comes_in_before_a_guard_has_read_what_was_revo
     read = asyncio.Event()
     async with EmbeddedServer(tmp_path / "nats", guard=keys, sync_always=False) as server:
         user, token = users_token()
-        door = Doorkeeper(keys, lambda: (user,), revocations_read=read)
+        door = ConnectionAuthorizer(keys, lambda: (user,), revocations_read=read)
         async with door.at_door([server.url], "anew"):
             for early in (token, issue(root, AGENT), issue(root, Identity(name="gateway-a", kind=K.GATEWAY))):
                 await shut(server.url, early, door, "waits until what was revoked is known here")
@@ -152,7 +152,7 @@ def users_token() -> tuple[User, str]:
     return User(name="ruth", role=Role.RESEARCHER, token_sha256=digest), "a-token-of-ruth"
 
 
-class Counting(Evictions):
+class Counting(Disconnections):
     """Tells of each time that not every server answered."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
@@ -171,7 +171,7 @@ async def test_a_server_that_stands_still_ends_the_connection_once_it_goes_on(tm
     agent = issue(root, AGENT)
     async with EmbeddedCluster(tmp_path / "nats", size=3, guard=keys, sync_always=False) as cluster:
         first, second, _ = cluster.servers
-        door = Doorkeeper(keys, lambda: ())
+        door = ConnectionAuthorizer(keys, lambda: ())
         evictions, jobs = Counting([first.url], keys), JobStates()
         expulsions = Expulsions(evictions, jobs)
         async with (
@@ -234,7 +234,7 @@ async def connected(url: str, token: str, job: str) -> None:
         await bus.barrier()
 
 
-class Late(Doorkeeper):
+class Late(ConnectionAuthorizer):
     """`left`: somebody was left without an answer."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
@@ -265,7 +265,7 @@ async def test_an_instance_comes_back_to_an_authorizer_that_has_yet_to_read_the_
         door = Late(keys, lambda: (), jobs=jobs)
         async with door.at_door([url], "anew"), asyncio.timeout(PATIENCE_S):
             back = lost.link.back
-            await Evictions([url], keys, name="anew").throw_out_credential(Credential.parse(token).id)
+            await Disconnections([url], keys, name="anew").throw_out_credential(Credential.parse(token).id)
             await door.left.wait()
             assert not lost.connected
             assert "no record of the job of j1-s0-r0 is known here" in door.reasons

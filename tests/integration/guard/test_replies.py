@@ -18,7 +18,7 @@ from bus.subject import Delivery
 from bus.subjects import SUBJECTS
 from bus.wire import codec
 from bus.wire import request_progress as progress
-from bus.wire.request_progress import Progress
+from bus.wire.request_progress import RequestProgress
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import Ack
@@ -233,7 +233,12 @@ async def test_word_of_progress_comes_from_who_may_answer_and_from_nobody_else(m
         await instance.serve(subjects.EXPORT, export, job="j", sid=INSTANCE.name)
         exporting = asyncio.create_task(
             smo.command(
-                subjects.EXPORT, order, deadline_s=PATIENCE_S, moving=Progress(), job="j", sid=INSTANCE.name
+                subjects.EXPORT,
+                order,
+                deadline_s=PATIENCE_S,
+                moving=RequestProgress(),
+                job="j",
+                sid=INSTANCE.name,
             )
         )
         inbox = await asyncio.wait_for(asked, PATIENCE_S)

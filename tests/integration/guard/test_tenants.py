@@ -16,12 +16,12 @@ import pytest_asyncio
 
 from bus import subjects
 from bus.connection import Bus
-from bus.guard.accounts import Account, Limits, account_of, least_store_bytes
-from bus.guard.broker_caller import BELOW, askers_of_role
-from bus.guard.connection_admin import Connections
+from bus.guard.accounts import AccountLimits, NatsAccount, account_of, least_store_bytes
+from bus.guard.broker_caller import BELOW, callers_of_role
+from bus.guard.connection_admin import ConnectionAdmin
 from bus.guard.guard_keys import GuardKeys
 from bus.messaging import rendezvous
-from bus.messaging.disconnects import departures
+from bus.messaging.disconnects import subscribe_disconnects
 from bus.messaging.streams import stream_configs
 from bus.nats import jetstream
 from bus.nats.reply_subjects import inbox_of_token
@@ -105,7 +105,7 @@ class Shared:
 
     async def count(self, side: Side, name: str) -> int:
         """How many connections `name` has in the account of `side`, as the server says."""
-        async with Connections.open([self.server.url], self.keys, name="test") as connections:
+        async with ConnectionAdmin.open([self.server.url], self.keys, name="test") as connections:
             return len(await connections.of(lambda as_: as_.partition("/")[0] == name, side.account))
 
 
@@ -132,12 +132,12 @@ async def sharing(folder: Path, store_bytes: int) -> AsyncIterator[Shared]:
     """`store_bytes`: of each tenant."""
     sides = [make_side(folder, name) for name in NAMES]
     keys = GuardKeys.generate(None)
-    limits = Limits(store_bytes=store_bytes, memory_bytes=32 << 20, connections=CONNECTIONS)
+    limits = AccountLimits(store_bytes=store_bytes, memory_bytes=32 << 20, connections=CONNECTIONS)
     server = EmbeddedServer(
         folder / "nats",
         guard=keys,
         sync_always=False,
-        accounts=[Account(name=side.account, limits=limits) for side in sides],
+        accounts=[NatsAccount(name=side.account, limits=limits) for side in sides],
         max_store_bytes=2 * limits.store_bytes,
         max_memory_bytes=2 * limits.memory_bytes,
     )
@@ -172,7 +172,7 @@ def everything(inbox: str) -> Iterable[str]:
     for row in SUBJECTS:
         if row is not subjects.BROKER_REQUEST:
             yield row(**dict.fromkeys(row.tokens, "x"))
-    yield from (asker.subject for asker in askers_of_role(Role.ADMIN, inbox))
+    yield from (asker.subject for asker in callers_of_role(Role.ADMIN, inbox))
     yield from (pattern.replace("*", "x").replace(">", "x") for pattern in rendezvous.subjects_of(None))
     yield from (
         "$O.artifacts.C.x.x",
@@ -363,7 +363,7 @@ async def test_each_hears_of_its_own_departures(shared: Shared) -> None:
     async with shared.bus(shared.red, SRD) as red, shared.bus(shared.blue, SRD) as blue:
         for name, bus in (("red", red), ("blue", blue)):
             queue = gone[name]
-            await departures(bus, lambda who, why, queue=queue: queue.put_nowait(who))
+            await subscribe_disconnects(bus, lambda who, why, queue=queue: queue.put_nowait(who))
         async with wire(shared.server.url, issue(shared.red.root, SMO), "of-red", K.ORCHESTRATOR):
             pass
         async with asyncio.timeout(PATIENCE_S):

@@ -13,7 +13,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.rendezvous import Rendezvous, links_of
-from bus.nats.client import Link
+from bus.nats.client import NatsConnection
 from bus.nats.dialer import KeyUser
 from bus.nats.reply_subjects import inbox_of_token
 from bus.security import nats_jwt
@@ -21,8 +21,8 @@ from bus.security.credentials import Credential, delegate, issue, new_root
 from bus.security.identity import Identity
 from bus.security.nats_jwt import SigningKeys
 from bus.wire import codec
-from entities.authorizer.connections.connection_authorizer import Doorkeeper
-from entities.authorizer.disconnection import Evictions
+from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
+from entities.authorizer.disconnection import Disconnections
 from schemas.door import CancelJob
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
@@ -294,7 +294,7 @@ async def test_a_user_who_is_removed_while_connected_is_out_and_stays_out(mesh: 
     async with wire(mesh.url, token) as connection, other as bystander:
         mesh.users[:] = [user for user in mesh.users if user.role is not Role.RESEARCHER]
         began = asyncio.get_running_loop().time()
-        throwing = asyncio.create_task(Evictions([mesh.url], mesh.keys).throw_out("researcher-one"))
+        throwing = asyncio.create_task(Disconnections([mesh.url], mesh.keys).throw_out("researcher-one"))
         async with asyncio.timeout(PATIENCE_S):
             while await connection.reader.readline():
                 pass
@@ -483,7 +483,7 @@ async def test_without_a_guard_nobody_comes_in_and_whoever_waits_does_when_it_is
             await Bus.connect(
                 mesh.url, name="x", kind=K.CLIENT, token=mesh.root, connect_timeout_s=1.5
             ).__aenter__()
-        async with Doorkeeper(mesh.keys, lambda: (), jobs=AnyJob()).at_door([mesh.url], "late"):
+        async with ConnectionAuthorizer(mesh.keys, lambda: (), jobs=AnyJob()).at_door([mesh.url], "late"):
             async with asyncio.timeout(PATIENCE_S):
                 await began
 
@@ -494,7 +494,9 @@ async def _connected(mesh: Guarded) -> None:
 
 
 async def test_questions_that_no_server_asks_are_counted_and_left(mesh: Guarded) -> None:
-    link = Link([mesh.url], name="x", label="x/0", token=KeyUser(mesh.keys.guard), inbox_prefix="_INBOX.x")
+    link = NatsConnection(
+        [mesh.url], name="x", label="x/0", token=KeyUser(mesh.keys.guard), inbox_prefix="_INBOX.x"
+    )
     await link.open(PATIENCE_S)
     try:
         for data in (b"", b"xkv1", b"{}", json.dumps({"nats": {}}).encode(), b"\xff" * 100):

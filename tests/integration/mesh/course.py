@@ -17,7 +17,7 @@ import pytest
 from bus import subjects
 from bus.subject import Subject
 from bus.tap.live_tap import Tap
-from bus.tap.message import Tapped
+from bus.tap.message import TappedMessage
 from entities.orchestrator.step.step_orders import STATE_DEADLINE_S
 from schemas.base import Message
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
@@ -60,7 +60,7 @@ class Course:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     # --- what is seen ---------------------------------------------------------------------------------
-    def note(self, tapped: Tapped) -> None:
+    def note(self, tapped: TappedMessage) -> None:
         message, row = tapped.message, tapped.row
         if message is None or row is None or tapped.envelope is None:
             return

@@ -8,10 +8,10 @@ from collections import Counter
 from bus import subjects
 from bus.connection import Bus
 from bus.subject import Subject
-from bus.tap.causal_tree import CausalTree, Node
+from bus.tap.causal_tree import CausalTree, TreeNode
 from bus.tap.decoder import INBOXES
 from bus.tap.live_tap import Tap
-from bus.tap.message import Tapped
+from bus.tap.message import TappedMessage
 from schemas.envelope import EntityKind
 from schemas.job import JobRecord, JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job
@@ -60,9 +60,9 @@ async def test_a_job_is_one_tree_of_messages(mesh: Mesh) -> None:
     assert left <= OF_ITSELF, [row.name for row in left - OF_ITSELF if row]
 
 
-async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[Tapped]]:
+async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[TappedMessage]]:
     """A job's record at its end, and all that was said meanwhile."""
-    seen: list[Tapped] = []
+    seen: list[TappedMessage] = []
     ended = asyncio.Event()
     async with (
         Bus.connect(mesh.servers, name="witness", kind=EntityKind.TAP, token=mesh.bus_token) as bus,
@@ -86,13 +86,13 @@ async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[Tapped]]:
     return record, seen
 
 
-def row_of(node: Node | None) -> Subject | None:
+def row_of(node: TreeNode | None) -> Subject | None:
     return None if node is None or node.tapped is None else node.tapped.row
 
 
-def chain_of(node: Node) -> tuple[Subject | None, ...]:
+def chain_of(node: TreeNode) -> tuple[Subject | None, ...]:
     found: list[Subject | None] = []
-    above: Node | None = node
+    above: TreeNode | None = node
     while above is not None and above.tapped is not None:
         found.insert(0, above.tapped.row)
         above = above.parent

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from dmsc.chaos.plan import FaultKind, PlannedFault, choose
-from dmsc.chaos.processes import LocalMesh, strike, thaw
+from dmsc.chaos.processes import LocalMesh, inject, resume
 from dmsc.state.state_folder import StateFolder
 from schemas.errors import DmscError
 from schemas.job import JobSpec
@@ -166,16 +166,16 @@ async def test_a_process_that_is_not_the_one_that_was_chosen_is_never_hit() -> N
     stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", "import signal; signal.pause()")
     born = psutil.Process(stranger.pid).create_time()
     with pytest.raises(DmscError, match="another process by now"):
-        await strike([(stranger.pid, born - 5.0)])
+        await inject([(stranger.pid, born - 5.0)])
     assert stranger.returncode is None
-    _, held = await strike([(stranger.pid, born)], freeze=True)
+    _, held = await inject([(stranger.pid, born)], freeze=True)
     assert psutil.Process(stranger.pid).status() == psutil.STATUS_STOPPED
-    thaw(held)
-    at, _ = await strike([(stranger.pid, born)])
+    resume(held)
+    at, _ = await inject([(stranger.pid, born)])
     assert at > born
     assert await stranger.wait() == -signal.SIGKILL
     with pytest.raises(DmscError, match="has ended"):
-        await strike([(stranger.pid, born)])
+        await inject([(stranger.pid, born)])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from bus.messaging.key_value import ANSWER_S
 from bus.nats.jetstream import TIMEOUT_S
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster, copies
-from entities.service_registry.core import LeaseConfig
+from entities.service_registry.core import RegistrationLeaseConfig
 from schemas.door import MeshStatus
 from schemas.job import JobSpec, JobState
 from tests.integration.bus.records import until
@@ -30,7 +30,7 @@ MOMENTS = {
 }
 """What the orchestrator asks the bus outside a job's steps, and for how long it gets no answer: longer than
 it waits for one."""
-STANDS_STILL_S = LeaseConfig().expiry_s + 4 * LeaseConfig().tick_s + 2.0
+STANDS_STILL_S = RegistrationLeaseConfig().expiry_s + 4 * RegistrationLeaseConfig().tick_s + 2.0
 """Longer than any lease, and than what a registry needs to notice that one has run out."""
 
 

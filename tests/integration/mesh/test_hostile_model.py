@@ -16,7 +16,7 @@ import pytest
 from schemas.job import JobState
 from tests.integration.mesh.conftest import Mesh, _children_of, outcome, start_mesh, stop_mesh
 from tests.integration.mesh.user_jobs import user_job, words
-from workers.sandbox.confinement import Way, works
+from workers.sandbox.confinement import ConfinementMethod, works
 
 MARK = "a-neighbours-file"
 
@@ -89,8 +89,10 @@ def code_folder(folder: Path) -> Path:
     return code
 
 
-@pytest.mark.parametrize("way", [Way.OWN_USER, Way.LANDLOCK])
-def test_a_hostile_model_gets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
+@pytest.mark.parametrize("way", [ConfinementMethod.OWN_USER, ConfinementMethod.LANDLOCK])
+def test_a_hostile_model_gets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: ConfinementMethod
+) -> None:
     if not works(way):
         pytest.skip(f"this machine can't confine anybody by {way}")
     monkeypatch.setenv("DMSC_SANDBOX", way)
@@ -121,7 +123,7 @@ def test_a_hostile_model_gets_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len({one["pid"] for one in told}) >= 2, "it ran neither in the analysis nor in an instance"
         got = {name: what for one in told for name, what in one["got"].items() if what}
         assert not got
-        if way is Way.OWN_USER:
+        if way is ConfinementMethod.OWN_USER:
             users = [one["uid"] for one in told]
             assert os.getuid() not in users
             assert len(set(users)) == len(users), "two processes had the same user"

@@ -110,7 +110,9 @@ async def check_contents(bus: Bus, job: str, store: InstanceStore) -> None:
             await asyncio.sleep(0.1)
     assert metrics[0].resident_bytes > 0
     assert json.loads(metrics[0].device or "{}")["device"] == "cpu"
-    snapshots = await store.snapshots() + await other.snapshots()  # one replica of a stage is asked
+    async with asyncio.timeout(PATIENCE_S):  # a checkpoint is written beside the steps
+        while not (snapshots := await store.snapshots() + await other.snapshots()):  # one replica is asked
+            await asyncio.sleep(0.1)
     assert snapshots[0].version == 3
     assert {each.kind for each in snapshots} == {"checkpoint"}
     assert all(each.url and each.bytes > 0 for each in snapshots)

@@ -24,7 +24,7 @@ from bus import subjects
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Names, Subject
 from bus.tap.live_tap import Tap
-from bus.tap.message import Tapped
+from bus.tap.message import TappedMessage
 from schemas.base import Message
 from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind, Envelope
@@ -87,11 +87,11 @@ class Recording:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.steps: list[Step] = []
-        self.problems: list[Tapped] = []
+        self.problems: list[TappedMessage] = []
         self.news = asyncio.Event()
         self._places: dict[Subject, list[int]] = {}
 
-    def add(self, tapped: Tapped) -> None:
+    def add(self, tapped: TappedMessage) -> None:
         """Messages of the table; what can't be decoded apart; marks of deleted keys carry nothing."""
         if tapped.envelope is not None and tapped.row is not None and tapped.message is not None:
             seen = Seen(tapped.row, tapped.tokens, tapped.envelope, tapped.message)

@@ -15,7 +15,7 @@ from bus import subjects
 from bus.messaging import stream_specs
 from bus.messaging.key_value import Change
 from bus.nats import jetstream
-from bus.nats.ordered_consumer import Reader
+from bus.nats.ordered_consumer import OrderedConsumer
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
 from bus.wire import codec
@@ -120,7 +120,7 @@ async def live(client: Witness) -> dict[str, bytes]:
     """Every key of every bucket, with its value."""
     found: dict[str, bytes] = {}
     for bucket in stream_specs.BUCKETS:
-        async with Reader.open(client.bus.link, f"KV_{bucket}", f"$KV.{bucket}.>") as reader:
+        async with OrderedConsumer.open(client.bus.link, f"KV_{bucket}", f"$KV.{bucket}.>") as reader:
             async for item in reader.present():
                 if not item.is_marker:
                     found[item.subject] = item.data

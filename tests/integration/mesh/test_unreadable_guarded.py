@@ -20,7 +20,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.messaging import rendezvous, streams
 from bus.nats import jetstream
-from bus.nats.ordered_consumer import Reader
+from bus.nats.ordered_consumer import OrderedConsumer
 from bus.subject import Subject
 from dmsc.client.client import Client
 from schemas.envelope import EntityKind
@@ -65,7 +65,7 @@ def spec(name: str) -> JobSpec:
 async def spoil(mesh: Mesh, kind: EntityKind, stream: str, pattern: str, garbage: bytes) -> int:
     """Over every key; how many there were."""
     async with Bus.connect(mesh.servers, name="spoiler", kind=kind, token=mesh.bus_token) as bus:
-        async with Reader.open(bus.link, stream, pattern) as reader:
+        async with OrderedConsumer.open(bus.link, stream, pattern) as reader:
             keys = {item.subject async for item in reader.present() if not item.is_marker}
         for key in keys:
             with contextlib.suppress(DmscError):

@@ -36,7 +36,7 @@ from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
 from tests.patience import NEVER_S, PATIENCE_S
 from workers.store.local_store import LocalStore
-from workers.store.recorder import Chronicle
+from workers.store.recorder import StoreRecorder
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "my_policy.py"
 
@@ -399,7 +399,7 @@ async def test_a_policy_reads_local_stores_and_a_silent_one_delays_nothing(
     async with LocalStore(tmp_path, member) as store:
         store.add("audit", {"what": "step commit", "outcome": "obeyed", "reason": ""})
         store.add("audit", {"what": "step commit", "outcome": "refused", "reason": "fenced: epoch 1"})
-        chronicle = Chronicle(store, 0)
+        chronicle = StoreRecorder(store, 0)
         await mesh.instances.serve(subjects.STORE_QUERY, chronicle.read, job="j", sid=member.sid)
         module, _ = await mesh.module(Auditor())
         async with mesh.telemetry(s0_r0=10.0, s0_r1=30.0):  # of which the second keeps no store

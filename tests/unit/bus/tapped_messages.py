@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bus.subject import Subject
-from bus.tap.message import Arrived, Tapped, decode
+from bus.tap.message import RawMessage, TappedMessage, decode
 from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender
@@ -15,13 +15,13 @@ SENDER = codec.sender_map(Sender(name="someone", kind=EntityKind.CLIENT, incarna
 
 def arrived(
     row: Subject, message: Message, name: str, cause: str | None = None, *, at: float = 1.0, **tokens: Any
-) -> Arrived:
-    return Arrived(at, row(**tokens), codec.encode(message, SENDER, name, cause))
+) -> RawMessage:
+    return RawMessage(at, row(**tokens), codec.encode(message, SENDER, name, cause))
 
 
-def answer(message: Message, name: str, cause: str, *, at: float = 1.0) -> Arrived:
-    return Arrived(at, "_INBOX.someone.x.1", codec.encode(message, SENDER, name, cause))
+def answer(message: Message, name: str, cause: str, *, at: float = 1.0) -> RawMessage:
+    return RawMessage(at, "_INBOX.someone.x.1", codec.encode(message, SENDER, name, cause))
 
 
-def look(one: Arrived) -> Tapped:
+def look(one: RawMessage) -> TappedMessage:
     return decode(one.subject, one.data, at=one.at, operation=one.operation)

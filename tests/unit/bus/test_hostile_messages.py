@@ -13,9 +13,9 @@ import msgpack
 import pytest
 from nats.aio.msg import Msg
 
-from bus.broker.relay import Relay
+from bus.broker.relay import BrokerRelay
 from bus.connection import Bus
-from bus.guard.broker_caller import Asker
+from bus.guard.broker_caller import BrokerCaller
 from bus.messaging.object_store import CHUNK_BYTES
 from bus.subject import ANSWER_BYTES, Delivery, Subject
 from bus.subjects import STEP_FENCE, STEP_STATUS, SUBJECTS
@@ -167,8 +167,8 @@ class Answers:
 async def test_a_broker_reads_nothing_of_a_call_above_a_notices_size_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bus, asker = Answers(), Asker("client", "any", "viewer")
-    relay = Relay(cast(Bus, bus))
+    bus, asker = Answers(), BrokerCaller("client", "any", "viewer")
+    relay = BrokerRelay(cast(Bus, bus))
     assert CHUNK_BYTES < codec.MOST_NOTICE_BYTES, "the largest write that anybody makes is let through"
     monkeypatch.setattr(msgpack, "unpackb", None)
     data = b"\x91" * (codec.MOST_NOTICE_BYTES + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.door import JobLoad
-from schemas.job import InstanceView, JobEvent, JobRecord, JobSpec, JobState, StepResult
+from schemas.job import JobEvent, JobRecord, JobSpec, JobState, LiveInstanceView, StepResult
 from tests.entity_records import compute
 
 JOB = "j1"
@@ -38,7 +38,7 @@ def step(
 
 def instances(*views: tuple[str, int, str]) -> JobEvent:
     made = tuple(
-        InstanceView(
+        LiveInstanceView(
             sid=sid, role="stage" if stage >= 0 else "data", stage=stage, cluster="a", node="n", state=state
         )
         for sid, stage, state in views

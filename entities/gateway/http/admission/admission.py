@@ -1,9 +1,9 @@
 """The first thing that a request meets at the HTTP door: its correlation, its limits, its line in the log.
 
 Plain ASGI and outermost, so that a refusal costs a fraction of an answer: while the gateway stops, beyond an
-identity's rate, and while there is more to do than the process can (`Load`), it is `503` or `429` with
+identity's rate, and while there is more to do than the process can (`HttpLoad`), it is `503` or `429` with
 `Retry-After` before anything was begun. So whatever was refused here may be repeated without harm. What was
-answered a moment ago and is still true is answered here, too (`KeptReads`).
+answered a moment ago and is still true is answered here, too (`ResponseCache`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from bus.logs import get_logger
 from bus.wire.correlation import correlated
 from entities.gateway.dashboard.assets import PATH as PAGE
 from entities.gateway.http.admission.early_refusal import BUSY, PROBES
-from entities.gateway.http.admission.load import Load
-from entities.gateway.http.admission.response_cache import KeptRead, KeptReads
+from entities.gateway.http.admission.load import HttpLoad
+from entities.gateway.http.admission.response_cache import CachedResponse, ResponseCache
 from entities.gateway.http.api_document import PATH as DOCS
-from entities.gateway.http.config import DoorConfig
-from entities.gateway.http.metrics import DoorMetrics
+from entities.gateway.http.config import HttpConfig
+from entities.gateway.http.metrics import HttpMetrics
 from entities.gateway.http.problems import MEDIA_TYPE, problem, status_of
-from entities.gateway.http.rate_limit import Buckets, Grant
-from entities.gateway.http.request_facts import HEADERS, Facts, asked
-from entities.gateway.operations.access_client import Guard
+from entities.gateway.http.rate_limit import Buckets, RateGrant
+from entities.gateway.http.request_facts import HEADERS, RequestFacts, asked
+from entities.gateway.operations.access_client import AccessClient
 from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
 
 log = get_logger("door")
@@ -54,21 +54,21 @@ DATA = [
 _BEARER = re.compile(rb"^bearer +(\S+) *$", re.IGNORECASE)
 
 Refusal = tuple[HTTPStatus, str, str, int]
-"""Status, code, what to say, and when to come back in seconds (0: `Grant.headers` says it, or never)."""
+"""Status, code, what to say, and when to come back in seconds (0: `RateGrant.headers` says it, or never)."""
 
 
-class Admission:
+class RequestAdmission:
     """ASGI around the application. Headers and query are never logged: they may hold secrets."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        guard: Guard,
-        metrics: DoorMetrics,
-        load: Load,
-        reads: KeptReads,
-        config: DoorConfig,
+        guard: AccessClient,
+        metrics: HttpMetrics,
+        load: HttpLoad,
+        reads: ResponseCache,
+        config: HttpConfig,
     ) -> None:
         self._app = app
         self._guard = guard
@@ -86,7 +86,7 @@ class Admission:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given, span = asked(headers)
         with correlated(given, span=span) as correlation:
-            told = _Told(send, [(name, correlation.encode()) for name in HEADERS])
+            told = _ResponseHeaders(send, [(name, correlation.encode()) for name in HEADERS])
             if not scope["path"].startswith(PAGES):  # these have a policy of their own
                 told.extra += DATA
             begun = time.monotonic()
@@ -95,13 +95,15 @@ class Admission:
             finally:
                 self._note(scope, told, begun)
 
-    async def _admit(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, told: _Told) -> None:
+    async def _admit(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, told: _ResponseHeaders
+    ) -> None:
         is_probe = scope["path"] in PROBES
         bearer = _BEARER.match(headers.get(b"authorization", b""))
         token = bearer.group(1).decode("latin-1") if bearer is not None else ""
         user = self._guard.user_of(token) if token else None
         client = scope.get("client")
-        facts = Facts(f"user {user}" if user is not None else f"address {client[0] if client else ''}")
+        facts = RequestFacts(f"user {user}" if user is not None else f"address {client[0] if client else ''}")
         if not is_probe:
             # A page is some twenty files, without secrets: who loads it again and again guesses no token.
             is_page = scope["path"].startswith(PAGE)
@@ -168,7 +170,7 @@ class Admission:
 
         return receiving
 
-    def _note(self, scope: Scope, told: _Told, begun: float) -> None:
+    def _note(self, scope: Scope, told: _ResponseHeaders, begun: float) -> None:
         self._metrics.answered[told.status] += 1
         tell = log.debug if scope["path"] in QUIET else log.info
         tell(
@@ -181,7 +183,7 @@ class Admission:
             ms=round(1e3 * (time.monotonic() - begun), 1),
         )
 
-    def _refusal(self, grant: Grant) -> Refusal | None:
+    def _refusal(self, grant: RateGrant) -> Refusal | None:
         load = self._load
         if load.draining:
             reason, said = "draining", "this gateway stops; ask another one"
@@ -199,7 +201,7 @@ class Admission:
         return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, said, 1
 
 
-class _Told:
+class _ResponseHeaders:
     """What goes to the client: `send` with a few more headers, and with its account."""
 
     __slots__ = ("_send", "extra", "facts", "load", "sent", "status")
@@ -207,8 +209,8 @@ class _Told:
     def __init__(self, send: Send, extra: list[tuple[bytes, bytes]]) -> None:
         self._send = send
         self.extra = extra
-        self.facts: Facts | None = None
-        self.load: Load | None = None  # where this request counts as open
+        self.facts: RequestFacts | None = None
+        self.load: HttpLoad | None = None  # where this request counts as open
         self.status = 0
         self.sent = 0
 
@@ -244,7 +246,7 @@ def _given_twice(scope: Scope) -> Refusal | None:
     return None
 
 
-async def _repeat(send: Send, kept: KeptRead) -> None:
+async def _repeat(send: Send, kept: CachedResponse) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": kept.headers})
     await send({"type": "http.response.body", "body": kept.body})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from entities.http_server.connection_limits import LATE, LONG, ConnectionBounds, Connections
+from entities.http_server.connection_limits import LATE, LONG, ConnectionBounds, OpenConnections
 
 HEAD_BYTES = 64 << 10
 """Of a request's head. The parser in C has no limit of its own."""
@@ -13,7 +13,7 @@ REST_BYTES = 4 << 20
 """Of a body that was refused, so that the refusal arrives: more is cut off."""
 
 
-def with_deadlines(protocol: type[Any], connections: Connections) -> type[Any]:
+def with_deadlines(protocol: type[Any], connections: OpenConnections) -> type[Any]:
     """`protocol`, uvicorn's for HTTP/1.1, that tells `connections` what it is at."""
 
     class Bounded(protocol):  # type: ignore[misc]  # whichever parser there is

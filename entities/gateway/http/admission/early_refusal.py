@@ -1,8 +1,8 @@
 """Under overload: an answer before the request is parsed, for what an answer would cost otherwise.
 
 Reading the head of a request, making a task and walking through the application takes a good part of a
-millisecond, whatever comes out. While there are more requests than the gateway can do (`Load.too_much`), a
-whole GET on an idle connection gets the same ready-made `503` with `Retry-After`; the connection stays. The
+millisecond, whatever comes out. While there are more requests than the gateway can do (`HttpLoad.too_much`),
+a whole GET on an idle connection gets the same ready-made `503` with `Retry-After`; the connection stays. The
 rest, and whatever is not that plain, is refused by `Admission`. Probes are always answered.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from entities.gateway.http.admission.load import Load
+from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.problems import MEDIA_TYPE, problem
 from schemas.errors import Overloaded
 
@@ -43,7 +43,9 @@ def is_plain(data: bytes) -> bool:
     return data[: data.find(b"\r\n")].endswith(b" HTTP/1.1") and _MORE.search(data) is None
 
 
-def refusing_early(protocol: type[Any], load: Load, refused: Callable[[], None]) -> type[asyncio.Protocol]:
+def refusing_early(
+    protocol: type[Any], load: HttpLoad, refused: Callable[[], None]
+) -> type[asyncio.Protocol]:
     """`protocol`, of `with_deadlines`, that looks at `load` first; `refused` hears of each refusal."""
 
     class Early(protocol):  # type: ignore[misc]  # whichever parser there is

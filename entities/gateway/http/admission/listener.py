@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from entities.http_server.acceptor import Acceptor
-from entities.http_server.connection_limits import Connections
+from entities.http_server.connection_limits import OpenConnections
 from schemas.errors import BadInput
 
 GRACE_S = 1  # whole seconds from the end of the drain until what is still open is cut off
@@ -103,7 +103,7 @@ def configured(
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: uvicorn.Config, sock: socket.socket, drain: Callable[[], Awaitable[None]], room: Connections
+    config: uvicorn.Config, sock: socket.socket, drain: Callable[[], Awaitable[None]], room: OpenConnections
 ) -> AsyncIterator[None]:
     """Serve on the socket for the length of the block; `drain` ends what is open before it stops.
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bus.logs import get_logger
-from entities.gateway.http.config import DoorConfig
-from entities.metrics import HTTP_OPEN, HTTP_REFUSED, Reading
+from entities.gateway.http.config import HttpConfig
+from entities.metrics import HTTP_OPEN, HTTP_REFUSED, MetricReading
 
 log = get_logger("door")
 
@@ -33,7 +33,7 @@ TOLD_S = 1.0
 
 
 @dataclass(slots=True)
-class Queue:
+class AdmissionQueue:
     """When the requests came that wait for their turn: pure, times are monotonic seconds."""
 
     most: int
@@ -66,17 +66,17 @@ class Queue:
         return waiting >= self.most // STANDING_SHARE or now - self.came[0] > self.standing_s
 
 
-class Load:
+class HttpLoad:
     """What the door is busy with."""
 
-    def __init__(self, config: DoorConfig | None = None) -> None:
-        config = config or DoorConfig()
+    def __init__(self, config: HttpConfig | None = None) -> None:
+        config = config or HttpConfig()
         self.open = 0
         self.stalled: Counter[str] = Counter()
         """Of these, by identity, such as wait for the client's next bytes: they keep nobody else out."""
         self.draining = False
         self.refused: Counter[str] = Counter()
-        self.queue = Queue(config.queued_requests, config.burst_s, config.standing_s)
+        self.queue = AdmissionQueue(config.queued_requests, config.burst_s, config.standing_s)
         self._most_open = config.open_requests
         self._turns: deque[asyncio.Future[None]] = deque()
         self._begun = 0
@@ -152,7 +152,7 @@ class Load:
                 async with asyncio.timeout(timeout_s):
                     await self._idle.wait()
 
-    def readings(self, gateway: str) -> Iterator[Reading]:
+    def readings(self, gateway: str) -> Iterator[MetricReading]:
         """For whoever scrapes this process."""
         yield HTTP_OPEN(self.open, gateway=gateway)
         for reason, count in self.refused.items():

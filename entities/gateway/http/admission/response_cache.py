@@ -20,7 +20,7 @@ EACH_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRead:
+class CachedResponse:
     """An answer to whoever may do `action` on `resource`, while `present()` is `of`."""
 
     action: str
@@ -35,11 +35,11 @@ class KeptRead:
         return self.present() is self.of
 
 
-class KeptReads:
+class ResponseCache:
     """By path and query."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, bytes], KeptRead] = {}
+        self._kept: dict[tuple[str, bytes], CachedResponse] = {}
         self._bytes = 0
 
     def keep(
@@ -60,10 +60,10 @@ class KeptReads:
             if self._bytes > MOST_BYTES:
                 self._kept.clear()
                 self._bytes = len(body) + EACH_BYTES
-            self._kept[key] = KeptRead(action, resource, of, present, tuple(answer.raw_headers), body)
+            self._kept[key] = CachedResponse(action, resource, of, present, tuple(answer.raw_headers), body)
         return answer
 
-    def find(self, scope: Scope) -> KeptRead | None:
+    def find(self, scope: Scope) -> CachedResponse | None:
         if scope["method"] != "GET":
             return None
         found = self._kept.get((scope["path"], scope["query_string"]))

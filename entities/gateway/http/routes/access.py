@@ -11,9 +11,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import Reason, Token, UserName
-from entities.gateway.operations.access import AccessDesk
+from entities.gateway.operations.access import AccessOperations
 from schemas.access import AccessExplanation, UserAnswer, WhoAmI
 from schemas.audit import AuditPage
 from schemas.base import Message, Part, Seconds, is_token
@@ -32,10 +32,10 @@ class NewUser(Part):
     expires_s: Seconds | None = Field(None, gt=0, description="how long the first token lasts; default: 8 h")
 
 
-def access(door: Door) -> APIRouter:
+def access(door: HttpContext) -> APIRouter:
     """The routes below `/v1/users`, `/v1/access`, `/v1/audit`, and `/v1/whoami`."""
     router = APIRouter(prefix="/v1")
-    desk = AccessDesk(door.bus, door.guard, door.metrics.gateway, door.desk.stored)
+    desk = AccessOperations(door.bus, door.guard, door.metrics.gateway, door.desk.stored)
 
     @router.get("/whoami", response_model=WhoAmI, tags=["users"])
     async def whoami(token: Token) -> Response:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 
 from bus import subjects
 from bus.logs import get_logger
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import IdempotencyKey, Token, body_of, made, parse
 from entities.gateway.operations.idempotency import Answer
 from schemas.cluster import Strike, Struck
@@ -26,7 +26,7 @@ TIMEOUT_S = 5.0
 """The agent's answer. Asked once: a fault that is repeated is another fault."""
 
 
-def chaos(door: Door) -> APIRouter:
+def chaos(door: HttpContext) -> APIRouter:
     """`/v1/chaos/faults`, `/v1/chaos/outside`."""
     router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
 

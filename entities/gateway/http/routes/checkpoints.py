@@ -6,7 +6,7 @@ import contextlib
 
 from fastapi import APIRouter, Request, Response
 
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import DOCUMENTED, File, file_answer
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import ByteRange, CheckpointName, JobId, PageAsked, Token, answer, paged
@@ -22,7 +22,7 @@ from schemas.job import JobRecord
 from schemas.pages import CheckpointPage
 
 
-def checkpoints(door: Door) -> APIRouter:
+def checkpoints(door: HttpContext) -> APIRouter:
     """The routes below `/v1/jobs/{job}/checkpoints`."""
     router = APIRouter(prefix="/v1/jobs/{job}/checkpoints", tags=["checkpoints"])
 

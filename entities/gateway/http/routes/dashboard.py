@@ -1,7 +1,7 @@
 """The dashboard's HTTP: its files, one aggregated view, live events, log search, and the tap.
 
 Files need no token, for nothing of the mesh is in them; all the rest is checked by Type 3, a stream for as
-long as it is open (`Door.stream`).
+long as it is open (`HttpContext.stream`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from bus.tap.scope import left_out
 from entities.gateway.dashboard.assets import HEADERS, INDEX, PATH, assets
 from entities.gateway.dashboard.logs import Search
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import Token, WantedInstance, WantedJob
 from entities.gateway.http.sse.response import STREAM, EventStream
 from schemas.errors import NotFound
 
 
-def dashboard(door: Door) -> APIRouter:
+def dashboard(door: HttpContext) -> APIRouter:
     """The routes of the page and of what stands behind it."""
     router = APIRouter()
     _files(router)
@@ -52,7 +52,7 @@ def _files(router: APIRouter) -> None:
         return Response(asset.body, headers=headers, media_type=asset.media_type)
 
 
-def _views(router: APIRouter, door: Door) -> None:
+def _views(router: APIRouter, door: HttpContext) -> None:
     desk = door.dashboard
 
     @router.get("/v1/overview", tags=["dashboard"])
@@ -72,7 +72,7 @@ def _views(router: APIRouter, door: Door) -> None:
         return await _streaming(door, request, token, "mesh.read", "mesh", desk.live(access))
 
 
-def _searches(router: APIRouter, door: Door) -> None:
+def _searches(router: APIRouter, door: HttpContext) -> None:
     desk = door.dashboard
 
     @router.get("/v1/logs", tags=["dashboard"])
@@ -122,7 +122,12 @@ def _searches(router: APIRouter, door: Door) -> None:
 
 
 async def _streaming(
-    door: Door, request: Request, token: str, action: str, resource: str, frames: AsyncGenerator[bytes, None]
+    door: HttpContext,
+    request: Request,
+    token: str,
+    action: str,
+    resource: str,
+    frames: AsyncGenerator[bytes, None],
 ) -> EventStream:
     """Waits for the first frame, so that what goes wrong until then has a status of its own."""
     first = await anext(frames)

@@ -10,10 +10,18 @@ from pydantic import AfterValidator
 
 from bus.logs import get_logger
 from bus.messaging.object_store import ObjectInfo
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import BYTES, DOCUMENTED, File, file_answer
 from entities.gateway.http.paging import cut
-from entities.gateway.http.requests import ByteRange, Counted, PageAsked, Token, answer, check_length, paged
+from entities.gateway.http.requests import (
+    BoundedBody,
+    ByteRange,
+    PageAsked,
+    Token,
+    answer,
+    check_length,
+    paged,
+)
 from entities.gateway.storage.usage import DATASETS
 from schemas.errors import Ack, BadInput, NotFound
 from schemas.pages import Dataset, DatasetPage
@@ -39,7 +47,7 @@ def _checked(name: str) -> str:
 Name = Annotated[str, Path(json_schema_extra={"pattern": PATTERN}), AfterValidator(_checked)]
 
 
-def datasets(door: Door) -> APIRouter:
+def datasets(door: HttpContext) -> APIRouter:
     """The routes below `/v1/datasets`."""
     router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
     objects = door.bus.objects
@@ -59,7 +67,7 @@ def datasets(door: Door) -> APIRouter:
         limit = door.config.max_dataset_bytes
         stated = check_length(request, limit)
         async with door.desk.stored.upload(access, name, stated, door.config.upload_hold_s) as upload:
-            body = upload.within(Counted(request, limit).pieces())
+            body = upload.within(BoundedBody(request, limit).pieces())
             info = await objects.put(f"{FOLDER}/{name}", body, upload.nuid)
             await upload.stored()
         log.info("dataset stored", name=name, bytes=info.size, user=access.user)

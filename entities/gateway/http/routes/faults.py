@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from bus import subjects
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     FaultId,
@@ -26,7 +26,7 @@ from schemas.fault import FaultRecord, FaultState
 from schemas.pages import FaultPage
 
 
-def faults(door: Door) -> APIRouter:
+def faults(door: HttpContext) -> APIRouter:
     """The routes below `/v1/faults`."""
     router = APIRouter(prefix="/v1/faults", tags=["faults"])
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from bus import subjects
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     FirstEvent,
@@ -33,7 +33,7 @@ from schemas.job import JobRecord, JobSpec, JobState
 from schemas.pages import JobPage
 
 
-def jobs(door: Door) -> APIRouter:
+def jobs(door: HttpContext) -> APIRouter:
     """The routes below `/v1/jobs` that are about the job itself."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     desk = door.desk

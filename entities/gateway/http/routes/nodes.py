@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     IdempotencyKey,
@@ -26,7 +26,7 @@ from schemas.pages import NodePage, NodeView
 Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; default: the whole node")]
 
 
-def nodes(door: Door) -> APIRouter:
+def nodes(door: HttpContext) -> APIRouter:
     """The routes below `/v1/nodes`, and `/v1/mesh`."""
     router = APIRouter(prefix="/v1")
     desk = door.desk

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     IdempotencyKey,
@@ -33,7 +33,7 @@ from schemas.policy import ModuleLifecycle, PolicySwitch
 Version = Annotated[str, Query(min_length=1, max_length=100, description="as `dmsc policy list` shows it")]
 
 
-def policies(door: Door) -> APIRouter:
+def policies(door: HttpContext) -> APIRouter:
     """The routes below `/v1/policies`, and `/v1/observations`."""
     router = APIRouter(prefix="/v1", tags=["policies"])
     desk = door.desk.modules

@@ -7,19 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from fastapi.responses import PlainTextResponse
 
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.metrics import scrape_targets
 from entities.gateway.http.requests import Token, answer
-from entities.gateway.operations.access import TapDesk
+from entities.gateway.operations.access import TapOperations
 from schemas.door import TapScope
 from schemas.errors import NotFound
 from schemas.pages import Health, Readiness, ScrapeTarget
 
 
-def probes(door: Door) -> APIRouter:
+def probes(door: HttpContext) -> APIRouter:
     """`/healthz`, `/readyz`, `/metrics`, `/v1/metrics/targets`, `/v1/tap/scope`."""
     router = APIRouter()
-    tap = TapDesk(door.guard)
+    tap = TapOperations(door.guard)
     metrics = door.metrics
 
     @router.get("/healthz", response_model=Health, tags=["probes"])

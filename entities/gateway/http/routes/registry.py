@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from bus import subjects
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import ClusterName, InstanceId, PageAsked, Token, WantedJob, answer, paged
 from schemas.data_plane import RouteTable
@@ -21,7 +21,7 @@ from schemas.registry import InstanceState, ServiceRecord
 Name = Annotated[str | None, Query(max_length=120)]
 
 
-def registry(door: Door) -> APIRouter:
+def registry(door: HttpContext) -> APIRouter:
     """`/v1/clusters`, `/v1/instances`, `/v1/routes`."""
     router = APIRouter(prefix="/v1")
 

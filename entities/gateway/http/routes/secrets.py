@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import Token, answer, body_of, named, parse, read_body
 from schemas.base import TOKEN_PATTERN
 from schemas.errors import Ack, BadInput
@@ -16,7 +16,7 @@ MOST_BYTES = 64 << 10
 SecretName = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("secret")]
 
 
-def secrets(door: Door) -> APIRouter:
+def secrets(door: HttpContext) -> APIRouter:
     """The routes below `/v1/secrets`."""
     router = APIRouter(prefix="/v1/secrets", tags=["secrets"])
     desk = door.desk.secrets

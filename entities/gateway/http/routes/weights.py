@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from entities.gateway.http.context import Door
+from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import DOCUMENTED, File, file_answer
 from entities.gateway.http.requests import ByteRange, JobId, Token, answer
 from schemas.errors import NotFound
 from schemas.job import JobRecord, WeightsManifest
 
 
-def weights(door: Door) -> APIRouter:
+def weights(door: HttpContext) -> APIRouter:
     """The routes below `/v1/jobs/{job}/weights`."""
     router = APIRouter(prefix="/v1/jobs/{job}/weights", tags=["weights"])
 

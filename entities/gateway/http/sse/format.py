@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from bus.messaging.streams import Recorded
+from bus.messaging.streams import StreamRecord
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent
 
@@ -31,7 +31,7 @@ class EventsConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EventLine:
     """One record as it goes to clients. `last`: nothing follows it."""
 
     sequence: int
@@ -39,19 +39,19 @@ class Line:
     last: bool = False
 
 
-def job_line(recorded: Recorded) -> Line | None:
+def job_line(recorded: StreamRecord) -> EventLine | None:
     event = recorded.message
     if not isinstance(event, JobEvent):
         return None
     data = sse_record(recorded.sequence, event.kind, event.model_dump_json(exclude_none=True))
-    return Line(recorded.sequence, data, event.state in ENDED)
+    return EventLine(recorded.sequence, data, event.state in ENDED)
 
 
-def fault_line(recorded: Recorded) -> Line | None:
+def fault_line(recorded: StreamRecord) -> EventLine | None:
     fault = recorded.message
     if not isinstance(fault, FaultRecord):
         return None
-    return Line(
+    return EventLine(
         recorded.sequence,
         sse_record(recorded.sequence, "fault", fault.model_dump_json(exclude_none=True)),
     )

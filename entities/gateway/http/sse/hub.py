@@ -16,37 +16,37 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.messaging.streams import Recorded
+from bus.messaging.streams import StreamRecord
 from bus.subject import Subject
-from entities.gateway.http.sse.format import EventsConfig, Line, closing, lagged
-from entities.metrics import EVENT_FEEDS, EVENT_STREAMS, STREAMS_LAGGED, Reading
+from entities.gateway.http.sse.format import EventLine, EventsConfig, closing, lagged
+from entities.metrics import EVENT_FEEDS, EVENT_STREAMS, STREAMS_LAGGED, MetricReading
 from schemas.errors import Overloaded, RateLimited
 
 log = get_logger("gateway")
 
-Render = Callable[[Recorded], Line | None]
+Render = Callable[[StreamRecord], EventLine | None]
 KEEPALIVE = b": waiting\n\n"
 PIECE_BYTES = 64 << 10
 """What is handed to a client's connection at once; the next piece waits until it took this one."""
 
 
-class Feed:
+class SubjectHub:
     """The records of one subject from `floor` on: those that are kept have the numbers `low` … `high`-1."""
 
-    def __init__(self, floor: int, lines: list[Line], config: EventsConfig) -> None:
+    def __init__(self, floor: int, lines: list[EventLine], config: EventsConfig) -> None:
         self.floor = floor
         self.low = self.high = 0
         self.followers = 0
         self.over = False
         self.task: asyncio.Task[None] | None = None
         self._config = config
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, EventLine] = {}
         self._bytes = 0
         self._waiting: set[asyncio.Future[bool]] = set()
         for line in lines:
             self.add(line)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: EventLine) -> None:
         self._lines[self.high] = line
         self.high += 1
         self._bytes += len(line.data)
@@ -66,9 +66,9 @@ class Feed:
             number -= 1
         return number
 
-    def take(self, number: int) -> tuple[bytes, int, Line | None]:
+    def take(self, number: int) -> tuple[bytes, int, EventLine | None]:
         """Records from `number` on in one piece, the next number, and the last of these records."""
-        lines: list[Line] = []
+        lines: list[EventLine] = []
         size = 0
         while number < self.high and size < PIECE_BYTES:
             lines.append(self._lines[number])
@@ -113,7 +113,7 @@ class EventHub:
         self.draining = False
         self._bus = bus
         self._gateway = gateway
-        self._feeds: dict[tuple[Any, ...], Feed] = {}
+        self._feeds: dict[tuple[Any, ...], SubjectHub] = {}
         self._reading = asyncio.Semaphore(config.readers)
         self._open: Counter[str] = Counter()
         self._lagged = 0
@@ -187,7 +187,7 @@ class EventHub:
                 yield piece
 
     async def _live(
-        self, key: tuple[Any, ...], feed: Feed, position: int, has_ended: Callable[[], bool]
+        self, key: tuple[Any, ...], feed: SubjectHub, position: int, has_ended: Callable[[], bool]
     ) -> AsyncGenerator[bytes, None]:
         feed.followers += 1
         number = feed.number_behind(position)
@@ -228,10 +228,10 @@ class EventHub:
         tokens: dict[str, Any],
         render: Render,
         floor: int,
-        lines: list[Line],
-    ) -> Feed:
+        lines: list[EventLine],
+    ) -> SubjectHub:
         """A feed that has `lines` already, and reads on behind them."""
-        feed = self._feeds[key] = Feed(floor, lines, self.config)
+        feed = self._feeds[key] = SubjectHub(floor, lines, self.config)
         start = lines[-1].sequence + 1 if lines else floor
 
         async def read() -> None:
@@ -253,9 +253,9 @@ class EventHub:
 
     async def _past(
         self, row: Subject, tokens: dict[str, Any], render: Render, start: int, limit: int | None
-    ) -> tuple[list[Line], bool]:
+    ) -> tuple[list[EventLine], bool]:
         """A piece of the past from `start` on, below sequence `limit`; whether that was all of it."""
-        lines: list[Line] = []
+        lines: list[EventLine] = []
         size = 0
         async with self._reading:
             past = self._bus.history(row, start=start, **tokens)
@@ -278,7 +278,7 @@ class EventHub:
         for feed in self._feeds.values():
             feed.wake()
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricReading]:
         yield EVENT_STREAMS(self.open, gateway=self._gateway)
         yield EVENT_FEEDS(len(self._feeds), gateway=self._gateway)
         yield STREAMS_LAGGED(self._lagged, gateway=self._gateway)

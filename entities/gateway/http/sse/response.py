@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from entities.gateway.http.request_facts import Facts
+from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.http.sse.format import refused_record
 from entities.gateway.http.sse.hub import EventHub
 
@@ -42,7 +42,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        facts: Facts,
+        facts: RequestFacts,
         hub: EventHub,
         allowed: Allowed,
         pieces: AsyncGenerator[bytes, None],

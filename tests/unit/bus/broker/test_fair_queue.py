@@ -6,13 +6,13 @@ import pytest
 
 from bus.broker import fair_queue as turns
 from bus.broker import quotas as allowance
-from bus.broker.fair_queue import Turns
-from bus.broker.quotas import Allowance, Spending
+from bus.broker.fair_queue import FairQueue
+from bus.broker.quotas import BrokerQuotas, Spending
 from schemas.errors import RateLimited, Refused
 
 
 def test_parties_are_served_in_turn() -> None:
-    waiting: Turns[int] = Turns()
+    waiting: FairQueue[int] = FairQueue()
     for call in range(100):
         assert waiting.add("flood", call, 1)
     assert waiting.add("bystander", 1000, 1)
@@ -22,7 +22,7 @@ def test_parties_are_served_in_turn() -> None:
 
 
 def test_who_is_alone_leaves_half_of_the_places_and_all_parties_together_some() -> None:
-    waiting: Turns[int] = Turns(places=16)
+    waiting: FairQueue[int] = FairQueue(places=16)
     for party in ("slow", "slower", "slowest"):
         for call in range(50):
             waiting.add(party, call, 1)
@@ -36,7 +36,7 @@ def test_who_is_alone_leaves_half_of_the_places_and_all_parties_together_some() 
 
 
 def test_what_is_done_makes_room_for_the_same_party() -> None:
-    waiting: Turns[int] = Turns(places=2)
+    waiting: FairQueue[int] = FairQueue(places=2)
     waiting.add("one", 1, 1)
     waiting.add("one", 2, 1)
     assert waiting.take() == ("one", 1)
@@ -49,7 +49,7 @@ def test_what_is_done_makes_room_for_the_same_party() -> None:
 
 @pytest.mark.parametrize("size", [1, turns.WAITING_BYTES])
 def test_too_much_of_one_party_is_dropped_and_nothing_of_another(size: int) -> None:
-    waiting: Turns[int] = Turns()
+    waiting: FairQueue[int] = FairQueue()
     added = sum(waiting.add("flood", call, size) for call in range(turns.WAITING_MOST + 10))
     assert added == (turns.WAITING_MOST if size == 1 else 1)
     assert waiting.dropped["flood"] == turns.WAITING_MOST + 10 - added
@@ -57,7 +57,7 @@ def test_too_much_of_one_party_is_dropped_and_nothing_of_another(size: int) -> N
 
 
 def test_all_together_are_bounded_and_what_was_taken_counts_no_more() -> None:
-    waiting: Turns[int] = Turns()
+    waiting: FairQueue[int] = FairQueue()
     added = [waiting.add(f"party{number}", number, turns.WAITING_BYTES) for number in range(5)]
     assert added == [True, True, True, False, False]
     assert waiting.take() == ("party0", 0)
@@ -75,7 +75,7 @@ def test_spending_counts_what_lies_within_the_window() -> None:
 
 
 def test_stores_readers_and_meeting_points_have_their_bounds() -> None:
-    taken = Allowance()
+    taken = BrokerQuotas()
     open_questions = [taken.asking_store("j1") for _ in range(allowance.STORES_OF_ONE)]
     for question in open_questions:
         question.__enter__()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bus.messaging.handlers import REMEMBERED_BYTES, REMEMBERED_CALLS, REMEMBERED_S, Memory
+from bus.messaging.handlers import REMEMBERED_BYTES, REMEMBERED_CALLS, REMEMBERED_S, ReplyCache
 
 
 def test_a_new_call_runs_a_repeat_waits_and_both_get_the_answer() -> None:
-    memory = Memory()
+    memory = ReplyCache()
     assert memory.admit(("c1",), "inbox1", 0.0) is True
     assert memory.admit(("c1",), "inbox2", 0.1) is False
     assert memory.settle(("c1",), b"answer", 0.2) == {"inbox1", "inbox2"}
@@ -14,14 +14,14 @@ def test_a_new_call_runs_a_repeat_waits_and_both_get_the_answer() -> None:
 
 
 def test_a_call_cut_short_may_run_again() -> None:
-    memory = Memory()
+    memory = ReplyCache()
     memory.admit(("c1",), "inbox1", 0.0)
     assert memory.settle(("c1",), None, 0.1) == {"inbox1"}
     assert memory.admit(("c1",), "inbox2", 0.2) is True
 
 
 def test_answers_are_forgotten_by_age_number_and_size_but_running_calls_never() -> None:
-    memory = Memory()
+    memory = ReplyCache()
     memory.admit(("running",), "inbox", 0.0)
     memory.admit(("old",), "inbox", 0.0)
     memory.settle(("old",), b"x", 0.0)
@@ -40,7 +40,7 @@ def test_answers_are_forgotten_by_age_number_and_size_but_running_calls_never() 
 
 
 def test_a_settled_call_replaces_its_expired_answer() -> None:
-    memory = Memory()
+    memory = ReplyCache()
     memory.admit(("c",), "inbox", 0.0)
     memory.settle(("c",), b"one", 0.0)
     memory.admit(("c",), "inbox", REMEMBERED_S + 1)

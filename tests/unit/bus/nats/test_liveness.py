@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bus.nats.liveness import BEAT_S, GAP_S, OWN, HeardTime
-from entities.service_registry.core import LeaseConfig, RegistryCore
+from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from tests.entity_records import instance
 
 
@@ -58,7 +58,7 @@ def test_time_in_which_nobody_listened_is_left_out() -> None:
 
 def test_no_lease_runs_out_while_the_server_stands_still() -> None:
     """The registry's clock is heard time; by the wall's, all of them would be gone."""
-    core, heard = RegistryCore(LeaseConfig()), HeardTime(0.0)
+    core, heard = RegistryCore(RegistrationLeaseConfig()), HeardTime(0.0)
     core.register(instance("j-s0-r0"), heard.at(0.0))
     for tick in range(240):
         assert not core.tick(heard.at(0.5 * tick)), f"lost after {0.5 * tick} s of standstill"

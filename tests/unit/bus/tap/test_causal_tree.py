@@ -9,7 +9,7 @@ import pytest
 from bus import subjects
 from bus.tap import causal_tree as tap_tree
 from bus.tap.causal_tree import CausalTree, draw, draw_node
-from bus.tap.message import Tapped
+from bus.tap.message import TappedMessage
 from bus.wire.correlation import correlated
 from schemas.errors import Ack
 from schemas.names import MESH
@@ -19,7 +19,7 @@ from schemas.telemetry import NodeSample
 from tests.unit.bus.tapped_messages import answer, arrived, look
 
 
-def release(name: str, cause: str | None = None, *, at: float = 1.0) -> Tapped:
+def release(name: str, cause: str | None = None, *, at: float = 1.0) -> TappedMessage:
     return look(arrived(subjects.RELEASE_JOB, ReleaseJob(job="j"), name, cause, at=at))
 
 
@@ -120,7 +120,7 @@ def test_what_waits_and_what_is_kept_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert (len(tree), tree.left_out) == (3, 7)
 
 
-def of(correlation: str, name: str, cause: str | None = None, *, at: float = 1.0) -> Tapped:
+def of(correlation: str, name: str, cause: str | None = None, *, at: float = 1.0) -> TappedMessage:
     with correlated(correlation):
         return release(name, cause, at=at)
 

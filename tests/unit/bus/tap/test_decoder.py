@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bus import subjects
-from bus.tap.decoder import Lens, Sampler
-from bus.tap.message import Arrived
+from bus.tap.decoder import Sampler, TapDecoder
+from bus.tap.message import RawMessage
 from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob
 from schemas.signals import AccessRequest
@@ -14,11 +14,11 @@ from schemas.telemetry import NodeSample
 from tests.unit.bus.tapped_messages import answer, arrived, look
 
 
-def release(name: str, cause: str | None = None) -> Arrived:
+def release(name: str, cause: str | None = None) -> RawMessage:
     return arrived(subjects.RELEASE_JOB, ReleaseJob(job="j"), name, cause)
 
 
-def family(number: int) -> list[Arrived]:
+def family(number: int) -> list[RawMessage]:
     root = f"r-{number}"
     return [
         release(root),
@@ -55,7 +55,7 @@ def test_a_share_is_above_nothing_and_at_most_all(share: float) -> None:
 
 def test_those_left_out_still_count_as_causes() -> None:
     """Filters do not tear trees: the sample is drawn before them."""
-    lens = Lens(sample=0.5, filters=["sender.name=someone"])
+    lens = TapDecoder(sample=0.5, filters=["sender.name=someone"])
     for number in range(50):
         shown = [lens.look(one) is not None for one in family(number)[:3]]
         assert len(set(shown)) == 1
@@ -66,7 +66,7 @@ def test_who_may_not_see_a_request_does_not_see_its_answer() -> None:
         return subject.startswith("dmsc.v1.registry.")
 
     request = AccessRequest(token="t", action="a", resource="r", gateway="g")
-    lens = Lens(replies=True, may=may)
+    lens = TapDecoder(replies=True, may=may)
     assert lens.look(arrived(subjects.ACCESS, request, "q", gateway="g")) is None
     assert lens.look(answer(Ack(), "a", "q")) is None
     assert lens.look(release("p")) is not None
@@ -76,9 +76,9 @@ def test_who_may_not_see_a_request_does_not_see_its_answer() -> None:
 
 
 def test_a_file_is_looked_at_with_the_same_patterns() -> None:
-    lens = Lens(["telemetry.>"])
+    lens = TapDecoder(["telemetry.>"])
     sample = arrived(subjects.NODE_SAMPLE, NodeSample(cluster="c", node="n"), "z", agent="n")
     assert lens.covers(sample.subject)
     assert not lens.covers(release("p").subject)
     assert not lens.covers("_INBOX.x")
-    assert Lens(replies=True).covers("_INBOX.x")
+    assert TapDecoder(replies=True).covers("_INBOX.x")

@@ -11,7 +11,7 @@ import pytest
 
 from bus import subjects
 from bus.tap.file import TapRecorder, read_tap
-from bus.tap.message import Arrived, decode
+from bus.tap.message import RawMessage, decode
 from bus.wire import codec
 from schemas.errors import Ack, BadInput, DamagedRun
 from schemas.signals import AccessRequest
@@ -25,13 +25,13 @@ SEEN = [
     arrived(subjects.LOG, LogLine(level="info", event="hello"), "e-1", at=1.25, sid="x"),
     arrived(subjects.ACCESS, ACCESS, "e-2", at=2.0, gateway="a"),
     answer(Ack(note="yes"), "e-3", "e-2", at=2.5),
-    Arrived(3.0, KEY, b"", "MaxAge"),
-    Arrived(4.0, "some.thing.else", b"\xff\x00not ours"),
-    Arrived(5.0, subjects.ACCESS(gateway="a"), codec.encode(ACCESS, SENDER, "e-4")[:-9]),
+    RawMessage(3.0, KEY, b"", "MaxAge"),
+    RawMessage(4.0, "some.thing.else", b"\xff\x00not ours"),
+    RawMessage(5.0, subjects.ACCESS(gateway="a"), codec.encode(ACCESS, SENDER, "e-4")[:-9]),
 ]
 
 
-def record(path: Path, seen: list[Arrived] = SEEN) -> None:
+def record(path: Path, seen: list[RawMessage] = SEEN) -> None:
     with TapRecorder(path) as recorder:
         for one in seen:
             recorder.add(look(one))
@@ -62,9 +62,9 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
         pass
 
 
-def read_until_damage(path: Path) -> tuple[list[Arrived], str]:
+def read_until_damage(path: Path) -> tuple[list[RawMessage], str]:
     """What is whole, and then the one line."""
-    found: list[Arrived] = []
+    found: list[RawMessage] = []
     try:
         for one in read_tap(path):
             found.append(one)

@@ -6,7 +6,7 @@ import pytest
 
 from bus import subjects
 from bus.tap.filter import Filter
-from bus.tap.message import Tapped, decode
+from bus.tap.message import TappedMessage, decode
 from bus.wire import codec
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadInput
@@ -17,7 +17,7 @@ from schemas.step import Member, MicrobatchClaim
 SENDER = codec.sender_map(Sender(name="gateway-a", kind=EntityKind.GATEWAY, incarnation="g1"))
 
 
-def tapped(row, message, **tokens) -> Tapped:
+def tapped(row, message, **tokens) -> TappedMessage:
     return decode(row(**tokens), codec.encode(message, SENDER, "e-1", "cause-7"), at=1.0)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bus import subjects
 from bus.tap.message import decode
-from bus.tap.microbatch_trace import Microbatch, Trail
+from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace
 from bus.wire import codec
 from schemas.data_plane import MicrobatchNotice, NoticeAnswer, TensorMeta
 from schemas.envelope import EntityKind, Sender
@@ -72,7 +72,7 @@ def claim(ms: float, sid: str, stage: int, upstream: str, microbatch: int = 1):
 
 
 def test_the_hops_of_one_microbatch_in_order_with_latencies():
-    trail = Trail(Microbatch.parse("j/3/1"))
+    trail = MicrobatchTrace(Microbatch.parse("j/3/1"))
     seen = [
         at(0, subjects.STEP_BEGIN, StepBegin(**KEY, microbatches=(0, 1)), job="j", gateway="a"),
         at(1, subjects.STEP_DISPATCH, MicrobatchDispatch(**KEY, microbatches=(1,)), job="j", sid="j-data-r0"),

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from bus import subjects
 from bus.subjects import SUBJECTS
 from bus.tap import rendering as tap_render
-from bus.tap.live_tap import Rate
+from bus.tap.live_tap import SubjectRate
 from bus.tap.message import decode
 from bus.wire import codec
 from schemas.envelope import EntityKind, Sender
@@ -166,6 +166,6 @@ def test_a_bearer_token_is_never_shown_not_even_of_a_damaged_request():
 
 
 def test_the_table_of_rates():
-    lines = tap_render.render_rates([Rate("notice", 1234.5, 99_000.0, 5000)], seen=5001, dropped=1)
+    lines = tap_render.render_rates([SubjectRate("notice", 1234.5, 99_000.0, 5000)], seen=5001, dropped=1)
     assert lines[1].split() == ["1,234.5", "99.0", "5,000", "notice"]
     assert lines[-1] == "5,001 seen, 1 dropped"

@@ -7,12 +7,12 @@ import threading
 import time
 
 from bus.wire import request_progress as progress
-from bus.wire.request_progress import SO_FAR, Progress, in_thread, told_in
+from bus.wire.request_progress import SO_FAR, RequestProgress, in_thread, told_in
 from tests.patience import PATIENCE_S
 
 
 async def test_work_that_a_command_begins_counts_for_it_in_tasks_and_threads() -> None:
-    mine, others = Progress(), Progress()
+    mine, others = RequestProgress(), RequestProgress()
     progress.moved(7)  # of no command: for nobody
 
     async def work() -> None:
@@ -38,7 +38,7 @@ def test_only_an_empty_message_with_the_header_is_a_word_on_progress() -> None:
 
 
 async def test_a_thread_that_computes_gets_on_and_one_that_is_stuck_does_not() -> None:
-    mine = Progress()
+    mine = RequestProgress()
     progress.present.set(mine)
     stuck, go_on = threading.Event(), threading.Event()
 

@@ -12,8 +12,8 @@ from dmsc.chaos.plan import (
     Alive,
     Every,
     FaultKind,
-    Instance,
-    Part,
+    LiveInstance,
+    MeshProcess,
     PlannedFault,
     candidates,
     choose,
@@ -26,14 +26,16 @@ from schemas.errors import BadInput
 SECONDS = Every(seconds=10.0)
 
 
-def instance(sid: str, stage: int, cluster: str, pid: int, *, standby: bool = False) -> Instance:
-    return Instance(
+def instance(sid: str, stage: int, cluster: str, pid: int, *, standby: bool = False) -> LiveInstance:
+    return LiveInstance(
         sid=sid, incarnation=f"i{pid}", stage=stage, cluster=cluster, pid=pid, started=1.0, standby=standby
     )
 
 
-def part(name: str, entities: tuple[str, ...], clusters: tuple[str, ...], pid: int, *tree: int) -> Part:
-    return Part(
+def part(
+    name: str, entities: tuple[str, ...], clusters: tuple[str, ...], pid: int, *tree: int
+) -> MeshProcess:
+    return MeshProcess(
         name=name,
         entities=entities,
         clusters=clusters,

@@ -9,17 +9,25 @@ from dataclasses import replace
 import pytest
 
 from dmsc.chaos import plot, present
-from dmsc.chaos.history import History, Work, read
+from dmsc.chaos.history import ComputedWork, History, read
 from dmsc.chaos.plan import FaultKind
-from dmsc.chaos.report import Clean, Fault, Report, clean_of, make_report, measure_waste, quantile
+from dmsc.chaos.report import (
+    ChaosReport,
+    Clean,
+    InjectedFault,
+    clean_of,
+    make_report,
+    measure_waste,
+    quantile,
+)
 from schemas.job import JobEvent
 from tests.unit.dmsc.chaos.streams import EVERYONE, MICROBATCHES, clean, step
 
 CLEAN = Clean(step_s=1.0, steps_per_s=1.0, sha256="same", job="clean")
 
 
-def fault(number: int, at: float, kind: FaultKind = FaultKind.INSTANCE, **more: object) -> Fault:
-    return Fault(number=number, kind=kind, at=at, victim="j-s0-r0", incarnations=("dead",), **more)
+def fault(number: int, at: float, kind: FaultKind = FaultKind.INSTANCE, **more: object) -> InjectedFault:
+    return InjectedFault(number=number, kind=kind, at=at, victim="j-s0-r0", incarnations=("dead",), **more)
 
 
 def run(seconds: list[float]) -> list[JobEvent]:
@@ -35,7 +43,7 @@ def history(events: list[JobEvent]) -> History:
     return read(events, (), microbatches=MICROBATCHES, steps=sum(event.kind == "step" for event in events))
 
 
-def report(events: list[JobEvent], faults: list[Fault], **changes: object) -> Report:
+def report(events: list[JobEvent], faults: list[InjectedFault], **changes: object) -> ChaosReport:
     body: dict[str, object] = {
         "job": "j",
         "state": "done",
@@ -47,7 +55,7 @@ def report(events: list[JobEvent], faults: list[Fault], **changes: object) -> Re
         "faults": faults,
         "clean": CLEAN,
         "history": history(events),
-        "work": Work(),
+        "work": ComputedWork(),
         "units_per_step": 8,
         "recoveries": 1,
         "sha256": "same",
@@ -102,7 +110,9 @@ def test_the_clean_runs_figures_leave_the_first_step_out() -> None:
 
 def test_waste_is_what_was_computed_again_over_what_the_dead_had() -> None:
     advances = history(run([1, 1, 2, 1])).advances
-    work = Work(units={0: 8, 1: 8, 2: 11, 3: 8}, by_owner={(2, "dead"): 2, (2, "alive"): 9, (1, "dead"): 4})
+    work = ComputedWork(
+        units={0: 8, 1: 8, 2: 11, 3: 8}, by_owner={(2, "dead"): 2, (2, "alive"): 9, (1, "dead"): 4}
+    )
     found = measure_waste(advances, [fault(0, 2.5)], work, 8)
     assert (found.ratio, found.recomputed, found.dead_had) == (1.5, 3, 2)
     assert found.fraction == pytest.approx(3 / 35)
@@ -110,7 +120,7 @@ def test_waste_is_what_was_computed_again_over_what_the_dead_had() -> None:
 
 def test_waste_is_unknown_where_claims_are_missing_and_none_of_a_servers_death() -> None:
     advances = history(run([1, 1, 2, 1])).advances
-    work = Work(units={0: 8, 1: 8, 2: 7, 3: 8}, by_owner={(2, "dead"): 2})
+    work = ComputedWork(units={0: 8, 1: 8, 2: 7, 3: 8}, by_owner={(2, "dead"): 2})
     found = measure_waste(advances, [fault(0, 2.5)], work, 8)
     assert (found.ratio, found.unknown_steps) == (None, 1)
     assert measure_waste(advances, [fault(0, 2.5, FaultKind.SERVER)], work, 8).unknown_steps == 0

@@ -7,7 +7,7 @@ from typing import cast
 
 from dmsc.chaos.watch import Watched
 from dmsc.client.async_client import AsyncClient
-from schemas.job import InstanceView, JobEvent
+from schemas.job import JobEvent, LiveInstanceView
 from tests.unit.dmsc.chaos import streams
 from tests.unit.dmsc.events import JOB
 
@@ -26,7 +26,7 @@ class Told:
 def crew(*standby: bool) -> JobEvent:
     where = {"role": "stage", "stage": 0, "cluster": "a", "node": "n", "state": "active"}
     views = tuple(
-        InstanceView.model_validate({"sid": f"j-s0-r{replica}", **where, "standby": rests})
+        LiveInstanceView.model_validate({"sid": f"j-s0-r{replica}", **where, "standby": rests})
         for replica, rests in enumerate(standby)
     )
     return JobEvent(job=JOB, kind="instances", at=1.0, instances=views)

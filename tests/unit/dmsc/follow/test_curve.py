@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dmsc.follow.curve import Curve
+from dmsc.follow.curve import RunCurve
 from schemas.job import JobEvent
 from tests.unit.dmsc import events
 
@@ -23,7 +23,7 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 def test_one_line_per_step_and_a_tensorboard_file(tmp_path: Path) -> None:
     validation = JobEvent(job=events.JOB, kind="validation", at=9.0, validation_step=2, validation_loss=3.5)
-    with Curve(tmp_path) as curve:
+    with RunCurve(tmp_path) as curve:
         curve.add(events.step(0, 4.0))  # before the board is open
         curve.open_board()
         curve.add(events.step(1, 3.0))
@@ -38,7 +38,7 @@ def test_one_line_per_step_and_a_tensorboard_file(tmp_path: Path) -> None:
 
 
 def test_a_roll_back_is_rewritten(tmp_path: Path) -> None:
-    with Curve(tmp_path) as curve:
+    with RunCurve(tmp_path) as curve:
         curve.open_board()
         for event in (events.step(0, 4.0), events.step(1, 3.0), events.step(2, 2.0), events.step(1, 2.9)):
             curve.add(event)
@@ -52,7 +52,7 @@ def test_a_roll_back_is_rewritten(tmp_path: Path) -> None:
 
 def test_a_replay_starts_over(tmp_path: Path) -> None:
     for _ in range(2):
-        with Curve(tmp_path) as curve:
+        with RunCurve(tmp_path) as curve:
             curve.add(events.step(0, 4.0))
     assert losses(tmp_path) == [(0, 4.0)]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
@@ -61,8 +61,8 @@ def test_a_replay_starts_over(tmp_path: Path) -> None:
 WRITE = """
 import sys
 from pathlib import Path
-from dmsc.follow.curve import Curve
-with Curve(Path(sys.argv[1])) as curve:
+from dmsc.follow.curve import RunCurve
+with RunCurve(Path(sys.argv[1])) as curve:
     curve.open_board()
 print("torch" in sys.modules)
 """

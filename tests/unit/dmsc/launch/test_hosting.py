@@ -43,9 +43,9 @@ def test_shares_are_equal_and_a_quota_prevails() -> None:
 
 
 def test_the_servers_copies_count_against_the_limits() -> None:
-    from bus.guard.accounts import Account
+    from bus.guard.accounts import NatsAccount
 
-    account = Account(name=account_of("red"), limits=options("red", quota_bytes=2 * GIB).limits)
+    account = NatsAccount(name=account_of("red"), limits=options("red", quota_bytes=2 * GIB).limits)
     assert f"max_file: {6 * GIB}" in "\n".join(account_lines([account], 3))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dmsc.simulation.results.parallel import simulate
-from dmsc.simulation.results.report import Report
+from dmsc.simulation.results.report import SimulationReport
 from dmsc.simulation.scenarios.scenario import Scenario
 
 NO_OVERHEADS = dict.fromkeys(
@@ -35,5 +35,7 @@ def stage(**changes: Any) -> dict[str, Any]:
     return body()["jobs"][0]["stages"][0] | {"repeat": 1} | changes
 
 
-def run(scenario: dict[str, Any], seed: int = 0, folder: Path = Path(), processes: int = 1) -> Report:
+def run(
+    scenario: dict[str, Any], seed: int = 0, folder: Path = Path(), processes: int = 1
+) -> SimulationReport:
     return simulate(Scenario.model_validate(scenario), seed, folder, processes)

@@ -11,7 +11,7 @@ from benchmarks.fuzz_messages import Fuzzer
 from bus.subjects import JOB_EVENT
 from bus.wire import codec
 from bus.wire.correlation import trace_id
-from dmsc.tracing.spans import JobTrace, Span
+from dmsc.tracing.spans import JobTrace, TraceSpan
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepPhases, StepResult
@@ -70,7 +70,7 @@ RUN = [
 ]
 
 
-def traced(events: list[JobEvent], every: int = 2) -> list[Span]:
+def traced(events: list[JobEvent], every: int = 2) -> list[TraceSpan]:
     trace = JobTrace(RECORD, every)
     return [span for event in events for span in trace.add(event)]
 
@@ -81,7 +81,7 @@ def test_a_jobs_spans_are_one_tree() -> None:
     assert len(by_id) == len(spans)
     assert {span.trace for span in spans} == {trace_id("c0ffee")}
 
-    def path(span: Span) -> str:
+    def path(span: TraceSpan) -> str:
         above = by_id.get(span.parent or "")
         return span.name if above is None else f"{path(above)} > {span.name}"
 
@@ -138,7 +138,7 @@ def test_an_event_that_the_schema_takes_has_spans_that_can_be_sent() -> None:
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-    from dmsc.tracing.tracer import Exported
+    from dmsc.tracing.tracer import SpanExport
 
     class Encoding(SpanProcessor):
         sent = 0
@@ -149,7 +149,7 @@ def test_an_event_that_the_schema_takes_has_spans_that_can_be_sent() -> None:
     sender = codec.sender_map(Sender(name="orchestrator", kind=EntityKind.ORCHESTRATOR, incarnation="i"))
     events = [codec.encode(event, sender, f"e{number}") for number, event in enumerate(RUN)]
     fuzzer, processor = Fuzzer(SEED, {JOB_EVENT: events}), Encoding()
-    export, trace, refused = Exported(processor), JobTrace(RECORD, every=1), 0
+    export, trace, refused = SpanExport(processor), JobTrace(RECORD, every=1), 0
     for number in range(FUZZED):
         for fuzzed in fuzzer.next(JOB_EVENT):
             try:

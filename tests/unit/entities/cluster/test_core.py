@@ -10,15 +10,15 @@ from entities.cluster.core import (
     WORKS,
     Device,
     Exit,
-    Held,
-    Ledger,
-    Sight,
-    Work,
+    LocalIncarnation,
+    ProcessLedger,
+    ProcessObservation,
+    ProcessWork,
     broken_dependencies,
     explain_exit,
-    judge,
+    judge_process,
     offer_slots,
-    see,
+    process_state,
 )
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, Fenced, Refused
@@ -54,17 +54,19 @@ def order(
     )
 
 
-def ledger(slots: int = 2) -> Ledger:
-    return Ledger(slots=offer_slots((), slots, 2, 8 * GIB))
+def ledger(slots: int = 2) -> ProcessLedger:
+    return ProcessLedger(slots=offer_slots((), slots, 2, 8 * GIB))
 
 
-def admitted(start: InstanceStart, before: Ledger | None = None) -> tuple[Ledger, Held]:
+def admitted(
+    start: InstanceStart, before: ProcessLedger | None = None
+) -> tuple[ProcessLedger, LocalIncarnation]:
     after, held = (before or ledger()).admit(start, "a-n")
     assert held is not None
     return after, held
 
 
-def busy(ledger: Ledger) -> list[str | None]:
+def busy(ledger: ProcessLedger) -> list[str | None]:
     return [slot.busy_with for slot in ledger.slots]
 
 
@@ -238,30 +240,34 @@ class TestJudgement:
     def test_by_process_state(self, status: str, process: str, scope: str, kind: str, broken: int) -> None:
         after, held = admitted(order())
         after = after.spawned(held, 7)
-        found = judge("j-s1-r0", "i1", ledger=after, sight=see(status, 7, 1.5), warm=True, topology=None)
+        found = judge_process(
+            "j-s1-r0", "i1", ledger=after, sight=process_state(status, 7, 1.5), warm=True, topology=None
+        )
         assert (found.process, found.scope, found.kind, len(found.broken)) == (process, scope, kind, broken)
         assert found.evidence == f"process 7 is {status}, 1.5 s of CPU time used"
 
     def test_without_a_fork_server_the_whole_node_is_affected(self) -> None:
         after, held = admitted(order())
         after = after.release(held, "lost with the fork server")
-        found = judge("j-s1-r0", "i1", ledger=after, sight=None, warm=False, topology=None)
+        found = judge_process("j-s1-r0", "i1", ledger=after, sight=None, warm=False, topology=None)
         assert (found.process, found.scope, found.evidence) == ("gone", "node", "lost with the fork server")
 
     def test_one_being_started_is_not_at_fault(self) -> None:
         after, _ = admitted(order())
-        found = judge("j-s1-r0", "i1", ledger=after, sight=None, warm=True, topology=None)
+        found = judge_process("j-s1-r0", "i1", ledger=after, sight=None, warm=True, topology=None)
         assert (found.process, found.scope, found.evidence) == ("running", "none", "being started")
 
     def test_a_process_that_does_not_exist_is_gone_before_its_exit_is_reported(self) -> None:
         after, held = admitted(order())
-        gone = Sight(state="gone", note="process 7 does not exist")
-        found = judge("j-s1-r0", "i1", ledger=after.spawned(held, 7), sight=gone, warm=True, topology=None)
+        gone = ProcessObservation(state="gone", note="process 7 does not exist")
+        found = judge_process(
+            "j-s1-r0", "i1", ledger=after.spawned(held, 7), sight=gone, warm=True, topology=None
+        )
         assert (found.process, found.kind) == ("gone", "structural")
 
     def test_another_incarnation_is_named(self) -> None:
         after, _ = admitted(order())
-        found = judge("j-s1-r0", "i0", ledger=after, sight=None, warm=True, topology=None)
+        found = judge_process("j-s1-r0", "i0", ledger=after, sight=None, warm=True, topology=None)
         assert (found.process, found.evidence) == ("unknown", "j-s1-r0 is here as incarnation i1")
 
     def test_the_topology_tells_what_flowed_over_the_broken_edges(self) -> None:
@@ -277,9 +283,11 @@ class TestJudgement:
 
 
 def test_who_computes_or_moves_bytes_gets_on() -> None:
-    before = Work(cpu_s=3.0, moved_bytes=10 << 20)
+    before = ProcessWork(cpu_s=3.0, moved_bytes=10 << 20)
     assert not before.gets_on(before, 120.0)
-    assert Work(3.0 + 120 * WORKS, 10 << 20).gets_on(before, 120.0)
-    assert Work(3.0, (10 << 20) + 120 * MOVES_BYTES_PER_S).gets_on(before, 120.0)
-    assert not Work(3.1, (10 << 20) + 1000).gets_on(before, 120.0), "a line in a log now and then is no work"
-    assert not Work().gets_on(before, 120.0), "it is gone"
+    assert ProcessWork(3.0 + 120 * WORKS, 10 << 20).gets_on(before, 120.0)
+    assert ProcessWork(3.0, (10 << 20) + 120 * MOVES_BYTES_PER_S).gets_on(before, 120.0)
+    assert not ProcessWork(3.1, (10 << 20) + 1000).gets_on(before, 120.0), (
+        "a line in a log now and then is no work"
+    )
+    assert not ProcessWork().gets_on(before, 120.0), "it is gone"

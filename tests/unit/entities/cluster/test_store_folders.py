@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from entities.cluster.agent import ClusterConfig
-from entities.cluster.store_folders import LEFT_BEHIND_S, Stores
+from entities.cluster.store_folders import LEFT_BEHIND_S, StoreFolders
 
 
-def written(stores: Stores, job: str, sid: str, age_s: float = 0.0) -> Path:
+def written(stores: StoreFolders, job: str, sid: str, age_s: float = 0.0) -> Path:
     folder = stores.folder(job, sid)
     folder.mkdir(parents=True)
     file = folder / "store.sqlite"
@@ -23,7 +23,7 @@ def written(stores: Stores, job: str, sid: str, age_s: float = 0.0) -> Path:
 
 
 def test_a_jobs_stores_go_with_it_and_no_others(tmp_path: Path) -> None:
-    stores = Stores(tmp_path)
+    stores = StoreFolders(tmp_path)
     first, second = written(stores, "one", "one-s0-r0"), written(stores, "two", "two-s0-r0")
     stores.drop("one")
     stores.drop("never-was")
@@ -32,18 +32,18 @@ def test_a_jobs_stores_go_with_it_and_no_others(tmp_path: Path) -> None:
 
 
 def test_what_nobody_wrote_to_for_long_goes_when_the_agent_starts(tmp_path: Path) -> None:
-    stores = Stores(tmp_path)
+    stores = StoreFolders(tmp_path)
     old = written(stores, "old", "old-s0-r0", age_s=LEFT_BEHIND_S + 60)
     young = written(stores, "young", "young-s0-r0", age_s=LEFT_BEHIND_S - 3600)
     stores.drop_left_behind()
     assert not old.parent.exists()
     assert young.exists()
-    Stores(tmp_path / "none").drop_left_behind()
+    StoreFolders(tmp_path / "none").drop_left_behind()
 
 
 @pytest.mark.parametrize("age_s", [0.0, LEFT_BEHIND_S * 2])
 def test_kept_ones_stay(tmp_path: Path, age_s: float) -> None:
-    stores = Stores(tmp_path, keep=True)
+    stores = StoreFolders(tmp_path, keep=True)
     folder = written(stores, "one", "one-s0-r0", age_s)
     stores.drop_left_behind()
     stores.drop("one")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from entities.cluster.temporary_folder import FRESH_S, Scratch, sweep
+from entities.cluster.temporary_folder import FRESH_S, TemporaryFolder, sweep
 from tests.patience import PATIENCE_S
 
 HOLD = """
 import sys
-from entities.cluster.temporary_folder import Scratch
-held = Scratch()
+from entities.cluster.temporary_folder import TemporaryFolder
+held = TemporaryFolder()
 (held.path / "half a checkpoint").write_bytes(b"x")
 print(held.path, flush=True)
 sys.stdin.read()
@@ -50,7 +50,7 @@ def test_a_folder_goes_when_its_owner_is_dead_and_not_before(
     owner.communicate(timeout=PATIENCE_S)
     (tmp_path / "dmsc-node-of-another-version").mkdir()
     age(tmp_path / "dmsc-node-of-another-version")
-    mine = Scratch()
+    mine = TemporaryFolder()
     assert not folder.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [mine.path.name, "dmsc-node-of-another-version"]

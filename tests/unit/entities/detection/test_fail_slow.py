@@ -7,7 +7,7 @@ import random
 import pytest
 
 from entities.detection.fail_slow import FailSlow, FailSlowConfig, SlowVerdict
-from workers.telemetry.load import Load
+from workers.telemetry.load import ComputeLoad
 
 REPLICAS = tuple(f"j-s0-r{number}" for number in range(4))
 
@@ -19,7 +19,7 @@ class Step:
         self.judge = FailSlow()
         self.random = random.Random(seed)
         self.noise = noise
-        self.loads: dict[str, Load] = {}
+        self.loads: dict[str, ComputeLoad] = {}
         self.verdicts: list[tuple[int, SlowVerdict]] = []
         self.step = 0
 
@@ -30,7 +30,7 @@ class Step:
                     took = ms * self.random.lognormvariate(0, self.noise)
                     if self.random.random() < 0.02:
                         took *= 10  # a pause of the machine
-                    self.loads.setdefault(sid, Load()).measured(took / 3, took * 2 / 3)
+                    self.loads.setdefault(sid, ComputeLoad()).measured(took / 3, took * 2 / 3)
                 load = self.loads[sid]
                 verdict = self.judge.observe(sid, "i1", load.service_ms, load.microbatches)
                 if verdict is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from entities.election.lease import (
     LATE,
-    LeaseConfig,
+    LeadershipLeaseConfig,
     Silence,
     claimable,
     is_same_leadership,
@@ -61,11 +61,11 @@ def test_terms_grow_by_one_and_begin_at_one() -> None:
 
 
 def test_the_holder_is_sure_for_less_than_others_wait() -> None:
-    config = LeaseConfig()
+    config = LeadershipLeaseConfig()
     assert sure_until(10.0, config.lease_s) < 10.0 + config.lease_s
     assert sure_until(10.0, config.lease_s) > 10.0 + 2 * config.renew_s
 
 
 def test_a_look_must_be_shorter_than_the_lease() -> None:
     with pytest.raises(ValueError, match="look_s"):
-        LeaseConfig(lease_s=0.2, look_s=0.2)
+        LeadershipLeaseConfig(lease_s=0.2, look_s=0.2)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from entities.gateway.http.admission.early_refusal import is_plain
 from entities.gateway.http.admission.listener import bind
-from entities.gateway.http.admission.load import TURN, Load, Queue
+from entities.gateway.http.admission.load import TURN, AdmissionQueue, HttpLoad
 from entities.gateway.http.paging import cut, decode_cursor, encode_cursor
-from entities.gateway.http.rate_limit import Buckets, Rate
-from entities.gateway.http.sse.format import EventsConfig, Line
-from entities.gateway.http.sse.hub import PIECE_BYTES, Feed
+from entities.gateway.http.rate_limit import Buckets, RequestRate
+from entities.gateway.http.sse.format import EventLine, EventsConfig
+from entities.gateway.http.sse.hub import PIECE_BYTES, SubjectHub
 from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
 from entities.gateway.operations.idempotency import key_token, next_step, request_digest
 from schemas.door import KeptAnswer
@@ -62,7 +62,7 @@ def test_a_cursor_of_another_list() -> None:
 
 
 def test_a_burst_then_the_rate() -> None:
-    buckets = Buckets(Rate(per_s=10, burst=3))
+    buckets = Buckets(RequestRate(per_s=10, burst=3))
     assert [buckets.take("ann", 0.0).allowed for _ in range(4)] == [True, True, True, False]
     refused = buckets.take("ann", 0.0)
     assert refused.retry_s == pytest.approx(0.1)
@@ -79,7 +79,7 @@ def test_a_burst_then_the_rate() -> None:
 
 @given(st.lists(st.floats(0, 2), max_size=200))
 def test_no_more_than_the_rate_and_a_burst(gaps: list[float]) -> None:
-    buckets, now, allowed = Buckets(Rate(per_s=2, burst=5)), 0.0, 0
+    buckets, now, allowed = Buckets(RequestRate(per_s=2, burst=5)), 0.0, 0
     for gap in gaps:
         now += gap
         allowed += buckets.take("ann", now).allowed
@@ -87,7 +87,7 @@ def test_no_more_than_the_rate_and_a_burst(gaps: list[float]) -> None:
 
 
 def test_identities_are_bounded() -> None:
-    buckets = Buckets(Rate(per_s=1, burst=1), kept=3)
+    buckets = Buckets(RequestRate(per_s=1, burst=1), kept=3)
     for number in range(10):
         buckets.take(str(number), 0.0)
     assert len(buckets) == 3
@@ -144,7 +144,7 @@ def test_repetitions_are_a_part_of_the_calls_and_some_a_second() -> None:
 
 
 def test_a_burst_may_wait_for_a_while_and_a_queue_that_stands_may_not() -> None:
-    queue = Queue(most=16, burst_s=0.1, standing_s=0.02)
+    queue = AdmissionQueue(most=16, burst_s=0.1, standing_s=0.02)
     assert not queue.is_too_long(5.0)
     queue.join(5.0)
     assert not queue.is_too_long(5.09)
@@ -167,7 +167,7 @@ def test_a_burst_may_wait_for_a_while_and_a_queue_that_stands_may_not() -> None:
 
 
 async def test_requests_begin_a_few_at_a_time_in_their_order() -> None:
-    load = Load()
+    load = HttpLoad()
     began: list[int] = []
     turns: list[int] = []
 
@@ -254,12 +254,12 @@ def test_keys_are_of_one_user_and_requests_differ_by_body_and_query() -> None:
 # --- feeds --------------------------------------------------------------------------------------------------
 
 
-def lines(*sequences: int, size: int = 10) -> list[Line]:
-    return [Line(sequence, b"x" * size) for sequence in sequences]
+def lines(*sequences: int, size: int = 10) -> list[EventLine]:
+    return [EventLine(sequence, b"x" * size) for sequence in sequences]
 
 
 def test_a_feed_keeps_the_last_and_knows_from_where_on_it_has_all() -> None:
-    feed = Feed(3, lines(4, 7), EventsConfig(kept_lines=3, read_lines=3))
+    feed = SubjectHub(3, lines(4, 7), EventsConfig(kept_lines=3, read_lines=3))
     assert (feed.floor, feed.low, feed.high) == (3, 0, 2)
     for line in lines(9, 12):
         feed.add(line)
@@ -270,19 +270,19 @@ def test_a_feed_keeps_the_last_and_knows_from_where_on_it_has_all() -> None:
 
 
 def test_a_feed_is_bounded_in_bytes_and_gives_them_in_pieces() -> None:
-    feed = Feed(1, [], EventsConfig(kept_bytes=300_000, read_bytes=1000))
+    feed = SubjectHub(1, [], EventsConfig(kept_bytes=300_000, read_bytes=1000))
     for line in lines(*range(1, 100), size=40_000):
         feed.add(line)
     assert feed.high - feed.low == 7
     piece, number, _ = feed.take(feed.low)
     assert len(piece) == 80_000 > PIECE_BYTES
     assert number == feed.low + 2
-    feed.add(Line(100, b"x" * 400_000))
+    feed.add(EventLine(100, b"x" * 400_000))
     assert feed.high - feed.low == 1, "the newest stays, however large"
 
 
 async def test_all_who_wait_are_woken_and_others_get_their_turn_between() -> None:
-    feed = Feed(1, [], EventsConfig(woken=2))
+    feed = SubjectHub(1, [], EventsConfig(woken=2))
     order: list[str] = []
 
     async def follower(number: int) -> None:

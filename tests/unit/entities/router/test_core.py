@@ -11,8 +11,8 @@ from entities.qos.policy_book import PolicyBook
 from entities.router.compute_notification import compute_entries, is_news, kept_loads, stage_loads
 from entities.router.core import TableDecision, decide_table, kept_routes, member_of, worth_writing
 from entities.router.load_statistics import LoadStatistics, mean_transfer_ms
-from entities.router.memo import Kept
-from entities.router.outlier_ejection import Health
+from entities.router.memo import Memo
+from entities.router.outlier_ejection import InstanceHealth
 from schemas.data_plane import RouteEntry
 from schemas.registry import Capability, InstanceState, ServiceRecord
 from schemas.signals import ComputeEntry, StagePolicy
@@ -22,7 +22,7 @@ from tests.entity_records import instance, policy, sample
 S = InstanceState
 
 
-def table(stage: StagePolicy, *records: ServiceRecord, kept: Kept[RouteEntry] | None = None) -> TableDecision:
+def table(stage: StagePolicy, *records: ServiceRecord, kept: Memo[RouteEntry] | None = None) -> TableDecision:
     return decide_table(policy(), stage, records, kept=kept)
 
 
@@ -110,7 +110,7 @@ def statistics(**service_ms: float) -> LoadStatistics:
 def measured_table(found: LoadStatistics, **health: float) -> TableDecision:
     records = [instance("j-s0-r0"), instance("j-s0-r1"), instance("j-s0-r2")]
     states = {
-        member_of(record): Health(health[record.sid.replace("-", "_")], "ejected")
+        member_of(record): InstanceHealth(health[record.sid.replace("-", "_")], "ejected")
         for record in records
         if record.sid.replace("-", "_") in health
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from entities import metrics as m
-from entities.router.samples import SampleBook
+from entities.router.samples import InstanceSamples
 from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample
 
 
@@ -26,7 +26,7 @@ def sample(sid: str = "j-s0-r0", *, job: str = "j", **figures: object) -> Instan
     )
 
 
-def table(readings: Iterable[m.Reading]) -> dict[str, dict[tuple[str, ...], float]]:
+def table(readings: Iterable[m.MetricReading]) -> dict[str, dict[tuple[str, ...], float]]:
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for reading in readings:
         found.setdefault(reading.metric.name, {})[reading.labels] = reading.value
@@ -34,7 +34,7 @@ def table(readings: Iterable[m.Reading]) -> dict[str, dict[tuple[str, ...], floa
 
 
 def test_gauges_are_the_last_samples_in_base_units() -> None:
-    book = SampleBook("a")
+    book = InstanceSamples("a")
     book.take(sample(queue=1, busy=0.2))
     book.take(sample(queue=3, busy=0.75, service_ms=120.0, microbatches=9, reduce_ms=4.0))
     book.take(sample("j-s0-r1", busy=0.25))
@@ -47,7 +47,7 @@ def test_gauges_are_the_last_samples_in_base_units() -> None:
 
 
 def test_counters_add_up_over_samples_and_incarnations() -> None:
-    book = SampleBook("a")
+    book = InstanceSamples("a")
     link = LinkSample(
         peer="p",
         sent_bytes=100,
@@ -68,7 +68,7 @@ def test_counters_add_up_over_samples_and_incarnations() -> None:
 
 
 def test_what_ended_has_no_series() -> None:
-    book = SampleBook("a")
+    book = InstanceSamples("a")
     book.take(sample())
     book.take(sample("k-s0-r0", job="k"))
     assert {labels[0] for labels in table(book.readings({"k-s0-r0"}))["dmsc_instance_busy_ratio"]} == {"k"}
@@ -77,7 +77,7 @@ def test_what_ended_has_no_series() -> None:
 
 
 def test_a_device_is_told_once_and_its_energy_shared_by_the_jobs_on_it() -> None:
-    book = SampleBook("a", price_per_kwh=0.36)
+    book = InstanceSamples("a", price_per_kwh=0.36)
 
     def device(joules: float) -> DeviceSample:
         return DeviceSample(device="cuda:0", power_w=300.0, energy_j=joules, xid_errors=())
@@ -96,7 +96,7 @@ def test_a_device_is_told_once_and_its_energy_shared_by_the_jobs_on_it() -> None
 
 
 def test_single_links_are_bounded_and_the_sums_are_not() -> None:
-    book = SampleBook("a")
+    book = InstanceSamples("a")
     for number in range(40):
         links = [
             LinkSample(peer=f"p{peer}", sent_bytes=1, figures=LinkFigures(latency_ms=1.0))

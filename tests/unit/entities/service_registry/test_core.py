@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entities.service_registry.core import LeaseConfig, RegistryCore
+from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from entities.service_registry.index import RouteIds
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
@@ -27,7 +27,7 @@ S = InstanceState
 
 @pytest.fixture
 def core() -> RegistryCore:
-    return RegistryCore(LeaseConfig())
+    return RegistryCore(RegistrationLeaseConfig())
 
 
 def beat(sid: str = "j-s0-r0", incarnation: str = "i1", state: S = S.ACTIVE) -> Heartbeat:
@@ -100,7 +100,7 @@ class TestRegistration:
     def test_fences_survive_a_restart(self, core: RegistryCore) -> None:
         core.register(instance(), 0)
         core.register(instance(incarnation="i2"), 1)
-        reborn = RegistryCore(LeaseConfig())
+        reborn = RegistryCore(RegistrationLeaseConfig())
         reborn.load(core.records(), 10)
         with pytest.raises(Fenced):
             reborn.register(instance(), 11)
@@ -108,7 +108,7 @@ class TestRegistration:
     def test_loading_keeps_route_ids_and_gives_whole_leases(self, core: RegistryCore) -> None:
         for sid in ("j-s0-r0", "j-s0-r1"):
             core.register(instance(sid), 0)
-        reborn = RegistryCore(LeaseConfig())
+        reborn = RegistryCore(RegistrationLeaseConfig())
         assert reborn.load(core.records(), 1000) == frozenset()
         assert reborn.records() == core.records()
         assert run_ticks(reborn, 1000, 1006) == set()
@@ -116,7 +116,7 @@ class TestRegistration:
         assert reborn.records()[-1].route_id == 3
 
     def test_loading_mends_double_route_ids(self) -> None:
-        core = RegistryCore(LeaseConfig())
+        core = RegistryCore(RegistrationLeaseConfig())
         moved = core.load([instance("j-s0-r0", route_id=1), instance("j-s0-r1", route_id=1)], 0)
         assert moved == {"j-s0-r1"}
         assert [record.route_id for record in core.records()] == [1, 2]
@@ -222,7 +222,7 @@ class TestLeases:
     )
     def test_settings_that_cannot_work_are_refused(self, settings: dict[str, float]) -> None:
         with pytest.raises(ValueError, match="_s"):
-            LeaseConfig(**settings)
+            RegistrationLeaseConfig(**settings)
 
 
 class TestDepartures:
@@ -302,7 +302,7 @@ class TestAbuse:
         assert (record.incarnation, record.version, record.replaced) == ("i1", "", ())
 
     def test_it_remembers_a_bounded_number_of_the_gone(self) -> None:
-        core = RegistryCore(LeaseConfig(remembered_sids=50))
+        core = RegistryCore(RegistrationLeaseConfig(remembered_sids=50))
         for number in range(200):
             sid = f"j-s0-r{number}"
             core.register(instance(sid), 0)
@@ -441,7 +441,7 @@ class TestResolution:
         assert (len(page), after) == (1, 1)
 
     def test_a_query_looks_at_its_own_records_only(self) -> None:
-        core = RegistryCore(LeaseConfig())
+        core = RegistryCore(RegistrationLeaseConfig())
         for number in range(2_000):
             core.register(instance(f"job{number // 20}-s{number % 4}-r{number}"), 0)
         core.change(StateChange(sid="job7-s0-r140", incarnation="i1", state=S.FAULTED), 1)
@@ -458,7 +458,7 @@ class TestResolution:
             assert core.examined <= 26, query
 
     def test_ten_thousand_instances_tick_quickly_enough_to_be_correct(self) -> None:
-        core = RegistryCore(LeaseConfig())
+        core = RegistryCore(RegistrationLeaseConfig())
         for number in range(10_000):
             core.register(instance(f"j-s{number % 8}-r{number}"), 0)
         for number in range(0, 10_000, 2):

@@ -5,30 +5,38 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.built_in.fault_signatures import RECENT, USUAL, Fault, FaultModel, Window, learn, signatures
+from policies.built_in.fault_signatures import (
+    RECENT,
+    USUAL,
+    FaultModel,
+    FaultSignature,
+    Window,
+    learn,
+    signatures,
+)
 
 SEED = 5
 DEVICES = tuple(f"d{device}" for device in range(4) for _ in range(8))
 FAULT_AT = 40
 
 
-def recording(fault: Fault | None, port: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def recording(fault: FaultSignature | None, port: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Packets `(60, 32, 2)` and carrier changes `(60, 32)`; the fault begins at `FAULT_AT`."""
     drawn = np.random.default_rng(seed)
     packets = drawn.uniform(1e4, 1e5, (1, 32, 2)) * drawn.normal(1, 0.02, (60, 32, 2))
     carrier = np.zeros((60, 32))
     device = np.array(DEVICES) == DEVICES[port]
     match fault:
-        case Fault.LINK_DOWN | Fault.SESSION_LOST:
+        case FaultSignature.LINK_DOWN | FaultSignature.SESSION_LOST:
             packets[FAULT_AT:, port] = 0.0
-            carrier[FAULT_AT, port] = fault is Fault.LINK_DOWN
-        case Fault.LINK_UP:
+            carrier[FAULT_AT, port] = fault is FaultSignature.LINK_DOWN
+        case FaultSignature.LINK_UP:
             packets[:FAULT_AT, port] = 0.0
             carrier[FAULT_AT, port] = 1.0
-        case Fault.REHASHED:
+        case FaultSignature.REHASHED:
             change = np.where(np.arange(device.sum()) % 2, 1.6, 0.4)
             packets[FAULT_AT:, device, 1] *= change
-        case Fault.TRAFFIC_LOST:
+        case FaultSignature.TRAFFIC_LOST:
             packets[FAULT_AT:] *= 0.6
     return packets, carrier
 
@@ -41,7 +49,7 @@ def window(packets: np.ndarray, carrier: np.ndarray, at: int) -> Window:
 def model() -> FaultModel:
     print("seed", SEED)
     tables, labels, quiet = [], [], []
-    for seed, fault in enumerate((Fault.LINK_DOWN, Fault.LINK_UP)):
+    for seed, fault in enumerate((FaultSignature.LINK_DOWN, FaultSignature.LINK_UP)):
         for port in (3, 12, 25):
             packets, carrier = recording(fault, port, SEED + seed)
             for at in range(USUAL + RECENT, FAULT_AT + 2):
@@ -53,25 +61,27 @@ def model() -> FaultModel:
     return learn(np.concatenate(tables), np.concatenate(labels), np.array(quiet))
 
 
-@pytest.mark.parametrize("fault", [Fault.LINK_DOWN, Fault.LINK_UP, Fault.SESSION_LOST])
-def test_the_port_and_its_fault_are_named_at_once(model: FaultModel, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [FaultSignature.LINK_DOWN, FaultSignature.LINK_UP, FaultSignature.SESSION_LOST]
+)
+def test_the_port_and_its_fault_are_named_at_once(model: FaultModel, fault: FaultSignature) -> None:
     packets, carrier = recording(fault, 17, 100)
     assert model.diagnose(window(packets, carrier, FAULT_AT - 1)) == []
     [found] = model.diagnose(window(packets, carrier, FAULT_AT))
     assert (found.fault, found.port, found.device) == (fault, 17, "d2")
 
 
-@pytest.mark.parametrize("fault", [Fault.REHASHED, Fault.TRAFFIC_LOST])
-def test_what_concerns_no_single_port(model: FaultModel, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [FaultSignature.REHASHED, FaultSignature.TRAFFIC_LOST])
+def test_what_concerns_no_single_port(model: FaultModel, fault: FaultSignature) -> None:
     packets, carrier = recording(fault, 17, 101)
     [found] = model.diagnose(window(packets, carrier, FAULT_AT))
     assert found.fault is fault
-    if fault is Fault.REHASHED:
+    if fault is FaultSignature.REHASHED:
         assert found.device == "d2"
 
 
 def test_a_flapping_port_speaks_no_more(model: FaultModel) -> None:
-    packets, carrier = recording(Fault.LINK_DOWN, 17, 102)
+    packets, carrier = recording(FaultSignature.LINK_DOWN, 17, 102)
     carrier[20:36:5, 17] = 1.0
     assert model.diagnose(window(packets, carrier, FAULT_AT)) == []
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from bus import subjects
-from policies.built_in.device_risk import DeviceRisk, Reading, alarm, risk, signs
+from policies.built_in.device_risk import DeviceReading, DeviceRisk, alarm, risk, signs
 from policies.built_in.link_trend import LinkTrend
-from policies.built_in.path_faults import LinkFault, PathFaults, locate
+from policies.built_in.path_faults import LinkDiagnosis, PathFaults, locate
 from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy
 from policies.numerics.link_history import LinkHistory
@@ -100,10 +100,10 @@ def test_errors_count_at_once_and_a_single_link_is_noted() -> None:
 
 def test_the_end_that_explains_more_is_at_fault() -> None:
     names = [("a", "x"), ("b", "x"), ("c", "x"), ("a", "y"), ("b", "y"), ("c", "y")]
-    located = locate(names, [LinkFault(link=link, what="") for link in names[:3]])
+    located = locate(names, [LinkDiagnosis(link=link, what="") for link in names[:3]])
     assert list(located.instances) == ["x"]
     assert located.links == []
-    located = locate(names, [LinkFault(link=names[0], what="")])
+    located = locate(names, [LinkDiagnosis(link=names[0], what="")])
     assert not located.instances
     assert [fault.link for fault in located.links] == [("a", "x")]
 
@@ -140,8 +140,8 @@ def test_a_device_that_says_it_is_broken_is_avoided() -> None:
 
 
 def test_signs_and_alarms() -> None:
-    def readings(*samples: DeviceSample) -> list[Reading]:
-        return [Reading(at=10.0 * at, sample=one) for at, one in enumerate(samples)]
+    def readings(*samples: DeviceSample) -> list[DeviceReading]:
+        return [DeviceReading(at=10.0 * at, sample=one) for at, one in enumerate(samples)]
 
     assert signs(readings(device(), device(xid_errors=(13, 31)))) == []  # of a program, not of a device
     assert signs(readings(device(), device(xid_errors=(13, 79)))) == [(10.0, "XID 79")]

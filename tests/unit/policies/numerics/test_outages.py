@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.numerics.outages import Flapping, Outages
+from policies.numerics.outages import Flapping, OutageHistory
 
 PRICE_S = 100.0
 
 
-def learnt(seconds: list[float], kind: str = "link") -> Outages:
-    outages = Outages(PRICE_S)
+def learnt(seconds: list[float], kind: str = "link") -> OutageHistory:
+    outages = OutageHistory(PRICE_S)
     for one in seconds:
         outages.ended(kind, one)
     return outages
@@ -28,7 +28,7 @@ def test_what_always_lasts_is_replaced_at_once() -> None:
 def test_it_never_waits_longer_than_a_replacement_costs() -> None:
     rng = np.random.default_rng(1)
     assert learnt(list(rng.uniform(0, 3 * PRICE_S, 100))).patience_s("link") <= PRICE_S
-    assert 0 <= Outages(PRICE_S).patience_s("never seen") <= PRICE_S
+    assert 0 <= OutageHistory(PRICE_S).patience_s("never seen") <= PRICE_S
 
 
 def test_kinds_are_told_apart() -> None:
@@ -43,7 +43,7 @@ def test_kinds_are_told_apart() -> None:
 def test_the_cost_is_near_that_of_whoever_knows_the_distribution(seed: int) -> None:
     rng = np.random.default_rng(seed)
     seconds = np.where(rng.random(400) < 0.3, 1e4, rng.lognormal(1, 0.5, 400))
-    outages, cost = Outages(PRICE_S), 0.0
+    outages, cost = OutageHistory(PRICE_S), 0.0
     for one in seconds:
         patience = outages.patience_s("link")
         cost += one if one <= patience else patience + PRICE_S

@@ -8,17 +8,17 @@ import random
 import pytest
 
 from policies.numerics.stage_balance import (
-    Limits,
+    MoveLimits,
     Proposal,
     Situation,
-    StageState,
+    StageSituation,
     Worker,
     best_move,
     makespan_ms,
     throughput_bound,
 )
 
-LIMITS = Limits()
+LIMITS = MoveLimits()
 
 
 def situation(
@@ -30,7 +30,7 @@ def situation(
 ) -> Situation:
     """Stages by their workers' milliseconds; a step takes its slowest stage's makespan and some more."""
     told = {
-        stage: StageState(
+        stage: StageSituation(
             workers=tuple(
                 Worker(sid=f"s{stage}-r{number}", service_ms=ms) for number, ms in enumerate(times)
             ),
@@ -59,8 +59,8 @@ def after(found: Proposal, before: Situation) -> Situation:
     giving, taking = stages[found.from_stage], stages[found.to_stage]
     kept = tuple(one for one in giving.workers if one.sid != found.sid)
     there = Worker(sid=f"{found.sid}m", service_ms=found.service_ms)
-    stages[found.from_stage] = StageState(workers=kept, cost_ms=giving.cost_ms)
-    stages[found.to_stage] = StageState(workers=(*taking.workers, there), cost_ms=taking.cost_ms)
+    stages[found.from_stage] = StageSituation(workers=kept, cost_ms=giving.cost_ms)
+    stages[found.to_stage] = StageSituation(workers=(*taking.workers, there), cost_ms=taking.cost_ms)
     return Situation(
         stages=stages,
         microbatches=before.microbatches,
@@ -178,7 +178,7 @@ def test_a_large_state_over_a_slow_link_costs_more() -> None:
 def test_nothing_to_compare_moves_nobody() -> None:
     assert best_move(situation([10.0, 10.0]), LIMITS) == "there is only one stage"
     empty = Situation(
-        stages={0: StageState(workers=()), 1: StageState(workers=())},
+        stages={0: StageSituation(workers=()), 1: StageSituation(workers=())},
         microbatches=4,
         step_s=1.0,
         steps_left=10,

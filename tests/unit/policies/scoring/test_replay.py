@@ -10,7 +10,7 @@ from policies.kit.engine import Event
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
-from policies.scoring.replay import Replay
+from policies.scoring.replay import PolicyReplay
 from schemas.policy import PolicyDecision, PolicySuggestion
 from tests.unit.policies.builders import sample
 
@@ -49,13 +49,13 @@ def events(*at: float) -> list[Event]:
 
 def test_asked_at_each_event_but_not_more_often_than_it_wants() -> None:
     policy = Asked()
-    Replay(policy).run(events(0.0, 0.5, 1.0, 1.5, 2.5, 7.0))
+    PolicyReplay(policy).run(events(0.0, 0.5, 1.0, 1.5, 2.5, 7.0))
     # At 2.0 it is due for what it saw at 1.5, and at 4.5 for what it saw at 2.5.
     assert [round(at, 6) for at in policy.asked] == [0.0, 2.0, 4.0, 7.0]
 
 
 def test_suggestions_carry_the_records_time_and_no_clock() -> None:
-    first, again = Replay(Asked()), Replay(Asked())
+    first, again = PolicyReplay(Asked()), PolicyReplay(Asked())
     said = first.run(events(0.0, 3.0, 6.0))
     assert [one.at - EPOCH for one in said] == [0.0, 3.0, 6.0]
     assert [one.id for one in said] == ["replay-1", "replay-2", "replay-3"]
@@ -75,14 +75,14 @@ def test_an_answer_reaches_the_policy() -> None:
         )
 
     policy = Asked()
-    said = Replay(policy, answer=refuse).run(events(0.0, 3.0))
+    said = PolicyReplay(policy, answer=refuse).run(events(0.0, 3.0))
     assert policy.declined == [False, True]
     assert [one.decision is not None and one.decision.reason for one in said] == ["no", "no"]
 
 
 def test_messages_that_the_policy_does_not_take_do_not_wake_it() -> None:
     policy = Asked()
-    replay = Replay(policy)
+    replay = PolicyReplay(policy)
     assert subjects.NOTICE not in replay.rows
     replay.feed(Event(row=subjects.NOTICE, message=sample(), id="n", at=EPOCH))
     assert policy.asked == []
@@ -90,7 +90,7 @@ def test_messages_that_the_policy_does_not_take_do_not_wake_it() -> None:
 
 def test_time_never_goes_back() -> None:
     policy = Asked()
-    Replay(policy).run(events(5.0, 1.0, 8.0))
+    PolicyReplay(policy).run(events(5.0, 1.0, 8.0))
     assert policy.asked == sorted(policy.asked)
 
 
@@ -101,7 +101,7 @@ def test_a_policy_that_raises_is_contained_and_told_once() -> None:
         def decide(self, view: JobView, now: float) -> Suggestions:
             raise ValueError("nothing works")
 
-    replay = Replay(Wrong())
+    replay = PolicyReplay(Wrong())
     assert replay.run(events(*(3.0 * number for number in range(9)))) == []
     assert [problem.where for problem in replay.problems] == ["decide"]
     assert replay.engine.suspended
@@ -134,7 +134,7 @@ class Doubling(Asked):
 
 def test_a_model_computes_here_and_at_once() -> None:
     policy = Doubling()
-    replay = Replay(policy)
+    replay = PolicyReplay(policy)
     replay.run(events(*(3.0 * number for number in range(6))))
     assert policy.answers[:3] == [(0, 0.0), (0, 2.0), (2, 4.0)], "a result is news, so it is asked again"
     assert {value for value, _ in policy.answers} == {0, 2, 4, 6}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.numerics.stage_balance import StageState, Worker
+from policies.numerics.stage_balance import StageSituation, Worker
 from policies.scoring.scores import (
     Judged,
     avoidance_worth,
@@ -115,11 +115,11 @@ def test_a_move_is_worth_what_it_saved_of_what_was_forecast() -> None:
 
 
 def test_a_move_that_was_not_made_is_judged_by_the_model() -> None:
-    def stages(slow_ms: float) -> dict[int, StageState]:
+    def stages(slow_ms: float) -> dict[int, StageSituation]:
         first = tuple(Worker(sid=f"j-s0-r{number}", service_ms=10.0) for number in range(3))
         return {
-            0: StageState(workers=first, cost_ms=1.0),
-            1: StageState(workers=(Worker(sid="j-s1-r0", service_ms=slow_ms),), cost_ms=slow_ms / 10),
+            0: StageSituation(workers=first, cost_ms=1.0),
+            1: StageSituation(workers=(Worker(sid="j-s1-r0", service_ms=slow_ms),), cost_ms=slow_ms / 10),
         }
 
     still = move_worth_by_model(FORECAST, stages(20.0), "j-s0-r1", 1, 12)

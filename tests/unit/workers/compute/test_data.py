@@ -10,7 +10,7 @@ import torch
 
 from schemas.errors import BadData
 from schemas.job import DataSpec
-from workers.compute.data import Dataset, Prefetcher, batch, open_dataset, open_local_dataset
+from workers.compute.data import ByteDataset, Prefetcher, batch, open_dataset, open_local_dataset
 
 
 def spec(source: str | Path, **values: float) -> DataSpec:
@@ -18,13 +18,13 @@ def spec(source: str | Path, **values: float) -> DataSpec:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
+def dataset(tmp_path: Path) -> ByteDataset:
     path = tmp_path / "bytes.bin"
     path.write_bytes(bytes(range(256)) * 8)
     return open_local_dataset(spec(path, validation_fraction=0.25))
 
 
-def test_a_batch_is_a_pure_function_of_seed_step_and_microbatch(dataset: Dataset) -> None:
+def test_a_batch_is_a_pure_function_of_seed_step_and_microbatch(dataset: ByteDataset) -> None:
     first = batch(dataset, "train", 1, 2, 3, samples=4, sample_tokens=8)
     torch.manual_seed(99)
     batch(dataset, "train", 9, 9, 9, samples=4, sample_tokens=8)
@@ -35,7 +35,7 @@ def test_a_batch_is_a_pure_function_of_seed_step_and_microbatch(dataset: Dataset
         assert not torch.equal(first[0], other[0])
 
 
-def test_targets_are_the_inputs_one_token_later(dataset: Dataset) -> None:
+def test_targets_are_the_inputs_one_token_later(dataset: ByteDataset) -> None:
     inputs, targets = batch(dataset, "train", 0, 0, 0, samples=4, sample_tokens=8)
     assert inputs.shape == targets.shape == (4, 8)
     assert inputs.dtype == targets.dtype == torch.int64
@@ -45,12 +45,12 @@ def test_targets_are_the_inputs_one_token_later(dataset: Dataset) -> None:
 
 def test_the_drawn_offsets_never_change() -> None:
     """Frozen: other offsets would be another job under the same seed."""
-    counting = Dataset("counting", torch.arange(200, dtype=torch.uint8), 200)
+    counting = ByteDataset("counting", torch.arange(200, dtype=torch.uint8), 200)
     inputs, _ = batch(counting, "train", 0, 5, 1, samples=4, sample_tokens=8)
     assert inputs[:, 0].tolist() == [163, 74, 150, 125]
 
 
-def test_validation_is_held_out(dataset: Dataset) -> None:
+def test_validation_is_held_out(dataset: ByteDataset) -> None:
     assert dataset.tokens("train").numel() == 1536
     assert dataset.tokens("validation").numel() == 512
     assert dataset.has_validation
@@ -128,7 +128,7 @@ async def test_sources_that_cannot_be_opened(source: str, text: str) -> None:
         await open_dataset(spec(source), None)
 
 
-async def test_the_prefetcher_gives_what_batch_gives_and_stays_bounded(dataset: Dataset) -> None:
+async def test_the_prefetcher_gives_what_batch_gives_and_stays_bounded(dataset: ByteDataset) -> None:
     prefetcher = Prefetcher(dataset, seed=1, samples=2, sample_tokens=8, capacity=3)
     try:
         for microbatch in range(10):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from schemas.telemetry import LinkFigures
-from workers.links.link_quality import SIZES, WINDOW, LinkBothWays, LinkQuality, Telling
+from workers.links.link_quality import SIZES, WINDOW, LinkBothWays, LinkQuality, LinkReporting
 from workers.links.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S, slowest_bytes_per_s
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -222,7 +222,7 @@ def test_a_transfer_without_a_ping_ahead_waits_for_the_next() -> None:
 
 
 def test_only_news_is_told_and_all_of_it_now_and_then() -> None:
-    telling = Telling()
+    telling = LinkReporting()
     figures = LinkFigures(latency_ms=5.0, transfer_ms=10.0, bytes=9, trend="steady")
     assert telling.news(None, 0.0) is None
     assert telling.news(figures, 0.0) == figures

@@ -18,7 +18,7 @@ from schemas.task_graph import TaskUnit, UnitKind
 from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import Outcome
-from workers.links.peer_copy import HELD_REDOS, SNAPSHOT_EVERY, CopyDirection, CopyShelf, CopySource
+from workers.links.peer_copy import HELD_REDOS, SNAPSHOT_EVERY, CopyDirection, CopySource, ReplicaBuffer
 from workers.links.redo_queue import QUEUED_REDOS
 from workers.routing.next_hop import Binder
 from workers.transaction.data_machine import DataMachine
@@ -32,7 +32,7 @@ GRADIENTS = [torch.ones(1)]
 
 # --- the holder -----------------------------------------------------------------------------------------
 def test_a_snapshot_and_its_redos_reach_a_version() -> None:
-    shelf = CopyShelf()
+    shelf = ReplicaBuffer()
     assert shelf.reach(1) == -1
     shelf.redo(1, 0, GRADIENTS)
     assert shelf.reach(1) == -1, "a redo without a snapshot is worth nothing"
@@ -50,7 +50,7 @@ def test_a_snapshot_and_its_redos_reach_a_version() -> None:
 
 
 def test_what_is_being_sent_does_not_grow() -> None:
-    shelf = CopyShelf()
+    shelf = ReplicaBuffer()
     shelf.snapshot(1, 0, STATE)
     held = shelf.get(1, 0)
     shelf.redo(1, 0, GRADIENTS)
@@ -59,7 +59,7 @@ def test_what_is_being_sent_does_not_grow() -> None:
 
 
 def test_a_gap_makes_the_copy_useless_until_the_next_snapshot() -> None:
-    shelf = CopyShelf()
+    shelf = ReplicaBuffer()
     shelf.snapshot(1, 4, STATE)
     shelf.redo(1, 5, GRADIENTS)
     assert shelf.reach(1) == -1
@@ -70,7 +70,7 @@ def test_a_gap_makes_the_copy_useless_until_the_next_snapshot() -> None:
 
 
 def test_a_new_snapshot_takes_the_place_of_all_before_and_an_empty_one_of_everything() -> None:
-    shelf = CopyShelf()
+    shelf = ReplicaBuffer()
     shelf.snapshot(1, 4, STATE)
     shelf.redo(1, 4, GRADIENTS)
     shelf.snapshot(1, 2, STATE)  # everyone went back to a checkpoint
@@ -80,7 +80,7 @@ def test_a_new_snapshot_takes_the_place_of_all_before_and_an_empty_one_of_everyt
 
 
 def test_a_holder_is_bounded() -> None:
-    shelf = CopyShelf()
+    shelf = ReplicaBuffer()
     shelf.snapshot(1, 0, STATE)
     for step in range(HELD_REDOS):
         shelf.redo(1, step, GRADIENTS)
@@ -298,7 +298,7 @@ def bits(compute: StageCompute) -> list[bytes]:
 def test_a_snapshot_and_redos_give_the_bits_of_the_original() -> None:
     """AdamW, a clip that is not 1 in every other step, a warm-up, one skipped step."""
     original, copied = stage(), stage()
-    shelf = CopyShelf()
+    shelf = ReplicaBuffer()
     for step in range(9):
         order, mean = commit(step), gradients(original, step)
         original.apply(order, mean)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from bus.mesh.registration import Presence
+from bus.mesh.registration import RegistrationClient
 from schemas.cluster import InstanceStart
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.errors import (
@@ -37,7 +37,7 @@ from schemas.step import (
     StepStatus,
 )
 from schemas.task_graph import TaskUnit, UnitKind
-from workers.compute.attribution import blaming, culprit_of
+from workers.compute.attribution import attributing, failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
 from workers.instance import Instance, InstancePayload
@@ -232,18 +232,18 @@ def test_what_fails_names_its_microbatch_unless_it_is_validation() -> None:
         pytest.raises(
             MicrobatchFailed, match=r"^microbatch 1: KeyError: 'x' \(test_stage_flow\.py:\d+\)$"
         ) as failed,
-        blaming(hop),
+        attributing(hop),
     ):
         raise KeyError("x")
-    assert culprit_of(failed.value) == Culprit(step=3, microbatch=1)
-    with pytest.raises(GradientRefused) as refused, blaming(hop):
+    assert failing_microbatch(failed.value) == Culprit(step=3, microbatch=1)
+    with pytest.raises(GradientRefused) as refused, attributing(hop):
         raise GradientRefused("not finite", microbatch=1)
-    assert culprit_of(refused.value) == Culprit(step=3, microbatch=1)
+    assert failing_microbatch(refused.value) == Culprit(step=3, microbatch=1)
     for error in (Fenced("replaced"), GradientRefused("in the sum already")):
-        with pytest.raises(type(error)) as passed, blaming(hop):
+        with pytest.raises(type(error)) as passed, attributing(hop):
             raise error
-        assert culprit_of(passed.value) is None
-    with pytest.raises(KeyError), blaming(Hop(3, 1, 0, True, UP)):
+        assert failing_microbatch(passed.value) is None
+    with pytest.raises(KeyError), attributing(Hop(3, 1, 0, True, UP)):
         raise KeyError("x")
 
 
@@ -267,7 +267,7 @@ async def test_a_registry_that_is_away_does_not_spoil_the_end() -> None:
 
     away: Any = Away()
     instance = Instance(InstancePayload(start=start(0), servers=[], cluster="a", node="n", agent="x"))
-    presence: Presence = away
+    presence: RegistrationClient = away
     await instance._take_leave(presence, wants=False)
     instance._fail(Fenced("replaced"))
     await instance._take_leave(presence, wants=False)

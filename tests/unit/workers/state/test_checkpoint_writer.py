@@ -15,7 +15,7 @@ import torch
 
 from bus.files.artifacts import open_artifacts
 from bus.wire import request_progress as progress
-from bus.wire.request_progress import Progress
+from bus.wire.request_progress import RequestProgress
 from schemas.checkpoint import CheckpointOrder, CheckpointWait
 from schemas.errors import Conflict, NotFound
 from schemas.job import ModelSpec, OptimizerSpec
@@ -132,7 +132,7 @@ async def test_a_newer_order_ends_the_one_before(bench: Bench) -> None:
 
 async def test_who_waits_for_a_checkpoint_hears_of_the_progress_of_its_writing(bench: Bench) -> None:
     """The order that began it was answered long before."""
-    ordered, waited = Progress(), Progress()
+    ordered, waited = RequestProgress(), RequestProgress()
 
     async def order() -> None:
         progress.present.set(ordered)

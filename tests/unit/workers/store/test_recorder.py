@@ -29,7 +29,7 @@ from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
 from schemas.weights_digest import weights_sha256
 from workers.store import recorder as chronicle
 from workers.store.local_store import LocalStore
-from workers.store.recorder import Chronicle
+from workers.store.recorder import StoreRecorder
 
 ME, OTHER = Member(sid="job-s0-r0", incarnation="i"), Member(sid="job-s0-r1", incarnation="o")
 SMO = Envelope(
@@ -57,7 +57,7 @@ async def obeyed(store: LocalStore, row: Subject, order: Any, answer: Any) -> No
     async def handle(given: Any) -> Any:
         return answer
 
-    assert await Chronicle(store, 0).audited(row, handle)(order, SMO) is answer
+    assert await StoreRecorder(store, 0).audited(row, handle)(order, SMO) is answer
 
 
 def commit(step: int) -> StepCommit:
@@ -67,7 +67,7 @@ def commit(step: int) -> StepCommit:
 
 
 async def test_an_applied_step_is_a_version_and_an_audited_order_once(store: LocalStore) -> None:
-    entries = Chronicle(store, 0)
+    entries = StoreRecorder(store, 0)
 
     async def handle(order: StepCommit) -> StepApplied:
         return StepApplied(member=ME, version=order.step + 1)
@@ -91,7 +91,7 @@ async def test_a_refused_order_reaches_its_sender_and_the_audit_with_its_reason(
         raise Conflict("which I have not prepared")
 
     with pytest.raises(Conflict, match="which I have not prepared"):
-        await Chronicle(store, 0).audited(STEP_COMMIT, handle)(commit(4), SMO)
+        await StoreRecorder(store, 0).audited(STEP_COMMIT, handle)(commit(4), SMO)
     (audit,) = await records(store, "audit")
     assert (audit["outcome"], audit["reason"]) == ("refused", "conflict: which I have not prepared")
     assert await records(store, "versions") == []
@@ -108,8 +108,8 @@ async def test_an_order_that_breaks_or_is_cut_short_is_told_as_such(store: Local
         raise AssertionError
 
     with pytest.raises(ZeroDivisionError):
-        await Chronicle(store, 0).audited(STEP_COMMIT, broken)(commit(4), SMO)
-    waiting = asyncio.create_task(_drive(Chronicle(store, 0).audited(STEP_COMMIT, endless)))
+        await StoreRecorder(store, 0).audited(STEP_COMMIT, broken)(commit(4), SMO)
+    waiting = asyncio.create_task(_drive(StoreRecorder(store, 0).audited(STEP_COMMIT, endless)))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait({waiting})
@@ -166,7 +166,7 @@ async def test_an_abort_is_an_event_that_names_the_fenced(store: LocalStore) -> 
 async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(chronicle.time, "monotonic", lambda: clock)
-    entries = Chronicle(store, 0)
+    entries = StoreRecorder(store, 0)
     for step in range(20):
         entries.sample(
             InstanceSample(
@@ -193,7 +193,7 @@ async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch
 
 async def test_only_routes_to_the_next_stage_are_this_instances_business(store: LocalStore) -> None:
     entry = RouteEntry(sid="job-s1-r0", incarnation="n", cluster="a", weight=2.0, window=3)
-    entries = Chronicle(store, 0)
+    entries = StoreRecorder(store, 0)
     for stage in (0, 1, 2):
         entries.routes(
             RouteTable(

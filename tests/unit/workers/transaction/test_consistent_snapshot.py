@@ -5,7 +5,7 @@ from __future__ import annotations
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import Member
 from workers.routing.next_hop import Binder
-from workers.transaction.consistent_snapshot import Cut
+from workers.transaction.consistent_snapshot import ConsistentSnapshot
 from workers.transaction.stage_machine import StageMachine
 
 ME = Member(sid="s1-r0", incarnation="i1")
@@ -64,7 +64,7 @@ def test_a_repeated_question_gets_the_first_answer() -> None:
 
 
 def test_an_older_round_does_not_go_back() -> None:
-    cut = Cut()
+    cut = ConsistentSnapshot()
     cut.tell((1, 0, 0, 2), ())
     cut.tell((1, 0, 0, 1), ())
     assert cut.round(1, 0, 0) == 2

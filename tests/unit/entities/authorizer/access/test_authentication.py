@@ -6,7 +6,14 @@ import hashlib
 
 import pytest
 
-from entities.authorizer.access.authentication import Stranger, User, Users, identify, parse_users, recognise
+from entities.authorizer.access.authentication import (
+    UnknownUser,
+    User,
+    Users,
+    identify,
+    parse_users,
+    recognise,
+)
 from schemas.errors import BadInput
 from schemas.signals import Role
 
@@ -22,7 +29,7 @@ def test_an_unknown_token_is_nobody() -> None:
     assert identify(users, "") is None
     assert identify((), "right") is None
     stranger = recognise(Users(listed=users), "wrong", 0.0)
-    assert stranger == Stranger("unknown token; ask the operator for one")
+    assert stranger == UnknownUser("unknown token; ask the operator for one")
 
 
 def test_a_file_as_it_should_be() -> None:

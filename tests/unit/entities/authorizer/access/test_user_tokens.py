@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nacl.signing import SigningKey
 
 from entities.authorizer.access import user_tokens
-from entities.authorizer.access.authentication import Stranger, User, Users, identify, recognise
+from entities.authorizer.access.authentication import UnknownUser, User, Users, identify, recognise
 from entities.authorizer.access.user_tokens import Claims, TokenRefused, issue, load_key, read
 from schemas.access import Revocation, UserRecord
 from schemas.errors import BadInput
@@ -36,8 +36,8 @@ def users(*revocations: Revocation, known: bool = True) -> Users:
     )
 
 
-def why(found: User | Stranger) -> str:
-    assert isinstance(found, Stranger)
+def why(found: User | UnknownUser) -> str:
+    assert isinstance(found, UnknownUser)
     assert "\n" not in found.reason
     assert TOKEN not in found.reason
     return found.reason
@@ -80,7 +80,7 @@ def test_a_revoked_token_and_a_revoked_user() -> None:
 def test_a_user_who_is_gone() -> None:
     found = recognise(users(known=False), TOKEN, NOW + 1)
     assert why(found) == "there is no user ruth any more"
-    assert isinstance(found, Stranger)
+    assert isinstance(found, UnknownUser)
     assert found.missing
 
 

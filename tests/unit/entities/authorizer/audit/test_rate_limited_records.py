@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from entities.authorizer.audit.rate_limited_records import Folding, FoldingConfig, Refusal
+from entities.authorizer.audit.rate_limited_records import (
+    RateLimitedRecords,
+    RateLimitedRecordsConfig,
+    Refusal,
+)
 
-CONFIG = FoldingConfig(window_s=10.0, each=2, groups=3)
+CONFIG = RateLimitedRecordsConfig(window_s=10.0, each=2, groups=3)
 
 
 def cancel(user: str, resource: str = "j") -> Refusal:
@@ -12,7 +16,7 @@ def cancel(user: str, resource: str = "j") -> Refusal:
 
 
 def test_the_first_few_of_each_group_then_a_count() -> None:
-    folding = Folding(CONFIG)
+    folding = RateLimitedRecords(CONFIG)
     taken = [folding.take("ann", cancel("ann", f"j{index}"), 1.0) for index in range(5)]
     assert taken == [True, True, False, False, False]
     assert folding.take("bob", cancel("bob"), 2.0), "another's are not hidden by it"
@@ -24,7 +28,7 @@ def test_the_first_few_of_each_group_then_a_count() -> None:
 
 
 def test_a_flood_of_groups_is_bounded() -> None:
-    folding = Folding(CONFIG)
+    folding = RateLimitedRecords(CONFIG)
     recorded = sum(folding.take(f"u{index}", cancel(f"u{index}"), 1.0) for index in range(1_000))
     folded = folding.close()
     assert recorded == 3 + CONFIG.each

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entities.gateway.dashboard.view_model import MOVES, POINTS, Curve, Picture
+from entities.gateway.dashboard.view_model import MOVES, POINTS, JobCurve, MeshViewModel
 from entities.gateway.dashboard.viewers import QUEUED, Viewer, sse
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.door import JobSummary, MeshStatus
@@ -85,7 +85,7 @@ def one(rows: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
 
 
 def test_an_instance_is_shown_with_what_it_says_its_table_and_its_share() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     picture.take_mesh(mesh("j"))
     picture.take_records(records(instance("j-s0-r0"), instance("j-s0-r1"), service()))
     picture.take_sample(sample("j-s0-r0", busy=0.5, queue=2), at=10.0)
@@ -102,7 +102,7 @@ def test_an_instance_is_shown_with_what_it_says_its_table_and_its_share() -> Non
 
 
 def test_a_delta_has_only_what_changed() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     picture.take_records(records(instance("j-s0-r0"), instance("j-s0-r1")))
     first = picture.delta(1.0)
     assert first is not None
@@ -122,7 +122,7 @@ def test_a_delta_has_only_what_changed() -> None:
 
 
 def test_who_falls_silent_loses_its_figures_and_who_comes_back_as_another_keeps_none() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     picture.take_records(records(instance("j-s0-r0")))
     picture.take_sample(sample("j-s0-r0"), at=1.0)
     delta = picture.delta(1.1)
@@ -137,7 +137,7 @@ def test_who_falls_silent_loses_its_figures_and_who_comes_back_as_another_keeps_
 
 
 def test_figures_that_are_no_numbers_do_not_break_the_json() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     picture.take_records(records(instance("j-s0-r0")))
     picture.take_sample(sample("j-s0-r0", busy=float("nan"), service_ms=float("inf")), at=1.0)
     picture.take_event(step(0, at=1.0, loss=float("nan")), "e1")
@@ -147,7 +147,7 @@ def test_figures_that_are_no_numbers_do_not_break_the_json() -> None:
 
 
 def test_everything_may_be_told_twice_from_the_stream_and_as_it_happens() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     picture.take_mesh(mesh("j"))
     fault = FaultRecord(
         id="f1",
@@ -176,7 +176,7 @@ def test_everything_may_be_told_twice_from_the_stream_and_as_it_happens() -> Non
 
 
 def test_steps_that_are_taken_up_again_replace_those_before_the_roll_back() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     for number in range(4):
         picture.take_event(step(number, at=float(number)), f"e{number}")
     picture.take_event(step(2, at=9.0, loss=1.5), "again")
@@ -185,7 +185,7 @@ def test_steps_that_are_taken_up_again_replace_those_before_the_roll_back() -> N
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_beginning() -> None:
-    curve = Curve()
+    curve = JobCurve()
     for number in range(5 * POINTS):
         told = step(number, at=float(number)).result
         assert told is not None
@@ -197,7 +197,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_beginning() -> None:
 
 
 def test_microbatches_move_once_however_often_their_notice_is_repeated() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     for _ in range(3):
         picture.take_notice(notice(1))
     picture.take_notice(notice(2))
@@ -213,7 +213,7 @@ def test_microbatches_move_once_however_often_their_notice_is_repeated() -> None
 
 
 def test_a_flood_of_hops_is_told_in_part_and_counted() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     for number in range(MOVES + 40):
         picture.take_notice(notice(number, receiver=f"j-s1-r{number}"))
     picture.overlooked(5)
@@ -223,7 +223,7 @@ def test_a_flood_of_hops_is_told_in_part_and_counted() -> None:
 
 
 def test_a_decision_says_what_was_suggested_and_the_same_again_only_counts() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     for number in range(3):
         suggestion = PolicySuggestion(
             module="watch",
@@ -251,7 +251,7 @@ def test_a_decision_says_what_was_suggested_and_the_same_again_only_counts() -> 
 
 
 def test_routers_that_disagree_are_both_told_and_a_table_that_ends_is_forgotten() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     picture.take_records(records(instance("j-s0-r0")))
     picture.take_table(("j", "east", 0), table(("j-s0-r0", 1.0, "near")))
     picture.take_table(("j", "west", 0), table(("j-s0-r0", 0.5, "far"), cluster="west"))
@@ -263,7 +263,7 @@ def test_routers_that_disagree_are_both_told_and_a_table_that_ends_is_forgotten(
 
 
 def test_trouble_is_told_when_it_begins_and_when_it_is_over() -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     assert picture.delta(1.0) is None
     picture.trouble("orchestrator", "does not answer")
     delta = picture.delta(1.2)
@@ -301,7 +301,7 @@ def test_an_event_is_one_record_whatever_is_in_it() -> None:
 
 @pytest.mark.parametrize("job", ["gone"])
 def test_the_curves_of_a_job_that_the_orchestrator_forgot_go(job: str) -> None:
-    picture = Picture()
+    picture = MeshViewModel()
     event = step(0, at=1.0).model_copy(update={"job": job})
     picture.take_event(event, "e1")
     picture.take_mesh(mesh("j"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from entities.job_files.checkpoint_catalog import Folder
+from entities.job_files.checkpoint_catalog import CheckpointFolder
 from entities.orchestrator.checkpointing.job_artifacts import superseded
 
-A, B, C, D = (Folder(version, 1, number) for number, version in enumerate((2, 4, 6, 8), start=1))
+A, B, C, D = (CheckpointFolder(version, 1, number) for number, version in enumerate((2, 4, 6, 8), start=1))
 
 
 def test_all_but_those_kept_go_whether_published_or_not() -> None:
@@ -13,7 +13,7 @@ def test_all_but_those_kept_go_whether_published_or_not() -> None:
 
 
 def test_nothing_of_a_later_epoch_goes() -> None:
-    later = Folder(2, 3, 1)
+    later = CheckpointFolder(2, 3, 1)
     assert superseded([A, B, later], [B], (), epoch=2) == [A]
 
 

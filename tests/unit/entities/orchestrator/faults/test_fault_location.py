@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from entities.orchestrator.faults.fault_location import judge
+from entities.orchestrator.faults.fault_location import judge_fault
 from schemas.cluster import Judgement
 from schemas.fault import FaultReport
 from schemas.registry import InstanceState
@@ -57,4 +57,4 @@ def test_a_broken_link_alone_condemns_nobody(
     process: Process,
     verdict: str,
 ) -> None:
-    assert judge(VICTIM, state, judgement(process), report(kind)).verdict == verdict
+    assert judge_fault(VICTIM, state, judgement(process), report(kind)).verdict == verdict

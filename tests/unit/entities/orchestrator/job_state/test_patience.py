@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.job_state.instances import NO_PROGRESS_S, SLOWEST_BYTES_PER_S, Instances
+from entities.orchestrator.job_state.instances import NO_PROGRESS_S, SLOWEST_BYTES_PER_S, JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
 
 
-def of(*memory_bytes: int) -> Instances:
+def of(*memory_bytes: int) -> JobInstances:
     nothing: Any = None
-    instances = Instances(nothing, MeshView(), "j", nothing, 1)
+    instances = JobInstances(nothing, MeshView(), "j", nothing, 1)
     units = [SimpleNamespace(requirements=SimpleNamespace(memory_bytes=each)) for each in memory_bytes]
     graph: Any = SimpleNamespace(units=units)
     instances.graph = graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entities.orchestrator.job_state.quarantine import SKIPS_IN_A_ROW, Quarantine, skip_decision
-from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS, Setbacks, StepBroken, Unrecoverable
+from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS, RetryLimits, StepBroken, Unrecoverable
 from entities.orchestrator.transaction.step_ledger import members_of
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.envelope import EntityKind
@@ -87,14 +87,14 @@ def test_a_new_orchestrator_knows_what_is_bad_and_what_failed_once() -> None:
 
 
 def test_a_new_orchestrator_counts_on_from_the_attempts_and_errors_before_it() -> None:
-    before = Setbacks()
+    before = RetryLimits()
     before.attempt_failed(3, "lost j-s0-r0")
     before.ended(3, [ended("a", culprit=False)])
-    after = Setbacks(before.held)
+    after = RetryLimits(before.held)
     after.attempt_failed(3, "lost j-s0-r1")
     with pytest.raises(Unrecoverable, match=r"^step 3 fails each time"):
         after.ended(3, [ended("b", culprit=False)])
-    again = Setbacks(after.held)
+    again = RetryLimits(after.held)
     for _ in range(STEP_ATTEMPTS - 2):
         again.attempt_failed(3, "lost")
     with pytest.raises(StepBroken, match=r"^step 3 failed 7 times"):
@@ -113,7 +113,7 @@ def test_too_many_steps_in_a_row_are_no_matter_of_data() -> None:
 
 
 def test_setbacks_leave_named_microbatches_to_the_quarantine_but_count_attempts() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     for attempt in range(STEP_ATTEMPTS):
         setbacks.attempt_failed(3, "lost j-s0-r0")
         setbacks.ended(3, [ended(f"i{attempt}")])

@@ -8,7 +8,7 @@ from entities.orchestrator.job_state.retry_limits import (
     ROLL_BACKS,
     STEP_ATTEMPTS,
     Parked,
-    Setbacks,
+    RetryLimits,
     StepBroken,
     Unrecoverable,
 )
@@ -30,26 +30,26 @@ def ended(sid: str = "j-s0-r0", stage: int = 0, *, fault: str = "internal") -> S
     )
 
 
-def attempt(setbacks: Setbacks, step: int, *records: ServiceRecord) -> None:
+def attempt(setbacks: RetryLimits, step: int, *records: ServiceRecord) -> None:
     setbacks.attempt_failed(step, "lost j-s0-r0")
     setbacks.ended(step, records)
 
 
 def test_the_same_error_twice_at_one_step_is_the_jobs_own() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     attempt(setbacks, 3, ended())
     with pytest.raises(Unrecoverable, match=r"^step 3 fails each time: j-s0-r1: ValueError: no such word"):
         attempt(setbacks, 3, ended("j-s0-r1"))
 
 
 def test_replicas_that_meet_it_in_one_attempt_count_once() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     attempt(setbacks, 3, ended(), ended("j-s0-r1"))
     setbacks.ended(3, [ended("j-s0-r2")])  # was found while the first two were replaced
 
 
 def test_a_roll_back_does_not_hide_it() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     attempt(setbacks, 3, ended())
     for step in range(3):
         setbacks.committed(step)
@@ -61,20 +61,20 @@ def test_a_roll_back_does_not_hide_it() -> None:
     "other", [ended(stage=1), ended(fault="gradient_refused"), ended(fault="")], ids=["stage", "code", "kill"]
 )
 def test_what_differs_is_tried_again(other: ServiceRecord) -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     attempt(setbacks, 3, ended())
     attempt(setbacks, 3, other)
 
 
 def test_a_step_that_was_passed_is_forgotten() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     attempt(setbacks, 3, ended())
     setbacks.committed(3)
     attempt(setbacks, 4, ended())
 
 
 def test_kills_are_survived_up_to_a_limit_per_step() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     for _ in range(STEP_ATTEMPTS):
         attempt(setbacks, 3, ended(fault=""))
     attempt(setbacks, 4, ended(fault=""))
@@ -84,7 +84,7 @@ def test_kills_are_survived_up_to_a_limit_per_step() -> None:
 
 
 def test_roll_backs_that_lead_no_further_park_the_job() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     for step in range(5):
         setbacks.committed(step)
     for _ in range(ROLL_BACKS - 1):
@@ -100,18 +100,18 @@ def test_roll_backs_that_lead_no_further_park_the_job() -> None:
 
 
 def test_one_step_further_and_roll_backs_count_anew() -> None:
-    setbacks = Setbacks()
+    setbacks = RetryLimits()
     for step in range(3 * ROLL_BACKS):
         setbacks.rolling_back("a bad day")
         setbacks.committed(step)
 
 
 def test_a_new_orchestrator_counts_roll_backs_on() -> None:
-    before = Setbacks()
+    before = RetryLimits()
     before.committed(4)
     for _ in range(ROLL_BACKS - 1):
         before.rolling_back("no")
-    after = Setbacks(before.held, roll_backs=before.roll_backs, furthest=before.furthest)
+    after = RetryLimits(before.held, roll_backs=before.roll_backs, furthest=before.furthest)
     after.committed(3)
     with pytest.raises(Parked):
         after.rolling_back("no")

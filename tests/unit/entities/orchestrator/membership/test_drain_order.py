@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.membership.drain_order import HandOver
+from entities.orchestrator.membership.drain_order import DrainOrder
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 
@@ -51,12 +51,12 @@ def place() -> Place:
 
 
 @pytest.fixture
-def hand_over(place: Place) -> HandOver:
+def hand_over(place: Place) -> DrainOrder:
     both: Any = place
-    return HandOver(both, both)
+    return DrainOrder(both, both)
 
 
-def test_one_with_a_replica_goes_without_a_rest_and_the_others_wait_for_one(hand_over: HandOver) -> None:
+def test_one_with_a_replica_goes_without_a_rest_and_the_others_wait_for_one(hand_over: DrainOrder) -> None:
     assert hand_over.ask(LEFT.sid, STAGES, ()) == ""
     assert not hand_over.waits(STAGES)
     for member in (DATA, LONELY):
@@ -68,7 +68,7 @@ def test_one_with_a_replica_goes_without_a_rest_and_the_others_wait_for_one(hand
     assert not hand_over.waits(STAGES)
 
 
-def test_one_after_the_other(hand_over: HandOver, place: Place) -> None:
+def test_one_after_the_other(hand_over: DrainOrder, place: Place) -> None:
     assert hand_over.ask(LEFT.sid, STAGES, {DATA.sid}) == f"{DATA.sid} must be back first"
     assert hand_over.ask(LEFT.sid, ((LONELY,), (LEFT,)), ()) == f"{RIGHT.sid} must have joined first"
     place.lost.add(LEFT)
@@ -77,7 +77,7 @@ def test_one_after_the_other(hand_over: HandOver, place: Place) -> None:
     assert hand_over.ask(RIGHT.sid, STAGES, ()) == place.full
 
 
-def test_what_changed_since_it_was_asked_for_counts(hand_over: HandOver, place: Place) -> None:
+def test_what_changed_since_it_was_asked_for_counts(hand_over: DrainOrder, place: Place) -> None:
     assert hand_over.ask(LEFT.sid, STAGES, ()) == ""
     assert hand_over.next(STAGES, {RIGHT.sid}, at_rest=False) is None, "the drain asks again"
     assert hand_over.ask(LEFT.sid, STAGES, ()) == ""

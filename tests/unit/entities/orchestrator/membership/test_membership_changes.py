@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.membership.membership_changes import CrewChanges
+from entities.orchestrator.membership.membership_changes import MembershipChanges
 from schemas.errors import Conflict
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
@@ -45,12 +45,12 @@ class Crew:
         self.ending = asyncio.Event()
         self.tasks: list[asyncio.Task[Any]] = []
 
-    def changes(self) -> CrewChanges:
+    def changes(self) -> MembershipChanges:
         one: Any = self
         telling: Any = SimpleNamespace(changed=lambda text: None, recovery=lambda text: None)
         standbys: Any = SimpleNamespace(revise=lambda: None)
         stage: Any = Stage(self)
-        return CrewChanges(one, one, one, standbys, one, stage, telling, one)
+        return MembershipChanges(one, one, one, standbys, one, stage, telling, one)
 
     def no_room(self, units: list[TaskUnit]) -> str:
         return ""

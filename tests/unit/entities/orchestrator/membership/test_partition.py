@@ -7,8 +7,8 @@ import pytest
 from entities.orchestrator.membership.partition import (
     AVOIDED_S,
     REMEMBERED_S,
-    Cut,
     FailedEdges,
+    NodePartition,
     Side,
     avoided,
     kept,
@@ -33,7 +33,7 @@ class Story:
 
     def told(
         self, witness: Member, peer: Member, now: float = 0.0, alone: tuple[Member, ...] = ()
-    ) -> Cut | None:
+    ) -> NodePartition | None:
         here, there = (WHERE[one.sid[0]] for one in (witness, peer))
         return self.edges.silence(witness, here, peer, there, alone, now)
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from entities.orchestrator.monitoring.alerts import LOG_NORM, LOSS
-from entities.orchestrator.monitoring.outlier_detector import RobustTrigger, TriggerConfig
+from entities.orchestrator.monitoring.outlier_detector import OutlierConfig, OutlierDetector
 
 STEPS = 2_000
 
@@ -32,7 +32,7 @@ def quiet_run(seed: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_alarm_in_a_quiet_run(seed: int) -> None:
-    loss, norm = RobustTrigger(LOSS), RobustTrigger(LOG_NORM)
+    loss, norm = OutlierDetector(LOSS), OutlierDetector(LOG_NORM)
     run = quiet_run(seed)
     print("seed", seed)
     assert [turn for value, _ in run if (turn := loss.observe(value)) is not None] == []
@@ -42,7 +42,7 @@ def test_no_alarm_in_a_quiet_run(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_spike_is_told_once_and_its_end(seed: int) -> None:
     print("seed", seed)
-    trigger = RobustTrigger(LOSS)
+    trigger = OutlierDetector(LOSS)
     turns = []
     for step, (value, _) in enumerate(quiet_run(seed)[:400]):
         spiked = value * 2.5 if 300 <= step < 308 else value
@@ -53,7 +53,7 @@ def test_a_spike_is_told_once_and_its_end(seed: int) -> None:
 
 @pytest.mark.parametrize("absurd", [math.nan, math.inf])
 def test_what_is_no_number_is_an_alarm(absurd: float) -> None:
-    trigger = RobustTrigger(LOSS)
+    trigger = OutlierDetector(LOSS)
     for step in range(30):
         assert trigger.observe(2.0 + step % 3 / 100) is None
     turn = trigger.observe(absurd)
@@ -65,7 +65,7 @@ def test_what_is_no_number_is_an_alarm(absurd: float) -> None:
 
 
 def test_what_stays_becomes_usual_and_a_flat_series_makes_no_alarm_of_nothing() -> None:
-    trigger = RobustTrigger(TriggerConfig(window=10, warmup=5, settles=10))
+    trigger = OutlierDetector(OutlierConfig(window=10, warmup=5, settles=10))
     assert all(trigger.observe(1.0) is None for _ in range(20))
     assert trigger.observe(1.01) is None
     first = trigger.observe(9.0)
@@ -76,8 +76,8 @@ def test_what_stays_becomes_usual_and_a_flat_series_makes_no_alarm_of_nothing() 
 
 
 def test_confirmation_and_cool_down() -> None:
-    config = TriggerConfig(window=10, warmup=5, confirm=2, cooldown=4)
-    trigger = RobustTrigger(config)
+    config = OutlierConfig(window=10, warmup=5, confirm=2, cooldown=4)
+    trigger = OutlierDetector(config)
     for _ in range(10):
         trigger.observe(1.0)
     assert trigger.observe(5.0) is None  # once is not enough
@@ -88,6 +88,6 @@ def test_confirmation_and_cool_down() -> None:
 
 def test_settings_that_can_not_be() -> None:
     with pytest.raises(ValueError, match="clear_z"):
-        TriggerConfig(clear_z=12)
+        OutlierConfig(clear_z=12)
     with pytest.raises(ValueError, match="warmup"):
-        TriggerConfig(warmup=99)
+        OutlierConfig(warmup=99)

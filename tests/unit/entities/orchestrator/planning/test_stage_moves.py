@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from entities.orchestrator.planning.stage_moves import Crew, MoveRules, StageMoves, in_words
+from entities.orchestrator.planning.stage_moves import MoveRules, StageMembers, StageMoves, in_words
 from schemas.job import StepResult
 from schemas.stage_move import MoveForecast, MoveState, StageMove
 
-CREW = Crew(
+CREW = StageMembers(
     working={0: ["s0-r0", "s0-r1", "s0-r2"], 1: ["s1-r0"], 2: ["s2-r0", "s2-r1"]},
     standbys=frozenset({"s1-r9"}),
 )
@@ -108,7 +108,7 @@ def test_what_came_out_no_better_is_not_tried_again_even_by_a_new_orchestrator(a
 def test_a_good_move_is_not_taken_back_unless_steps_have_become_longer() -> None:
     run = Run()
     assert run.moved(0.25).state is MoveState.BETTER
-    crew = Crew(working={0: ["s0-r0", "s0-r1"], 1: ["s1-r0", NEWCOMER]})
+    crew = StageMembers(working={0: ["s0-r0", "s0-r1"], 1: ["s1-r0", NEWCOMER]})
     forecast = WORTH_IT.model_copy(update={"step_before_s": 0.25, "step_after_s": 0.2})
     run.steps(10, 0.25)
     assert run.moves.unwise(NEWCOMER, 0, forecast, crew).startswith("would take back the move of step 8")
@@ -150,7 +150,7 @@ def test_what_can_not_be(sid: str, stage: int, why: str) -> None:
 
 
 def test_nobody_moves_while_somebody_comes() -> None:
-    crew = Crew(working=CREW.working, coming=("s2-r2",))
+    crew = StageMembers(working=CREW.working, coming=("s2-r2",))
     assert StageMoves().impossible(AWAY, 1, crew) == "s2-r2 must have joined first"
 
 
@@ -220,7 +220,7 @@ def test_no_oscillation_whatever_a_policy_wants(seed: int) -> None:
     here, there = 0, 1
     for _ in range(400):
         run.steps(1, 0.4 * draw.uniform(0.98, 1.02))
-        crew = Crew(working={here: [AWAY, "x"], there: ["y", "z"]})
+        crew = StageMembers(working={here: [AWAY, "x"], there: ["y", "z"]})
         refused = run.moves.impossible(AWAY, there, crew) or run.moves.unwise(AWAY, there, WORTH_IT, crew)
         if not refused:
             granted.append((here, there))

@@ -15,7 +15,7 @@ from entities.orchestrator.policy.arbitration import (
     lapse,
     register,
 )
-from entities.orchestrator.policy.module_reputation import StandingConfig
+from entities.orchestrator.policy.module_reputation import ReputationConfig
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from schemas.policy import (
     AvoidInstance,
@@ -254,7 +254,7 @@ def test_an_ended_job_leaves_nothing_behind():
 
 def test_a_flood_is_answered_once_and_then_suspended():
     config = ArbitrationConfig(
-        standing=StandingConfig(rate_per_s=1.0, burst=5, flood_limit=50, suspension_s=60.0)
+        standing=ReputationConfig(rate_per_s=1.0, burst=5, flood_limit=50, suspension_s=60.0)
     )
     mesh = Mesh(config=config)
     outcomes = [mesh.ask(weights(a=1.0, b=1.0), 0.0) for _ in range(200)]
@@ -274,7 +274,7 @@ def test_strangers_can_not_flood_either():
 
 
 def test_repeated_nonsense_suspends_and_one_sensible_suggestion_clears_the_strikes():
-    config = ArbitrationConfig(standing=StandingConfig(nonsense_limit=3))
+    config = ArbitrationConfig(standing=ReputationConfig(nonsense_limit=3))
     mesh = Mesh(config=config)
     bad, good = weights(a=math.nan), weights(a=1.0, b=1.0)
     for at, suggested in enumerate((bad, bad, good, bad, bad)):

@@ -8,8 +8,8 @@ import pytest
 
 from entities.orchestrator.policy.arbitration import ArbitrationConfig, ArbitrationState, arbitrate, withdraw
 from entities.orchestrator.policy.module_reputation import (
-    Standing,
-    StandingConfig,
+    ModuleReputation,
+    ReputationConfig,
     due_orders,
     ordered,
     register,
@@ -29,7 +29,7 @@ def says(state: ModuleState, incarnation: str = "i1", **more) -> ModuleLifecycle
 
 
 def test_a_process_that_never_said_it_leaves_has_crashed_and_too_many_suspend_it():
-    config = StandingConfig(crash_limit=3, crash_window_s=100.0, suspension_s=50.0)
+    config = ReputationConfig(crash_limit=3, crash_window_s=100.0, suspension_s=50.0)
     modules = register({}, says(REGISTERED), 0.0, config)
     modules = register(modules, says(ACTIVE), 1.0, config)
     modules = register(modules, says(REGISTERED, "i2"), 2.0, config)
@@ -52,7 +52,7 @@ def test_one_that_retired_and_came_again_has_not_crashed():
 
 
 def test_what_was_ordered_is_ordered_again_of_one_that_came_back_otherwise():
-    standing = Standing(state=SHADOW, sid="m")
+    standing = ModuleReputation(state=SHADOW, sid="m")
     assert due_orders(standing) == []
     standing = ordered(standing, ModuleOp.ACTIVATE, ())
     standing = ordered(standing, ModuleOp.DISABLE, ("j", "k"))
@@ -66,9 +66,9 @@ def test_what_was_ordered_is_ordered_again_of_one_that_came_back_otherwise():
 
 
 def test_for_which_jobs_a_module_serves():
-    assert serves(Standing(), "j")
-    assert not serves(Standing(jobs=("k",)), "j")
-    assert not serves(Standing(without=("j",)), "j")
+    assert serves(ModuleReputation(), "j")
+    assert not serves(ModuleReputation(jobs=("k",)), "j")
+    assert not serves(ModuleReputation(without=("j",)), "j")
 
 
 def test_an_order_needs_one_running_module():
@@ -83,7 +83,7 @@ def test_an_order_needs_one_running_module():
 
 
 def test_one_that_does_not_keep_up_is_suspended():
-    mesh = Mesh(config=ArbitrationConfig(standing=StandingConfig(lag_limit=3), max_lag_steps=5))
+    mesh = Mesh(config=ArbitrationConfig(standing=ReputationConfig(lag_limit=3), max_lag_steps=5))
     late = [mesh.ask(weights(a=2.0, b=1.0, revision=1), now=10.0 * number) for number in range(3)]
     assert [outcome.suspended for outcome in late] == [False, False, True]
     assert "3 suggestions in a row from too long ago: it does not keep up" in late[-1].reason

@@ -13,7 +13,7 @@ from entities.orchestrator.policy import module_reputation as module_standing
 from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, lapse, register, withdraw
 from entities.orchestrator.policy.promotion_rules import (
     PromotionConfig,
-    Trial,
+    PromotionTrial,
     disagreeing,
     promote,
     roll_back,
@@ -58,9 +58,9 @@ def score(version: str, value: float | None, number: int, at: float = 200.0) -> 
 
 def trial_of(
     new: list[float], old: list[float], config: PromotionConfig = CONFIG
-) -> tuple[Trial, ModuleRecord]:
+) -> tuple[PromotionTrial, ModuleRecord]:
     record = promoted()
-    trial = Trial(since=record.since)
+    trial = PromotionTrial(since=record.since)
     for version, values in (("2", new), ("1", old)):
         for number, value in enumerate(values):
             assert trial.take(score(version, value, number), record, config)
@@ -112,7 +112,7 @@ def test_only_the_latest_count() -> None:
 
 def test_scores_of_before_of_others_and_repeated_ones_do_not_count() -> None:
     record = promoted()
-    trial = Trial(since=record.since)
+    trial = PromotionTrial(since=record.since)
     assert not trial.take(score("2", 0.5, 1, at=99.0), record, CONFIG), "suggested before the promotion"
     assert not trial.take(score("3", 0.5, 1), record, CONFIG)
     assert not trial.take(score("2", None, 1), record, CONFIG)
@@ -138,7 +138,7 @@ def test_only_a_version_that_runs_can_be_promoted() -> None:
 def test_a_rollback_swaps_them_and_puts_nothing_on_trial() -> None:
     back = roll_back(promoted(), BOTH, "m", by="orchestrator", reason="worse", now=300.0)
     assert (back.active, back.previous, back.trial, back.since) == ("1", "2", False, 300.0)
-    trial = Trial(since=300.0)
+    trial = PromotionTrial(since=300.0)
     for number in range(50):
         trial.take(score("1", 0.0, number, at=400.0), back, CONFIG)
         trial.take(score("2", 1.0, number, at=400.0), back, CONFIG)

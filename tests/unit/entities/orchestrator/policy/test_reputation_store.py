@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from entities.orchestrator.policy.module_reputation import Standing, Wanted
+from entities.orchestrator.policy.module_reputation import ModuleReputation, OrderedState
 from entities.orchestrator.policy.reputation_store import as_record, from_record
 from schemas.policy import ModuleState
 
-STANDING = Standing(
+STANDING = ModuleReputation(
     sid="m-1",
     incarnation="i",
     state=ModuleState.SHADOW,
     jobs=("a",),
     without=("b",),
     said="s",
-    wanted=Wanted(state=ModuleState.SHADOW, enabled=frozenset({"a"}), disabled=frozenset({"b"})),
+    wanted=OrderedState(state=ModuleState.SHADOW, enabled=frozenset({"a"}), disabled=frozenset({"b"})),
     crashed_at=(10.0, 20.0),
     suspended_until=320.0,
     suspended_for="2 crashes",
@@ -34,7 +34,7 @@ def test_there_and_back_on_another_clock() -> None:
 
 
 def test_one_that_was_never_suspended() -> None:
-    free = replace(STANDING, suspended_until=Standing().suspended_until, suspended_for="")
+    free = replace(STANDING, suspended_until=ModuleReputation().suspended_until, suspended_for="")
     record = as_record(("m", "1"), free, since_epoch=1_000.0)
     assert record.suspended_until is None
     assert from_record(record, since_epoch=1_000.0) == free

@@ -28,18 +28,18 @@ def opened(pause: int = -1) -> StepMachine:
     )
     machine.decide(ev.Opened(0, 0), 0.0)
     machine.decide(ev.Begun(0, 0), 0.0)
-    machine.decide(ev.GroupFormed(0, 0), 0.0)
+    machine.decide(ev.ReductionGroupFormed(0, 0), 0.0)
     return machine
 
 
 def test_a_broken_group_counts_once_whoever_tells_of_it() -> None:
     machine = opened()
-    assert machine.decide(ev.GroupFailed(0, 0), 1.0) == []
-    assert machine.decide(ev.GroupFailed(0, 0), 1.1) == [], "the other member tells of the same one"
+    assert machine.decide(ev.ReductionGroupFailed(0, 0), 1.0) == []
+    assert machine.decide(ev.ReductionGroupFailed(0, 0), 1.1) == [], "the other member tells of the same one"
     (form,) = machine.decide(ev.Tick(), 1.0 + REFORM_S)
     assert isinstance(form, ev.FormGroup)
     assert (form.generation, form.members) == (1, (FIRST, SECOND))
-    (condemned,) = machine.decide(ev.GroupFailed(0, 1), 2.0)
+    (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1), 2.0)
     assert isinstance(condemned, ev.Condemn), "with the same members it broke again"
 
 
@@ -47,18 +47,18 @@ def test_a_broken_group_counts_once_whoever_tells_of_it() -> None:
 def test_of_two_that_find_each_other_silent_it_is_always_the_same(told: tuple[Edge, Edge]) -> None:
     """Else a cut between two nodes costs one stage its member here, the next one its member there."""
     machine = opened()
-    machine.decide(ev.GroupFailed(0, 0, told[:1]), 1.0)
+    machine.decide(ev.ReductionGroupFailed(0, 0, told[:1]), 1.0)
     machine.decide(ev.Tick(), 1.0 + REFORM_S)
-    (condemned,) = machine.decide(ev.GroupFailed(0, 1, told), 2.0)
+    (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1, told), 2.0)
     assert isinstance(condemned, ev.Condemn)
     assert condemned.member == SECOND
 
 
 def test_who_is_silent_and_says_nothing_can_not_stay() -> None:
     machine = opened()
-    machine.decide(ev.GroupFailed(0, 0), 1.0)
+    machine.decide(ev.ReductionGroupFailed(0, 0), 1.0)
     machine.decide(ev.Tick(), 1.0 + REFORM_S)
-    (condemned,) = machine.decide(ev.GroupFailed(0, 1, ((SECOND, FIRST),)), 2.0)
+    (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1, ((SECOND, FIRST),)), 2.0)
     assert isinstance(condemned, ev.Condemn)
     assert condemned.member == FIRST
 
@@ -68,7 +68,7 @@ NEWCOMER = Member(sid="j-s0-r2", incarnation="i1")
 
 
 def arrived(machine: StepMachine) -> ev.SendState:
-    (sending,) = machine.decide(ev.Arrived(NEWCOMER, 0), 1.0)
+    (sending,) = machine.decide(ev.NewcomerReady(NEWCOMER, 0), 1.0)
     assert isinstance(sending, ev.SendState)
     return sending
 
@@ -112,7 +112,7 @@ def committed(machine: StepMachine, prepare: ev.Prepare) -> list[ev.Effect]:
     """The step is decided and applied; what is asked for at the opening of the next one."""
     (record,) = voted(machine, prepare)
     assert isinstance(record, ev.Record)
-    machine.decide(ev.Recorded(record.decision), 1.0)
+    machine.decide(ev.DecisionRecorded(record.decision), 1.0)
     machine.decide(ev.Begun(machine.step, machine.attempt), 1.0)
     return machine.decide(ev.Committed(record.decision.step), 1.0)
 
@@ -143,7 +143,7 @@ def test_only_the_last_redo_holds_up_the_stage() -> None:
     (form,) = machine.decide(ev.Joined(NEWCOMER, sending.transfer, 1), 1.0)
     assert isinstance(form, ev.FormGroup)
     assert form.members == (FIRST, SECOND, NEWCOMER)
-    prepare = prepared(machine.decide(ev.GroupFormed(0, form.generation), 1.0))
+    prepare = prepared(machine.decide(ev.ReductionGroupFormed(0, form.generation), 1.0))
     assert prepare.members == form.members
     assert committed(machine, prepare) == []
 
@@ -196,7 +196,7 @@ def test_a_stage_does_not_wait_for_a_redo_whose_source_is_lost() -> None:
     machine = opened()
     sending = arrived(machine)
     machine.decide(ev.Followed(NEWCOMER, sending.transfer, 0), 1.0)
-    effects = machine.decide(ev.Lost(sending.source), 1.0)
+    effects = machine.decide(ev.IncarnationLost(sending.source), 1.0)
     (again,) = (one for one in effects if isinstance(one, ev.SendState))
     left = SECOND if sending.source == FIRST else FIRST
     assert again == ev.SendState(left, NEWCOMER, 0, 2, follow=True)
@@ -212,7 +212,7 @@ def test_a_stage_waits_for_a_redo_once_and_then_for_the_whole_state() -> None:
     assert summed(machine) == []
     prepare = prepared(machine.decide(ev.JoinFailed(NEWCOMER, sending.transfer), 1.0))
     assert machine.newcomers == (NEWCOMER,), "a lost stage could be brought back with it"
-    assert machine.decide(ev.Arrived(NEWCOMER, 0), 1.0) == [], "not while the stage prepares"
+    assert machine.decide(ev.NewcomerReady(NEWCOMER, 0), 1.0) == [], "not while the stage prepares"
     (whole,) = committed(machine, prepare)
     assert isinstance(whole, ev.SendState)
     assert (whole.version, whole.follow) == (1, False)
@@ -223,9 +223,9 @@ def test_a_newcomer_is_told_of_the_rounds_of_the_boundary_before_its_step() -> N
     machine = opened(pause=1)
     (boundary,) = committed(machine, prepared(summed(machine)))
     assert boundary == ev.Boundary(1)
-    (fence,) = machine.decide(ev.Arrived(Member(sid="j-data-r1", incarnation="i1"), -1), 1.0)
+    (fence,) = machine.decide(ev.NewcomerReady(Member(sid="j-data-r1", incarnation="i1"), -1), 1.0)
     assert isinstance(fence, ev.Fence)
-    machine.decide(ev.Fenced(fence.round, ()), 1.0)
+    machine.decide(ev.FenceAcknowledged(fence.round, ()), 1.0)
     machine.decide(ev.Opened(1, 0), 1.0)
     sending = arrived(machine)
     machine.decide(ev.Followed(NEWCOMER, sending.transfer, 1), 1.0)
@@ -239,7 +239,7 @@ def test_who_has_joined_does_not_arrive_again() -> None:
     sending = arrived(machine)
     machine.decide(ev.Followed(NEWCOMER, sending.transfer, 0), 1.0)
     machine.decide(ev.Joined(NEWCOMER, sending.transfer, 0), 1.0)
-    assert machine.decide(ev.Arrived(NEWCOMER, 0), 1.0) == []
+    assert machine.decide(ev.NewcomerReady(NEWCOMER, 0), 1.0) == []
     assert machine.newcomers == ()
 
 
@@ -247,5 +247,5 @@ def test_the_state_of_a_lost_newcomer_is_withdrawn() -> None:
     machine = opened()
     newcomer = NEWCOMER
     sending = arrived(machine)
-    assert machine.decide(ev.Lost(newcomer), 1.1) == [ev.Withdraw(newcomer, sending.source, 0, 0)]
+    assert machine.decide(ev.IncarnationLost(newcomer), 1.1) == [ev.Withdraw(newcomer, sending.source, 0, 0)]
     assert machine.decide(ev.JoinFailed(newcomer, sending.transfer), 1.2) == []

@@ -1,0 +1,64 @@
+"""Import names of the release before this one: they work until the next, and say what they are called now.
+
+Modules of users, notebooks and job files (`workers.balancers:PowerOfTwo`) name some of our modules. Each
+gets the module of today, the same object, with a `DeprecationWarning`. Only a name that nothing else answers
+to is looked up here, so imports of today's names cost nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+FORMER = {
+    "bus.artifacts": "bus.files.artifacts",
+    "bus.buckets": "bus.messaging.key_value",
+    "bus.credentials": "bus.security.credentials",
+    "bus.discovery": "bus.mesh.discovery",
+    "bus.embedded": "bus.server.embedded",
+    "bus.guard_keys": "bus.guard.guard_keys",
+    "bus.identity": "bus.security.identity",
+    "bus.objects": "bus.messaging.object_store",
+    "bus.presence": "bus.mesh.registration",
+    "bus.services": "bus.messaging.handlers",
+    "bus.streams": "bus.messaging.streams",
+    "policies.features": "policies.numerics.features",
+    "policies.graph_features": "policies.kit.graph_features",
+    "policies.inference": "policies.kit.inference",
+    "policies.instance_store": "policies.kit.instance_store",
+    "policies.store_reads": "policies.kit.store_reads",
+    "policies.view": "policies.kit.view",
+    "workers.balancers": "workers.routing.balancers",
+    "workers.expected_completion": "workers.routing.expected_completion",
+}
+"""A module's name before → today's. Kept for one release."""
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in FORMER else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        warnings.warn(
+            f"{name} is called {FORMER[name]} now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        sys.modules[name] = importlib.import_module(FORMER[name])
+
+
+def keep_former_names() -> None:
+    """Has Python's import system know the names of before; twice is fine."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
