@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 from nats.aio.client import Client
 
@@ -27,7 +27,7 @@ from bus.nats.client import NatsConnection
 from bus.nats.dialer import Token, inbox_prefix
 from bus.nats.liveness import BusLiveness
 from bus.security.sealing import Keyring
-from bus.subject import Subject
+from bus.subject import Reply, Request, Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
 from bus.wire.request_progress import WANTED, RequestProgress
@@ -186,15 +186,15 @@ class Bus:
 
     async def request(
         self,
-        row: Subject,
-        message: Message,
+        row: Subject[Request, Reply],
+        message: Request,
         *,
         timeout_s: float = 5.0,
         repeat_s: float | None = None,
         cause: Envelope | str | None = None,
         seal_to: str = "",
         **tokens: Any,
-    ) -> Any:
+    ) -> Reply:
         """Asks once, or every `repeat_s` under one envelope id, and returns the answer, a `Message` (usually
         of the row's `reply`).
 
@@ -211,8 +211,8 @@ class Bus:
 
     async def command(
         self,
-        row: Subject,
-        message: Message,
+        row: Subject[Request, Reply],
+        message: Request,
         *,
         deadline_s: float = 30.0,
         while_heard: bool = False,
@@ -221,7 +221,7 @@ class Bus:
         may_repeat: Callable[[], bool] | None = None,
         seal_to: str = "",
         **tokens: Any,
-    ) -> Any:
+    ) -> Reply:
         """Asks again and again, under one envelope id, until answered: survives lost messages and restarts.
 
         The service runs the handler once per id (`serve` remembers), unless it was itself restarted in
@@ -285,13 +285,13 @@ class Bus:
             raise DeadlineExceeded(f"no progress on {subject} for {deadline_s:g} s", subject=subject)
         raise DeadlineExceeded(f"no answer on {subject} within {deadline_s:g} s", subject=subject)
 
-    async def answer_of(self, row: Subject, subject: str, data: bytes) -> Message:
-        """What was answered to a question on `subject`.
+    async def answer_of(self, row: Subject[Request, Reply], subject: str, data: bytes) -> Reply:
+        """What was answered to a request on `subject`.
 
         Raises:
             DmscError: what the service raised; it is marked as `answered`.
-            BadMessage: it can't be read; or it is larger than answers of the row may be: then nothing of it
-                was read, and it is a dead letter.
+            BadMessage: it can't be read, or is no answer of this row; or it is larger than answers of the
+                row may be: then nothing of it was read, and it is a dead letter.
         """
         try:
             codec.refuse_oversized_answer(row, data)
@@ -303,7 +303,11 @@ class Bus:
             answered = message.to_exception()
             answered.answered = True
             raise answered
-        return message
+        if row.reply is None or not isinstance(message, (row.reply, *row.other_replies)):
+            raise BadMessage(
+                f"{message.wire_type} is no answer to {row.name}", reason="wrong type", subject=subject
+            )
+        return cast(Reply, message)
 
     async def subscribe(
         self,

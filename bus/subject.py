@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from schemas.base import Message, is_token
 from schemas.envelope import EntityKind
@@ -41,8 +44,14 @@ class Names(StrEnum):
     NOBODY = "nobody"  # what it is about
 
 
+Request = TypeVar("Request", bound=Message, default=Any)
+"""What a row's senders say."""
+Reply = TypeVar("Reply", bound=Message, default=Any)
+"""What a row's receivers answer."""
+
+
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Generic[Request, Reply]):
     """One row. `pattern` has `{tokens}`; calling the row with them gives a concrete subject.
 
     Without `names`, a request names who serves it, what is published who says it, and a key nobody.
@@ -51,16 +60,17 @@ class Subject:
 
     name: str
     pattern: str
-    schema: type[Message]
+    schema: type[Request]
     senders: frozenset[EntityKind]
     receivers: frozenset[EntityKind]
     delivery: Delivery
     about: str
-    reply: type[Message] | None = None
+    reply: type[Reply] | None = None
     stream: str | None = None
     bucket: str | None = None
     names: Names | None = None
     answer_bytes: int = ANSWER_BYTES
+    other_replies: tuple[type[Message], ...] = ()  # besides `reply`, to who knows of them
     tokens: tuple[str, ...] = field(init=False)
     answered_by: str = field(init=False)  # the kind of who answers; `any` where there are several
     answerer_token: str | None = field(init=False)  # the token that names who answers

@@ -25,6 +25,4 @@ async def query_store(bus: Bus, query: StoreQuery, *, sid: str, owner: str, time
     body = codec.encode(query, bus.sender_map, bus.next_id())
     call = STORE_QUERY(job=query.job, sid=sid)
     reply = await bus.link.broker.ask(call, body, timeout_s=timeout_s, owner=owner)
-    answer = await bus.answer_of(STORE_QUERY, call, reply.data)
-    assert isinstance(answer, StoreRows)
-    return answer
+    return await bus.answer_of(STORE_QUERY, call, reply.data)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from bus.nats.client import NatsConnection
 from bus.nats.liveness import BusLiveness
 from bus.security.sealing import Keyring
-from bus.subject import Subject
+from bus.subject import Reply, Request, Subject
 from bus.wire.codec import SenderMap
 from bus.wire.packed import Sendable
 from schemas.base import Message
@@ -74,4 +74,4 @@ class BusPort(Protocol):
         **tokens: Any,
     ) -> int: ...
 
-    async def answer_of(self, row: Subject, subject: str, data: bytes) -> Message: ...
+    async def answer_of(self, row: Subject[Request, Reply], subject: str, data: bytes) -> Reply: ...

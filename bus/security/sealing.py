@@ -160,7 +160,8 @@ class Keyring:
         Raises:
             Unsealable: see `open`.
         """
-        fields = secrets_of(row.schema)
+        schema: type[Message] = row.schema
+        fields = secrets_of(schema)
         if not fields or _PREFIX_BYTES not in data:
             return data
         raw = codec.peek(data)

@@ -219,15 +219,13 @@ class AccessClient:
 
     async def _question(self, key: tuple[str, str, str], token: str) -> AccessDecision:
         self.asked += 1
-        decision = await self._bus.request(
+        return await self._bus.request(
             subjects.ACCESS,
             AccessRequest(token=token, action=key[1], resource=key[2], gateway=self._gateway),
             timeout_s=self._config.timeout_s,
             repeat_s=self._config.repeat_s,
             gateway=self._gateway,
         )
-        assert isinstance(decision, AccessDecision)
-        return decision
 
 
 def token_digest(token: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subject import Subject
+from bus.subject import Reply, Request, Subject
 from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
 from entities.metrics import BREAKER_OPENED, BREAKER_STATE, BUDGET_REFUSED, MetricReading
-from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BusUnreachable, Overloaded, Unavailable
 
@@ -29,13 +28,13 @@ class Asks(Protocol):
 
     async def request(
         self,
-        row: Subject,
-        message: Message,
+        row: Subject[Request, Reply],
+        message: Request,
         *,
         timeout_s: float = 5.0,
         repeat_s: float | None = None,
         **tokens: Any,
-    ) -> Any: ...
+    ) -> Reply: ...
 
 
 class Backends:
@@ -49,14 +48,14 @@ class Backends:
 
     async def request(
         self,
-        row: Subject,
-        message: Message,
+        row: Subject[Request, Reply],
+        message: Request,
         *,
         timeout_s: float = 5.0,
         repeat_s: float | None = None,
         cause: Envelope | str | None = None,
         **tokens: Any,
-    ) -> Any:
+    ) -> Reply:
         async with self._watched(row):
             return await self._bus.request(
                 row, message, timeout_s=timeout_s, repeat_s=repeat_s, cause=cause, **tokens
@@ -64,14 +63,14 @@ class Backends:
 
     async def command(
         self,
-        row: Subject,
-        message: Message,
+        row: Subject[Request, Reply],
+        message: Request,
         *,
         deadline_s: float = 30.0,
         cause: Envelope | str | None = None,
         always: bool = False,
         **tokens: Any,
-    ) -> Any:
+    ) -> Reply:
         """`always`: for what frees something; it is asked also while the entity is not expected to answer."""
         async with self._watched(row, always=always):
             self._budget.earn()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subject import Subject
+from bus.subject import Reply, Request, Subject
 from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
 from entities.gateway.operations.access_client import AccessClient
 from entities.gateway.operations.backends import Backends
@@ -56,7 +56,6 @@ from schemas.policy import ModuleLifecycle
 from schemas.signals import ComputeEntry
 from schemas.urls import bus_name
 
-Reply = TypeVar("Reply", bound=Message)
 Body = TypeVar("Body", OrderBody, QuestionBody)
 
 log = get_logger("gateway")
@@ -169,16 +168,12 @@ class JobOperations:
     async def scale(self, token: str, job: str, replicas: int, stage: int | None) -> Ack:
         access = await self.guard.check(token, "job.change", job)
         message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user, quota=access.quota)
-        answer = await self._backends.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
-        assert isinstance(answer, Ack)
-        return answer
+        return await self._backends.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
 
     async def change_stage(self, token: str, job: str, sid: str, stage: int) -> Ack:
         access = await self.guard.check(token, "job.change", job)
         message = ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
-        answer = await self._backends.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
-        assert isinstance(answer, Ack)
-        return answer
+        return await self._backends.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
 
     async def cancel(self, token: str, job: str, reason: str) -> JobRecord:
         access = await self.guard.check(token, "job.cancel", job)
@@ -197,24 +192,18 @@ class JobOperations:
 
     async def mesh(self, token: str) -> MeshStatus:
         await self.guard.check(token, "mesh.read", "mesh")
-        status = await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
-        assert isinstance(status, MeshStatus)
-        return status
+        return await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
 
     async def cordon(self, token: str, node: str, slot: int | None, reason: str, *, drain: bool) -> Cordons:
         """No new instances there; `drain`: and none of the old."""
         access = await self.guard.check(token, "node.drain" if drain else "node.cordon", node)
         message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
-        answer = await self._backends.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
-        assert isinstance(answer, Cordons)
-        return answer
+        return await self._backends.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
 
     async def uncordon(self, token: str, node: str, slot: int | None) -> Cordons:
         access = await self.guard.check(token, "node.uncordon", node)
         message = UncordonPlace(node=node, slot=slot, user=access.user)
-        answer = await self._backends.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
-        assert isinstance(answer, Cordons)
-        return answer
+        return await self._backends.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
 
     async def faults(self, token: str, job: str | None) -> FaultList:
         """Each fault's last record out of the queue's stream; of one job, or of all and the mesh itself."""
@@ -231,11 +220,10 @@ class JobOperations:
         """As far as is known here."""
         return self.view is not None and self.view.has_ended(job)
 
-    async def _free(self, row: Subject, message: Message) -> JobRecord:
+    async def _free(self, row: Subject[Request, JobRecord], message: Request) -> JobRecord:
         return self._learn(await self._backends.command(row, message, deadline_s=DEADLINE_S, always=True))
 
-    def _learn(self, record: object) -> JobRecord:
-        assert isinstance(record, JobRecord)
+    def _learn(self, record: JobRecord) -> JobRecord:
         if self.view is not None:
             self.view.take(record)
         return record
@@ -246,9 +234,7 @@ class JobOperations:
         return await self._query(None)
 
     async def _query(self, job: str | None) -> JobList:
-        answer = await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
-        assert isinstance(answer, JobList)
-        return answer
+        return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
 
     # --- the NATS door ---------------------------------------------------------------------------------
     async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:

@@ -47,9 +47,7 @@ class ModuleOperations:
     async def modules(self, token: str) -> ModuleList:
         """Which run, and how they fare."""
         await self._guard.check(token, "mesh.read", "policies")
-        answer = await self._backends.command(subjects.MODULE_QUERY, ModuleQuery(), deadline_s=DEADLINE_S)
-        assert isinstance(answer, ModuleList)
-        return answer
+        return await self._backends.command(subjects.MODULE_QUERY, ModuleQuery(), deadline_s=DEADLINE_S)
 
     async def order(self, token: str, module: str, body: OrderBody) -> ModuleLifecycle:
         access = await self._guard.check(token, "policy.write", module)
@@ -61,9 +59,7 @@ class ModuleOperations:
             reason=body.reason,
             user=access.user,
         )
-        answer = await self._backends.command(subjects.DIRECT_MODULE, message, deadline_s=DEADLINE_S)
-        assert isinstance(answer, ModuleLifecycle)
-        return answer
+        return await self._backends.command(subjects.DIRECT_MODULE, message, deadline_s=DEADLINE_S)
 
     async def ask(self, token: str, module: str, body: QuestionBody) -> ModuleAnswer:
         """What the module suggests for this job now. Raises `NotFound` where no such module runs."""
@@ -77,7 +73,6 @@ class ModuleOperations:
         except NoResponders:
             which = "is active" if body.version is None else f"of version {body.version} runs"
             raise NotFound(f"no module {module} {which}: `dmsc policy list` shows which do") from None
-        assert isinstance(answer, ModuleAnswer)
         return answer
 
     async def observe(self, token: str, observations: Sequence[Observation]) -> Ack:
@@ -109,15 +104,9 @@ class PolicyVersionOperations:
     async def promote(self, token: str, module: str, version: str, reason: str) -> PolicySwitch:
         access = await self._guard.check(token, "policy.promote", module)
         message = PromoteModule(module=module, version=version, reason=reason, user=access.user)
-        answer = await self._backends.command(subjects.PROMOTE_MODULE, message, deadline_s=VERSION_DEADLINE_S)
-        assert isinstance(answer, PolicySwitch)
-        return answer
+        return await self._backends.command(subjects.PROMOTE_MODULE, message, deadline_s=VERSION_DEADLINE_S)
 
     async def roll_back(self, token: str, module: str, reason: str) -> PolicySwitch:
         access = await self._guard.check(token, "policy.rollback", module)
         message = RollBackModule(module=module, reason=reason, user=access.user)
-        answer = await self._backends.command(
-            subjects.ROLL_BACK_MODULE, message, deadline_s=VERSION_DEADLINE_S
-        )
-        assert isinstance(answer, PolicySwitch)
-        return answer
+        return await self._backends.command(subjects.ROLL_BACK_MODULE, message, deadline_s=VERSION_DEADLINE_S)

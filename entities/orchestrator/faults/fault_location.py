@@ -9,7 +9,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Judge, Judgement
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultReport, FaultScope, FaultVerdict, VerdictKind
-from schemas.registry import InstanceState, Resolve, Resolved
+from schemas.registry import InstanceState, Resolve
 from schemas.step import Member
 
 ASK_DEADLINE_S = 3.0
@@ -25,7 +25,6 @@ async def locate(
         found = await bus.command(
             RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S, while_heard=True
         )
-        assert isinstance(found, Resolved)
         present = next((one for one in found.records if one.incarnation == member.incarnation), None)
         state = present.state if present is not None else InstanceState.GONE
         record = present or record
@@ -39,7 +38,6 @@ async def locate(
         try:
             query = Judge(job=job, sid=member.sid, incarnation=member.incarnation)
             answer = await bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
-            assert isinstance(answer, Judgement)
             judgement = answer
         except (Unavailable, NotFound):
             agent = None

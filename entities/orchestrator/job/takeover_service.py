@@ -116,7 +116,6 @@ class TakeoverService:
         except DmscError as error:
             log.warning("not adopted", job=self._record.job, sid=member.sid, reason=str(error))
             return None
-        assert isinstance(answer, Adopted)
         return answer if answer.member == member else None
 
     async def _commit(

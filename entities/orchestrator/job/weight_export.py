@@ -53,7 +53,6 @@ async def export_weights(
             )
             answers = await instances.order(EXPORT, order, [writer], deadline_s=idle_s, moving=True)
             exported = answers[writer.sid]
-            assert isinstance(exported, Exported)
             tensors |= exported.tensors
             if len(tensors) > MOST_TENSORS:
                 raise BadMessage(f"{writer.sid} tells of more than {MOST_TENSORS:,} tensors of its stage")

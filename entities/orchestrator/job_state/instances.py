@@ -6,16 +6,14 @@ import asyncio
 import secrets
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 from bus.connection import Bus
-from bus.subject import Subject
+from bus.subject import Reply, Request, Subject
 from bus.subjects import START_INSTANCE, STOP_INSTANCE
 from bus.wire.request_progress import RequestProgress
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.link_secret import link_secret
 from entities.orchestrator.mesh.mesh_view import MeshView
-from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import JobSpec, LiveInstanceView
@@ -268,13 +266,13 @@ class JobInstances:
 
     async def order(
         self,
-        row: Subject,
-        message: Message,
+        row: Subject[Request, Reply],
+        message: Request,
         members: Iterable[Member],
         *,
         deadline_s: float,
         moving: RequestProgress | bool = False,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Reply]:
         """Gives the same order to several members and returns their answers by SID.
 
         With `moving` each has `deadline_s` from its last progress on (`bus.wire.request_progress`); with
@@ -285,7 +283,7 @@ class JobInstances:
         """
         targets = list(members)
 
-        async def one(member: Member) -> Message:
+        async def one(member: Member) -> Reply:
             asked = asyncio.create_task(
                 self._bus.command(
                     row,
@@ -301,8 +299,7 @@ class JobInstances:
             try:
                 await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if asked.done():
-                    answer: Message = asked.result()
-                    return answer
+                    return asked.result()
                 raise _LostInstance(f"{member.sid} was lost")
             finally:
                 asked.cancel()
@@ -311,6 +308,7 @@ class JobInstances:
         answers = await asyncio.gather(*(one(member) for member in targets), return_exceptions=True)
         silent = []
         problems = []
+        answered: dict[str, Reply] = {}
         for member, answer in zip(targets, answers, strict=True):
             # what an instance itself could not reach (a store, the bus) is no sign of its death
             if _is_silence(answer):
@@ -318,9 +316,11 @@ class JobInstances:
                 problems.append(f"{member.sid}: {answer}")
             elif isinstance(answer, BaseException):
                 raise answer
+            else:
+                answered[member.sid] = answer
         if silent:
             raise MemberLost(silent, f"no answer to {row.name}: {'; '.join(problems)}")
-        return {member.sid: answer for member, answer in zip(targets, answers, strict=True)}
+        return answered
 
     async def stop(self, *, now: bool = False) -> None:
         """Ends every instance of the job; those whose agent is gone have ended with it."""

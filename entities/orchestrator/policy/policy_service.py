@@ -178,7 +178,6 @@ class PolicyService:
         answer = await self._bus.command(
             subjects.MODULE_ORDER, order, deadline_s=ORDER_DEADLINE_S, sid=standing.sid
         )
-        assert isinstance(answer, ModuleLifecycle)
         self._note(answer)
         key = (module, version)
         if key in self._state.modules:

@@ -11,7 +11,7 @@ from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.transaction.step_events import Event, Stalled
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
-from schemas.step import Member, MicrobatchClaim, Phase, StepStatus, StepStatusReply
+from schemas.step import Member, MicrobatchClaim, Phase, StepStatus
 
 QUIET_S = 1.0
 """Without a claim for this long, instances are asked what they hold."""
@@ -112,7 +112,6 @@ class ClaimRepair:
                 )
             except DmscError:
                 return
-            assert isinstance(reply, StepStatusReply)
             for claim in reply.claims:
                 self._claimed(claim)
 

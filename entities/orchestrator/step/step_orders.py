@@ -47,7 +47,6 @@ from schemas.step import (
     StepFence,
     StepFenced,
     StepPrepare,
-    StepVote,
 )
 
 log = get_logger("orchestrator")
@@ -240,7 +239,6 @@ class StepOrders:
             self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, silent))
         else:
             vote = answers[member.sid]
-            assert isinstance(vote, StepVote)
             self._post(ev.Voted(effect.stage, vote))
 
     async def record(self, decision: StepDecision) -> None:
@@ -286,7 +284,6 @@ class StepOrders:
                 await self._join_failed(effect.to, effect.transfer, [error])
                 return
             ready = answers[effect.source.sid]
-            assert isinstance(ready, StateReady)
             if self._machine.transfer_of(effect.to) != effect.transfer:
                 return
         self._post(ev.Followed(effect.to, effect.transfer, ready.version, ready.slow))

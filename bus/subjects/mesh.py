@@ -1,0 +1,81 @@
+"""Gateways, routers and node agents with the orchestrator; route tables; who leads."""
+
+from __future__ import annotations
+
+from bus.subject import Names
+from bus.subjects.table import CORE, FM, KV, MG, MI, MIC, REQUEST, SMO, SR, SRD, row
+from schemas import cluster, data_plane, leadership, signals
+from schemas.errors import Ack
+
+__all__ = [
+    "LEADER",
+    "LEADERSHIP",
+    "MESH_REGISTRATION",
+    "NODE_STATUS",
+    "ROUTE_TABLE",
+    "TERMINATION",
+]
+
+MESH_REGISTRATION = row(
+    "mesh registration",
+    "mesh.registration.{sid}",
+    signals.NodeRegistration,
+    MG + SR,
+    SMO,
+    REQUEST,
+    "§4.4(1): MG and SR register with the orchestrator",
+    reply=Ack,
+    names=Names.SENDER,
+)
+NODE_STATUS = row(
+    "node status",
+    "mesh.node.{sid}",
+    cluster.NodeStatus,
+    MIC,
+    SMO,
+    REQUEST,
+    "a node agent registers its slots, and repeats it when they change",
+    reply=Ack,
+    names=Names.SENDER,
+)
+TERMINATION = row(
+    "termination",
+    "mesh.termination.{job}.{sid}",
+    signals.TerminationReport,
+    MG + SR,
+    SMO + SRD,
+    CORE,
+    "§4.4(6): a job's communication has ended here",
+    stream="SIGNALS",
+)
+ROUTE_TABLE = row(
+    "route table",
+    "{job}.{cluster}.{stage}",
+    data_plane.RouteTable,
+    SR,
+    MI + MG,
+    KV,
+    "weighted next hops of one stage for the senders of one cluster",
+    bucket="routes",
+    names=Names.SENDER,
+)
+LEADERSHIP = row(
+    "leadership",
+    "{role}",
+    leadership.Leadership,
+    SMO + SRD,
+    SMO + SRD,
+    KV,
+    "which of several orchestrators, or registries, leads, and its term; by compare-and-set",
+    bucket="leadership",
+)
+LEADER = row(
+    "leader",
+    "mesh.leader",
+    leadership.Leadership,
+    SMO,
+    MG + SR + MIC + FM,
+    CORE,
+    "a new orchestrator leads: register with it, it knows only what it overheard",
+    stream="SIGNALS",
+)

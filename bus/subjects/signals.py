@@ -1,0 +1,166 @@
+"""The five signals (draft §4.3), and what belongs to access: users, secrets, revocations, the audit."""
+
+from __future__ import annotations
+
+from bus.subject import Names
+from bus.subjects.table import (
+    AAM,
+    BROKER,
+    CORE,
+    FM,
+    KV,
+    MG,
+    MI,
+    MIC,
+    RECORDS_BYTES,
+    REQUEST,
+    SMO,
+    SR,
+    SRD,
+    STREAM,
+    row,
+)
+from schemas import access, audit, secrets, signals
+from schemas.errors import Ack
+
+__all__ = [
+    "ACCESS",
+    "ADVERTISEMENT",
+    "AUDIT",
+    "COMPUTE",
+    "EXPLAIN_ACCESS",
+    "QOS_POLICY",
+    "QOS_REPORT",
+    "REGISTRATION",
+    "REVOCATION",
+    "SECRET",
+    "USER_COMMAND",
+    "USER_RECORD",
+]
+
+REGISTRATION = row(
+    "registration",
+    "signal.registration.{sid}",
+    signals.Registration,
+    MI + MG + SR + MIC + AAM + SMO + FM + BROKER + SRD,
+    SRD,
+    REQUEST,
+    "Type 1: a service registers or updates its record",
+    reply=signals.RegistrationLease,
+    names=Names.SENDER,
+)
+ADVERTISEMENT = row(
+    "advertisement",
+    "signal.advertisement",
+    signals.RouteAdvertisement,
+    SRD,
+    SR + MG + SMO + FM,
+    CORE,
+    "Type 2: reachable instances; deltas at once, full state periodically",
+    stream="SIGNALS",
+)
+ACCESS = row(
+    "access",
+    "signal.access.{gateway}",
+    signals.AccessRequest,
+    MG,
+    AAM,
+    REQUEST,
+    "Type 3: may this bearer do that?",
+    reply=signals.AccessDecision,
+    names=Names.SENDER,
+)
+USER_COMMAND = row(
+    "user command",
+    "access.users.{gateway}",
+    access.UserCommand,
+    MG,
+    AAM,
+    REQUEST,
+    "users and their tokens: add, list, token, revoke, remove",
+    reply=access.UserAnswer,
+    other_replies=(access.SealedAnswer,),
+    answer_bytes=RECORDS_BYTES,
+    names=Names.SENDER,
+)
+EXPLAIN_ACCESS = row(
+    "explain access",
+    "access.explain.{gateway}",
+    access.ExplainAccess,
+    MG,
+    AAM,
+    REQUEST,
+    "which rule lets whom do what",
+    reply=access.AccessExplanation,
+    names=Names.SENDER,
+)
+USER_RECORD = row(
+    "user record",
+    "{name}",
+    access.StoredUser,
+    AAM,
+    AAM,
+    KV,
+    "the users that have tokens which expire",
+    bucket="users",
+)
+SECRET = row(
+    "secret",
+    "{user}.{name}",
+    secrets.StoredSecret,
+    MG + SMO,
+    MG + SMO,
+    KV,
+    "URLs with credentials that jobs name, sealed to the orchestrators",
+    bucket="secrets",
+)
+REVOCATION = row(
+    "revocation",
+    "{kind}.{id}",
+    access.Revocation,
+    AAM,
+    AAM + MG,
+    KV,
+    "tokens, and users, that open nothing any more",
+    bucket="revocations",
+)
+AUDIT = row(
+    "audit",
+    "audit.{authorizer}",
+    audit.AuditRecord,
+    AAM,
+    AAM + MG,
+    STREAM,
+    "refusals and privileged acts, each record with the hash of the one before",
+    stream="AUDIT",
+)
+COMPUTE = row(
+    "compute",
+    "signal.compute.{cluster}",
+    signals.ComputeNotification,
+    SR,
+    MG + SR + FM,
+    CORE,
+    "Type 4: load, heterogeneity and latency of a cluster's instances",
+    stream="SIGNALS",
+)
+QOS_REPORT = row(
+    "qos report",
+    "signal.qos.report.{sid}",
+    signals.QosReport,
+    MG + SR,
+    SMO + FM,
+    CORE,
+    "Type 5 up: a cluster's throughput, latency, errors",
+    stream="SIGNALS",
+)
+QOS_POLICY = row(
+    "qos policy",
+    "signal.qos.policy.{sid}",
+    signals.CommunicationPolicy,
+    SMO,
+    MG + SR,
+    REQUEST,
+    "Type 5 down: how a job's traffic is to flow",
+    reply=Ack,
+)
