@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,20 +15,16 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.resealing import Resealing
 from bus.messaging.handlers import Handler, Server, Subscription
-from bus.messaging.key_value import KeyValueEntry
 from bus.subject import Subject
-from bus.wire.correlation import current, new_correlation
 from bus.wire.packed import Sendable
 from entities import metrics
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator.faults.fault_queue import FaultQueue
-from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.job.unreadable_records import RecordGuards, above_all
+from entities.orchestrator.job.job_runs import JobRuns
+from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
-from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.link_secret import seal_links_anew
-from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import CordonService
 from entities.orchestrator.nodes.draining import Draining
@@ -38,28 +32,17 @@ from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
 from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
-from entities.orchestrator.queue.admission import JobAdmission
-from entities.orchestrator.queue.slot_demand import SlotDemand
-from schemas import names
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
 from schemas.door import (
-    CancelJob,
-    ChangeStage,
-    JobList,
-    JobQuery,
     JobSummary,
     MeshQuery,
     MeshStatus,
-    ParkJob,
-    ResumeJob,
-    ScaleJob,
-    SubmitJob,
 )
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, Conflict, DmscError, Fenced, NewerRecord, NotFound, Unavailable
+from schemas.errors import Ack, DmscError, NewerRecord, Unavailable
 from schemas.fault import FaultReport
-from schemas.job import ENDED, JobRecord, JobState
+from schemas.job import JobRecord
 from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
 from schemas.registry import ServiceRecord
 from schemas.signals import NodeRegistration, QosReport, TerminationReport
@@ -120,29 +103,36 @@ class Leader:
         self.mesh = mesh
         self.faults = FaultQueue(bus)
         self._cordoning = CordonService(bus, self.mesh, self.faults)
+        self._jobs = JobRuns(
+            bus,
+            mesh,
+            self.faults,
+            config,
+            term=lambda: candidate.term,
+            confirmed=candidate.confirmed,
+            known=known,
+            spawn=self._spawn,
+            insistently=self._insistently,
+            forget=self._forget,
+        )
+        self._runs = self._jobs.running
         self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
-        self._runs: dict[str, JobRun] = {}
-        self._room = SlotDemand(mesh, self._runs)
-        self._ended: dict[str, JobRecord] = {}
-        self._admission = JobAdmission(lambda: [run.as_it_stands() for run in self._runs.values()])
-        self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
         self._policies = PolicyService(
             bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration
         )
         self._promotions = PromotionService(
             bus, self._policies, self._runs, candidate.confirmed, config.promotion
         )
-        self._guards = RecordGuards(bus, self._runs, self._ended)
+        self._guards = RecordGuards(bus, self._runs, self._jobs.ended)
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
-        self._known = known
         self._tasks: asyncio.TaskGroup | None = None
         self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
         self._refusing = asyncio.Event()
 
     def records(self) -> dict[str, JobRecord]:
         """The jobs that it knows, by id."""
-        return {record.job: record for record in self._records()}
+        return {record.job: record for record in self._jobs.records()}
 
     async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
         """Leads until `keeping` ends, with who leads instead. `began` is called once all is served.
@@ -187,7 +177,7 @@ class Leader:
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
         for load in (*loads, self._sealing.start):
             await self._insistently(load)
-        await self._resume()
+        await self._jobs.resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(served)
         self.mesh.on_leaving = self._leaving
@@ -225,18 +215,18 @@ class Leader:
             (subjects.PROMOTE_MODULE, self._promotions.promote),
             (subjects.ROLL_BACK_MODULE, self._promotions.roll_back),
             (subjects.MODULE_QUERY, self._policies.query),
-            (subjects.SUBMIT, self._submit),
-            (subjects.RESUME, self._unpark),
-            (subjects.SCALE, self._scale),
-            (subjects.CHANGE_STAGE, self._change_stage),
-            (subjects.QUERY, self._query),
+            (subjects.SUBMIT, self._jobs.submit),
+            (subjects.RESUME, self._jobs.unpark),
+            (subjects.SCALE, self._jobs.scale),
+            (subjects.CHANGE_STAGE, self._jobs.change_stage),
+            (subjects.QUERY, self._jobs.query),
             (subjects.MESH_QUERY, self._mesh_query),
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
         )
         for row, server in answered:
             served.append(await self._insistently(partial(bus.serve, row, self._while_leading(server))))
-        for row, server in ((subjects.CANCEL, self._cancel), (subjects.PARK, self._park)):
+        for row, server in ((subjects.CANCEL, self._jobs.cancel), (subjects.PARK, self._jobs.park)):
             served.append(await self._insistently(partial(bus.serve, row, self._always(server))))
         heard: tuple[tuple[Subject, Handler], ...] = (
             (subjects.STEP_CLAIM, self._claim),
@@ -299,7 +289,7 @@ class Leader:
                 reason=record.reason,
                 alerts=self._runs[record.job].training.alerts.raised if record.job in self._runs else (),
             )
-            for record in self._records()
+            for record in self._jobs.records()
         )
         return MeshStatus(
             services=tuple(sorted(self.mesh.records.values(), key=lambda record: (record.kind, record.sid))),
@@ -316,137 +306,6 @@ class Leader:
             await self._promotions.forget(message.module)
         return await self._policies.direct(message, envelope)
 
-    # --- jobs -------------------------------------------------------------------------------------------
-    async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
-        """Once heard, one job: `causation` is the client's own command where it came by the bus.
-
-        Also if the leader that queued it could not say so any more: the record keeps the command.
-        """
-        command = envelope.causation or envelope.id
-        known = (message.user, command)
-        if known in self._submitted:
-            return await asyncio.shield(self._submitted[known])
-        promise = self._remember(known)
-        try:
-            record = await self._queue(message, command)
-        except BaseException as error:  # it did not become a job: a repetition may
-            self._submitted.pop(known, None)
-            if isinstance(error, DmscError):
-                promise.set_exception(error)
-                promise.exception()  # seen, even if nobody repeated it meanwhile
-            else:
-                promise.cancel()
-            raise
-        promise.set_result(record)
-        return record
-
-    def _remember(self, known: tuple[str, str]) -> asyncio.Future[JobRecord]:
-        promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
-        self._submitted[known] = promise
-        while len(self._submitted) > self.config.submissions_kept:
-            self._submitted.popitem(last=False)
-        return promise
-
-    async def _queue(self, message: SubmitJob, command: str) -> JobRecord:
-        """
-        Raises:
-            OverQuota: its user has as much as they may.
-        """
-        async with self._admission.turn:  # the next one counts this one, too
-            self._admission.submission(message)
-            return await self._queued(message, command)
-
-    async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
-        names.refuse_taken("job", message.spec.name)
-        now = time.time()
-        record = JobRecord(
-            job=f"j{secrets.token_hex(3)}",
-            spec=message.spec,
-            state=JobState.QUEUED,
-            user=message.user,
-            may_read=message.may_read,
-            command=command,
-            correlation=current() or new_correlation(),
-            caller_span=message.caller_span,
-            submitted_at=now,
-            changed_at=now,
-        )
-        return await self._start(record, 0, message.gateway, "submitted")
-
-    async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
-        """The first write of the new epoch fences whoever ran the job before.
-
-        Raises:
-            Fenced: the record is no longer the one of `revision`.
-        """
-        fresh = record.model_copy(update={"epoch": record.epoch + 1})
-        journal = JobStore(self._bus, fresh, revision, self._candidate.confirmed)
-        run = self._new_run(journal, gateway)
-        # one that was ending only has to be cleaned up, and one that was parked goes on waiting
-        stays = record.ends_as is not None or record.state is JobState.PARKED
-        await journal.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
-        self._runs[record.job] = run
-        self._spawn(self._drive(run))
-        return journal.record
-
-    def _new_run(self, journal: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
-        return JobRun(self._bus, self.mesh, journal, gateway, self._room, self.faults, parked)
-
-    async def _drive(self, run: JobRun) -> None:
-        """To the job's end; one that was parked is taken up by a new run, in the next epoch."""
-        try:
-            while True:
-                await run.run()
-                if run.parked is None:
-                    return
-                await self.mesh.nudge()  # its slots are others' now
-                journal, before = run.journal, None if run.parking.resumed else run.parked
-                journal.begin_epoch()
-                run = self._runs[run.job] = self._new_run(journal, run.entry.sid, before)
-                await journal.move(JobState.PARKED, journal.record.reason)
-        finally:
-            del self._runs[run.job]
-            await self.mesh.nudge()  # whoever stood behind it looks again
-            self._ended[run.job] = run.journal.record
-            while len(self._ended) > self.config.ended_kept:
-                del self._ended[next(iter(self._ended))]
-            self._policies.forget(run.job)
-            self.mesh.forget_job(run.job)
-
-    async def _resume(self) -> None:
-        """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
-        bucket = self._bus.bucket(subjects.JOB_RECORD)
-        entries = await self._insistently(partial(bucket.entries, strict=True))
-        # Each job reads its own decision when it is taken up: one of a newer version must be met before.
-        await self._insistently(partial(self._bus.bucket(subjects.STEP_DECISION).entries, strict=True))
-        found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
-        for job in self._known.keys() - found.keys():
-            log.error("job record lost: it goes on as it was known here", job=job)
-            found[job] = (self._known[job], 0)
-        for record, revision in sorted(found.values(), key=lambda one: one[0].submitted_at):
-            if record.command:
-                self._remember((record.user, record.command)).set_result(record)
-            await self._resume_one(record, revision)
-
-    async def _resume_one(self, record: JobRecord, revision: int) -> None:
-        """The leader before us may still be writing, up to the moment in which our epoch stands there."""
-        while True:
-            if record.state in ENDED:
-                self._ended[record.job] = record
-                return
-            try:
-                await self._start(record, revision, "", f"term {self._candidate.term}: found {record.state}")
-                return
-            except (Fenced, Unavailable) as error:
-                log.info("job not taken over yet", job=record.job, reason=error.text)
-            fresh = await self._insistently(partial(self._read, record.job))
-            if fresh is None:
-                return
-            record, revision = above_all(fresh), fresh.revision
-
-    async def _read(self, job: str) -> KeyValueEntry | None:
-        return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
-
     async def _insistently(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """What there is no leading without, however long the bus is away."""
         while True:
@@ -455,60 +314,6 @@ class Leader:
             except Unavailable as error:
                 log.warning("taking over waits for the bus", reason=error.text)
                 await asyncio.sleep(RETRY_S)
-
-    def _running(self, job: str) -> JobRun:
-        if (run := self._runs.get(job)) is None:
-            raise NotFound(f"no job {job} runs: `dmsc jobs` lists them")
-        return run
-
-    async def _scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
-        async with self._admission.turn:  # one that is being submitted counts, too
-            run = self._running(message.job)
-            self._admission.scaling(message, run.as_it_stands())
-            return Ack(note=run.scale(message.stage, message.replicas))
-
-    async def _change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
-        return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
-
-    async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
-        await run.cancel(message.reason or f"cancelled by {message.user}")
-        return run.journal.record
-
-    async def _park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
-        await run.parking.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
-        return run.journal.record
-
-    async def _unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
-        await run.parking.resume(f"resumed by {message.user}")
-        return run.journal.record
-
-    def _going(self, job: str) -> JobRun:
-        """The job's run; it may wait, but has no end yet."""
-        run = self._runs.get(job)
-        if run is None:
-            record = self._ended.get(job)
-            if record is None:
-                raise NotFound(f"no job {job}: `dmsc jobs` lists them")
-            raise Conflict(f"job {job} has already ended: {record.state}")
-        if run.over:
-            raise Conflict(f"job {job} is ending: {run.journal.record.state}")
-        return run
-
-    async def _query(self, message: JobQuery, envelope: Envelope) -> JobList:
-        if message.job is None:
-            return JobList(jobs=tuple(self._records()))
-        run = self._runs.get(message.job)
-        record = run.journal.record if run is not None else self._ended.get(message.job)
-        if record is None:
-            raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
-        return JobList(jobs=(record,))
-
-    def _records(self) -> list[JobRecord]:
-        records = [*self._ended.values(), *(run.journal.record for run in self._runs.values())]
-        return sorted(records, key=lambda record: record.submitted_at)
 
     # --- messages on their way to a job -----------------------------------------------------------------
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
@@ -563,6 +368,9 @@ class Leader:
             yield metrics.JOBS(count, state=state)
         for run in runs:
             yield from run.training.readings(self.config.peak_tflops)
+
+    def _forget(self, job: str) -> None:
+        self._policies.forget(job)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Sequence
-from functools import partial
 
 from bus.connection import Bus
 from bus.logs import bind, get_logger
@@ -16,6 +14,7 @@ from entities.orchestrator.faults.fault_location import locate
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.faults.job_faults import JobFaults
 from entities.orchestrator.job.bus_outages import BusOutages
+from entities.orchestrator.job.deployment import Deployment
 from entities.orchestrator.job.ingress_gateway import IngressGateway
 from entities.orchestrator.job.model_analysis import ModelAnalysis
 from entities.orchestrator.job.parking import REST_S, Parking, written_down
@@ -26,17 +25,12 @@ from entities.orchestrator.job.weight_export import export_weights
 from entities.orchestrator.job_state.instances import (
     JobInstances,
     MemberLost,
-    NodeLost,
-    NotReady,
-    StartFailed,
 )
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.mesh.mesh_view import MeshView
-from entities.orchestrator.planning.placement import NoRoom
-from entities.orchestrator.planning.task_graph import plan, why_inexact
-from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, slots_of, turn
+from entities.orchestrator.queue.job_queue import Waiting
 from entities.orchestrator.queue.slot_demand import SlotDemand
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
@@ -44,17 +38,12 @@ from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member, MicrobatchClaim
-from schemas.task_graph import ModelTopology, Placement, TaskGraph
+from schemas.task_graph import Placement
 
 log = get_logger("orchestrator")
 
 CLEAN_UP_S = 3.0
 """A whole mesh may be stopping: then nobody is left who would answer."""
-DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
-"""Pause before a deployment that a node's death broke is planned again; it doubles each time."""
-START_TRIES = 3
-READY_TRIES = 3
-"""Deployments in a row whose instances did not become ready, until the job is parked."""
 REPORTED_S = 2.0
 """How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
 
@@ -80,7 +69,6 @@ class JobRun:
         record = journal.record
         self._bus = bus
         self._mesh = mesh
-        self._room = room
         self.journal = journal
         self.job = record.job
         self.spec = record.spec
@@ -114,8 +102,15 @@ class JobRun:
         self.clean_up = Teardown(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self.entry
         )
-        self._fits: bool | None = None
-        self._waits = record.ends_as is None and not record.held
+        self._deployment = Deployment(
+            mesh,
+            journal,
+            self.instances,
+            self.entry,
+            room,
+            self._outages,
+            waits=record.ends_as is None and not record.held,
+        )
         self.parked: Parked | None = None
         self.parking = Parking(
             journal, mesh, self.training, lambda: self.instances.patience_s(REST_S), self._interrupt, parked
@@ -141,26 +136,8 @@ class JobRun:
 
     @property
     def waiting(self) -> Waiting | None:
-        """Its place in the line; None: it has instances, or is held back for another reason than room."""
-        if not self._waits or self.over:
-            return None
-        clusters, slots = self.spec.parallel.clusters, slots_of(self.spec.parallel)
-        if self._fits is None:  # not planned yet: by count
-            nodes = self._mesh.nodes.values()
-            there = sum(len(node.slots) for node in nodes if not clusters or node.cluster in clusters)
-        return Waiting(
-            job=self.job,
-            slots=slots,
-            clusters=tuple(clusters),
-            submitted_at=self.journal.record.submitted_at,
-            parked=self._has_trained,
-            fits=slots <= there if self._fits is None else self._fits,
-        )
-
-    @property
-    def _has_trained(self) -> bool:
-        record = self.journal.record
-        return record.state is JobState.PARKED or record.loss_first is not None
+        """Its place in the queue; None: it has instances, or is held back for another reason than room."""
+        return None if self.over else self._deployment.waiting
 
     @property
     def step(self) -> int:
@@ -376,7 +353,7 @@ class JobRun:
         async with self.training:
             if self.journal.record.state is JobState.PARKED:
                 await self._until_resumed()
-                await self._deploy(await self._analyse())
+                await self._deploy()
             elif self.epoch > 1 and await self._adopt():
                 self.parking.taken_over(adopted=True)
             else:
@@ -384,18 +361,22 @@ class JobRun:
                     await self._outages.outlast("freeing what it held", self.clean_up.reclaim)
                     self.parking.taken_over(adopted=False)
                 await self.journal.move(JobState.ANALYSING, "layers, costs, data")
-                await self._deploy(await self._analyse())
+                await self._deploy()
             await self._train()
             return await self._finish()
 
-    async def _analyse(self) -> ModelTopology:
-        return await self._outages.outlast("having the model analysed", self.model_work.analyse)
+    async def _deploy(self) -> None:
+        """Analyses the model, and starts the instances in their slots."""
+        topology = await self._outages.outlast("having the model analysed", self.model_work.analyse)
+        await self._deployment.deploy(topology)
+        await self.training.begin()
+        await self.journal.tell("instances", instances=self.instances.views())
 
     async def _until_resumed(self) -> None:
         if self.parking.waits:
-            self._waits = False
+            self._deployment.waits = False
             await self.parking.until_resumed()
-            self._waits = True
+            self._deployment.waits = True
 
     async def _adopt(self) -> bool:
         """Goes on with the living instances that an orchestrator before this one left; False: none live."""
@@ -411,7 +392,7 @@ class JobRun:
                 await self.journal.tell("recovery", text=text)
             self.instances.graph = None
             return False
-        self._waits = False
+        self._deployment.waits = False
         await self.journal.move(JobState.RECOVERING, f"adopted in epoch {self.epoch}")
         await self.entry.choose(record.graph)
         await self.training.go_on(settled)
@@ -428,105 +409,6 @@ class JobRun:
         await self.journal.move(JobState.RUNNING, f"step {self.training.step} of {steps}")
         await self.training.run()
         await self.training.told()
-
-    async def _deploy(self, topology: ModelTopology) -> None:
-        """Plans, starts all instances, and plans again without a node that turns out to be dead.
-
-        Raises:
-            Parked: instances do not become ready, again and again.
-        """
-        pause_s, unready = DEPLOY_AGAIN_S, 0
-        while True:
-            graph = await self._plan(topology)
-            await self.entry.choose(graph)
-            try:
-                await self._start(graph)
-                break
-            except NodeLost as lost:
-                await self._without_node(lost)
-            except NotReady as late:
-                unready += 1
-                if unready >= READY_TRIES:
-                    text = f"{unready} times in a row its instances were not ready, the last: {late.text}"
-                    raise Parked(text, for_room=False) from None
-                await self._plan_again(late.text)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, DEPLOY_AGAIN_MOST_S)
-        await self.training.begin()
-        await self.journal.tell("instances", instances=self.instances.views())
-
-    async def _plan(self, topology: ModelTopology) -> TaskGraph:
-        """Waits in the line until there is room, and nobody who came first is waiting for it."""
-        while True:
-            began = time.monotonic()
-            graph = self._in_turn(topology)
-            if not isinstance(graph, NoRoom):
-                break
-            waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
-            if self.journal.record.state is not waits_as:
-                await self.journal.move(waits_as, graph.reason)
-            else:
-                await self.journal.reason(graph.reason)
-            await self._mesh.next_change()
-        planned_s = time.monotonic() - began
-        self.instances.graph = graph
-        self._waits = False
-        if self.journal.record.state is JobState.QUEUED:
-            await self.journal.move(JobState.ANALYSING, "room was found")
-        because = why_inexact(self.spec, graph)
-        await self.journal.move(
-            JobState.DEPLOYING,
-            graph.reason,
-            graph=graph,
-            plan_s=planned_s,
-            exact=not because,
-            inexact_because=because,
-        )
-        return graph
-
-    def _in_turn(self, topology: ModelTopology) -> TaskGraph | NoRoom:
-        nodes, cordoned = list(self._mesh.nodes.values()), self._mesh.cordons.places()
-        occupied, mine = self._room.occupied(self.job), self.waiting
-        assert mine is not None
-        why = turn(mine, self._room.line(), free_slots(nodes, occupied, cordoned))
-        if not why and self._room.urgent():
-            why = "behind a running job that replaces an instance"
-        graph = NoRoom(why) if why else plan(self.job, self.spec, topology, nodes, occupied, cordoned)
-        if isinstance(graph, NoRoom) and not (why and mine.fits):  # one that fits nowhere waits for nobody
-            alone = plan(self.job, self.spec, topology, emptied(nodes), {}, cordoned)
-            self._fits = not isinstance(alone, NoRoom)
-            if isinstance(alone, NoRoom):
-                return NoRoom(f"the whole mesh has no room for it, others go first: {alone.reason}")
-        return graph
-
-    async def _start(self, graph: TaskGraph) -> None:
-        instances = self.instances
-        for left in reversed(range(START_TRIES)):
-            try:
-                await self._outages.outlast("starting its instances", partial(self._start_missing, graph))
-                return
-            except StartFailed as failed:
-                # a refusal is final; a death by signal may have been anything
-                if "killed by" not in failed.text or not left:
-                    raise
-                del instances.members[failed.member.sid]
-
-    async def _start_missing(self, graph: TaskGraph) -> None:
-        instances = self.instances
-        await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
-
-    async def _without_node(self, lost: NodeLost) -> None:
-        """News about the mesh, not about the job: what was started ends, and the node gets nothing more."""
-        log.warning("node lost while deploying", job=self.job, agent=lost.agent, reason=lost.text)
-        if lost.agent is not None:
-            self._mesh.forget_node(lost.agent)
-        await self._plan_again(lost.text)
-
-    async def _plan_again(self, why: str) -> None:
-        self._waits = True
-        await self.journal.tell("fault", text=f"{why}; planned again")
-        await self.instances.stop(now=True)
-        self.instances.graph = None
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _export(self) -> WeightsManifest:

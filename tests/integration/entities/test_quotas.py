@@ -141,12 +141,12 @@ CHILD = """
 import asyncio, sys
 from bus.connection import Bus
 from entities.gateway import Gateway, GatewayConfig
-from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.config import HttpConfig
 from schemas.envelope import EntityKind
 
 async def main():
     async with Bus.connect(sys.argv[1], name="gateway-c", kind=EntityKind.GATEWAY) as bus:
-        door = DoorConfig(upload_hold_s=2.0)
+        door = HttpConfig(upload_hold_s=2.0)
         gateway = Gateway(bus, GatewayConfig(cluster="c", http_port=0, door=door))
         ready = asyncio.Event()
         running = asyncio.create_task(gateway.run(ready))

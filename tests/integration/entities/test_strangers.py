@@ -318,9 +318,9 @@ asyncio.run(main())
 """
 GATEWAY = """
 import contextlib
-from entities.http_server.connection_limits import Connections
+from entities.http_server.connection_limits import OpenConnections
 from entities.gateway.http.admission.deadlines import with_deadlines
-from entities.gateway.http.config import DoorConfig
+from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.admission.listener import bind, configured, serving
 
 async def app(scope, receive, send):
@@ -333,7 +333,7 @@ async def drain(): pass
 async def door():
     sock = bind("127.0.0.1", 0)
     config = configured(app)
-    room = Connections(DoorConfig())
+    room = OpenConnections(HttpConfig())
     config.http_protocol_class = with_deadlines(config.http_protocol_class, room)
     async with serving(config, sock, drain, room):
         yield sock.getsockname()[1]

@@ -1,0 +1,175 @@
+"""A job on its way to its instances: it waits in the queue, is planned, and its instances start (§4.4(1))."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from bus.logs import get_logger
+from entities.orchestrator.job.bus_outages import BusOutages
+from entities.orchestrator.job.ingress_gateway import IngressGateway
+from entities.orchestrator.job_state.instances import JobInstances, NodeLost, NotReady, StartFailed
+from entities.orchestrator.job_state.job_store import JobStore
+from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.planning.task_graph import plan, why_inexact
+from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, slots_of, turn
+from entities.orchestrator.queue.slot_demand import SlotDemand
+from schemas.job import JobState
+from schemas.task_graph import ModelTopology, TaskGraph
+
+log = get_logger("orchestrator")
+
+DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
+"""Pause before a deployment that a node's death broke is planned again; it doubles each time."""
+START_TRIES = 3
+READY_TRIES = 3
+"""Deployments in a row whose instances did not become ready, until the job is parked."""
+
+
+class Deployment:
+    """`waits`: the job has no instances and waits for room; `room`: what other jobs hold, and wait for."""
+
+    def __init__(
+        self,
+        mesh: MeshView,
+        journal: JobStore,
+        instances: JobInstances,
+        entry: IngressGateway,
+        room: SlotDemand,
+        outages: BusOutages,
+        *,
+        waits: bool,
+    ) -> None:
+        self.waits = waits
+        self._mesh = mesh
+        self._journal = journal
+        self._job = journal.job
+        self._spec = journal.record.spec
+        self._instances = instances
+        self._entry = entry
+        self._room = room
+        self._outages = outages
+        self._fits: bool | None = None  # into the whole mesh, were it empty; None: not planned yet
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """Its place in the line; None: it has instances, or is held back for another reason than room."""
+        if not self.waits:
+            return None
+        clusters, slots = self._spec.parallel.clusters, slots_of(self._spec.parallel)
+        if self._fits is None:  # not planned yet: by count
+            nodes = self._mesh.nodes.values()
+            there = sum(len(node.slots) for node in nodes if not clusters or node.cluster in clusters)
+        return Waiting(
+            job=self._job,
+            slots=slots,
+            clusters=tuple(clusters),
+            submitted_at=self._journal.record.submitted_at,
+            parked=self._has_trained,
+            fits=slots <= there if self._fits is None else self._fits,
+        )
+
+    @property
+    def _has_trained(self) -> bool:
+        record = self._journal.record
+        return record.state is JobState.PARKED or record.loss_first is not None
+
+    async def deploy(self, topology: ModelTopology) -> None:
+        """Plans, starts all instances, and plans again without a node that turns out to be dead.
+
+        Raises:
+            Parked: instances do not become ready, again and again.
+        """
+        pause_s, unready = DEPLOY_AGAIN_S, 0
+        while True:
+            graph = await self._plan(topology)
+            await self._entry.choose(graph)
+            try:
+                await self._start(graph)
+                break
+            except NodeLost as lost:
+                await self._without_node(lost)
+            except NotReady as late:
+                unready += 1
+                if unready >= READY_TRIES:
+                    text = f"{unready} times in a row its instances were not ready, the last: {late.text}"
+                    raise Parked(text, for_room=False) from None
+                await self._plan_again(late.text)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, DEPLOY_AGAIN_MOST_S)
+
+    async def _plan(self, topology: ModelTopology) -> TaskGraph:
+        """Waits in the line until there is room, and nobody who came first is waiting for it."""
+        while True:
+            began = time.monotonic()
+            graph = self._in_turn(topology)
+            if not isinstance(graph, NoRoom):
+                break
+            waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
+            if self._journal.record.state is not waits_as:
+                await self._journal.move(waits_as, graph.reason)
+            else:
+                await self._journal.reason(graph.reason)
+            await self._mesh.next_change()
+        planned_s = time.monotonic() - began
+        self._instances.graph = graph
+        self.waits = False
+        if self._journal.record.state is JobState.QUEUED:
+            await self._journal.move(JobState.ANALYSING, "room was found")
+        because = why_inexact(self._spec, graph)
+        await self._journal.move(
+            JobState.DEPLOYING,
+            graph.reason,
+            graph=graph,
+            plan_s=planned_s,
+            exact=not because,
+            inexact_because=because,
+        )
+        return graph
+
+    def _in_turn(self, topology: ModelTopology) -> TaskGraph | NoRoom:
+        nodes, cordoned = list(self._mesh.nodes.values()), self._mesh.cordons.places()
+        occupied, mine = self._room.occupied(self._job), self.waiting
+        assert mine is not None
+        why = turn(mine, self._room.line(), free_slots(nodes, occupied, cordoned))
+        if not why and self._room.urgent():
+            why = "behind a running job that replaces an instance"
+        graph = NoRoom(why) if why else plan(self._job, self._spec, topology, nodes, occupied, cordoned)
+        if isinstance(graph, NoRoom) and not (why and mine.fits):  # one that fits nowhere waits for nobody
+            alone = plan(self._job, self._spec, topology, emptied(nodes), {}, cordoned)
+            self._fits = not isinstance(alone, NoRoom)
+            if isinstance(alone, NoRoom):
+                return NoRoom(f"the whole mesh has no room for it, others go first: {alone.reason}")
+        return graph
+
+    async def _start(self, graph: TaskGraph) -> None:
+        instances = self._instances
+        for left in reversed(range(START_TRIES)):
+            try:
+                await self._outages.outlast("starting its instances", partial(self._start_missing, graph))
+                return
+            except StartFailed as failed:
+                # a refusal is final; a death by signal may have been anything
+                if "killed by" not in failed.text or not left:
+                    raise
+                del instances.members[failed.member.sid]
+
+    async def _start_missing(self, graph: TaskGraph) -> None:
+        instances = self._instances
+        await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
+
+    async def _without_node(self, lost: NodeLost) -> None:
+        """News about the mesh, not about the job: what was started ends, and the node gets nothing more."""
+        log.warning("node lost while deploying", job=self._job, agent=lost.agent, reason=lost.text)
+        if lost.agent is not None:
+            self._mesh.forget_node(lost.agent)
+        await self._plan_again(lost.text)
+
+    async def _plan_again(self, why: str) -> None:
+        self.waits = True
+        await self._journal.tell("fault", text=f"{why}; planned again")
+        await self._instances.stop(now=True)
+        self._instances.graph = None

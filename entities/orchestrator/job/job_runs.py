@@ -1,0 +1,274 @@
+"""All jobs of one term: submitted, taken over, driven to their end, and what is asked of them meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
+
+from bus import subjects
+from bus.connection import Bus
+from bus.logs import get_logger
+from bus.messaging.key_value import KeyValueEntry
+from bus.wire.correlation import current, new_correlation
+from entities.orchestrator.faults.fault_queue import FaultQueue
+from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.job.unreadable_records import above_all
+from entities.orchestrator.job_state.job_store import JobStore
+from entities.orchestrator.job_state.retry_limits import Parked
+from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.queue.admission import JobAdmission
+from entities.orchestrator.queue.slot_demand import SlotDemand
+from schemas import names
+from schemas.door import CancelJob, ChangeStage, JobList, JobQuery, ParkJob, ResumeJob, ScaleJob, SubmitJob
+from schemas.envelope import Envelope
+from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
+from schemas.job import ENDED, JobRecord, JobState
+
+log = get_logger("orchestrator")
+
+_Result = TypeVar("_Result")
+
+
+class KeptJobs(Protocol):
+    """How many jobs of the past stay in memory."""
+
+    @property
+    def ended_kept(self) -> int:
+        """Ended jobs, for listings; the bucket keeps all."""
+
+    @property
+    def submissions_kept(self) -> int:
+        """Submissions, so that one that comes again through another gateway is the same job."""
+
+
+class Insistence(Protocol):
+    async def __call__(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Repeats `work` until the bus is back."""
+
+
+class JobRuns:
+    """`running`: jobs that have not ended, by id, each with its own state and task; `ended`: the last others.
+
+    `known`: the jobs of an earlier term of this process; one that the store has lost goes on from there.
+    `spawn` starts a task of the term, `insistently` repeats a call until the bus answers, `forget` is called
+    with each job that has ended.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        mesh: MeshView,
+        faults: FaultQueue,
+        config: KeptJobs,
+        *,
+        term: Callable[[], int],
+        confirmed: Callable[[], Awaitable[None]],
+        known: Mapping[str, JobRecord],
+        spawn: Callable[[Coroutine[None, None, None]], None],
+        insistently: Insistence,
+        forget: Callable[[str], None],
+    ) -> None:
+        self.running: dict[str, JobRun] = {}
+        self.ended: dict[str, JobRecord] = {}
+        self._bus = bus
+        self._mesh = mesh
+        self._faults = faults
+        self._config = config
+        self._term = term
+        self._confirmed = confirmed
+        self._known = known
+        self._spawn = spawn
+        self._insistently = insistently
+        self._forget = forget
+        self._room = SlotDemand(mesh, self.running)
+        self._admission = JobAdmission(lambda: [run.as_it_stands() for run in self.running.values()])
+        self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
+
+    async def submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
+        """Once heard, one job: `causation` is the client's own command where it came by the bus.
+
+        Also if the leader that queued it could not say so any more: the record keeps the command.
+        """
+        command = envelope.causation or envelope.id
+        known = (message.user, command)
+        if known in self._submitted:
+            return await asyncio.shield(self._submitted[known])
+        promise = self._remember(known)
+        try:
+            record = await self._queue(message, command)
+        except BaseException as error:  # it did not become a job: a repetition may
+            self._submitted.pop(known, None)
+            if isinstance(error, DmscError):
+                promise.set_exception(error)
+                promise.exception()  # seen, even if nobody repeated it meanwhile
+            else:
+                promise.cancel()
+            raise
+        promise.set_result(record)
+        return record
+
+    def _remember(self, known: tuple[str, str]) -> asyncio.Future[JobRecord]:
+        promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
+        self._submitted[known] = promise
+        while len(self._submitted) > self._config.submissions_kept:
+            self._submitted.popitem(last=False)
+        return promise
+
+    async def _queue(self, message: SubmitJob, command: str) -> JobRecord:
+        """
+        Raises:
+            OverQuota: its user has as much as they may.
+        """
+        async with self._admission.turn:  # the next one counts this one, too
+            self._admission.submission(message)
+            return await self._queued(message, command)
+
+    async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
+        names.refuse_taken("job", message.spec.name)
+        now = time.time()
+        record = JobRecord(
+            job=f"j{secrets.token_hex(3)}",
+            spec=message.spec,
+            state=JobState.QUEUED,
+            user=message.user,
+            may_read=message.may_read,
+            command=command,
+            correlation=current() or new_correlation(),
+            caller_span=message.caller_span,
+            submitted_at=now,
+            changed_at=now,
+        )
+        return await self._start(record, 0, message.gateway, "submitted")
+
+    async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
+        """The first write of the new epoch fences whoever ran the job before.
+
+        Raises:
+            Fenced: the record is no longer the one of `revision`.
+        """
+        fresh = record.model_copy(update={"epoch": record.epoch + 1})
+        journal = JobStore(self._bus, fresh, revision, self._confirmed)
+        run = self._new_run(journal, gateway)
+        # one that was ending only has to be cleaned up, and one that was parked goes on waiting
+        stays = record.ends_as is not None or record.state is JobState.PARKED
+        await journal.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
+        self.running[record.job] = run
+        self._spawn(self._drive(run))
+        return journal.record
+
+    def _new_run(self, journal: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
+        return JobRun(self._bus, self._mesh, journal, gateway, self._room, self._faults, parked)
+
+    async def _drive(self, run: JobRun) -> None:
+        """To the job's end; one that was parked is taken up by a new run, in the next epoch."""
+        try:
+            while True:
+                await run.run()
+                if run.parked is None:
+                    return
+                await self._mesh.nudge()  # its slots are others' now
+                journal, before = run.journal, None if run.parking.resumed else run.parked
+                journal.begin_epoch()
+                run = self.running[run.job] = self._new_run(journal, run.entry.sid, before)
+                await journal.move(JobState.PARKED, journal.record.reason)
+        finally:
+            del self.running[run.job]
+            await self._mesh.nudge()  # whoever stood behind it looks again
+            self.ended[run.job] = run.journal.record
+            while len(self.ended) > self._config.ended_kept:
+                del self.ended[next(iter(self.ended))]
+            self._forget(run.job)
+            self._mesh.forget_job(run.job)
+
+    async def resume(self) -> None:
+        """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
+        bucket = self._bus.bucket(subjects.JOB_RECORD)
+        entries = await self._insistently(partial(bucket.entries, strict=True))
+        # Each job reads its own decision when it is taken up: one of a newer version must be met before.
+        await self._insistently(partial(self._bus.bucket(subjects.STEP_DECISION).entries, strict=True))
+        found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
+        for job in self._known.keys() - found.keys():
+            log.error("job record lost: it goes on as it was known here", job=job)
+            found[job] = (self._known[job], 0)
+        for record, revision in sorted(found.values(), key=lambda one: one[0].submitted_at):
+            if record.command:
+                self._remember((record.user, record.command)).set_result(record)
+            await self._resume_one(record, revision)
+
+    async def _resume_one(self, record: JobRecord, revision: int) -> None:
+        """The leader before us may still be writing, up to the moment in which our epoch stands there."""
+        while True:
+            if record.state in ENDED:
+                self.ended[record.job] = record
+                return
+            try:
+                await self._start(record, revision, "", f"term {self._term()}: found {record.state}")
+                return
+            except (Fenced, Unavailable) as error:
+                log.info("job not taken over yet", job=record.job, reason=error.text)
+            fresh = await self._insistently(partial(self._read, record.job))
+            if fresh is None:
+                return
+            record, revision = above_all(fresh), fresh.revision
+
+    async def _read(self, job: str) -> KeyValueEntry | None:
+        return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
+
+    def _running(self, job: str) -> JobRun:
+        if (run := self.running.get(job)) is None:
+            raise NotFound(f"no job {job} runs: `dmsc jobs` lists them")
+        return run
+
+    async def scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
+        async with self._admission.turn:  # one that is being submitted counts, too
+            run = self._running(message.job)
+            self._admission.scaling(message, run.as_it_stands())
+            return Ack(note=run.scale(message.stage, message.replicas))
+
+    async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
+        return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
+
+    async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.cancel(message.reason or f"cancelled by {message.user}")
+        return run.journal.record
+
+    async def park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.parking.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
+        return run.journal.record
+
+    async def unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
+        run = self._going(message.job)
+        await run.parking.resume(f"resumed by {message.user}")
+        return run.journal.record
+
+    def _going(self, job: str) -> JobRun:
+        """The job's run; it may wait, but has no end yet."""
+        run = self.running.get(job)
+        if run is None:
+            record = self.ended.get(job)
+            if record is None:
+                raise NotFound(f"no job {job}: `dmsc jobs` lists them")
+            raise Conflict(f"job {job} has already ended: {record.state}")
+        if run.over:
+            raise Conflict(f"job {job} is ending: {run.journal.record.state}")
+        return run
+
+    async def query(self, message: JobQuery, envelope: Envelope) -> JobList:
+        if message.job is None:
+            return JobList(jobs=tuple(self.records()))
+        run = self.running.get(message.job)
+        record = run.journal.record if run is not None else self.ended.get(message.job)
+        if record is None:
+            raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
+        return JobList(jobs=(record,))
+
+    def records(self) -> list[JobRecord]:
+        records = [*self.ended.values(), *(run.journal.record for run in self.running.values())]
+        return sorted(records, key=lambda record: record.submitted_at)
