@@ -92,7 +92,7 @@ class Uploads:
 
     # --- ownership ------------------------------------------------------------------------------------------
     async def _claim(self, access: AccessDecision, name: str, hold_s: float) -> int | None:
-        """Claims a name without an owner; returns the claim's revision. None: it has one, and the user may."""
+        """Claims a name without an owner; returns its revision, or None where an owner exists who may."""
         while True:
             owner = await self.owner(name)
             if owner and owner != access.user and access.role not in (Role.OPERATOR, Role.ADMIN):
@@ -208,7 +208,7 @@ class Uploads:
         return True
 
     def _lock_of(self, user: str) -> asyncio.Lock:
-        """The lock of a user's record: it spares the uploads of one gateway write conflicts with each other."""
+        """The lock of a user's record: uploads of one gateway then cause each other no conflicts."""
         return self._locks.setdefault(user, asyncio.Lock())
 
     def new_nuid(self) -> str:

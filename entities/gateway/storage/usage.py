@@ -19,7 +19,7 @@ DATASETS = "datasets"
 
 
 class StoredUse:
-    """Each user's jobs, slots, data sets and stored bytes. `records` returns all known jobs, ended ones too."""
+    """Each user's jobs, slots, data sets and stored bytes. `records` returns all known jobs, ended or not."""
 
     def __init__(self, bus: Bus, records: Callable[[], Iterable[JobRecord]]) -> None:
         self._bus = bus
