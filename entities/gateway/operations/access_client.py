@@ -93,7 +93,7 @@ class AccessClient:
         return known is not None and time.monotonic() < known[0] and not self.void(known[1])
 
     def user_of(self, token: str) -> str | None:
-        """The token's user by its last decision, for rate limits; it says nothing of what the token permits."""
+        """The token's user by its last decision, for rate limits; it says nothing of permissions."""
         decision = self.bearer(token)
         return None if decision is None else decision.user
 

@@ -62,7 +62,7 @@ Step = Literal["act", "take over", "repeat", "in progress", "other request"]
 def next_step(
     kept: KeptAnswer | None, digest: str, claimant: ServiceRecord | None, *, registry_known: bool
 ) -> Step:
-    """What to do with a request whose key holds `kept`. `claimant`: registry record of the claiming gateway."""
+    """What to do with a request whose key holds `kept`. `claimant`: the record of the claiming gateway."""
     if kept is None:
         return "act"
     if kept.request != digest:

@@ -223,7 +223,7 @@ class JobOperations:
         return answer
 
     async def faults(self, token: str, job: str | None) -> FaultList:
-        """The last record of each fault, from the queue's stream. `job` None: of all jobs, and of the mesh."""
+        """The last record of each fault, from the queue's stream. `job` None: of all jobs and the mesh."""
         await self.guard.check(token, "fault.read", job or "faults")
         last: dict[str, FaultRecord] = {}
         tokens: dict[str, Any] = {} if job is None else {"job": job}
@@ -258,7 +258,7 @@ class JobOperations:
 
     # --- the NATS request API --------------------------------------------------------------------------
     async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
-        """Handles `DOOR`. Jobs, also a single one, come as a `JobList`; all else as the action's own answer."""
+        """Handles `DOOR`. Jobs, also a single one, come as a `JobList`; else it is the action's own answer."""
         begun = time.monotonic()
         outcome = "internal"
         try:
