@@ -258,7 +258,7 @@ class JobOperations:
 
     # --- the NATS request API --------------------------------------------------------------------------
     async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
-        """Handles `DOOR`. Jobs, also a single one, come as a `JobList`; else it is the action's own answer."""
+        """Handles `DOOR`. Jobs, also a single one, come as a `JobList`; others as their own type."""
         begun = time.monotonic()
         outcome = "internal"
         try:
