@@ -24,7 +24,7 @@ _CODES = {404: NotFound.code, 405: "method_not_allowed"}
 
 
 def explain_errors(app: FastAPI) -> None:
-    """Adds handlers for `DmscError`, for invalid parameters, for unknown paths, and for unexpected_error errors."""
+    """Adds handlers for `DmscError`, invalid parameters, unknown paths, and unexpected errors."""
 
     @app.exception_handler(DmscError)
     async def dmsc_error(request: Request, error: DmscError) -> JSONResponse:
