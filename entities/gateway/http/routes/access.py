@@ -1,7 +1,7 @@
 """Users and their tokens, rules, and the audit stream.
 
-A new token is told in the answer to the request that made it, and nowhere else: so these answers are not kept
-for repetitions, whatever idempotency key came with them.
+A new token is stated only in the answer to the request that made it. So these answers are never stored for
+repetitions, whatever idempotency key comes with the request.
 """
 
 from __future__ import annotations

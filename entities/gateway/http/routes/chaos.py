@@ -1,8 +1,8 @@
-"""Faults on purpose: an operator has a node agent strike an instance, and watches what the mesh makes of it.
+"""Fault injection: an operator has a node agent kill, freeze or resume an instance.
 
-Nothing of it is announced: as with `dmsc chaos`, which strikes processes from outside (ADR-0010), the mesh
-has to find out by itself. Both are on the audit stream, which no recovery reads: the one before it is done,
-the other when `dmsc chaos` tells of it.
+The fault is not announced to the mesh, which has to detect it by itself; so it is with `dmsc chaos`, which
+injects faults into processes from outside (ADR-0010). Both are recorded on the audit stream, which no
+recovery reads: faults of this API before they are injected, those of `dmsc chaos` when it reports them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schemas.registry import InstanceState
 log = get_logger("door")
 
 TIMEOUT_S = 5.0
-"""The agent's answer. Asked once: a fault that is repeated is another fault."""
+"""For the agent's answer. The request is never repeated: a repeated fault would be another fault."""
 
 
 def chaos(door: HttpContext) -> APIRouter:

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: which there are, and their files."""
+"""Checkpoints of a job: the list, their manifests, and their files."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def checkpoints(door: HttpContext) -> APIRouter:
             page.cursor,
             descending=True,
         )
-        found = []
+        page_items = []
         for name in names:
             url = store.url_of(folders[name])
-            with contextlib.suppress(DamagedCheckpoint):  # or removed meanwhile
+            with contextlib.suppress(DamagedCheckpoint):  # damaged, or removed meanwhile
                 manifest = await read_manifest(door.files, url)
-                found.append(PublishedCheckpoint(name=name, url=url, manifest=manifest))
-        return paged(request, CheckpointPage(checkpoints=tuple(found), next=after))
+                page_items.append(PublishedCheckpoint(name=name, url=url, manifest=manifest))
+        return paged(request, CheckpointPage(checkpoints=tuple(page_items), next=after))
 
     @router.get("/{name}", response_model=PublishedCheckpoint)
     async def one(job: JobId, name: CheckpointName, token: Token) -> Response:
