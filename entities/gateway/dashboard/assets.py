@@ -55,10 +55,10 @@ class Asset:
 @cache
 def assets() -> dict[str, Asset]:
     """Every file by its path below `static`; no other path can be requested."""
-    found = {}
+    files = {}
     for path in sorted(FOLDER.rglob("*")):
         if path.is_file() and path.suffix in TYPES:
             body = path.read_bytes()
             etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-            found[path.relative_to(FOLDER).as_posix()] = Asset(body, TYPES[path.suffix], etag)
-    return found
+            files[path.relative_to(FOLDER).as_posix()] = Asset(body, TYPES[path.suffix], etag)
+    return files

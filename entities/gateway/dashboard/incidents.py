@@ -13,7 +13,7 @@ EVENTS = 500
 FAULTS = 300
 DECISIONS = 200
 SUGGESTIONS = 1000
-"""Undecided suggestions kept; a decision on a suggestion that was dropped is shown without its details."""
+"""Undecided suggestions that are kept; a decision on one that was dropped is shown without its details."""
 _OVER = frozenset(state.value for state in FAULT_OVER)
 _SILENT = frozenset({"step", "instances", "weights", "sample"})
 

@@ -37,9 +37,7 @@ class DispatcherConfig:
     """Deadlines and memory of the dispatcher."""
 
     deadline_s: float = 10.0  # of one STEP_DISPATCH with its repetitions; then the fault is reported
-    entry_wait_s: float = (
-        3.0  # for an active data instance to appear in our registry view, which lags a little
-    )
+    entry_wait_s: float = 3.0  # for an active data instance to appear in our registry view, which lags
     remembered: int = 256  # steps whose bindings are kept for a repeated STEP_BEGIN
 
     def __post_init__(self) -> None:

@@ -24,16 +24,16 @@ METHODS = ("get", "put", "post", "delete", "patch")
 
 _ABOUT = {
     400: "not a message that this version understands",
-    401: "no token, or nobody's",
+    401: "no token, or an unknown one",
     403: "the bearer may not do that",
-    404: "there is no such thing",
-    409: "it moved on meanwhile, is not possible in this mesh, or its idempotency key is being answered",
+    404: "there is nothing of that name",
+    409: "its state changed meanwhile, this mesh can't do it, or its idempotency key is being answered",
     413: "the body is above the limit",
     416: "the range begins behind the end",
     422: "a parameter or the body is wrong: where, and what to write instead",
     429: "more requests or event streams than this identity may have; see Retry-After",
     500: "the gateway failed; its log says why",
-    503: "somebody who is needed does not answer, or this gateway is too busy or stops; see Retry-After",
+    503: "a service that is needed does not answer, or this gateway is too busy or stops; see Retry-After",
     504: "no answer in time",
 }
 

@@ -66,9 +66,9 @@ WantedJob = Annotated[
     str | None, Query(json_schema_extra=_pattern, description="only of this job"), named("job")
 ]
 WantedInstance = Annotated[
-    str | None, Query(json_schema_extra=_pattern, description="only of this one"), named("instance")
+    str | None, Query(json_schema_extra=_pattern, description="only of this instance"), named("instance")
 ]
-Reason = Annotated[str, Query(max_length=200, description="is told with it")]
+Reason = Annotated[str, Query(max_length=200, description="is recorded with the action")]
 ByteRange = Annotated[str | None, Header(alias="Range", description="bytes=FIRST-LAST: one range")]
 FirstEvent = Annotated[
     int | None, Query(ge=1, le=1 << 62, description="first sequence of the stream; default: all")

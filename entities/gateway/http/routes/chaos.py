@@ -32,7 +32,7 @@ def chaos(door: HttpContext) -> APIRouter:
 
     @router.post("/faults", status_code=202, response_model=Struck, openapi_extra=body_of(StrikeBody))
     async def strike(token: Token, keyed: IdempotencyKey) -> Response:
-        """Kill, freeze or resume an instance; for operators. What comes of it is in `/v1/faults`."""
+        """Kill, freeze or resume an instance; for operators. `/v1/faults` shows what the mesh detects."""
         text = await door.body(keyed)
         body = parse(StrikeBody, text)
 
@@ -57,8 +57,10 @@ def chaos(door: HttpContext) -> APIRouter:
         "/outside", status_code=202, response_model=OutsideFault, openapi_extra=body_of(OutsideFault)
     )
     async def outside(token: Token, keyed: IdempotencyKey) -> Response:
-        """Put on the audit stream that a process was struck from outside, as `dmsc chaos` does it; for
-        operators. Nothing else comes of it."""
+        """Record on the audit stream that a process was killed or frozen from outside; for operators.
+
+        `dmsc chaos` does so for each fault that it injects. Nothing else follows from it.
+        """
         text = await door.body(keyed)
         body = parse(OutsideFault, text)
         struck = f"{body.victim} ({body.fault})"
