@@ -92,7 +92,7 @@ class Uploads:
 
     # --- ownership ------------------------------------------------------------------------------------------
     async def _claim(self, access: AccessDecision, name: str, hold_s: float) -> int | None:
-        """Claims a name without an owner; returns its revision, or None if it has one and the user may write."""
+        """Claims a name without an owner; returns its revision, or None if the user may write it anyway."""
         while True:
             owner = await self.owner(name)
             if owner and owner != access.user and access.role not in (Role.OPERATOR, Role.ADMIN):
