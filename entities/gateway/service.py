@@ -1,8 +1,9 @@
 """MG, microservice gateway: one per cluster (draft §3, §4.3 Types 3, 4 and 5, §4.4).
 
-The unified entry: requests at the NATS door and, where a port is set, over HTTP, each checked by Type 3;
-a step's microbatches to the data instances; cluster-local aggregation for the orchestrator (Type 5 up);
-faults of its data instances. It follows the registry (Type 2) and the routers (Type 4).
+The gateway answers requests over NATS and, where a port is set, over HTTP; each one is checked by Type 3.
+It hands a step's microbatches to the data instances, aggregates its cluster's quality of service for the
+orchestrator (Type 5, upwards), and reports faults of its data instances.
+It follows the registry (Type 2) and the routers (Type 4).
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ class GatewayConfig:
     cluster: str
     sid: str = ""  # default: gateway-<cluster>
     node: str = "mesh"
-    http_port: int | None = None  # None: no HTTP door; 0: any free port
+    http_port: int | None = None  # None: no HTTP API; 0: any free port
     http_host: str = "127.0.0.1"  # 0.0.0.0 opens it to other machines; tokens then need TLS in front
-    tls: tuple[Path, Path] | None = None  # the HTTP door's certificate and key; None: plain HTTP
-    proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For counts
-    advertised_host: str = ""  # the name others reach it by, where http_host names none
-    report_every_s: float = 1.0  # Type 5 while a job runs
-    compute_valid_s: float = 15.0  # a Type 4 older than this counts for nothing: 3 × the routers' 5 s
+    tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP API; None: plain HTTP
+    proxies: tuple[str, ...] = ()  # addresses or networks whose X-Forwarded-For is trusted
+    advertised_host: str = ""  # the host name for others, where http_host names no single machine
+    report_every_s: float = 1.0  # between two Type 5 reports while a job runs
+    compute_valid_s: float = 15.0  # an older Type 4 is ignored: 3 × the routers' 5 s
     guard: AccessClientConfig = field(default_factory=AccessClientConfig)
     dispatch: DispatcherConfig = field(default_factory=DispatcherConfig)
     follow: FollowConfig = field(default_factory=FollowConfig)
@@ -87,9 +88,9 @@ class GatewayConfig:
 
 
 class Gateway:
-    """The gateway's service. `url` is its HTTP door's, once `run` is ready.
+    """The gateway's service. `url` is the address of its HTTP API, once `run` is ready.
 
-    `exposition` makes the metrics of this process, for `/metrics` there; whoever runs it hands that in.
+    `exposition` renders the metrics of this process for `/metrics`; the code that runs the gateway sets it.
     """
 
     def __init__(self, bus: Bus, config: GatewayConfig) -> None:
@@ -101,10 +102,14 @@ class Gateway:
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.backends = Backends(bus, config.sid)
-        guard = AccessClient(self.backends, config.sid, config.guard)
+        access_client = AccessClient(self.backends, config.sid, config.guard)
         registry = self.follower
-        self._kept = IdempotencyStore(bus, lambda: registry.view.records if registry.informed else None)
-        self.desk = JobOperations(bus, self.backends, config.sid, guard, self._last_compute, self._kept)
+        self._idempotency = IdempotencyStore(
+            bus, lambda: registry.view.records if registry.informed else None
+        )
+        self.desk = JobOperations(
+            bus, self.backends, config.sid, access_client, self._last_compute, self._idempotency
+        )
         self._bus = bus
         self._hub: EventHub | None = None
         self._load: HttpLoad | None = None
@@ -121,29 +126,29 @@ class Gateway:
             follower=self.follower,
             every_s=config.report_every_s,
         )
-        self._claims = InstanceSubscriptions(bus, subjects.STEP_CLAIM, self._claimed)
-        self._samples = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._sampled)
+        self._claims = InstanceSubscriptions(bus, subjects.STEP_CLAIM, self._on_claim)
+        self._samples = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._on_sample)
         self._dispatcher = Dispatcher(
             bus, config.sid, self.follower, self._last_compute, self._faults, self._qos, config.dispatch
         )
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Serve until cancelled. Raises `BadInput` with one line where the HTTP port can't be had."""
+        """Serves until cancelled. Raises `BadInput` with one line where the HTTP port can't be bound."""
         config = self.config
         subscriptions: list[Subscription] = []
         async with self.desk.guard.following(self._bus), self._http(), asyncio.TaskGroup() as tasks:
             try:
                 subscriptions += [
-                    await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
+                    await self._bus.serve(subjects.QOS_POLICY, self._on_policy, sid=config.sid),
                     await self._bus.serve(subjects.STEP_BEGIN, self._dispatcher.begin, gateway=config.sid),
                     await self._bus.serve(subjects.DOOR, self.desk.answer, queue_group=QUEUE_GROUP),
-                    await self._bus.subscribe(subjects.COMPUTE, self._computed),
+                    await self._bus.subscribe(subjects.COMPUTE, self._on_compute),
                 ]
                 for work in (
                     self.follower.follow(),
                     self._faults.run(),
-                    self._claims.run(self._ours),
-                    self._samples.run(self._our_data),
+                    self._claims.run(self._cluster_instances),
+                    self._samples.run(self._data_instances),
                     self._reporter.run(),
                     keep_registered(self._bus, self._registration()),
                 ):
@@ -164,7 +169,7 @@ class Gateway:
         if self.config.http_port is None:
             yield
             return
-        # Only here: FastAPI costs memory that a gateway without an outer door need not have.
+        # Imported only here: a gateway without an HTTP API need not spend FastAPI's memory.
         from entities.gateway.dashboard import Dashboard
         from entities.gateway.http.admission.deadlines import with_deadlines
         from entities.gateway.http.admission.early_refusal import refusing_early
@@ -185,20 +190,20 @@ class Gateway:
         )
         hub = self._hub = EventHub(self._bus, self.config.sid, config.events)
         load = self._load = HttpLoad(config)
-        room = self._connections = OpenConnections(config)
+        connections = self._connections = OpenConnections(config)
         view = self.desk.view = JobCache(self._bus)
         probe = ReadinessProbe(self._bus, self.follower)
         dashboard = self.dashboard = Dashboard(
             self._bus, self.desk.guard, self.config.sid, lambda: registry.view.records.values()
         )
-        door = HttpContext(
+        context = HttpContext(
             bus=self._bus,
             desk=self.desk,
             promotions=PolicyVersionOperations(self.backends, self.desk.guard),
             backends=self.backends,
             follower=self.follower,
             hub=hub,
-            kept=self._kept,
+            kept=self._idempotency,
             load=load,
             reads=ResponseCache(),
             probe=probe,
@@ -208,48 +213,48 @@ class Gateway:
         )
 
         async def drain() -> None:
-            """Nothing new, streams told that they end here, and what is open answered: up to `drain_s`."""
+            """Refuses new requests, ends the streams, and waits up to `drain_s` for open requests."""
             load.draining = probe.draining = True
             hub.drain()
             await dashboard.close()
             await load.drained(config.drain_s)
 
         protocol = "http" if self.config.tls is None else "https"
-        served = configured(build_http(door), self.config.tls, self.config.proxies)
-        served.http_protocol_class = refusing_early(
-            with_deadlines(served.http_protocol_class, room), load, door.metrics.refused
+        server_config = configured(build_http(context), self.config.tls, self.config.proxies)
+        server_config.http_protocol_class = refusing_early(
+            with_deadlines(server_config.http_protocol_class, connections), load, context.metrics.refused
         )
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(view.run())
+            cache_task = tasks.create_task(view.run())
             try:
-                async with serving(served, sock, drain, room):
+                async with serving(server_config, sock, drain, connections):
                     self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
                     yield
             finally:
-                watching.cancel()
+                cache_task.cancel()
 
-    # --- Type 2 and Type 4: what we know ------------------------------------------------------------------
+    # --- Type 2 and Type 4: the registry and the routers' load --------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
         for sid in sids:
             record = self.follower.view.records.get(sid)
-            if record is not None and record.state is InstanceState.FAULTED and self._is_our_data(record):
+            if record is not None and record.state is InstanceState.FAULTED and self._is_own_data(record):
                 self._faults.report(death_of(record, self.config.sid))
         self._claims.refresh()
         self._samples.refresh()
 
-    async def _computed(self, message: ComputeNotification, envelope: Envelope) -> None:
+    async def _on_compute(self, message: ComputeNotification, envelope: Envelope) -> None:
         self._compute[message.cluster] = (asyncio.get_running_loop().time(), message.entries)
 
     def _last_compute(self) -> Mapping[str, tuple[ComputeEntry, ...]]:
-        """Each cluster's last Type 4; a router that fell silent says nothing about the present."""
+        """The last Type 4 entries by cluster, without those of a router that has fallen silent."""
         oldest = asyncio.get_running_loop().time() - self.config.compute_valid_s
         return {cluster: entries for cluster, (at, entries) in self._compute.items() if at >= oldest}
 
-    def _is_our_data(self, record: ServiceRecord) -> bool:
+    def _is_own_data(self, record: ServiceRecord) -> bool:
         return record.stage == DATA_STAGE and record.endpoint.cluster == self.config.cluster
 
     # --- Type 5 --------------------------------------------------------------------------------------------
-    async def _policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
+    async def _on_policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
         outcome = self.book.take(message)
         log.info("policy", job=message.job, revision=message.revision, outcome=outcome, reason=message.reason)
         if outcome == "ended":
@@ -257,22 +262,22 @@ class Gateway:
             await self._reporter.end(message.job, "entry closed")
         return Ack(note=outcome)
 
-    def _ours(self) -> tuple[ServiceRecord, ...]:
+    def _cluster_instances(self) -> tuple[ServiceRecord, ...]:
         return self.follower.view.instances(cluster=self.config.cluster)
 
-    def _our_data(self) -> tuple[ServiceRecord, ...]:
-        return tuple(record for record in self._ours() if record.stage == DATA_STAGE)
+    def _data_instances(self) -> tuple[ServiceRecord, ...]:
+        return tuple(record for record in self._cluster_instances() if record.stage == DATA_STAGE)
 
-    async def _claimed(self, message: MicrobatchClaim, envelope: Envelope) -> None:
+    async def _on_claim(self, message: MicrobatchClaim, envelope: Envelope) -> None:
         if message.job in self.book.active and not message.evaluate:
             self._qos.add_microbatch(message.job)
 
-    async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
+    async def _on_sample(self, message: InstanceSample, envelope: Envelope) -> None:
         if message.job in self.book.active:
             self._qos.add_sample(message)
 
     def readings(self) -> Iterable[MetricReading]:
-        """For whoever scrapes this process."""
+        """The gateway's metrics, for the process's exposition."""
         if self._metrics is None or self._hub is None or self._load is None or self._connections is None:
             return self.backends.readings()
         return chain(
@@ -283,7 +288,7 @@ class Gateway:
             self.backends.readings(),
         )
 
-    # --- who we are -----------------------------------------------------------------------------------
+    # --- this gateway's records -----------------------------------------------------------------------
     def _record(self) -> ServiceRecord:
         return ServiceRecord(
             sid=self.config.sid,

@@ -1,7 +1,7 @@
-"""The dashboard's files as HTTP gives them: from the package, with validators, under a strict policy. Pure.
+"""The dashboard's static files, with entity tags and a strict content security policy. Pure.
 
-The policy lets the page load and connect to nothing but its own origin, and run no inline script: what the
-mesh says is text, and stays text. There is no secret in any of the files.
+The policy lets the page load from and connect to its own origin only, and run no inline script: text from the
+mesh can never become code. None of the files contains a secret.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 PATH = "/dashboard/"
-"""Where they are below a gateway's address."""
+"""The files' path below a gateway's address."""
 FOLDER = Path(__file__).parent / "static"
 INDEX = "index.html"
 TYPES = {
@@ -41,7 +41,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Cache-Control": "no-cache",  # ask each time, by validator: a new gateway brings new files
+    "Cache-Control": "no-cache",  # browsers revalidate each time, because a new gateway brings new files
 }
 
 
@@ -54,11 +54,11 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Every file by its path below `static`; nothing else can be asked for."""
-    found = {}
+    """Every file by its path below `static`; no other path can be requested."""
+    files = {}
     for path in sorted(FOLDER.rglob("*")):
         if path.is_file() and path.suffix in TYPES:
             body = path.read_bytes()
             etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-            found[path.relative_to(FOLDER).as_posix()] = Asset(body, TYPES[path.suffix], etag)
-    return found
+            files[path.relative_to(FOLDER).as_posix()] = Asset(body, TYPES[path.suffix], etag)
+    return files

@@ -1,4 +1,4 @@
-"""What happened, for the time line: events of jobs, faults, suggestions and what became of them. Pure."""
+"""The time line: events of jobs, faults, and suggestions with their decisions. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EVENTS = 500
 FAULTS = 300
 DECISIONS = 200
 SUGGESTIONS = 1000
-"""Suggestions that wait to be decided; a decision that comes later is shown without them."""
+"""Undecided suggestions that are kept; a decision on one that was dropped is shown without its details."""
 _OVER = frozenset(state.value for state in FAULT_OVER)
 _SILENT = frozenset({"step", "instances", "weights", "sample"})
 
 
 class Incidents:
-    """The latest of each. Everything may be told twice: from a stream and as it happens."""
+    """The latest incidents of each kind. Each may arrive twice: from a stream, and as it happens."""
 
     def __init__(self) -> None:
         self.events: deque[Row] = deque(maxlen=EVENTS)
@@ -29,7 +29,7 @@ class Incidents:
         self._suggested: OrderedDict[str, PolicySuggestion] = OrderedDict()
 
     def take_event(self, event: JobEvent, event_id: str) -> Row | None:
-        """A line of the time line, or None: what is shown elsewhere, or is known."""
+        """Adds a row to the time line; returns None if the event is shown elsewhere or is known already."""
         if event.kind in _SILENT or not self._is_new(event_id):
             return None
         text = event.text
@@ -49,13 +49,13 @@ class Incidents:
         return row
 
     def take_fault(self, fault: FaultRecord) -> Row | None:
-        """The fault as it now stands; None where a later word of it is known."""
-        known = self.faults.get(fault.id)
+        """Stores the fault's state as a row; returns None if it is not newer than the known one."""
+        existing = self.faults.get(fault.id)
         row = fault_row(fault)
-        if known is not None:
-            # Two words within a millisecond are usual: it is tried again, and that was its end.
-            over = known["state"] in _OVER and known["changed_at"] == row["changed_at"]
-            if known == row or over or known["changed_at"] > row["changed_at"]:
+        if existing is not None:
+            # Two records within a millisecond are usual: a retry, and the fault's end.
+            over = existing["state"] in _OVER and existing["changed_at"] == row["changed_at"]
+            if existing == row or over or existing["changed_at"] > row["changed_at"]:
                 return None
         self.faults[fault.id] = row
         self.faults.move_to_end(fault.id)
@@ -69,10 +69,10 @@ class Incidents:
             self._suggested.popitem(last=False)
 
     def take_decision(self, decision: PolicyDecision, decision_id: str, at: float) -> Row | None:
-        """What became of a suggestion. The same again only counts: a module repeats what it still wants."""
+        """Adds the decision on a suggestion. An equal decision on a repeated suggestion is only counted."""
         if not self._is_new(decision_id):
             return None
-        asked = self._suggested.pop(decision.suggestion, None)
+        suggestion = self._suggested.pop(decision.suggestion, None)
         row: Row = {
             "id": decision_id,
             "at": round(at, 2),
@@ -82,23 +82,23 @@ class Incidents:
             "adopted": decision.adopted,
             "reason": decision.reason,
             "revision": decision.policy_revision,
-            "wish": "" if asked is None else describe(asked.action),
-            "scope": "" if asked is None else asked.scope or scope_of(asked.action),
-            "confidence": None if asked is None else round(asked.confidence, 2),
-            "why": "" if asked is None else asked.reason,
+            "wish": "" if suggestion is None else describe(suggestion.action),
+            "scope": "" if suggestion is None else suggestion.scope or scope_of(suggestion.action),
+            "confidence": None if suggestion is None else round(suggestion.confidence, 2),
+            "why": "" if suggestion is None else suggestion.reason,
             "times": 1,
         }
-        for known in reversed(self.decisions):
-            if known["module"] == row["module"] and known["job"] == row["job"]:
-                if all(known[name] == row[name] for name in ("version", "adopted", "reason", "wish")):
-                    known |= {"at": row["at"], "times": known["times"] + 1, "why": row["why"]}
-                    return known
+        for existing in reversed(self.decisions):
+            if existing["module"] == row["module"] and existing["job"] == row["job"]:
+                if all(existing[name] == row[name] for name in ("version", "adopted", "reason", "wish")):
+                    existing |= {"at": row["at"], "times": existing["times"] + 1, "why": row["why"]}
+                    return existing
                 break
         self.decisions.append(row)
         return row
 
     def take_switch(self, switch: PolicySwitch, switch_id: str, at: float) -> Row | None:
-        """Another version of a module is active."""
+        """Adds a row for a change of a module's active version; None if it is known already."""
         if not self._is_new(switch_id):
             return None
         verb = "rolled back to" if switch.rollback else "switched to"
@@ -114,10 +114,10 @@ class Incidents:
         self.events.append(row)
         return row
 
-    def _is_new(self, one: str) -> bool:
-        if one in self._known:
+    def _is_new(self, incident_id: str) -> bool:
+        if incident_id in self._known:
             return False
-        self._known[one] = None
+        self._known[incident_id] = None
         while len(self._known) > 4 * (EVENTS + DECISIONS):
             self._known.popitem(last=False)
         return True

@@ -1,4 +1,4 @@
-"""Searches the services' log lines on their stream, secrets out, within stated bounds."""
+"""Search in the services' log lines on their stream, without secrets and within stated limits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from schemas.redaction import redact
 from schemas.telemetry import LogLine
 
 SCANNED = 20_000
-"""Lines that one search looks at; where there are more, `next` says where to go on."""
+"""Lines that one search reads at most; `next` is where a further search continues."""
 AT_ONCE = 2
-"""Searches at a time; others wait their turn."""
+"""Searches that run at a time; others wait."""
 _QUIET = ("component", "pid", "service", "job", "step")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """What is wanted. `since`: seconds since the epoch; `start`: a sequence, instead of it."""
+    """The conditions of a search. `since`: seconds since the epoch; `start`: a sequence, used first."""
 
     text: str = ""
     level: str = "info"
@@ -39,27 +39,27 @@ class Search:
         loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(self.level)
         if not loud or (self.job is not None and line.job != self.job):
             return False
-        wanted = self.text.casefold()
-        return not wanted or wanted in f"{row['sid']} {row['event']} {row['fields']}".casefold()
+        text = self.text.casefold()
+        return not text or text in f"{row['sid']} {row['event']} {row['fields']}".casefold()
 
 
 class LogSearch:
-    """Looks; may be asked by many at once."""
+    """Runs log searches, `AT_ONCE` at a time."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._turns = asyncio.Semaphore(AT_ONCE)
 
-    async def search(self, wanted: Search) -> dict[str, Any]:
-        """The latest `limit` lines that fit, oldest first; `next` is the sequence behind the last one seen.
+    async def search(self, query: Search) -> dict[str, Any]:
+        """The latest `limit` lines that match, oldest first; `next` is the sequence behind the last one read.
 
         Raises:
             Unavailable: the bus is away.
         """
-        tokens: dict[str, Any] = {} if wanted.sid is None else {"sid": wanted.sid}
-        place: dict[str, Any] = {"start": wanted.start} if wanted.start else {"since": wanted.since}
-        found: deque[Row] = deque(maxlen=wanted.limit)
-        seen, last, fits = 0, (wanted.start or 1) - 1, 0
+        tokens: dict[str, Any] = {} if query.sid is None else {"sid": query.sid}
+        place: dict[str, Any] = {"start": query.start} if query.start else {"since": query.since}
+        rows: deque[Row] = deque(maxlen=query.limit)
+        seen, last, matches = 0, (query.start or 1) - 1, 0
         async with self._turns:
             began = time.monotonic()
             history = self._bus.history(subjects.LOG, **place, **tokens)
@@ -68,17 +68,17 @@ class LogSearch:
                     seen, last = seen + 1, item.sequence
                     if isinstance(item.message, LogLine):
                         row = log_row(item.message, item.envelope.sender.name, item.envelope.sent_at, last)
-                        if wanted.meets(item.message, row):
-                            fits += 1
-                            found.append(row)
+                        if query.meets(item.message, row):
+                            matches += 1
+                            rows.append(row)
                     if seen % 200 == 0:
                         await asyncio.sleep(0)
                     if seen >= SCANNED:
                         break
         return {
-            "lines": list(found),
+            "lines": list(rows),
             "scanned": seen,
-            "found": fits,
+            "found": matches,
             "complete": seen < SCANNED,
             "next": last + 1,
             "took_ms": round(1e3 * (time.monotonic() - began), 1),
@@ -86,7 +86,7 @@ class LogSearch:
 
 
 def log_row(line: LogLine, sid: str, at: float, sequence: int) -> Row:
-    """One line as it is shown: without what its user's fields keep secret."""
+    """One log line as a row, with secret fields redacted."""
     fields = redact(LogLine, {"fields": line.fields})["fields"]
     return {
         "sequence": sequence,

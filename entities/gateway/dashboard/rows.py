@@ -1,6 +1,6 @@
-"""One line of the view model each: what the mesh says of an instance, a node, a job, as a browser gets it.
+"""Rows of the view model: an instance, node, job, fault or module in the JSON form that a browser gets. Pure.
 
-Pure. Figures are rounded to what can be seen, so that a value that merely trembles makes no new line.
+Figures are rounded to what can be seen, so that a value that merely jitters makes no new row.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from schemas.telemetry import InstanceSample, NodeSample
 Row = dict[str, Any]
 
 FRESH_S = 15.0
-"""An older sample says nothing about now."""
+"""A sample older than this is not shown any more."""
 RATE_S = 3.0
-"""Time constant over which the bytes of a link are made a rate."""
+"""Time constant of the exponential smoothing of a link's bytes to a rate."""
 
 
 @dataclass
 class LinkRate:
-    """Bytes a second of one link, smoothed; and the figures that its sender told last."""
+    """The smoothed bytes per second of one link, and the figures that its sender reported last."""
 
     per_s: float = 0.0
     transfer_ms: float | None = None
@@ -39,14 +39,14 @@ class LinkRate:
 
 @dataclass
 class LastReport:
-    """What an instance said last, and how busy its links are."""
+    """An instance's last sample, with the time that it came, and the rates of its links."""
 
     at: float
     sample: InstanceSample
     links: dict[str, LinkRate] = field(default_factory=dict)
 
     def take(self, sample: InstanceSample, at: float) -> None:
-        """One more sample; of another incarnation, and the links begin anew."""
+        """Takes in one more sample; a sample of another incarnation drops the links' rates."""
         if sample.incarnation != self.sample.incarnation:
             self.links.clear()
         faded = exp(-max(0.0, at - self.at) / RATE_S)
@@ -62,24 +62,34 @@ class LastReport:
 
 
 def significant(value: float | None, digits: int = 3) -> float | None:
-    """Rounded to so many significant digits; None where it is no finite number."""
+    """`value` rounded to `digits` significant digits; None if it is no finite number."""
     return None if value is None or not isfinite(value) else float(f"{value:.{digits}g}")
 
 
 def rounded(value: float | None, digits: int = 2) -> float | None:
-    """Rounded to so many decimals; None where it is no finite number: JSON has no other word for it."""
+    """`value` rounded to `digits` decimals; None if it is no finite number, which JSON can't express."""
     return None if value is None or not isfinite(value) else round(value, digits)
 
 
 def instance_row(
     record: ServiceRecord,
-    heard: LastReport | None,
+    report: LastReport | None,
     entries: Mapping[str, RouteEntry],
     share: float | None,
     now: float,
 ) -> Row:
-    """`entries`: its line in the route tables, by the senders' cluster."""
-    told = heard is not None and now - heard.at <= FRESH_S and heard.sample.incarnation == record.incarnation
+    """The row of an instance.
+
+    Args:
+        record: its registry record.
+        report: its last sample, if any; one that is old or of another incarnation is not shown.
+        entries: its entries in the route tables, by the senders' cluster.
+        share: its share of its stage's microbatches in the last steps, 0 to 1.
+        now: seconds since the epoch.
+    """
+    is_fresh = (
+        report is not None and now - report.at <= FRESH_S and report.sample.incarnation == record.incarnation
+    )
     row: Row = {
         "sid": record.sid,
         "job": record.job,
@@ -94,8 +104,8 @@ def instance_row(
         "window": max((entry.window for entry in entries.values()), default=None),
         "reason": record.reason,
     }
-    if told and heard is not None:
-        sample = heard.sample
+    if is_fresh and report is not None:
+        sample = report.sample
         row |= {
             "busy": rounded(sample.busy),
             "queue": sample.queue,
@@ -110,7 +120,7 @@ def instance_row(
                     rounded(link.loss, 3),
                     link.trend,
                 ]
-                for peer, link in sorted(heard.links.items())
+                for peer, link in sorted(report.links.items())
                 if link.per_s >= 1
             ],
         }
@@ -120,7 +130,7 @@ def instance_row(
 
 
 def _agreed(values: Mapping[str, Any]) -> Any:
-    """One value where the routers agree; else each with its cluster, as text."""
+    """The routers' value if they agree; else each value with its cluster, as text."""
     different = list(dict.fromkeys(values.values()))
     if len(different) <= 1:
         return different[0] if different else None
@@ -134,8 +144,8 @@ def node_row(
     cordons: Iterable[Cordon],
     instances: int,
 ) -> Row:
-    """`place`: cluster and node. Slots are None of a node that sends samples and has not registered."""
-    standing = [cordon for cordon in cordons if not cordon.lifted]
+    """The row of a node. `place`: cluster and node. Slots are None for a node that has not registered."""
+    active = [cordon for cordon in cordons if not cordon.lifted]
     return {
         "cluster": place[0],
         "node": place[1],
@@ -158,7 +168,7 @@ def node_row(
         ],
         "cordons": [
             {"slot": cordon.slot, "reason": cordon.reason, "by": cordon.by, "progress": cordon.progress}
-            for cordon in standing
+            for cordon in active
         ],
     }
 
@@ -229,7 +239,7 @@ def module_row(status: ModuleStatus) -> Row:
 
 
 def describe(action: Action) -> str:
-    """What a module would have the mesh do, in words."""
+    """The action that a module suggests, in words."""
     match action:
         case SetWeights(stage=stage, weights=weights):
             shown = ", ".join(f"{sid} {weight:.2f}" for sid, weight in sorted(weights.items())[:8])

@@ -1,4 +1,4 @@
-"""What the dashboard's routes share: the feed of all viewers, log search, taps, who may look."""
+"""What the dashboard's routes share: the aggregator, log search, taps, and the check of access."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 
 KEEPALIVE_S = 15.0
+"""A comment is sent to a browser after this long without a frame."""
 LOOKED_S = 1.0
-"""How often a stream looks whether the feed was closed."""
+"""How often a stream checks whether the aggregator was closed."""
 
 
 class Dashboard:
-    """What the routes share. `close` before the door closes: open streams then end by themselves."""
+    """The parts behind the dashboard's routes.
+
+    `close` ends the open streams; call it before the HTTP API stops.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,7 @@ class Dashboard:
         await self.feed.close()
 
     async def may_look(self, token: str) -> AccessDecision:
-        """Raises `Refused` where the bearer may not see all that the view has."""
+        """The bearer's access. Raises `Refused` unless the bearer may see all that the view contains."""
         for action, resource in (("job.list", "jobs"), ("fault.read", "faults")):
             await self.guard.check(token, action, resource)
         return await self.guard.check(token, "mesh.read", "mesh")
@@ -52,7 +56,7 @@ class Dashboard:
         return {"user": access.user, "role": access.role, "gateway": self.gateway}
 
     async def live(self, access: AccessDecision) -> AsyncGenerator[bytes, None]:
-        """The whole picture, then what changes, until the client goes."""
+        """Frames for one browser: the whole view, then deltas, until it disconnects."""
         async with self.feed.viewer() as viewer:
             yield sse("you", self.you(access))
             quiet_since = time.monotonic()

@@ -1,8 +1,8 @@
-"""The tap in a browser: what its role may see, decoded, secrets out, at a pace that a person bears.
+"""The tap in a browser: decoded messages that the user's role may see, without secrets, at a readable rate.
 
-On a guarded bus it listens over a connection of its user's own, made with the token that the browser shows.
-So the server itself holds it to the user's role, and it hears what the gateway has no right to, as answers.
-Inboxes are for operators and admins; others are told that they get none.
+On a guarded bus it subscribes over a connection of the user's own, made with the browser's token. So the NATS
+server itself enforces the user's role, and the tap can receive what the gateway has no right to, such as
+answers. Only operators and admins get answers (inboxes); the `ready` event says so to others.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
 
 TAPS = 16
-"""Taps of one gateway at a time: each listens by itself."""
+"""Taps of one gateway at a time; each has subscriptions of its own."""
 LOOKED = 400
 """Messages that are decoded between two batches, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TapConfig:
-    """Overflow rule: of more than `per_batch` within `every_s`, the oldest are dropped and counted."""
+    """Limits of a tap. Overflow: of more than `per_batch` messages in `every_s`, the oldest are dropped.
+
+    Dropped messages are counted.
+    """
 
     every_s: float = 0.25
     per_batch: int = 60
     pending: int = 2000
-    body_chars: int = 20_000  # of one message's JSON; a longer one is told without its body
+    body_chars: int = 20_000  # of one message's JSON; a longer message is sent without its body
     keepalive_s: float = 15.0
 
 
 class TapSessions:
-    """Counts who taps."""
+    """Opens taps for browsers, at most `TAPS` at a time."""
 
     def __init__(self, bus: Bus, config: TapConfig | None = None) -> None:
         self.config = config or TapConfig()
@@ -58,21 +61,21 @@ class TapSessions:
         scope: TapScope,
         token: str,
     ) -> AsyncGenerator[bytes, None]:
-        """Batches of messages as server-sent events until the client goes.
+        """Batches of messages as server-sent events, until the client disconnects.
 
-        The first event tells that it listens; before it:
+        The first event, `ready`, states that the subscriptions are in place. Errors are raised before it.
 
         Raises:
-            BadInput: a pattern or a filter that fits nothing.
+            BadInput: a pattern or a filter that can match nothing.
             Refused: the bus does not accept the token.
-            Unavailable: too many tap here, or the bus is away.
+            Unavailable: too many taps are open here, or the bus is away.
         """
         if self._open >= TAPS:
             raise Unavailable(f"{TAPS} tap through this gateway already; close one, or use another gateway")
         answers = scope.everything or not self._bus.link.guarded
         self._open += 1
         try:
-            async with self._ears(token) as bus:
+            async with self._connection(token) as bus:
                 tap = Tap(
                     bus,
                     shown(scope, patterns),
@@ -96,8 +99,8 @@ class TapSessions:
         finally:
             self._open -= 1
 
-    def _ears(self, token: str) -> contextlib.AbstractAsyncContextManager[Bus]:
-        """The connection that listens."""
+    def _connection(self, token: str) -> contextlib.AbstractAsyncContextManager[Bus]:
+        """The connection for the tap's subscriptions."""
         if not self._bus.link.guarded:
             return contextlib.nullcontext(self._bus)
         return self._bus.beside(name="tap", kind=EntityKind.TAP, token=token)
@@ -105,16 +108,16 @@ class TapSessions:
     async def _events(self, tap: Tap) -> AsyncGenerator[bytes, None]:
         config = self.config
         waiting: deque[TappedMessage] = deque(maxlen=config.per_batch)
-        looked = 0
+        decoded = 0
         turn = asyncio.Event()
 
         async def read() -> None:
-            nonlocal looked
+            nonlocal decoded
             async with contextlib.aclosing(tap.__aiter__()) as items:
                 async for tapped in items:
                     waiting.append(tapped)
-                    looked += 1
-                    if looked % LOOKED == 0:  # the tap drops what is too much, before it costs anything
+                    decoded += 1
+                    if decoded % LOOKED == 0:  # wait: the tap then drops the excess before it costs anything
                         turn.clear()
                         await turn.wait()
 
@@ -127,11 +130,11 @@ class TapSessions:
                 waiting.clear()
                 turn.set()
                 shown += len(batch)
-                skipped = looked - shown
+                skipped = decoded - shown
                 if batch:
                     quiet = 0.0
-                    told = {"messages": batch, "seen": tap.seen, "dropped": tap.dropped + skipped}
-                    yield sse("messages", told)
+                    data = {"messages": batch, "seen": tap.seen, "dropped": tap.dropped + skipped}
+                    yield sse("messages", data)
                 elif (quiet := quiet + config.every_s) >= config.keepalive_s:
                     quiet = 0.0
                     yield b": listening\n\n"

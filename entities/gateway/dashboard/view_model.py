@@ -1,7 +1,7 @@
-"""The mesh as the dashboard shows it: messages and times in, a whole picture or what changed of it out. Pure.
+"""The view model of the dashboard: it takes messages and times, and gives the whole view or a delta. Pure.
 
-Work is proportional to what was heard, not to the size of the mesh: an instance's line is made anew when it,
-its tables or its job's shares changed, and told when it came out different.
+The work is proportional to the messages received, not to the size of the mesh: an instance's row is made anew
+when its record, its route tables or its job's shares changed, and is sent when it came out different.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from schemas.telemetry import InstanceSample, NodeSample
 STEPS = 10
 """Committed steps over which shares are measured."""
 MOVES = 160
-"""Different hops that one delta tells; what moved beyond that is only counted."""
+"""Different hops in one delta; microbatches on further hops are only counted."""
 LARGE = 250
-"""From so many instances on, one's figures are told every fourth delta, in turns; its state at once."""
+"""From so many instances on, an instance's figures come in every fourth delta only; its state, at once."""
 TURNS = 4
+"""Deltas over which the instances' figures are spread then."""
 NOTICES = 8192
 """Notices remembered, because each is repeated until it is answered."""
 
@@ -49,7 +50,7 @@ TableKey = tuple[str, str, int]
 
 @dataclass
 class _Changes:
-    """What the next delta tells."""
+    """What the next delta contains."""
 
     instances: set[str] = field(default_factory=set)
     figures: set[str] = field(default_factory=set)
@@ -62,13 +63,13 @@ class _Changes:
 
 
 class MeshViewModel:
-    """Everything heard so far."""
+    """The state of the mesh by all messages so far. Times are seconds since the epoch."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.incidents = Incidents()
         self._records: dict[str, ServiceRecord] = {}
-        self._heard: dict[str, LastReport] = {}
+        self._reports: dict[str, LastReport] = {}
         self._tables: dict[TableKey, RouteTable] = {}
         self._entries: dict[str, dict[str, RouteEntry]] = defaultdict(dict)
         self._nodes: dict[tuple[str, str], tuple[float, NodeSample]] = {}
@@ -85,40 +86,40 @@ class MeshViewModel:
         self._trouble: dict[str, str] = {}
         self._changes = _Changes()
         self._seen_notices: dict[tuple[Any, ...], None] = {}
-        self._told: dict[str, dict[str, Row]] = {
+        self._sent_rows: dict[str, dict[str, Row]] = {
             name: {} for name in ("instances", "nodes", "entities", "jobs", "modules")
         }
-        self._told_trouble: dict[str, str] = {}
+        self._sent_trouble: dict[str, str] = {}
 
-    # --- what is heard ------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------
     def take_records(self, records: Mapping[str, ServiceRecord]) -> None:
-        """The registry as it stands now."""
+        """Takes in the registry's present records."""
         for sid, record in records.items():
             if self._records.get(sid) is not record:
                 self._changes.instances.add(sid)
         for sid in self._records.keys() - records.keys():
             self._changes.instances.add(sid)
-            self._heard.pop(sid, None)
+            self._reports.pop(sid, None)
             self._shares.pop(sid, None)
         self._records = dict(records)
 
     def take_sample(self, sample: InstanceSample, at: float) -> None:
-        heard = self._heard.get(sample.sid)
-        if heard is None:
-            heard = self._heard[sample.sid] = LastReport(at, sample)
-        heard.take(sample, at)
+        report = self._reports.get(sample.sid)
+        if report is None:
+            report = self._reports[sample.sid] = LastReport(at, sample)
+        report.take(sample, at)
         self._changes.figures.add(sample.sid)
 
     def take_node(self, sample: NodeSample, at: float) -> None:
         self._nodes[sample.cluster, sample.node] = (at, sample)
 
     def take_table(self, key: TableKey, table: RouteTable | None) -> None:
-        """The table of (job, senders' cluster, stage), or its end."""
+        """Takes in the route table of (job, senders' cluster, stage); None: the table was removed."""
         before = self._tables.pop(key, None)
         for entry in before.entries if before is not None else ():
-            held = self._entries[entry.sid]
-            held.pop(key[1], None)
-            if not held:
+            entries = self._entries[entry.sid]
+            entries.pop(key[1], None)
+            if not entries:
                 del self._entries[entry.sid]
             self._changes.instances.add(entry.sid)
         if table is not None:
@@ -165,7 +166,7 @@ class MeshViewModel:
             self._changes.events.append(row)
 
     def take_notice(self, notice: MicrobatchNotice) -> None:
-        """A microbatch that moves from its sender to its receiver; repeats count once."""
+        """Counts a microbatch that moves from its sender to its receiver; a repeated notice counts once."""
         if notice.direction not in ("forward", "backward"):
             return
         key = (
@@ -189,7 +190,7 @@ class MeshViewModel:
             self._changes.uncounted += 1
 
     def overlooked(self, count: int) -> None:
-        """Notices that nobody looked at, because there were too many."""
+        """Adds notices that were not decoded because there were too many."""
         self._changes.uncounted += count
 
     def take_mesh(self, mesh: MeshStatus) -> None:
@@ -203,18 +204,20 @@ class MeshViewModel:
             self._steps.pop(gone, None)
 
     def take_modules(self, modules: ModuleList) -> None:
-        self._modules = {f"{one.module} {one.version}": module_row(one) for one in modules.modules}
+        self._modules = {
+            f"{status.module} {status.version}": module_row(status) for status in modules.modules
+        }
 
     def trouble(self, what: str, text: str) -> None:
-        """Whom the gateway asked in vain, and what that means; an empty text: it answers again."""
+        """Notes that `what` does not answer, and what that means; an empty text: it answers again."""
         if text:
             self._trouble[what] = text
         else:
             self._trouble.pop(what, None)
 
-    # --- what is shown ------------------------------------------------------------------------------------
+    # --- views --------------------------------------------------------------------------------------------
     def whole(self, now: float) -> dict[str, Any]:
-        """All of it, for somebody who begins to look."""
+        """The whole view, for a viewer that begins."""
         self._settle_shares()
         return {
             "sequence": self.sequence,
@@ -236,7 +239,7 @@ class MeshViewModel:
         }
 
     def delta(self, now: float) -> dict[str, Any] | None:
-        """What is different since the last delta; None: nothing. Lines replace those of the same name."""
+        """What changed since the last delta, or None. Rows replace the earlier ones of the same name."""
         self._settle_shares()
         self._age(now)
         changes, self._changes = self._changes, _Changes()
@@ -251,26 +254,26 @@ class MeshViewModel:
             record = self._records.get(sid)
             if record is not None and record.kind is EntityKind.INSTANCE and record.job is not None:
                 instances[sid] = self._instance(record, now)
-        found: dict[str, Any] = {}
-        known = self._told["instances"]
-        fresh = [row for sid, row in instances.items() if known.get(sid) != row]
-        gone = [sid for sid in changes.instances if sid in known and sid not in instances]
-        known.update(instances)
+        delta: dict[str, Any] = {}
+        sent = self._sent_rows["instances"]
+        fresh = [row for sid, row in instances.items() if sent.get(sid) != row]
+        gone = [sid for sid in changes.instances if sid in sent and sid not in instances]
+        sent.update(instances)
         for sid in gone:
-            del known[sid]
-        self._put(found, "instances", fresh, gone)
+            del sent[sid]
+        self._put(delta, "instances", fresh, gone)
         for name, rows in (
             ("nodes", self._node_rows(now)),
             ("entities", self._entity_rows()),
             ("jobs", self._jobs),
             ("modules", self._modules),
         ):
-            before, self._told[name] = self._told[name], dict(rows)
+            before, self._sent_rows[name] = self._sent_rows[name], dict(rows)
             fresh = [row for key, row in rows.items() if before.get(key) != row]
-            self._put(found, name, fresh, [key for key in before if key not in rows])
+            self._put(delta, name, fresh, [key for key in before if key not in rows])
         if changes.moves or changes.uncounted:
-            found["moves"] = [[*move, count] for move, count in changes.moves.items()]
-            found["more_moves"] = changes.uncounted
+            delta["moves"] = [[*move, count] for move, count in changes.moves.items()]
+            delta["more_moves"] = changes.uncounted
         for name, value in (
             ("steps", changes.steps),
             ("events", changes.events),
@@ -278,31 +281,31 @@ class MeshViewModel:
             ("decisions", list(changes.decisions.values())),
         ):
             if value:
-                found[name] = value
-        if self._trouble != self._told_trouble:
-            self._told_trouble = dict(self._trouble)
-            found["trouble"] = self._told_trouble
-        if not found:
+                delta[name] = value
+        if self._trouble != self._sent_trouble:
+            self._sent_trouble = dict(self._trouble)
+            delta["trouble"] = self._sent_trouble
+        if not delta:
             return None
         self.sequence += 1
-        return {"sequence": self.sequence, "at": round(now, 2), **found}
+        return {"sequence": self.sequence, "at": round(now, 2), **delta}
 
     @staticmethod
-    def _put(found: dict[str, Any], name: str, fresh: list[Row], gone: Collection[str]) -> None:
+    def _put(delta: dict[str, Any], name: str, fresh: list[Row], gone: Collection[str]) -> None:
         if fresh:
-            found[name] = fresh
+            delta[name] = fresh
         if gone:
-            found.setdefault("gone", {})[name] = list(gone)
+            delta.setdefault("gone", {})[name] = list(gone)
 
     # --- inside -------------------------------------------------------------------------------------------
     def _instance(self, record: ServiceRecord, now: float) -> Row:
         sid = record.sid
         return instance_row(
-            record, self._heard.get(sid), self._entries.get(sid, {}), self._shares.get(sid), now
+            record, self._reports.get(sid), self._entries.get(sid, {}), self._shares.get(sid), now
         )
 
     def _settle_shares(self) -> None:
-        """Of each stage's microbatches in the last steps, what each of its instances did."""
+        """Computes each instance's share of its stage's microbatches in the last steps."""
         for job in self._stale:
             counts: Counter[str] = Counter()
             for step in self._steps.get(job, ()):
@@ -317,18 +320,20 @@ class MeshViewModel:
         self._stale.clear()
 
     def _age(self, now: float) -> None:
-        """Those that fell silent get a line without figures; what nobody asks for is forgotten."""
+        """Gives silent instances a row without figures, and drops old samples of instances and nodes."""
         if now - self._aged_at < FRESH_S / 3:
             return
         self._aged_at = now
-        known = self._told["instances"]
-        silent = [sid for sid, heard in self._heard.items() if now - heard.at > FRESH_S]
+        sent = self._sent_rows["instances"]
+        silent = [sid for sid, report in self._reports.items() if now - report.at > FRESH_S]
         for sid in silent:
-            if "busy" in known.get(sid, ()):
+            if "busy" in sent.get(sid, ()):
                 self._changes.instances.add(sid)
             if sid not in self._records:
-                del self._heard[sid]
-        self._nodes = {place: held for place, held in self._nodes.items() if now - held[0] <= FRESH_S}
+                del self._reports[sid]
+        self._nodes = {
+            place: (at, sample) for place, (at, sample) in self._nodes.items() if now - at <= FRESH_S
+        }
 
     def _entity_rows(self) -> dict[str, Row]:
         return {
@@ -360,11 +365,11 @@ class MeshViewModel:
 
 
 POINTS = 1200
-"""Points of one job at most; as many as a wide screen has pixels."""
+"""The most points of one job's curve: about as many as a wide screen has pixels."""
 
 
 class JobCurve:
-    """Points `[step, at, loss, tokens_per_s, step_s, gradient_norm]`, oldest first."""
+    """A job's curve of points `[step, at, loss, tokens_per_s, step_s, gradient_norm]`, oldest first."""
 
     def __init__(self) -> None:
         self.points: list[list[Any]] = []
@@ -372,8 +377,10 @@ class JobCurve:
         self._every = 1
 
     def take(self, result: StepResult, at: float) -> list[Any] | None:
-        """A committed step; None where it was known, as from stream and bus both. One that is committed again
-        after a roll-back takes the place of the later ones."""
+        """Adds a committed step and returns its point; None if it is known (from stream and bus both).
+
+        A step that is committed again after a roll-back replaces the old point and all later ones.
+        """
         point = [
             result.step,
             round(at, 2),
@@ -390,11 +397,11 @@ class JobCurve:
             self.points.append(point)
         if len(self.points) > POINTS:
             self._every *= 2
-            self.points = [kept for kept in self.points if kept[0] % self._every == 0]
+            self.points = [point for point in self.points if point[0] % self._every == 0]
         return point
 
     def validated(self, step: int, at: float, loss: float) -> None:
-        if not any(known[0] == step for known in self.validations):
+        if not any(point[0] == step for point in self.validations):
             self.validations = [*self.validations[1 - POINTS :], [step, round(at, 2), significant(loss, 5)]]
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Frames for many viewers: each made once, queued by reference, bounded per viewer. Pure asyncio, no bus.
+"""Bounded queues of frames, one per viewer; a frame is made once and queued by reference. No bus.
 
-Overflow rule: a viewer that lags `QUEUED` frames behind loses all of them and gets the whole picture instead,
-as soon as it reads again. Nobody ever waits for a viewer.
+Overflow: a viewer that lags `QUEUED` frames behind loses all of them, and gets the whole view instead as soon
+as it reads again. Nothing ever waits for a viewer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ class Viewer:
     def __init__(self, whole: Callable[[], bytes]) -> None:
         self._whole = whole
         self._frames: deque[bytes] = deque()
-        self._behind = True  # begins with the whole picture
+        self._behind = True  # the first frame is the whole view
         self._news = asyncio.Event()
         self._news.set()
         self.overflows = 0
 
     def offer(self, frame: bytes) -> None:
+        """Queues a frame; drops all frames if the queue is full."""
         if self._behind:
-            return  # it gets everything anyway
+            return  # the whole view, which comes next, contains it
         if len(self._frames) >= QUEUED:
             self._frames.clear()
             self._behind = True

@@ -1,8 +1,7 @@
-"""STEP_BEGIN at the entry gateway (draft §4.4(2)): choose a data instance per microbatch and tell it.
+"""STEP_BEGIN at the entry gateway (draft §4.4(2)): dispatches each microbatch to a data instance.
 
-A microbatch is bound once per (job, epoch, step, attempt): a repeated STEP_BEGIN tells the same
-instance again. Only the orchestrator raises an attempt; then what is still under way for the older
-one is given up.
+A microbatch is bound once per (job, epoch, step, attempt): a repeated STEP_BEGIN goes to the same instance
+again. Only the orchestrator raises an attempt; the dispatcher then cancels the calls of the older one.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ DATA_STAGE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class DispatcherConfig:
-    """How steps are begun."""
+    """Deadlines and memory of the dispatcher."""
 
-    deadline_s: float = 10.0  # one STEP_DISPATCH, repeated within; then the fault is reported
-    entry_wait_s: float = 3.0  # for an active data instance to appear in our view, which lags a little
-    remembered: int = 256  # steps whose bindings are kept for repetitions
+    deadline_s: float = 10.0  # of one STEP_DISPATCH with its repetitions; then the fault is reported
+    entry_wait_s: float = 3.0  # for an active data instance to appear in our registry view, which lags
+    remembered: int = 256  # steps whose bindings are kept for a repeated STEP_BEGIN
 
     def __post_init__(self) -> None:
         if not 0 < self.entry_wait_s < self.deadline_s:
@@ -59,13 +58,13 @@ class StepKey(NamedTuple):
 @dataclass(slots=True)
 class _Step:
     bound: dict[int, str] = field(default_factory=dict)  # microbatch → SID
-    told: set[int] = field(default_factory=set)
+    acknowledged: set[int] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Dispatcher:
-    """Serves `STEP_BEGIN` of one gateway. `compute` gives each cluster's last Type 4 entries."""
+    """Serves `STEP_BEGIN` of one gateway. `compute` returns the last Type 4 entries by cluster."""
 
     def __init__(
         self,
@@ -89,11 +88,11 @@ class Dispatcher:
         bus.pulse.attend()
 
     async def begin(self, message: StepBegin, envelope: Envelope) -> Ack:
-        """Returns once every microbatch's data instance has acknowledged.
+        """Binds and dispatches the microbatches; returns once every data instance has acknowledged.
 
         Raises:
             Fenced: a newer attempt or epoch of the job was begun.
-            Unavailable: no active data instance, or one did not answer (reported as a fault).
+            Unavailable: there is no active data instance, or one did not answer (reported as a fault).
         """
         key = StepKey(message.job, message.epoch, message.step, message.attempt, message.evaluate)
         step = self._open(key)
@@ -103,29 +102,32 @@ class Dispatcher:
                 choice = await self._choose(message.job, missing)
                 for sid, numbers in choice.shares.items():
                     step.bound.update(dict.fromkeys(numbers, sid))
-            to_tell: dict[str, list[int]] = {}
-            for number in sorted(set(message.microbatches) - step.told):
-                to_tell.setdefault(step.bound[number], []).append(number)
+            pending: dict[str, list[int]] = {}
+            for number in sorted(set(message.microbatches) - step.acknowledged):
+                pending.setdefault(step.bound[number], []).append(number)
             results = await asyncio.gather(
-                *(self._tell(key, step, sid, tuple(numbers), envelope) for sid, numbers in to_tell.items()),
+                *(
+                    self._dispatch(key, step, sid, tuple(numbers), envelope)
+                    for sid, numbers in pending.items()
+                ),
                 return_exceptions=True,
             )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return Ack(note=", ".join(f"{sid}: {len(numbers)}" for sid, numbers in to_tell.items()))
+        return Ack(note=", ".join(f"{sid}: {len(numbers)}" for sid, numbers in pending.items()))
 
     def forget(self, job: str) -> None:
-        """The job ended: give up what is under way for it."""
+        """Cancels the calls of a job that has ended, and drops its bindings."""
         for key in [key for key in self._steps if key.job == job]:
             self._steps.pop(key).superseded.set()
         self._reasons.pop(job, None)
 
     def _open(self, key: StepKey) -> _Step:
-        known = self._steps.get(key)
-        if known is not None and not known.superseded.is_set():
-            return known
-        if known is not None:
+        existing = self._steps.get(key)
+        if existing is not None and not existing.superseded.is_set():
+            return existing
+        if existing is not None:
             raise _superseded(key)
         for other, step in list(self._steps.items()):
             if other.job != key.job or other.evaluate != key.evaluate:
@@ -161,7 +163,7 @@ class Dispatcher:
             )
         return choice
 
-    async def _tell(
+    async def _dispatch(
         self, key: StepKey, step: _Step, sid: str, microbatches: tuple[int, ...], envelope: Envelope
     ) -> None:
         message = MicrobatchDispatch(
@@ -185,27 +187,27 @@ class Dispatcher:
                 sid=sid,
             )
         )
-        given_up = asyncio.create_task(step.superseded.wait())
+        superseded = asyncio.create_task(step.superseded.wait())
         try:
-            await asyncio.wait({call, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({call, superseded}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
                 raise _superseded(key)
             call.result()
-            step.told.update(microbatches)
+            step.acknowledged.update(microbatches)
         except Unavailable as error:
             self._report(key, sid, before, error)
             raise
         finally:
             failed = not call.done() or call.cancelled() or call.exception() is not None
             self._qos.add_call(key.job, 1e3 * (time.monotonic() - begun), failed=failed)
-            for task in (call, given_up):
+            for task in (call, superseded):
                 task.cancel()
-            await asyncio.gather(call, given_up, return_exceptions=True)
+            await asyncio.gather(call, superseded, return_exceptions=True)
 
     def _report(self, key: StepKey, sid: str, record: ServiceRecord | None, error: Unavailable) -> None:
         now = self._follower.view.records.get(sid)
         if record is None or now is None or now.incarnation != record.incarnation:
-            return  # it was replaced meanwhile: nothing that the orchestrator does not know
+            return  # it was replaced meanwhile: the orchestrator knows already
         if now.state is not InstanceState.ACTIVE:
             return
         self._faults.report(
@@ -225,7 +227,7 @@ def _superseded(key: StepKey) -> Fenced:
 
 
 def supersedes(newer: StepKey, older: StepKey) -> bool:
-    """Of the same job and kind: a higher epoch, or a higher attempt of the same step."""
+    """Whether `newer`, of the same job and kind, has a higher epoch, or a higher attempt of the same step."""
     if newer.epoch != older.epoch:
         return newer.epoch > older.epoch
     return newer.step == older.step and newer.attempt > older.attempt

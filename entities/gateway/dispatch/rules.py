@@ -1,7 +1,7 @@
-"""Which data instance makes which microbatch (draft §4.3 Type 4, §4.4(2), §5.4). Pure.
+"""Which data instance produces which microbatch (draft §4.3 Type 4, §4.4(2), §5.4). Pure.
 
-"MGs and SRs collaboratively determine the most efficient path": the routers tell the load of their
-clusters' instances, the gateway shares a step's microbatches out over the entries by it.
+"MGs and SRs collaboratively determine the most efficient path": the routers report the load of their
+clusters' instances, and the gateway divides a step's microbatches among the data instances by that load.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas.signals import ComputeEntry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntryChoice:
-    """Microbatches per data instance (SID → numbers, ascending), and why."""
+    """Microbatches per data instance (SID → numbers, ascending), and the reason."""
 
     shares: dict[str, tuple[int, ...]]
     reason: str
@@ -28,11 +28,17 @@ def choose_entries(
     job: str,
     microbatches: Sequence[int],
 ) -> EntryChoice:
-    """Share `microbatches` out over the active data instances of `job`.
+    """Divides `microbatches` among the active data instances of `job`.
 
-    A cluster's share is what its stage-0 instances can do until all that there is to do is done (`fill`),
-    beside what waits there already; its data instances divide it. Largest remainder makes it whole; ties go
-    by SID. `compute` has each cluster's last Type 4.
+    A cluster's share is what its stage-0 instances can compute, beside what waits there already, if all
+    clusters finish together (`fill`). The cluster's data instances divide that share equally. The largest
+    remainder rounds to whole microbatches; ties go by SID.
+
+    Args:
+        candidates: registry records; those of other jobs and those that are not active are left out.
+        compute: the last Type 4 entries by cluster.
+        job: the job's id.
+        microbatches: the microbatches' numbers.
     """
     active = sorted(
         (record for record in candidates if record.job == job and record.state is InstanceState.ACTIVE),
@@ -41,10 +47,12 @@ def choose_entries(
     if not active:
         return EntryChoice(shares={}, reason="no active data instance")
     clusters = sorted({record.endpoint.cluster for record in active})
-    told = {cluster: compute.get(cluster, ()) for cluster in clusters}
-    capacity = _capacities(told, job, len(microbatches))
-    beside = {cluster: sum(record.endpoint.cluster == cluster for record in active) for cluster in clusters}
-    weights = [capacity[record.endpoint.cluster] / beside[record.endpoint.cluster] for record in active]
+    entries = {cluster: compute.get(cluster, ()) for cluster in clusters}
+    capacity = _capacities(entries, job, len(microbatches))
+    instances = {
+        cluster: sum(record.endpoint.cluster == cluster for record in active) for cluster in clusters
+    }
+    weights = [capacity[record.endpoint.cluster] / instances[record.endpoint.cluster] for record in active]
     if not any(weights):
         weights = [1.0] * len(active)
         reason = "evenly: no load of stage 0 is known where they are"
@@ -59,7 +67,7 @@ def choose_entries(
 
 
 def largest_remainder(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` whole things in proportion to `weights` (≥ 0, not all 0); ties go to the first."""
+    """Divides `total` into integers in proportion to `weights` (≥ 0, not all 0); ties go to the first."""
     whole = sum(weights)
     quotas = [total * weight / whole for weight in weights]
     counts = [int(quota) for quota in quotas]
@@ -70,16 +78,20 @@ def largest_remainder(total: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def interleave(counts: Sequence[int]) -> tuple[int, ...]:
-    """Indices in an order that spreads each evenly, so that all entries work from the start."""
+    """Each index i, `counts[i]` times, spread evenly, so that all data instances work from the start."""
     places = [((turn + 0.5) / count, index) for index, count in enumerate(counts) for turn in range(count)]
     return tuple(index for _, index in sorted(places))
 
 
 def fill(queues: Sequence[tuple[int, float]], total: int) -> tuple[float, ...]:
-    """`total` more microbatches over (queue, milliseconds per microbatch), so that all are done together.
+    """Divides `total` more microbatches among instances so that all finish together.
 
-    Instance i takes n_i = max(0, T / ms_i - queue_i), with T such that Σ n_i = total: who has much to do
-    already, or takes long, gets less or nothing. O(n log n).
+    Instance i takes n_i = max(0, T / ms_i - queue_i), with T such that Σ n_i = total: an instance with a long
+    queue, or a slow one, gets less or nothing. O(n log n).
+
+    Args:
+        queues: (queue, milliseconds per microbatch) of each instance.
+        total: microbatches to divide.
     """
     order = sorted(range(len(queues)), key=lambda index: queues[index][0] * queues[index][1])
     rate = waiting = level = 0.0
@@ -94,23 +106,23 @@ def fill(queues: Sequence[tuple[int, float]], total: int) -> tuple[float, ...]:
 
 
 def _capacities(compute: Mapping[str, Iterable[ComputeEntry]], job: str, total: int) -> dict[str, float]:
-    """Microbatches of `total` that each cluster's stage 0 should take, transfers included.
+    """How many of `total` microbatches each cluster's stage 0 should take; transfer times count.
 
-    An instance that was not measured yet counts as the median of those that were (1 ms without any).
+    An instance without a measurement counts as the median of the measured ones (1 ms if there are none).
     """
-    takers = [
+    candidates = [
         (cluster, entry)
-        for cluster, told in compute.items()
-        for entry in told
+        for cluster, entries in compute.items()
+        for entry in entries
         if entry.job == job and entry.stage == 0 and entry.state is InstanceState.ACTIVE and entry.weight > 0
     ]
-    measured = [entry.service_ms for _, entry in takers if entry.service_ms > 0]
+    measured = [entry.service_ms for _, entry in candidates if entry.service_ms > 0]
     usual_ms = median(measured) if measured else 1.0
     queues = [
         (entry.queue, ((entry.service_ms or usual_ms) + entry.latency_ms) / entry.weight)
-        for _, entry in takers
+        for _, entry in candidates
     ]
-    found = dict.fromkeys(compute, 0.0)
-    for (cluster, _), share in zip(takers, fill(queues, total) if queues else (), strict=True):
-        found[cluster] += share
-    return found
+    capacities = dict.fromkeys(compute, 0.0)
+    for (cluster, _), share in zip(candidates, fill(queues, total) if queues else (), strict=True):
+        capacities[cluster] += share
+    return capacities

@@ -1,4 +1,7 @@
-"""The OpenAPI document beyond what FastAPI knows: bodies that we read ourselves, what goes wrong. Pure."""
+"""What FastAPI's OpenAPI document lacks: schemas of bodies that routes read themselves, and errors. Pure.
+
+`page` renders the document as an HTML page without scripts.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,22 @@ METHODS = ("get", "put", "post", "delete", "patch")
 
 _ABOUT = {
     400: "not a message that this version understands",
-    401: "no token, or nobody's",
+    401: "no token, or an unknown one",
     403: "the bearer may not do that",
-    404: "there is no such thing",
-    409: "it moved on meanwhile, is not possible in this mesh, or its idempotency key is being answered",
+    404: "there is nothing of that name",
+    409: "its state changed meanwhile, this mesh can't do it, or its idempotency key is being answered",
     413: "the body is above the limit",
     416: "the range begins behind the end",
     422: "a parameter or the body is wrong: where, and what to write instead",
     429: "more requests or event streams than this identity may have; see Retry-After",
     500: "the gateway failed; its log says why",
-    503: "somebody who is needed does not answer, or this gateway is too busy or stops; see Retry-After",
+    503: "a service that is needed does not answer, or this gateway is too busy or stops; see Retry-After",
     504: "no answer in time",
 }
 
 
 def complete(document: dict[str, Any], bodies: Iterable[type[Part]]) -> dict[str, Any]:
-    """FastAPI's document with the bodies' schemas and each operation's problems; changes it in place."""
+    """Adds the bodies' schemas and each operation's problems to FastAPI's document, in place."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     kinds: list[type[Part]] = [Problem, *sorted(bodies, key=lambda kind: kind.__name__)]
@@ -51,42 +54,42 @@ def complete(document: dict[str, Any], bodies: Iterable[type[Part]]) -> dict[str
             if method in operations:
                 operation = operations[method]
                 for status in _statuses(path, method, operation):
-                    given = operation["responses"].get(str(status))
-                    if given is None or str(status) == "422":
+                    existing = operation["responses"].get(str(status))
+                    if existing is None or str(status) == "422":
                         reference = {"$ref": f"#/components/responses/Problem{status}"}
                         operation["responses"][str(status)] = reference
     return document
 
 
 def _response(status: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    response: dict[str, Any] = {
         "description": f"{HTTPStatus(status).phrase}: {_ABOUT[status]}",
         "content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(model=Problem.__name__)}}},
     }
     if status in (429, 503):
         seconds = {"description": "seconds", "schema": {"type": "integer", "minimum": 1}}
-        found["headers"] = {"Retry-After": seconds}
-    return found
+        response["headers"] = {"Retry-After": seconds}
+    return response
 
 
 def _statuses(path: str, method: str, operation: dict[str, Any]) -> list[int]:
-    """What can go wrong there."""
-    if "security" not in operation:  # probes are not limited, and refuse nobody
+    """The error statuses that an operation can answer with."""
+    if "security" not in operation:  # probes have no limits and refuse nobody
         return []
-    found = [401, 403, 422, 429, 500, 503, 504]
+    statuses = [401, 403, 422, 429, 500, 503, 504]
     if "{" in path or method == "post" or "observations" in path or path == "/metrics":
-        found.append(404)
+        statuses.append(404)
     if method in ("post", "put", "delete"):
-        found.append(409)
+        statuses.append(409)
     if "requestBody" in operation:
-        found += [400, 413]
+        statuses += [400, 413]
     parameters = operation.get("parameters", ())
     names = {str(parameter.get("name")) for parameter in parameters}
     if "Range" in names:
-        found += [409, 416]
-    if names & {"job", "user"}:  # whom there may not be
-        found.append(404)
-    return sorted(set(found))
+        statuses += [409, 416]
+    if names & {"job", "user"}:  # the named job or user may not exist
+        statuses.append(404)
+    return sorted(set(statuses))
 
 
 PATH = "/docs"
@@ -104,7 +107,7 @@ HEADERS = {
 
 
 def page(document: dict[str, Any]) -> str:
-    """HTML of the document, operations by tag, then what bodies and answers hold."""
+    """The document as HTML: operations by tag, then the models of bodies and answers."""
     title = escape(document["info"]["title"])
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>",
@@ -116,14 +119,14 @@ def page(document: dict[str, Any]) -> str:
             if method in operations:
                 tag = (operations[method].get("tags") or ["others"])[0]
                 by_tag.setdefault(tag, []).append(_operation(method, path, operations[method]))
-    for tag, found in by_tag.items():
-        parts += [f"<h2>{escape(tag)}</h2>", *found]
+    for tag, sections in by_tag.items():
+        parts += [f"<h2>{escape(tag)}</h2>", *sections]
     parts.append("<h2>What they hold</h2>")
     for name, schema in sorted(document.get("components", {}).get("schemas", {}).items()):
         parts.append(f'<h3 id="{escape(name)}"><code>{escape(name)}</code></h3>{_text(schema)}')
-        needed = set(schema.get("required", ()))
+        required = set(schema.get("required", ()))
         rows = (
-            f"<li><code>{escape(key)}</code>{'' if key in needed else ' (optional)'}: {_kind(value)}"
+            f"<li><code>{escape(key)}</code>{'' if key in required else ' (optional)'}: {_kind(value)}"
             f" {escape(_line(value))}</li>"
             for key, value in schema.get("properties", {}).items()
         )
@@ -133,9 +136,9 @@ def page(document: dict[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     parameters = "".join(
-        f"<li><code>{escape(one['name'])}</code> ({escape(one['in'])}): {_kind(one.get('schema', {}))}"
-        f" {escape(_line(one))}</li>"
-        for one in operation.get("parameters", ())
+        f"<li><code>{escape(parameter['name'])}</code> ({escape(parameter['in'])}): "
+        f"{_kind(parameter.get('schema', {}))} {escape(_line(parameter))}</li>"
+        for parameter in operation.get("parameters", ())
     )
     body = " ".join(
         _kind(content.get("schema", {}))
@@ -157,13 +160,13 @@ def _answers(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The type in a few words, with a link where it is one of those below."""
+    """A schema's type in a few words, with a link if it is a model described on the page."""
     if "$ref" in schema:
         name = escape(str(schema["$ref"]).rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
-    for several in ("anyOf", "oneOf", "allOf"):
-        if several in schema:
-            return " or ".join(_kind(each) for each in schema[several])
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if keyword in schema:
+            return " or ".join(_kind(option) for option in schema[keyword])
     if "enum" in schema:
         return escape(" | ".join(map(str, schema["enum"])))
     if schema.get("type") == "array":

@@ -1,6 +1,6 @@
-"""The outer door's HTTP (draft §3 MG, "unified entry point"): FastAPI over the desk, artifacts and events.
+"""The HTTP application (draft §3 MG, "unified entry point"): FastAPI over operations, artifacts and events.
 
-Put together here; what each resource does is in `routes`, what all have in common in `requests`.
+This module puts it together; each resource is in `routes`, and what they share is in `requests`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ RESOURCES = (
     dashboard,
     probes,
 )
-"""Each makes a router over the door."""
+"""Functions that each make a resource's router from the `HttpContext`."""
 
 
 def build_http(door: HttpContext) -> RequestAdmission:
-    """The application behind its admission."""
+    """The application, wrapped in its admission layer."""
     return RequestAdmission(
         build_app(door),
         guard=door.guard,
@@ -64,7 +64,7 @@ def build_http(door: HttpContext) -> RequestAdmission:
 
 
 def build_app(door: HttpContext) -> FastAPI:
-    """The application; all state is in what it is given."""
+    """The application. All its state is in the `HttpContext`."""
     app = FastAPI(
         title="DMSC gateway",
         version="1",
@@ -94,7 +94,7 @@ def build_app(door: HttpContext) -> FastAPI:
     async def docs() -> HTMLResponse:
         return HTMLResponse(page(document()), headers=PAGE_HEADERS)
 
-    app.openapi = document  # type: ignore[method-assign]  # as FastAPI's manual has it
+    app.openapi = document  # type: ignore[method-assign]  # as FastAPI's manual recommends
     return app
 
 

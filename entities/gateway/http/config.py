@@ -1,4 +1,4 @@
-"""The HTTP door's bounds. Apart from the door, so that whoever only configures it loads no framework."""
+"""Limits of the HTTP API, in a module of their own: code that only configures them loads no framework."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ UNKNOWN_RATE = RequestRate(per_s=20.0, burst=60)
 
 @dataclass(frozen=True, kw_only=True)
 class HttpConfig(ConnectionBounds):
-    """Bounds of the HTTP door."""
+    """Limits of the HTTP API."""
 
-    max_job_bytes: int = 1 << 20  # a job specification; the bus takes no larger message either
-    max_dataset_bytes: int = 4 << 30  # one dataset, streamed into the bus's object store
+    max_job_bytes: int = 1 << 20  # of a JSON body; the bus takes no larger message either
+    max_dataset_bytes: int = 4 << 30  # of one data set, streamed into the bus's object store
     rate: RequestRate = USUAL_RATE  # of one identity: a user, else an address
-    unknown_rate: RequestRate = UNKNOWN_RATE  # of an address, without a token that was let in before
-    open_requests: int = 256  # being answered, streams and files left out; beyond it 503
-    queued_requests: int = 256  # that came and wait for their turn; beyond it 503
-    burst_s: float = 0.5  # how long the first of them may have waited; beyond it 503
-    standing_s: float = 0.05  # … once somebody has been waiting for burst_s without a break
-    upload_hold_s: float = 30.0  # how long room is kept for a data set whose gateway is not heard of any more
-    stalled_each: int = 64  # bodies of one identity that we wait for; beyond it 429
-    drain_s: float = 5.0  # at the end, for requests that are being answered
+    unknown_rate: RequestRate = UNKNOWN_RATE  # of an address, without a token that was accepted before
+    open_requests: int = 256  # requests being answered, without streams and files; beyond it 503
+    queued_requests: int = 256  # requests that wait for their turn; beyond it 503
+    burst_s: float = 0.5  # how long the first request in the queue may have waited; beyond it 503
+    standing_s: float = 0.05  # the same, once the queue has not been empty for burst_s
+    upload_hold_s: float = 30.0  # how long a data set's reservation outlives a gateway that fell silent
+    stalled_each: int = 64  # bodies of one identity that wait for the client's bytes; beyond it 429
+    drain_s: float = 5.0  # at shutdown, for requests that are being answered
     events: EventsConfig = field(default_factory=EventsConfig)
 
     def __post_init__(self) -> None:

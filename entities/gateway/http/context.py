@@ -1,4 +1,4 @@
-"""What the routes of a gateway's HTTP door work with."""
+"""The context that every route of the HTTP API gets: bus, operations, caches, limits and metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from schemas.registry import ServiceRecord
 
 @dataclass(frozen=True, kw_only=True)
 class HttpContext:
-    """All state of the door is in here; the routes keep none."""
+    """All state of the HTTP API. The routes keep none."""
 
     bus: Bus
     desk: JobOperations
@@ -55,32 +55,32 @@ class HttpContext:
 
     @property
     def view(self) -> JobCache:
-        """The jobs, as this gateway follows them."""
-        assert self.desk.view is not None  # there is an HTTP door
+        """This gateway's copy of the job records."""
+        assert self.desk.view is not None  # set wherever there is an HTTP API
         return self.desk.view
 
     @property
     def records(self) -> Mapping[str, ServiceRecord]:
-        """The registry's, as this gateway follows them."""
+        """The registry's records by SID, in this gateway's copy."""
         return self.follower.view.records
 
     def files(self, url: str) -> ReadableArtifacts:
-        """Of the bus, or as a node reads them: no gateway opens what a job names.
+        """The files below a URL, read from the bus or through a node agent.
 
-        Raises `BadInput`: jobs may not name that.
+        A gateway itself opens no path that a job names. Raises `BadInput` if jobs may not name the URL.
         """
         return files_of(url, self.bus, lambda: agents_of(self.records))
 
     async def body(self, keyed: Keyed) -> bytes:
-        """A JSON body, up to the door's limit."""
+        """The request's JSON body. Raises `TooLarge` above `max_job_bytes`."""
         return await read_body(keyed.request, self.config.max_job_bytes)
 
     def stream(
         self, request: Request, token: str, action: str, resource: str, pieces: AsyncGenerator[bytes, None]
     ) -> EventStream:
-        """An event stream for a bearer who was let in: whoever it was until now, it counts for the user. It
-        ends once the bearer may no more do `action` on `resource`.
+        """An event stream for a bearer whose access was checked; it counts towards that user's limit.
 
+        The stream ends once the bearer is no longer permitted to do `action` on `resource`.
         Raises `RateLimited` or `Overloaded`.
         """
         facts: RequestFacts = request.scope["dmsc"]
@@ -98,12 +98,10 @@ class HttpContext:
         *,
         always: bool = False,
     ) -> Response:
-        """What `act` answers; with an `Idempotency-Key`, what it answered the first time.
+        """Runs `act` and returns its answer; with an `Idempotency-Key`, its first answer.
 
-        `always`: see `IdempotencyStore.once`.
-
-        `action` on `resource` is what `act` itself asks the AAM for: nobody gets a kept answer who may
-        not, or not any more, do what it answers.
+        `action` on `resource` is what `act` itself has checked by the AAM. It is checked here too, so that a
+        stored answer goes only to a bearer who may do the action now. `always`: see `IdempotencyStore.once`.
         """
         if keyed.key is None:
             return sent(await act())
@@ -114,7 +112,7 @@ class HttpContext:
             return sent(await self.kept.once(access.user, keyed.key, digest, act, always=always))
 
     async def cause(self, keyed: Keyed, token: str, action: str, resource: str) -> str | None:
-        """By which a command with this key is recognised, whichever gateway sends it; None: no key."""
+        """An id of a command, derived from its key and equal at every gateway; None without a key."""
         if keyed.key is None:
             return None
         user = (await self.guard.check(token, action, resource)).user

@@ -1,4 +1,4 @@
-"""Every error of the HTTP door as `application/problem+json`: one line that names place and remedy."""
+"""Error handlers: every error becomes `application/problem+json`, one line that names place and remedy."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from schemas.errors import BadInput, DmscError, NotFound
 log = get_logger("door")
 
 RETRY_AFTER_S = 1.0
-"""Where an error says nothing of its own: an orchestrator fails over in about a second."""
+"""`Retry-After` where an error names no time of its own: an orchestrator fails over in about a second."""
 _CODES = {404: NotFound.code, 405: "method_not_allowed"}
 
 
 def explain_errors(app: FastAPI) -> None:
-    """Adds the handlers: of our errors, of what does not validate, of unknown paths, of our own mistakes."""
+    """Adds handlers for `DmscError`, invalid parameters, unknown paths, and unexpected errors."""
 
     @app.exception_handler(DmscError)
-    async def ours(request: Request, error: DmscError) -> JSONResponse:
+    async def dmsc_error(request: Request, error: DmscError) -> JSONResponse:
         if isinstance(error, TooLarge):
             await discard(request)
         more: dict[str, Any] = {"retryable": error.retryable}
         if "problems" in error.fields:
             more["problems"] = str(error.fields["problems"]).split("\n")
-        found = _answer(status_of(error), error.text, error.code, **more)
+        response = _answer(status_of(error), error.text, error.code, **more)
         if "retry_after_s" in error.fields:
-            found.headers["Retry-After"] = str(max(1, math.ceil(float(error.fields["retry_after_s"]))))
-        return found
+            response.headers["Retry-After"] = str(max(1, math.ceil(float(error.fields["retry_after_s"]))))
+        return response
 
     @app.exception_handler(RequestValidationError)
-    async def theirs(request: Request, error: RequestValidationError) -> JSONResponse:
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, f"{place}: {first['msg']}", BadInput.code)
 
     @app.exception_handler(HTTPException)
-    async def starlettes(request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
         code = _CODES.get(error.status_code, BadInput.code)
-        found = _answer(status, f"{request.method} {request.url.path}: {status.phrase}", code)
-        found.headers.update(error.headers or {})  # which methods there are
-        return found
+        response = _answer(status, f"{request.method} {request.url.path}: {status.phrase}", code)
+        response.headers.update(error.headers or {})  # such as Allow, with the methods that exist
+        return response
 
     @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    async def unexpected_error(request: Request, error: Exception) -> JSONResponse:
         log.error("request failed", path=request.url.path, exc_info=error)
         return _answer(
             HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed; its log says why", DmscError.code
@@ -65,5 +65,5 @@ def _answer(status: HTTPStatus, detail: str, code: str, **more: Any) -> JSONResp
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
         headers["Retry-After"] = f"{RETRY_AFTER_S:g}"
     if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        headers["Connection"] = "close"  # or the rest of the body would be read, however long it is
+        headers["Connection"] = "close"  # otherwise the rest of the body would be read, at any length
     return JSONResponse(problem(status, detail, code, **more), int(status), headers, MEDIA_TYPE)

@@ -22,37 +22,42 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 
 
 class File(StreamingResponse):
-    """For the documentation: what such a route answers."""
+    """The response class of routes that answer with a file; it documents their media type."""
 
     media_type = BYTES
 
 
 async def file_answer(artifacts: ReadableArtifacts, name: str, byte_range: str | None) -> Response:
-    """Raises `NotFound`, or `NotSatisfiable` for a range behind the end."""
+    """An answer with the file, or with the range that `byte_range` asks for.
+
+    Raises:
+        NotFound: there is no such file.
+        NotSatisfiable: the range begins behind the end.
+    """
     size = await artifacts.size(name)
     headers = {"Accept-Ranges": "bytes"}
-    wanted = parse_range(byte_range, size)
-    start, length = wanted or (0, size)
+    part = parse_range(byte_range, size)
+    start, length = part or (0, size)
     headers["Content-Length"] = str(length)
-    if wanted is not None:
+    if part is not None:
         headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{size}"
-    status = HTTPStatus.OK if wanted is None else HTTPStatus.PARTIAL_CONTENT
+    status = HTTPStatus.OK if part is None else HTTPStatus.PARTIAL_CONTENT
     return File(artifacts.open_range(name, start, length), int(status), headers)
 
 
-_ONE = re.compile(r"^bytes=(\d*)-(\d*)$")
+_RANGE = re.compile(r"^bytes=(\d*)-(\d*)$")
 
 
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:
-    """(start, length) of the one range asked for; None means the whole file.
+    """(start, length) in bytes of the requested range; None means the whole file.
 
-    Several ranges or other units may be ignored, says the RFC, and are. A range that begins behind the
-    end raises `NotSatisfiable`.
+    Several ranges, and units other than bytes, are ignored, as the RFC permits. A range that begins behind
+    the end raises `NotSatisfiable`.
     """
-    found = _ONE.match(header.replace(" ", "")) if header else None
-    if found is None or found.group(0) == "bytes=-":
+    match = _RANGE.match(header.replace(" ", "")) if header else None
+    if match is None or match.group(0) == "bytes=-":
         return None
-    first, last = found.groups()
+    first, last = match.groups()
     if not first:
         length = min(int(last), size)
         start = size - length

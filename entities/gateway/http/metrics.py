@@ -1,4 +1,4 @@
-"""What the HTTP door counts; and where else in the mesh there is something to scrape."""
+"""Metrics of the HTTP API, and the mesh's processes as scrape targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.registry import InstanceState, ServiceRecord
 
 @dataclass(slots=True)
 class HttpMetrics:
-    """What the door counts, and what it needs to tell. `render`: None where nobody gave one."""
+    """Counters of the HTTP API, and what `/metrics` needs. `render` returns None where nothing is exposed."""
 
     gateway: str
     render: Callable[[], Render | None]
@@ -22,7 +22,7 @@ class HttpMetrics:
     answered: Counter[int] = field(default_factory=Counter)
 
     def refused(self) -> None:
-        """One more, before it was read."""
+        """Counts a request that was refused before it was parsed."""
         self.answered[503] += 1
 
     def readings(self) -> Iterator[MetricReading]:
@@ -31,7 +31,7 @@ class HttpMetrics:
 
 
 def scrape_targets(records: Collection[ServiceRecord]) -> list[ScrapeTarget]:
-    """One target for each process, however many services are in it (HTTP service discovery's format)."""
+    """One target per process, however many services run in it (Prometheus' HTTP service discovery format)."""
     over = (InstanceState.FAULTED, InstanceState.GONE)
     by_url: dict[str, list[ServiceRecord]] = defaultdict(list)
     for record in records:
@@ -41,9 +41,9 @@ def scrape_targets(records: Collection[ServiceRecord]) -> list[ScrapeTarget]:
         ScrapeTarget(
             targets=(urlsplit(url).netloc,),
             labels={
-                "node": there[0].endpoint.node,
-                "services": ",".join(sorted(record.sid for record in there)),
+                "node": services[0].endpoint.node,
+                "services": ",".join(sorted(record.sid for record in services)),
             },
         )
-        for url, there in sorted(by_url.items())
+        for url, services in sorted(by_url.items())
     ]

@@ -1,7 +1,7 @@
-"""Lists in pages (keyset pagination): a page ends with a cursor, behind which the next one begins. Pure.
+"""Keyset pagination of lists: each page ends with a cursor, and the next page begins behind it. Pure.
 
-A cursor names the key of the last item and no position: what is added or removed meanwhile neither repeats
-an item nor passes one over.
+A cursor holds the key of the page's last item, not a position: additions and removals in between neither
+repeat nor skip an item.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ USUAL = 100
 def cut(
     items: Iterable[T], key: Callable[[T], Key], limit: int, cursor: str | None, *, descending: bool = False
 ) -> tuple[tuple[T, ...], str | None]:
-    """The next `limit` items in the order of `key` behind `cursor`, and the cursor of what follows.
+    """The next `limit` items behind `cursor`, in the order of `key`, and the cursor of the next page or None.
 
-    Keys are unique, and of one shape. Raises `BadInput` for a cursor that this list did not give.
+    Keys must be unique and of one shape. Raises `BadInput` for a cursor that this list did not give.
     """
     after = None if cursor is None else decode_cursor(cursor)
     ordered = sorted(items, key=key, reverse=descending)
     if after is not None:
         try:
-            ordered = [one for one in ordered if (key(one) < after if descending else key(one) > after)]
+            ordered = [item for item in ordered if (key(item) < after if descending else key(item) > after)]
         except TypeError:
             raise _unknown() from None
     page = tuple(ordered[:limit])
@@ -40,18 +40,18 @@ def cut(
 
 
 def encode_cursor(key: Key) -> str:
-    """Opaque to clients, safe in a URL."""
+    """The cursor for a key: opaque to clients, and safe in a URL."""
     return base64.urlsafe_b64encode(json.dumps(key).encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str) -> Key:
-    """What `encode_cursor` was given. Raises `BadInput`."""
+    """The key that `encode_cursor` encoded. Raises `BadInput`."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        found = json.loads(base64.b64decode(padded.encode("ascii"), b"-_", validate=True))
+        decoded = json.loads(base64.b64decode(padded.encode("ascii"), b"-_", validate=True))
     except (ValueError, binascii.Error, RecursionError):
         raise _unknown() from None
-    parts = found if isinstance(found, list) else []
+    parts = decoded if isinstance(decoded, list) else []
     if not parts or not all(isinstance(part, str | int | float) for part in parts):
         raise _unknown()
     return tuple(parts)

@@ -1,4 +1,4 @@
-"""Errors as HTTP tells them: a status and an `application/problem+json` body (RFC 9457). Pure."""
+"""Errors in HTTP form: a status and an `application/problem+json` body (RFC 9457). Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class TooLarge(BadInput):
-    """A body above the door's limit."""
+    """A body above the API's limit."""
 
     code = "too_large"
 
@@ -34,7 +34,7 @@ class NotSatisfiable(BadInput):
     code = "range_not_satisfiable"
 
 
-_STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first that fits
+_STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first matching class counts
     (TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (NotSatisfiable, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE),
     (RateLimited, HTTPStatus.TOO_MANY_REQUESTS),
@@ -50,7 +50,7 @@ _STATUS: tuple[tuple[type[DmscError], HTTPStatus], ...] = (  # the first that fi
 
 
 def status_of(error: DmscError) -> HTTPStatus:
-    """401 where we do not know who asks, 403 where we do and they may not."""
+    """The HTTP status of an error. A refusal is 401 if the user is unknown, 403 if a known user may not."""
     if isinstance(error, Refused):
         return HTTPStatus.FORBIDDEN if error.fields.get("user") else HTTPStatus.UNAUTHORIZED
     for kind, status in _STATUS:
@@ -60,7 +60,7 @@ def status_of(error: DmscError) -> HTTPStatus:
 
 
 def problem(status: HTTPStatus, detail: str, code: str, **more: Any) -> dict[str, Any]:
-    """The body. `detail` is one line, safe to show."""
+    """The problem's JSON body. `detail` is one line, safe to show to users."""
     return {
         "type": f"urn:dmsc:error:{code}",
         "title": status.phrase,

@@ -1,4 +1,4 @@
-"""How many requests an identity may make: a token bucket each (Turner 1986). Pure."""
+"""Rate limits of requests: one token bucket per identity (Turner 1986). Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class RequestRate:
 
 @dataclass(frozen=True, slots=True)
 class RateGrant:
-    """One request's lot. `reset_s`: until the bucket is full; `retry_s`: until one more is allowed."""
+    """The decision on one request.
+
+    `reset_s`: seconds until the bucket is full again; `retry_s`: seconds until one more request is allowed.
+    """
 
     allowed: bool
     limit: int
@@ -30,21 +33,22 @@ class RateGrant:
     retry_s: float = 0.0
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """`RateLimit-*`, and `Retry-After` for one refused, in whole seconds as HTTP has them."""
-        found = [
+        """The `RateLimit-*` headers, and `Retry-After` for a refusal, in whole seconds as HTTP requires."""
+        fields = [
             (b"ratelimit-limit", b"%d" % self.limit),
             (b"ratelimit-remaining", b"%d" % self.remaining),
             (b"ratelimit-reset", b"%d" % math.ceil(self.reset_s)),
         ]
         if not self.allowed:
-            found.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_s))))
-        return found
+            fields.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_s))))
+        return fields
 
 
 class Buckets:
-    """One bucket per identity; at most `kept` of them, of which the ones unused for longest go.
+    """One bucket per identity, at most `kept` of them; the least recently used ones are dropped.
 
-    A forgotten one is full again: with many identities the limit gets laxer, never stricter.
+    A dropped bucket is full again when it comes back: with many identities the limit gets laxer, never
+    stricter.
     """
 
     def __init__(self, rate: RequestRate, kept: int = 10_000) -> None:
@@ -53,7 +57,7 @@ class Buckets:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, identity: str, now: float) -> RateGrant:
-        """One request of `identity` at `now` (monotonic seconds)."""
+        """Takes one request of `identity` from its bucket at `now` (monotonic seconds)."""
         rate = self._rate
         level, at = self._levels.pop(identity, (float(rate.burst), now))
         level = min(float(rate.burst), level + max(0.0, now - at) * rate.per_s)

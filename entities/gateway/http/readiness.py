@@ -1,4 +1,4 @@
-"""Whether requests can be answered here: is there a bus, a registry, an orchestrator that leads?"""
+"""The readiness probe: is the bus connected, is a registry known, and does an orchestrator lead?"""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from schemas.pages import Readiness
 from schemas.registry import InstanceState
 
 TIMEOUT_S = 1.0
-"""For the orchestrator's answer: a probe that hangs is one that fails."""
+"""For the orchestrator's answer; a slower one counts as not ready."""
 VALID_S = 1.0
-"""How long a finding counts: however often somebody asks, without a token, the bus is asked once a second."""
+"""How long a result is reused: the probe needs no token, so frequent probes must not load the bus."""
 NO_WRITES = (
     "The bus's store takes no writes: is its disk full, or was it deleted? Jobs wait, and nothing is lost; "
     "make room there. A server of `dmsc up` goes on by itself then, any other one has to be started again"
 )
 NO_JOB = "readiness-probe"
-"""A job that does not exist: only a leader answers, and the answer is small."""
+"""The id of a job that does not exist: only a leader answers a query for it, and the answer is small."""
 
 
 class ReadinessProbe:
-    """Finds out, and tells everyone who asks meanwhile the same."""
+    """Probes the mesh at most once in `VALID_S`, and gives concurrent callers the same result."""
 
     def __init__(self, bus: Bus, follower: RegistryFollower) -> None:
         self.draining = False
         self._bus = bus
         self._follower = follower
-        self._found: dict[str, str] = {}
+        self._result: dict[str, str] = {}
         self._valid_until = 0.0
         self._lock = asyncio.Lock()
 
     async def look(self) -> Readiness:
         async with self._lock:
             if time.monotonic() >= self._valid_until:
-                self._found = await self._missing()
+                self._result = await self._missing()
                 self._valid_until = time.monotonic() + VALID_S
-        waiting = dict(self._found)
+        waiting = dict(self._result)
         if self.draining:
             waiting["gateway"] = "it stops"
         return Readiness(ready=not waiting, waiting=waiting)
@@ -63,7 +63,7 @@ class ReadinessProbe:
         return missing
 
     async def _store(self) -> dict[str, str]:
-        """Whether what is written is kept: where no orchestrator leads, a full disk is why."""
+        """Checks that the bus stores what is written: without a leader, a full disk may be the cause."""
         sender = self._bus.sender
         note = KeptAnswer(request=NO_JOB, gateway=sender.name, incarnation=sender.incarnation)
         try:
@@ -73,7 +73,7 @@ class ReadinessProbe:
         return {}
 
     def _refusals(self) -> str:
-        """Why orchestrators that stand by do not take the lead, by their own account."""
+        """The reasons that standby orchestrators give for not taking the lead."""
         reasons = (
             record.reason
             for record in self._follower.view.records.values()

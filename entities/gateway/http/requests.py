@@ -1,4 +1,4 @@
-"""What the routes have in common: the bearer's token, names in paths, bodies, pages, answers."""
+"""What the routes share: the bearer's token, names in paths, bodies, pages and answers."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ P = TypeVar("P", bound=Part)
 
 DISCARDED_BYTES = 4 << 20
 DISCARD_S = 1.0
-"""How much of a body above the limit is still read, and for how long, so that the answer arrives."""
+"""How much of a refused body is still read, and for how long, so that the client gets the answer."""
 
 _bearer = HTTPBearer(auto_error=False, description="a user's token, from the operator of the mesh")
 
 
-async def _token(given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
-    if given is None or not given.credentials.strip():
+async def _token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+    if credentials is None or not credentials.credentials.strip():
         raise Refused("no token; send the header Authorization: Bearer TOKEN")
-    return given.credentials.strip()
+    return credentials.credentials.strip()
 
 
 Token = Annotated[str, Depends(_token)]
-"""The bearer's; what it permits is asked of the AAM."""
+"""The bearer's token. The AAM decides what it permits."""
 
 
 def named(what: str) -> AfterValidator:
-    """Of a path or query: 404 where it can't be a name at all."""
+    """A validator for a name in a path or query; a text that can't be a name gives 404."""
 
     def check(name: str | None) -> str | None:
         if name is not None and not is_token(name):
@@ -66,9 +66,9 @@ WantedJob = Annotated[
     str | None, Query(json_schema_extra=_pattern, description="only of this job"), named("job")
 ]
 WantedInstance = Annotated[
-    str | None, Query(json_schema_extra=_pattern, description="only of this one"), named("instance")
+    str | None, Query(json_schema_extra=_pattern, description="only of this instance"), named("instance")
 ]
-Reason = Annotated[str, Query(max_length=200, description="is told with it")]
+Reason = Annotated[str, Query(max_length=200, description="is recorded with the action")]
 ByteRange = Annotated[str | None, Header(alias="Range", description="bytes=FIRST-LAST: one range")]
 FirstEvent = Annotated[
     int | None, Query(ge=1, le=1 << 62, description="first sequence of the stream; default: all")
@@ -80,7 +80,7 @@ LastEventId = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Which page."""
+    """The requested page: its size, and the cursor behind which it begins."""
 
     limit: int
     cursor: str | None
@@ -101,7 +101,7 @@ PageAsked = Annotated[Paging, Depends(_paging)]
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A POST's `Idempotency-Key`, and what it was sent with."""
+    """A POST's `Idempotency-Key`, and the request that it came with."""
 
     key: str | None
     request: Request
@@ -130,7 +130,7 @@ IdempotencyKey = Annotated[Keyed, Depends(_keyed)]
 
 
 class BoundedBody:
-    """A request's body in pieces, refused above a limit. What was stored so far is then not published."""
+    """A request's body in pieces, up to a limit. Above it the reader fails, so that nothing is published."""
 
     def __init__(self, request: Request, limit: int) -> None:
         self._request = request
@@ -147,10 +147,12 @@ class BoundedBody:
 
 
 def check_length(request: Request, limit: int) -> int:
-    """Bytes by what the client says, 0 where it does not; what it then sends is counted all the same.
+    """The body's length in bytes as the client states it, 0 where it states none.
+
+    The bytes that really come are counted all the same (`BoundedBody`).
 
     Raises:
-        TooLarge: above `limit`.
+        TooLarge: the stated length is above `limit`.
     """
     stated = request.headers.get("content-length", "")
     length = int(stated) if stated.isdigit() else 0
@@ -169,7 +171,7 @@ def too_large(limit: int) -> TooLarge:
 
 
 async def discard(request: Request) -> None:
-    """Read a little of what is still being sent: a hang-up at once would take our answer away with it."""
+    """Reads some of what the client still sends: closing the connection at once would lose our answer."""
     left = DISCARDED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
@@ -181,7 +183,7 @@ async def discard(request: Request) -> None:
 
 
 def parse(kind: type[P], text: bytes, wrong: type[BadInput] = BadInput) -> P:
-    """A body as the model that it is to be. Raises `wrong` with a line for each key that does not fit."""
+    """Parses a body into its model. Raises `wrong` with a line for each key that does not fit."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -190,7 +192,7 @@ def parse(kind: type[P], text: bytes, wrong: type[BadInput] = BadInput) -> P:
 
 
 def body_of(kind: type[Part]) -> dict[str, Any]:
-    """A route's `openapi_extra`: its body is this model (whose schema `api_document` adds)."""
+    """A route's `openapi_extra`, which names the body's model; `api_document` adds the model's schema."""
     BODIES.add(kind)
     schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
@@ -204,12 +206,12 @@ BODIES: set[type[Part]] = set()
 
 
 def answer(message: Part, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON as pydantic's core writes it."""
+    """An answer with the message as JSON, serialized by pydantic itself."""
     return Response(message.model_dump_json(), int(status), headers, "application/json")
 
 
 def paged(request: Request, page: Page) -> Response:
-    """With a `Link` to the next page (RFC 8288), where there is one."""
+    """An answer with the page, and with a `Link` to the next one (RFC 8288) where there is one."""
     headers = {}
     if page.next is not None:
         query = [(key, value) for key, value in request.query_params.multi_items() if key != "cursor"]
@@ -219,13 +221,13 @@ def paged(request: Request, page: Page) -> Response:
 
 
 def made(part: Part, location: str = "", status: int = HTTPStatus.OK) -> Answer:
-    """What a POST answers, in a form that can be kept."""
+    """The answer to a POST, in a form that can be stored."""
     return Answer(part.model_dump_json(), int(status), location)
 
 
-def sent(given: Answer) -> Response:
-    headers = {"Location": given.location} if given.location else None
-    return Response(given.body, given.status, headers, "application/json")
+def sent(reply: Answer) -> Response:
+    headers = {"Location": reply.location} if reply.location else None
+    return Response(reply.body, reply.status, headers, "application/json")
 
 
 Act = Callable[[], Awaitable[Answer]]

@@ -1,4 +1,4 @@
-"""What the doors do about users, rules and audit. The AAM decides and carries out; this hands on."""
+"""Operations on users, access rules, audit and tap. The AAM decides and carries out; this code forwards."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from schemas.errors import Refused
 from schemas.signals import Role
 
 TIMEOUT_S = 12.0
-"""One command to the AAM: longer than what it may wait for the audit stream."""
+"""One command to the AAM: longer than the AAM may wait for the audit stream."""
 
 
 class AccessOperations:
-    """For whoever may."""
+    """User commands, `whoami`, explanations of access rules, and pages of the audit stream."""
 
     def __init__(self, bus: Bus, guard: AccessClient, gateway: str, stored: StoredUse) -> None:
         self._bus = bus
@@ -46,7 +46,10 @@ class AccessOperations:
         expires_s: float | None = None,
         reason: str = "",
     ) -> UserAnswer:
-        """Not repeated: whether it was done is unknown where nobody answered in time; list the users then."""
+        """Sends one user command, without repetition.
+
+        After a timeout it is unknown whether the command was carried out: list the users to find out.
+        """
         message = UserCommand(
             token=token,
             gateway=self._gateway,
@@ -84,7 +87,7 @@ class AccessOperations:
         )
 
     async def audit(self, token: str, start: int, limit: int) -> AuditPage:
-        """Entries from sequence `start` on."""
+        """At most `limit` entries of the audit stream from sequence `start` on."""
         await self._guard.check(token, "audit.read", "audit")
         entries: list[AuditEntry] = []
         async for recorded in self._bus.history(subjects.AUDIT, start=start):
@@ -95,22 +98,23 @@ class AccessOperations:
         return AuditPage(entries=tuple(entries))
 
     async def latest(self, token: str, limit: int) -> AuditPage:
-        """The last entries."""
+        """The last `limit` entries, in order."""
         await self._guard.check(token, "audit.read", "audit")
         last = await self._bus.last_sequence(subjects.AUDIT)
         return await self.audit(token, max(1, last - limit + 1), limit)
 
 
 class TapOperations:
-    """Tells; it holds nobody back by itself."""
+    """Says which messages a bearer may tap; it enforces nothing by itself."""
 
     def __init__(self, guard: AccessClient) -> None:
         self._guard = guard
 
     async def scope(self, token: str) -> TapScope:
-        """
+        """The messages of the bus that the bearer may tap.
+
         Raises:
-            Refused: nobody's token, or its role may not tap at all.
+            Refused: the token is unknown, or its role may not tap at all.
         """
         access = await self._guard.check(token, "tap.read", "bus")
         try:

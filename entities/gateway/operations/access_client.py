@@ -1,7 +1,7 @@
-"""Type 3 at the gateway (draft §4.3): ask the authorizer, remember a yes for as long as it says.
+"""Type 3 at the gateway (draft §4.3): asks the authorizer, and caches a permission for as long as it says.
 
-A yes ends at once when its token is revoked: the gateway hears the revocation itself, and holds remembered
-and fresh answers against it.
+A permission ends at once when its token is revoked: the gateway watches revocations itself, and checks cached
+and fresh answers against them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ _just_permitted: ContextVar[tuple[tuple[str, str, str], AccessDecision] | None] 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessClientConfig:
-    """How access is asked for."""
+    """Timeouts and cache size of the access client."""
 
-    # The authorizer's answer; nobody gets in without one. Longer than it may take to record an act (8 s,
-    # while the bus's servers elect a leader), shorter than a client waits for us (10 s).
+    # For the authorizer's answer; without one the request fails. Longer than the authorizer may take to
+    # record an act (8 s, while the bus's servers elect a leader), shorter than a client waits for us (10 s).
     timeout_s: float = 9.0
-    repeat_s: float = 1.0  # it is asked again, under one id: where somebody taps, nobody says that it is away
-    remembered: int = 4096  # decisions kept; the least recently used go
-    recheck_s: float = 1.0  # how often a stream's right is looked at; remembered answers cost nothing
+    # Between repetitions of the request, under one id: while somebody taps the subject, NATS does not report
+    # that the authorizer is away.
+    repeat_s: float = 1.0
+    remembered: int = 4096  # decisions cached; the least recently used are dropped
+    recheck_s: float = 1.0  # between two checks of an open stream; a cached answer costs nothing
 
 
 @dataclass(slots=True)
 class _Lasting:
-    """Streams that stand on the same right."""
+    """The open streams that depend on the same permission."""
 
     ends: list[Callable[[str], None]] = field(default_factory=list)
     looking: asyncio.Task[None] = field(init=False)
@@ -54,7 +56,7 @@ class _Lasting:
 
 
 class AccessClient:
-    """Lets a request pass or raises `Refused`. Fails closed: no authorizer, no access (`Unavailable`)."""
+    """Permits a request or raises `Refused`. Fails closed: without an authorizer it raises `Unavailable`."""
 
     def __init__(self, bus: Asks, gateway: str, config: AccessClientConfig | None = None) -> None:
         self._bus = bus
@@ -70,7 +72,7 @@ class AccessClient:
 
     @contextlib.asynccontextmanager
     async def following(self, bus: Bus) -> AsyncIterator[None]:
-        """Hear of revocations for the length of the block."""
+        """Watches revocations for the length of the block."""
         watch = await bus.bucket(subjects.REVOCATION).watch(self._changed)
         try:
             yield
@@ -86,22 +88,24 @@ class AccessClient:
             self._revoked.pop(change.key, None)
 
     def remembered(self, token: str, action: str, resource: str) -> bool:
-        """Whether `check` would say yes without asking anybody."""
+        """Whether `check` would permit this from the cache alone."""
         known = self._known.get((token_digest(token), action, resource))
         return known is not None and time.monotonic() < known[0] and not self.void(known[1])
 
     def user_of(self, token: str) -> str | None:
-        """Whose token it was when it was last asked about, for limits; says nothing of what it may do."""
+        """The token's user by its last decision, for rate limits; it says nothing of permissions."""
         decision = self.bearer(token)
         return None if decision is None else decision.user
 
     def bearer(self, token: str) -> AccessDecision | None:
-        """The last decision about this token, whatever for, a yes before a no: `void` says whether the token
-        itself still counts."""
+        """The last decision about this token, for any action; a permission is preferred to a refusal.
+
+        `void` says whether the token itself is still valid.
+        """
         return self._bearers.get(token_digest(token))
 
     def void(self, decision: AccessDecision) -> str:
-        """Why a yes counts no more; empty while it does."""
+        """Why a permission is no longer valid (expired or revoked); empty while it is valid."""
         if decision.expires_at is not None and time.time() >= decision.expires_at:
             return f"this token of {decision.user} has expired; ask for a new one"
         revocation = self._revoked.get(f"token.{decision.token_id}")
@@ -116,9 +120,10 @@ class AccessClient:
 
     @contextlib.contextmanager
     def lasting(self, token: str, action: str, resource: str, end: Callable[[str], None]) -> Iterator[None]:
-        """For what outlives a request, a stream: within the block `end` is called, with the reason, once the
-        bearer may no more. A revocation or an expiry counts at once; whatever else changes the answer, within
-        `recheck_s` of the end of a remembered one. Costs nothing while nothing changes.
+        """Watches the permission of a stream: within the block, calls `end` with the reason once it ends.
+
+        A revocation or an expiry takes effect at once; any other change within `recheck_s` after the cached
+        answer has expired. While nothing changes, this costs no message.
         """
         key = (token_digest(token), action, resource)
         held = self._lasting.get(key)
@@ -137,12 +142,12 @@ class AccessClient:
                 held.looking.cancel()
 
     def _over(self, key: tuple[str, str, str], held: _Lasting) -> None:
-        """Whoever comes from now on is looked after anew."""
+        """Drops `held`, so that later streams start a new check loop."""
         if self._lasting.get(key) is held:
             del self._lasting[key]
 
     async def _look_again(self, held: _Lasting, token: str, action: str, resource: str) -> None:
-        """Until it is refused, or nobody is left. An authorizer that is away changes nothing."""
+        """Checks again and again until it is refused or cancelled. An absent authorizer changes nothing."""
         while True:
             news = self._news
             left_s = self._config.recheck_s
@@ -160,7 +165,7 @@ class AccessClient:
                     await news.wait()
 
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
-        """The decision that allows it.
+        """The decision that permits `action` on `resource`, from the cache or from the authorizer.
 
         Raises:
             Refused: the token is unknown (field `user` empty) or its role may not do that.
@@ -186,7 +191,7 @@ class AccessClient:
                 self._bearers.popitem(last=False)
         if not decision.allow:
             raise Refused(decision.reason, user=decision.user)
-        if why := self.void(decision):  # the authorizer that answered had not heard of it yet
+        if why := self.void(decision):  # the authorizer that answered had not received the revocation yet
             raise Refused(why, user="")
         if decision.valid_s > 0:
             self._known[key] = (time.monotonic() + decision.valid_s, decision)
@@ -196,8 +201,7 @@ class AccessClient:
 
     @contextlib.contextmanager
     def permitted(self, token: str, action: str, resource: str, decision: AccessDecision) -> Iterator[None]:
-        """Within the block, which is of one request, `check` gives this answer that it gave before: what is
-        audited would else stand there twice."""
+        """Within the block, `check` returns `decision` again: one request is then audited once, not twice."""
         reset = _just_permitted.set(((token_digest(token), action, resource), decision))
         try:
             yield
@@ -205,7 +209,7 @@ class AccessClient:
             _just_permitted.reset(reset)
 
     async def _ask(self, key: tuple[str, str, str], token: str) -> AccessDecision:
-        """The authorizer's answer; who asks the same meanwhile gets it too: no flood at each expiry."""
+        """The authorizer's answer. Concurrent equal requests share one call: no flood when one expires."""
         asking = self._asking.get(key)
         if asking is None:
             asking = self._asking[key] = asyncio.ensure_future(self._question(key, token))
@@ -215,7 +219,7 @@ class AccessClient:
     def _asked(self, key: tuple[str, str, str], done: asyncio.Future[AccessDecision]) -> None:
         del self._asking[key]
         if not done.cancelled():
-            done.exception()  # whoever waited has it; nobody may be left
+            done.exception()  # marks it as retrieved: the callers have it, or all of them have left
 
     async def _question(self, key: tuple[str, str, str], token: str) -> AccessDecision:
         self.asked += 1

@@ -1,4 +1,4 @@
-"""The entities behind a gateway's doors, each asked through a breaker, all with one budget of repetitions."""
+"""The gateway's requests to other entities: a circuit breaker per entity, and one retry budget for all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from schemas.errors import BusUnreachable, Overloaded, Unavailable
 log = get_logger("gateway")
 
 GUARDED = (EntityKind.ORCHESTRATOR, EntityKind.SERVICE_REGISTRY, EntityKind.AUTHORIZER)
-"""Whom everybody needs. Node agents and modules are many: one that is away says nothing of the others."""
+"""The entities with a breaker: every client needs them. Node agents and modules have none: they are many, and
+one that is away says nothing about the others."""
 
 _LEVEL = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
 class Asks(Protocol):
-    """What asks an entity and waits for its answer: the bus itself, or what stands before it."""
+    """Sends a request and waits for the answer: the bus itself, or `Backends` in front of it."""
 
     async def request(
         self,
@@ -38,7 +39,7 @@ class Asks(Protocol):
 
 
 class Backends:
-    """Asks as `Bus.request` and `Bus.command` do; `Overloaded` while the entity's breaker is open."""
+    """Like `Bus.request` and `Bus.command`, but raises `Overloaded` while the entity's breaker is open."""
 
     def __init__(self, bus: Bus, gateway: str, config: BreakerConfig | None = None) -> None:
         self._bus = bus
@@ -71,7 +72,7 @@ class Backends:
         always: bool = False,
         **tokens: Any,
     ) -> Reply:
-        """`always`: for what frees something; it is asked also while the entity is not expected to answer."""
+        """Sends a command. `always`: send it although the breaker is open, because it frees resources."""
         async with self._watched(row, always=always):
             self._budget.earn()
             return await self._bus.command(
@@ -104,15 +105,15 @@ class Backends:
         try:
             yield
         except BusUnreachable:
-            ok = None  # says so at once, and nothing of the entity
+            ok = None  # raised at once, and says nothing about the entity
             raise
         except Unavailable:
             ok = False
             raise
         except Exception:
-            raise  # it answered
+            raise  # the entity answered
         except BaseException:
-            ok = None  # whoever asked has left
+            ok = None  # cancelled: the client has left
             raise
         finally:
             breaker.record(ok, time.monotonic())

@@ -1,8 +1,8 @@
-"""When to stop asking an entity that does not answer, how often to ask again (Nygard, *Release It!*). Pure.
+"""Circuit breaker and retry budget for an entity that does not answer (Nygard, *Release It!*). Pure.
 
-A breaker is closed while answers come; it opens when most of the last calls failed, refuses at once while
-open, and lets one call through to see whether the entity is back. A budget bounds repetitions to a part of
-the calls, so that an entity in trouble is not asked more the worse it fares.
+A breaker is closed while answers come. It opens when most of the last calls failed, refuses at once while
+open, and lets one call through to probe whether the entity is back. A budget limits repetitions to a share of
+the calls, so that an overloaded entity does not get more requests the slower it becomes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """Of one breaker."""
+    """The state of one breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -24,11 +24,11 @@ class BreakerState(StrEnum):
 class BreakerConfig:
     """When a breaker opens and for how long."""
 
-    window_s: float = 10.0  # calls older than this count for nothing
-    failures: int = 5  # so many, and at least
-    ratio: float = 0.5  # this part of the calls in the window
-    open_s: float = 1.0  # the first time; doubles while the probes fail
-    longest_open_s: float = 8.0  # a service that comes back is asked again within this
+    window_s: float = 10.0  # older calls are ignored
+    failures: int = 5  # it opens after at least so many failures …
+    ratio: float = 0.5  # … that are at least this share of the calls in the window
+    open_s: float = 1.0  # how long it is open the first time; doubles with each failed probe
+    longest_open_s: float = 8.0  # a service that comes back is probed within this
 
     def __post_init__(self) -> None:
         if not (0 < self.ratio <= 1 and self.failures >= 1 and 0 < self.open_s <= self.longest_open_s):
@@ -36,7 +36,7 @@ class BreakerConfig:
 
 
 class Breaker:
-    """One entity's. Times are monotonic seconds."""
+    """The breaker of one entity. Times are monotonic seconds."""
 
     def __init__(self, config: BreakerConfig | None = None) -> None:
         self._config = config or BreakerConfig()
@@ -48,7 +48,7 @@ class Breaker:
         self.opened = 0
 
     def admit(self, now: float) -> float | None:
-        """None: go ahead, and tell `record` what came of it. Else the seconds after which to try again."""
+        """None admits the call, whose outcome then goes to `record`; else the seconds until the next try."""
         if self.state is BreakerState.OPEN and now >= self._until:
             self.state = BreakerState.HALF_OPEN
             self._probing = False
@@ -61,7 +61,7 @@ class Breaker:
         return None
 
     def record(self, ok: bool | None, now: float) -> None:
-        """What came of an admitted call; None: nothing that says how the entity is (it was cut short)."""
+        """Records the outcome of an admitted call. `ok` None: it was cut short and says nothing."""
         if self.state is BreakerState.HALF_OPEN:
             self._probing = False
             if ok:
@@ -88,9 +88,10 @@ class Breaker:
 
 
 class RetryBudget:
-    """Repetitions: `ratio` of the calls and `per_s` a second in the long run, `reserve` at once (so Finagle).
+    """A budget for repetitions: `ratio` of the calls plus `per_s` a second, and at most `reserve` at once.
 
-    What is refused now may be asked for again later: a call that waits is repeated less often, not never.
+    It works like Finagle's. A refused repetition may be tried again later: a waiting call is repeated less
+    often, not never.
     """
 
     def __init__(self, ratio: float = 0.2, per_s: float = 10.0, reserve: float = 20.0) -> None:
@@ -103,7 +104,7 @@ class RetryBudget:
         self.refused = 0
 
     def earn(self) -> None:
-        """A call was made."""
+        """Adds a call's share to the budget."""
         self._level = min(self._reserve, self._level + self._ratio)
 
     def spend(self, now: float) -> bool:

@@ -1,9 +1,9 @@
 """`Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): a repeated POST does nothing twice.
 
-The bucket of keys is shared by all gateways: the first claims the key, acts, and keeps its answer there; a
-repetition, at whichever gateway, gets that answer. A claim of a gateway that has gone meanwhile is taken
-over: commands to the orchestrator are idempotent, and a submission is recognised by its cause, which is
-derived from the key.
+All gateways share the bucket of keys. The first gateway claims the key, acts, and stores its answer there; a
+repetition, at any gateway, gets that answer. If the claiming gateway has gone meanwhile, another one takes
+the claim over: commands to the orchestrator are idempotent, and a submission is recognised by its cause,
+which is derived from the key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from schemas.registry import InstanceState, ServiceRecord
 KEPT_S = 86_400.0
 """How long an answer is kept: a day, as is usual."""
 CLAIM_S = 60.0
-"""How long a claim holds whose gateway neither answered nor went: longer than any command's deadline."""
+"""How long a claim holds without an answer while its gateway lives: longer than any command's deadline."""
 MOST_BYTES = 512 << 10
 """An answer above this is not kept (messages end at 1 MiB); the repetition is then refused."""
 
@@ -38,7 +38,7 @@ class KeyReused(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a POST answers: a JSON object, its status, and where what was made is."""
+    """The answer to a POST: a JSON object, its status, and the URL of what was created."""
 
     body: str
     status: int = HTTPStatus.OK
@@ -46,12 +46,12 @@ class Answer:
 
 
 def key_token(user: str, key: str) -> str:
-    """The bucket's key: of one user, so that nobody reads another's answers by guessing keys."""
+    """The bucket's key, hashed with the user, so that nobody reads another's answers by guessing keys."""
     return hashlib.sha256(f"{user}\0{key}".encode()).hexdigest()[:48]
 
 
 def request_digest(method: str, path: str, query: str, body: bytes) -> str:
-    """What makes two requests the same."""
+    """A digest that is equal for equal requests."""
     head = f"{method} {path}?{query}\n".encode("utf-8", "surrogatepass")
     return hashlib.sha256(head + body).hexdigest()
 
@@ -62,7 +62,7 @@ Step = Literal["act", "take over", "repeat", "in progress", "other request"]
 def next_step(
     kept: KeptAnswer | None, digest: str, claimant: ServiceRecord | None, *, registry_known: bool
 ) -> Step:
-    """What to do with a request whose key has `kept`. `claimant`: the registry's record of who claimed it."""
+    """What to do with a request whose key holds `kept`. `claimant`: the record of the claiming gateway."""
     if kept is None:
         return "act"
     if kept.request != digest:
@@ -77,7 +77,7 @@ def next_step(
 
 
 class IdempotencyStore:
-    """The shell. `records` gives the registry's records by SID as far as they are known, None before that."""
+    """Stores answers by key. `records` returns the registry's records by SID, None while none are known."""
 
     def __init__(self, bus: Bus, records: Callable[[], Mapping[str, ServiceRecord] | None]) -> None:
         self._bus = bus
@@ -93,15 +93,15 @@ class IdempotencyStore:
         *,
         always: bool = False,
     ) -> Answer:
-        """The answer to this request: `act`'s, now or at an earlier time.
+        """The answer of `act`: from this call, or from an earlier one with the same key.
 
         Args:
-            always: `act` may be done twice, and is done also where the bus keeps nothing (its disk is full).
+            always: `act` may run twice; it then also runs when the bus can store nothing (its disk is full).
 
         Raises:
             KeyReused: the key came with another request before.
-            InProgress: it is being answered at this moment.
-            DmscError: what `act` raises; then nothing is kept, and a repetition acts again.
+            InProgress: the request is being answered at this moment.
+            DmscError: what `act` raises; then nothing is stored, and a repetition acts again.
         """
         token = key_token(user, key)
         claim = KeptAnswer(
@@ -124,10 +124,10 @@ class IdempotencyStore:
         return answer
 
     async def _claimed(self, claim: KeptAnswer, token: str) -> int | Answer:
-        """The claim's revision, or what was answered before."""
+        """The revision of a new claim, or the stored answer."""
         try:
             entry = await self._bucket.get(leader=True, key=token)
-        except UnreadableRecord:  # as if it had expired: acting again is idempotent
+        except UnreadableRecord:  # treated as expired: acting again is idempotent
             entry = None
         step = self._step(entry, claim.request)
         if step == "repeat":
@@ -154,7 +154,7 @@ class IdempotencyStore:
 
     async def _keep(self, claim: KeptAnswer, answer: Answer, revision: int, token: str) -> None:
         if len(answer.body) > MOST_BYTES:
-            return  # the claim goes by itself; until then the repetition hears that it is in progress
+            return  # the claim expires; until then a repetition is answered that it is in progress
         kept = claim.model_copy(
             update={
                 "status": int(answer.status),
@@ -164,13 +164,13 @@ class IdempotencyStore:
         )
         try:
             await self._bucket.update(kept, revision=revision, ttl_s=KEPT_S, key=token)
-        except DmscError:  # done is done: the claim expires, and a repetition acts again, which is idempotent
+        except DmscError:  # the claim expires, and a repetition then acts again, which is idempotent
             return
 
     async def _release(self, token: str, revision: int) -> None:
         try:
             await self._bucket.delete(revision=revision, key=token)
-        except DmscError:  # it expires, or is another gateway's by now
+        except DmscError:  # the claim expires, or another gateway has taken it over
             return
 
 

@@ -1,4 +1,4 @@
-"""What the URLs of a job may be, before it becomes one: one line with the key where one may not."""
+"""Which URLs a job may name, checked before it is submitted; an error names the key in one line. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_ARTIFACT, READ_DATA_SET = "artifact.read", "dataset.read"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a job reads that is somebody's, and what its user has to be let do for that."""
+    """Something that a job reads and that has an owner, with the action that its user must be allowed."""
 
     key: str
     url: str
@@ -25,10 +25,10 @@ class Named:
 
 
 def refuse_urls(spec: JobSpec) -> None:
-    """Nothing is opened: whoever does that, on a node, looks again at what a name stands for.
+    """Refuses URLs that jobs may not name. Opens nothing: the node that opens a URL checks its target again.
 
     Raises:
-        BadJob: it names what jobs may not name.
+        BadJob: one of the job's URLs is not allowed.
     """
     for key, url, write in (
         *((key, url, False) for key, url in _read(spec)),
@@ -48,7 +48,7 @@ def _read(spec: JobSpec) -> list[tuple[str, str]]:
 
 
 def names_folders(spec: JobSpec) -> bool:
-    """Whether the job names folders in which other jobs' may lie, or which lie in theirs."""
+    """Whether the job names folders that may contain other jobs' folders, or lie within them."""
     named = [place(url) for url in (spec.artifacts, *(url for _, url in _read(spec)))]
     return any(
         "/" in name and not name.startswith(f"{BUS}{DATA_SETS}/") for name in named if name != ARTIFACTS
@@ -56,8 +56,10 @@ def names_folders(spec: JobSpec) -> bool:
 
 
 def place(url: str) -> str:
-    """Where a URL of a job points to: equal for two that point to one place; empty for a secret, which is
-    opened by its owner's jobs alone."""
+    """The place that a job's URL points to; two URLs of one place give equal texts.
+
+    Empty for a secret, which only its owner's jobs can open.
+    """
     if url.startswith(SECRET):
         return ""
     if name := bus_name(url):
@@ -66,10 +68,11 @@ def place(url: str) -> str:
 
 
 def named_things(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
-    """A data set, what is in the folder of a job, or a folder that is no job's (the URL stands for that): all
-    such on the bus; elsewhere the folders of jobs, and those in which jobs have theirs.
+    """The things with an owner that the job reads.
 
-    `jobs`: all that are known.
+    On the bus: data sets, files in a job's folder, and folders that are no job's (their place is then the
+    resource). Elsewhere: files in a job's folder, and folders in which jobs have theirs.
+    `jobs`: all known jobs by id.
     """
     found = []
     for key, url in _read(spec):
@@ -84,9 +87,10 @@ def named_things(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
 
 
 def refuse_others_folder(spec: JobSpec, user: str, jobs: Mapping[str, JobRecord]) -> None:
-    """
+    """Refuses a job whose artifacts would lie in another user's folder, where that user could change them.
+
     Raises:
-        BadJob: what it writes would lie in the folder of another user's job, who might read and change it.
+        BadJob: the artifacts would lie in the folder of another user's job.
     """
     job = job_of(spec.artifacts, jobs)
     if job is not None and job.user != user:
@@ -97,7 +101,7 @@ def refuse_others_folder(spec: JobSpec, user: str, jobs: Mapping[str, JobRecord]
 
 
 def job_of(url: str, jobs: Mapping[str, JobRecord]) -> JobRecord | None:
-    """The job in whose folder an object, a file, or a folder lies; None where it is no known job's."""
+    """The job whose folder contains this object, file or folder; None if no known job's folder does."""
     parts = place(url).split("/")
     for index, part in enumerate(parts):
         record = jobs.get(part)

@@ -1,4 +1,4 @@
-"""The jobs as their bucket has them, watched: reading one costs nobody a message."""
+"""A local copy of the bucket of job records, kept by a watch: reading a job costs no message."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ RETRY_S = 0.5
 
 
 class JobCache:
-    """Records by job, at most moments behind the orchestrator; figures of a running job at most a second."""
+    """Job records by id, moments behind the orchestrator; a running job's figures lag at most a second."""
 
     def __init__(self, bus: Bus) -> None:
         self.current = asyncio.Event()
         self._bucket = bus.bucket(subjects.JOB_RECORD)
-        self.revision = 0  # another one after each change
+        self.revision = 0  # rises with each change
         self._records: dict[str, JobRecord] = {}
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Watches the bucket until cancelled."""
         while True:
             try:
                 watch = await self._bucket.watch(self._changed)
@@ -49,7 +49,7 @@ class JobCache:
             self.revision += 1
 
     def take(self, record: JobRecord) -> None:
-        """What the orchestrator answered, or the bucket has; an older account of a job counts for nothing."""
+        """Stores a record from the bucket or from an answer; one older than the known record is ignored."""
         known = self._records.get(record.job)
         if known is None or (known.epoch, known.changed_at) <= (record.epoch, record.changed_at):
             self._records[record.job] = record
@@ -62,6 +62,6 @@ class JobCache:
         return tuple(self._records.values())
 
     def has_ended(self, job: str) -> bool:
-        """Whether its record says so; one that is unknown has not."""
+        """Whether the job's record says that it ended; False for an unknown job."""
         record = self._records.get(job)
         return record is not None and record.state in ENDED

@@ -1,4 +1,7 @@
-"""What both doors do once they have understood a request: Type 3 at the AAM, then the orchestrator."""
+"""Operations on jobs and nodes, for both APIs, and the NATS request API itself.
+
+Each operation is checked by Type 3 at the AAM first, and then sent to the orchestrator.
+"""
 
 from __future__ import annotations
 
@@ -60,15 +63,15 @@ Body = TypeVar("Body", OrderBody, QuestionBody)
 
 log = get_logger("gateway")
 
-TIMEOUT_S = 3.0  # one question to the orchestrator, repeated while nobody leads: longer than a failover
-PAUSE_S = 0.1  # before a look at what another gateway answers
-DEADLINE_S = 15.0  # one command to it, repeated until answered
+TIMEOUT_S = 3.0  # one query to the orchestrator, repeated while nobody leads: longer than a failover
+PAUSE_S = 0.1  # between two checks whether another gateway has answered the same request
+DEADLINE_S = 15.0  # one command to the orchestrator, repeated until answered
 
 
 class JobOperations:
-    """Submits, lists, reads, parks and cancels for whoever may. `compute` gives each cluster's last Type 4.
+    """Operations on jobs, nodes and faults. `compute` returns the last Type 4 entries by cluster.
 
-    `view`, where there is one, answers what it can: then reading needs nobody.
+    `view`, where it is set (with an HTTP API), answers reads without a message to the orchestrator.
     """
 
     def __init__(
@@ -92,8 +95,11 @@ class JobOperations:
         self._gateway = gateway
 
     async def submit(self, token: str, spec: JobSpec, cause: Envelope | str | None = None) -> JobRecord:
-        """`cause` is the client's own command: repeated through another gateway it is still the same."""
-        if current() is None:  # a client on the bus that gave none
+        """Submits a job.
+
+        `cause` identifies the client's own command: a repetition through another gateway is recognised by it.
+        """
+        if current() is None:  # a client on the bus that sent no correlation
             correlate(new_correlation(), cause=current_cause())
         access = await self.guard.check(token, "job.submit", spec.name)
         refuse_urls(spec)
@@ -112,11 +118,11 @@ class JobOperations:
         return self._learn(record)
 
     async def _let_read(self, token: str, spec: JobSpec, user: str) -> tuple[str, ...]:
-        """What the job names that is somebody's, once its user was let read all of it.
+        """The bus URLs that the job reads and its user may read.
 
         Raises:
-            Refused: its user may not.
-            BadJob: it would write into another's folder.
+            Refused: the user may not read one of the things that the job names.
+            BadJob: the job would write into the folder of another user's job.
         """
         jobs: Mapping[str, JobRecord] = {}
         if names_folders(spec):
@@ -144,12 +150,12 @@ class JobOperations:
         return await self.look(job)
 
     async def files_of(self, token: str, job: str) -> JobRecord:
-        """The record of a job whose weights or checkpoints are to be fetched."""
+        """The record of a job, for a bearer who may fetch its weights and checkpoints."""
         await self.guard.check(token, READ_ARTIFACT, job)
         return await self.look(job)
 
     async def look(self, job: str) -> JobRecord:
-        """The job's record, for a request that was let in. Raises `NotFound`."""
+        """The job's record, for a request whose access was checked already. Raises `NotFound`."""
         known = self.view.get(job) if self.view is not None else None
         if known is not None:
             return known
@@ -160,7 +166,7 @@ class JobOperations:
         raise NotFound(f"there is no job {job}; list them to see which there are", job=job)
 
     async def load(self, token: str, job: str) -> JobLoad:
-        """What the job's instances measure now; nothing of a job that has none (any more)."""
+        """The last measurements of the job's instances; empty for a job that has no instances."""
         await self.guard.check(token, "job.read", job)
         told = (entry for entries in self._compute().values() for entry in entries if entry.job == job)
         return JobLoad(job=job, entries=tuple(sorted(told, key=lambda entry: entry.sid)))
@@ -195,7 +201,7 @@ class JobOperations:
         return await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
 
     async def cordon(self, token: str, node: str, slot: int | None, reason: str, *, drain: bool) -> Cordons:
-        """No new instances there; `drain`: and none of the old."""
+        """Keeps new instances off a node or a slot; with `drain`, moves those that run there elsewhere."""
         access = await self.guard.check(token, "node.drain" if drain else "node.cordon", node)
         message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
         return await self._backends.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
@@ -206,7 +212,7 @@ class JobOperations:
         return await self._backends.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
 
     async def faults(self, token: str, job: str | None) -> FaultList:
-        """Each fault's last record out of the queue's stream; of one job, or of all and the mesh itself."""
+        """The last record of each fault, from the queue's stream. `job` None: of all jobs and the mesh."""
         await self.guard.check(token, "fault.read", job or "faults")
         last: dict[str, FaultRecord] = {}
         tokens: dict[str, Any] = {} if job is None else {"job": job}
@@ -217,7 +223,7 @@ class JobOperations:
         return FaultList(faults=tuple(found))
 
     def has_ended(self, job: str) -> bool:
-        """As far as is known here."""
+        """Whether this gateway knows that the job has ended."""
         return self.view is not None and self.view.has_ended(job)
 
     async def _free(self, row: Subject[Request, JobRecord], message: Request) -> JobRecord:
@@ -236,9 +242,9 @@ class JobOperations:
     async def _query(self, job: str | None) -> JobList:
         return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
 
-    # --- the NATS door ---------------------------------------------------------------------------------
+    # --- the NATS request API --------------------------------------------------------------------------
     async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
-        """`DOOR`'s handler. Jobs come as a `JobList`, also a single one; else the action's own answer."""
+        """Handles `DOOR`. Jobs, also a single one, come as a `JobList`; others as their own type."""
         begun = time.monotonic()
         outcome = "internal"
         try:
@@ -307,9 +313,9 @@ class JobOperations:
         answers: type[Reply],
         act: Callable[[], Awaitable[Reply]],
     ) -> Reply:
-        """What `act` answers, or answered when the same request came before, through whichever gateway.
+        """Runs `act` and returns its answer; a repetition, through any gateway, gets the first answer.
 
-        The request's secrets are bound to the envelope's id: who overheard it can only say it again.
+        The request's secrets are bound to the envelope's id: an eavesdropper could only repeat the request.
         """
         access = await self.guard.check(request.token, action, resource)
         body = request.model_dump_json(exclude={"token"}).encode()
@@ -324,7 +330,7 @@ class JobOperations:
                 try:
                     kept = await self._kept.once(access.user, f"door {envelope.id}", digest, acted)
                     return answers.model_validate_json(kept.body)
-                except InProgress:  # another gateway was asked first; who repeats awaits that answer
+                except InProgress:  # another gateway is answering this request: wait for its answer
                     if time.monotonic() > deadline:
                         raise
                 await asyncio.sleep(PAUSE_S)

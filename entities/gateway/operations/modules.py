@@ -1,7 +1,7 @@
-"""What the doors do about functional modules (draft §4.2, Figure 2): observations in, questions, orders.
+"""Operations on functional modules (draft §4.2, Figure 2): observations, queries, orders, active versions.
 
-Each after Type 3 at the AAM. An observation about a job may come from its owner, one about all jobs, and
-every order, from an operator.
+Each is checked by Type 3 at the AAM first. An owner may send observations about their own job; observations
+about all jobs, and every order, need an operator.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from schemas.observation import Observation
 from schemas.policy import DirectModule, ModuleLifecycle, PolicySwitch, PromoteModule, RollBackModule
 
 DEADLINE_S = 8.0
-"""One order to a module, by way of the orchestrator: longer than a failover and the module's own answer."""
+"""One order to a module, through the orchestrator: longer than a failover and the module's own answer."""
 
 ANSWER_S = 10.0
-"""How long a module may compute for an answer: as long as its own patience."""
+"""How long a module may compute an answer: as long as its own timeout."""
 
 ALL_JOBS = "jobs"
 """The resource of an observation that concerns no job in particular."""
 
 
 class ModuleOperations:
-    """For whoever may."""
+    """Lists modules, orders and queries them, and publishes observations for them."""
 
     def __init__(self, bus: Bus, backends: Backends, guard: AccessClient) -> None:
         self._bus = bus
@@ -45,7 +45,7 @@ class ModuleOperations:
         self._guard = guard
 
     async def modules(self, token: str) -> ModuleList:
-        """Which run, and how they fare."""
+        """The modules that run, with their state and counts."""
         await self._guard.check(token, "mesh.read", "policies")
         return await self._backends.command(subjects.MODULE_QUERY, ModuleQuery(), deadline_s=DEADLINE_S)
 
@@ -62,7 +62,7 @@ class ModuleOperations:
         return await self._backends.command(subjects.DIRECT_MODULE, message, deadline_s=DEADLINE_S)
 
     async def ask(self, token: str, module: str, body: QuestionBody) -> ModuleAnswer:
-        """What the module suggests for this job now. Raises `NotFound` where no such module runs."""
+        """The module's suggestion for this job at this moment. Raises `NotFound` if no such module runs."""
         await self._guard.check(token, "policy.ask", module)
         version = ACTIVE if body.version is None else version_token(body.version)
         question = ModuleQuestion(job=body.job, inputs=body.inputs)
@@ -76,7 +76,7 @@ class ModuleOperations:
         return answer
 
     async def observe(self, token: str, observations: Sequence[Observation]) -> Ack:
-        """Publishes them for the modules, in order; none of them if one is not permitted."""
+        """Publishes the observations for the modules, in order; none of them if one is not permitted."""
         about = dict.fromkeys(one.job or ALL_JOBS for one in observations)
         users = {job: (await self._guard.check(token, "observation.write", job)).user for job in about}
         for one in observations:
@@ -86,7 +86,7 @@ class ModuleOperations:
 
 
 def resource_of(observations: Sequence[Observation]) -> str:
-    """For whose sake a batch of observations is let in or not, before each is judged: the first job's."""
+    """The resource by which a batch is checked before its observations are checked singly: its first job."""
     return next((one.job for one in observations if one.job), ALL_JOBS)
 
 
@@ -95,7 +95,7 @@ VERSION_DEADLINE_S = 15.0
 
 
 class PolicyVersionOperations:
-    """For whoever may."""
+    """Promotes a version of a module, and rolls back to the one before."""
 
     def __init__(self, backends: Backends, guard: AccessClient) -> None:
         self._backends = backends

@@ -1,4 +1,4 @@
-"""Users' secrets: stored sealed to the orchestrators, so that a gateway can keep them and never read them."""
+"""Operations on users' secrets. They are sealed to the orchestrators: no gateway can read a stored secret."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from schemas.secrets import GENERATED, SecretInfo, SecretList, StoredSecret, abo
 
 
 class SecretOperations:
-    """Each user's own; nobody lists, changes or names another's."""
+    """A user's own secrets: nobody lists, changes or names another user's."""
 
     def __init__(self, bus: Bus, guard: AccessClient) -> None:
         self._bus = bus
         self._guard = guard
 
     async def put(self, token: str, name: str, value: str) -> Ack:
-        """
+        """Stores a secret, in place of one of the same name.
+
         Raises:
-            BadInput: the value names another secret, or something of the bus.
-            Conflict: there are no keys to seal to.
+            BadInput: the value names another secret, or something on the bus.
+            Conflict: the bus has no keys to seal with.
         """
         access = await self._guard.check(token, "secret.write", name)
         if value.startswith(("secret://", "bus://")):
@@ -52,14 +53,14 @@ class SecretOperations:
         return Ack(note=f"{name} removed")
 
     async def keep(self, spec: JobSpec, user: str) -> JobSpec:
-        """The job as it may be recorded: credentials in its URLs and arguments are secrets, names checked.
+        """The job in the form that may be recorded: credentials in its URLs and arguments become secrets.
 
         Raises:
-            BadJob: a secret that the user does not have.
+            BadJob: the job names a secret that its owner does not have.
         """
         recorded, made = taken_out(spec, user, lambda: f"{GENERATED}{secrets.token_hex(8)}")
         if made and not self._bus.keyring.of_kind(EntityKind.ORCHESTRATOR):
-            return spec  # no guard: whoever has the bus's token reads everything anyway
+            return spec  # the bus is not guarded: the bus's one token opens everything anyway
         for name, value in made.items():
             await self._store(_owner(user), name, value)
         for owner, name in references_of(recorded).values():

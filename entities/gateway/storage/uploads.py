@@ -1,9 +1,9 @@
-"""Room for a data set on its way: what is kept for one upload is admitted to no other, at any gateway.
+"""Reservations for data sets under way: room that one upload holds is given to no other, at any gateway.
 
-Before the first byte is stored, an upload enters the bytes that it says into its user's record, by
-compare-and-set; one that says none enters more as they come. The record is read before the stored objects are
-counted, so whoever decides has seen each upload as one or the other. An entry ends with its upload, and by
-itself where its gateway is not heard of any more. A name that is nobody's yet is its uploader's for as long.
+Before its first byte is stored, an upload enters its stated size into its user's record, by compare-and-set;
+an upload without a stated size enters more as bytes come in. The record is read before the stored objects are
+counted, so each upload is seen either as a reservation or as an object. An entry ends with its upload, or
+expires if its gateway stops renewing it. A name without an owner belongs to its uploader for the same time.
 """
 
 from __future__ import annotations
@@ -34,37 +34,44 @@ from schemas.signals import AccessDecision, Role
 log = get_logger("gateway")
 
 GROWTH_BYTES = 8 << 20
-"""The least step in which room is kept for a body that does not say its length."""
+"""The smallest step by which the reservation of a body without a stated length grows."""
 MOST_HOLDS = 256
-"""Of one user."""
+"""Uploads of one user at a time."""
 ATTEMPTS = 40
+"""Attempts to write a user's record that other gateways write too."""
 PAUSE_S = 0.05
-"""Before the next one, where another gateway wrote the user's record meanwhile; up to."""
+"""The longest random pause between two such attempts."""
 
 Count = Callable[[str, tuple[UploadHold, ...]], Awaitable[tuple[QuotaUse, frozenset[str]]]]
-"""From a user and what is on its way to what they have with it, and the names of their data sets."""
+"""From a user and their reservations to their use with these counted in, and the names of their data sets."""
 
 
 def key_of(name: str) -> str:
-    """A name may have dots, which a key's token has not."""
+    """The bucket key of a name, hashed: a name may have dots, and a key's token may not."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 class Uploads:
-    """Of one gateway; all gateways write the same records."""
+    """The uploads of one gateway. All gateways write the same records."""
 
     def __init__(self, bus: Bus, count: Count) -> None:
         self._bus = bus
         self._bucket = bus.bucket(subjects.UPLOADS)
         self._owners = bus.bucket(subjects.DATASET_OWNER)
         self._count = count
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
     async def begin(
         self, access: AccessDecision, name: str, size: int, hold_s: float
     ) -> AsyncIterator[Upload]:
-        """For the length of an upload. `size`: bytes by what the client says, 0 where it does not.
+        """Holds the name and the room for the length of the block.
+
+        Args:
+            access: the decision that allows the upload, with the user's quota.
+            name: the data set's name.
+            size: bytes as the client states them, 0 where it states none.
+            hold_s: seconds for which a reservation lasts without renewal.
 
         Raises:
             OverQuota: the user's limit of data sets or bytes is reached.
@@ -74,18 +81,18 @@ class Uploads:
         upload = Upload(self, access, name, size, hold_s, claim)
         try:
             await upload.take(max(1, size))
-            keeping = asyncio.create_task(upload.keep())
+            renewal = asyncio.create_task(upload.keep())
             try:
                 yield upload
             finally:
-                keeping.cancel()
-                await asyncio.gather(keeping, return_exceptions=True)
+                renewal.cancel()
+                await asyncio.gather(renewal, return_exceptions=True)
         finally:
             await asyncio.shield(upload.end())
 
-    # --- whose it is ----------------------------------------------------------------------------------------
+    # --- ownership ------------------------------------------------------------------------------------------
     async def _claim(self, access: AccessDecision, name: str, hold_s: float) -> int | None:
-        """The claim's revision; None: it has an owner, who may."""
+        """Claims a name without an owner; returns its revision, or None if the user may write it anyway."""
         while True:
             owner = await self.owner(name)
             if owner and owner != access.user and access.role not in (Role.OPERATOR, Role.ADMIN):
@@ -98,14 +105,18 @@ class Uploads:
                 return await self._owners.create(message, ttl_s=hold_s, key=key_of(name))
 
     async def owner(self, name: str) -> str:
-        """Who stored the data set; empty where nobody knows."""
+        """The user who stored the data set; empty where no owner is recorded."""
         entry = await self._owners.get(leader=True, key=key_of(name))
         return "" if entry is None else str(entry.message.user)
 
     async def claim_again(
         self, name: str, user: str, revision: int | None, ttl_s: float | None
     ) -> int | None:
-        """`ttl_s` None: for good, and the data set counts as this user's; another's stays theirs."""
+        """Renews the claim of `revision` and returns the new revision.
+
+        With `ttl_s` None the claim becomes permanent: the data set counts as this user's. A data set that
+        belongs to another user stays theirs; then the result is None.
+        """
         message = DatasetOwner(name=name, user=user)
         try:
             if revision is not None:
@@ -118,21 +129,23 @@ class Uploads:
         return None
 
     async def disclaim(self, name: str, revision: int) -> None:
-        with contextlib.suppress(DmscError):  # it expires
+        with contextlib.suppress(DmscError):  # the claim expires anyway
             await self._owners.delete(revision=revision, key=key_of(name))
 
     async def removed(self, name: str) -> None:
         await self._owners.delete(key=key_of(name))
 
-    # --- room -----------------------------------------------------------------------------------------------
+    # --- reservations ---------------------------------------------------------------------------------------
     async def of(self, user: str) -> tuple[UploadHold, ...]:
-        """What is on its way."""
+        """The user's uploads under way."""
         return (await self._read(user))[0]
 
     async def _read(self, user: str) -> tuple[tuple[UploadHold, ...], int | None]:
         try:
             entry = await self._bucket.get(leader=True, key=key_of(user))
-        except UnreadableRecord:  # as if it had expired: what is on its way is entered again by who keeps it
+        except (
+            UnreadableRecord
+        ):  # treated as expired: each upload under way enters itself again when it renews
             entry = None
         if entry is None:
             return (), None
@@ -140,18 +153,21 @@ class Uploads:
         return tuple(hold for hold in entry.message.holds if hold.until > now), entry.revision
 
     async def enter(self, user: str, quota: Quota, hold: UploadHold, hold_s: float) -> None:
-        """Keeps room for all of it; what was kept for it before is replaced.
+        """Writes the reservation `hold`, in place of the upload's earlier one.
 
         Raises:
-            OverQuota: there is none. What was kept before stays.
+            OverQuota: there is no room. The earlier reservation stays.
+            Unavailable: the record kept changing through `ATTEMPTS` attempts.
         """
-        async with self._turn(user):
+        async with self._lock_of(user):
             for _ in range(ATTEMPTS):
                 holds, revision = await self._read(user)
-                others = tuple(one for one in holds if one.upload != hold.upload)
-                if not any(one.upload == hold.upload and one.size_bytes >= hold.size_bytes for one in holds):
+                others = tuple(other for other in holds if other.upload != hold.upload)
+                if not any(
+                    other.upload == hold.upload and other.size_bytes >= hold.size_bytes for other in holds
+                ):
                     await self._check(user, quota, hold, others)
-                if await self._written(user, (*others, hold), revision, 2 * hold_s):
+                if await self._write(user, (*others, hold), revision, 2 * hold_s):
                     return
         raise Unavailable("other uploads of yours begin or end at the same time: ask again in a moment")
 
@@ -164,18 +180,18 @@ class Uploads:
             raise OverQuota(excess, user=user)
 
     async def leave(self, user: str, upload: str, hold_s: float) -> None:
-        """Nothing is kept for it any more; where that can't be written it expires."""
+        """Removes the upload's reservation; where that can't be written, the reservation expires."""
         with contextlib.suppress(DmscError):
-            async with self._turn(user):
+            async with self._lock_of(user):
                 for _ in range(ATTEMPTS):
                     holds, revision = await self._read(user)
-                    others = tuple(one for one in holds if one.upload != upload)
+                    others = tuple(other for other in holds if other.upload != upload)
                     if revision is None or others == holds:
                         return
-                    if await self._written(user, others, revision, 2 * hold_s):
+                    if await self._write(user, others, revision, 2 * hold_s):
                         return
 
-    async def _written(
+    async def _write(
         self, user: str, holds: tuple[UploadHold, ...], revision: int | None, ttl_s: float
     ) -> bool:
         message, key = UserUploads(user=user, holds=holds), key_of(user)
@@ -191,16 +207,16 @@ class Uploads:
             return False
         return True
 
-    def _turn(self, user: str) -> asyncio.Lock:
-        """Those of one gateway need not find each other by their conflicts."""
-        return self._turns.setdefault(user, asyncio.Lock())
+    def _lock_of(self, user: str) -> asyncio.Lock:
+        """The lock of a user's record: uploads of one gateway then cause each other no conflicts."""
+        return self._locks.setdefault(user, asyncio.Lock())
 
     def new_nuid(self) -> str:
         return self._bus.objects.new_nuid()
 
 
 class Upload:
-    """One, as `Uploads.begin` gives it. Without a quota no room is kept."""
+    """One upload under way, made by `Uploads.begin`. Without a quota it reserves nothing."""
 
     def __init__(
         self, uploads: Uploads, access: AccessDecision, name: str, size: int, hold_s: float, claim: int | None
@@ -210,14 +226,15 @@ class Upload:
         self._user = access.user
         self._quota = access.quota
         self._name = name
-        self._stated = size
+        self._stated_bytes = size
         self._hold_s = hold_s
         self._claim = claim
-        self._kept_bytes = 0
-        self._kept_until = 0.0  # by our own clock
-        self._lost: OverQuota | None = None
+        self._reserved_bytes = 0
+        self._reserved_until = 0.0  # monotonic seconds of this process
+        self._failure: OverQuota | None = None
 
     async def take(self, size: int) -> None:
+        """Reserves `size` bytes in all, for another `hold_s`. Raises `OverQuota`."""
         if self._quota is None:
             return
         began = time.monotonic()
@@ -225,55 +242,57 @@ class Upload:
             upload=self.nuid, name=self._name, size_bytes=size, until=time.time() + self._hold_s
         )
         await self._uploads.enter(self._user, self._quota, hold, self._hold_s)
-        self._kept_bytes = max(self._kept_bytes, size)
-        self._kept_until = began + self._hold_s
+        self._reserved_bytes = max(self._reserved_bytes, size)
+        self._reserved_until = began + self._hold_s
 
     async def keep(self) -> None:
-        """As long as it is on its way."""
+        """Renews reservation and claim until cancelled, or until the quota has no room any more."""
         while True:
             await asyncio.sleep(self._hold_s / 3)
             try:
-                await self.take(self._kept_bytes)
+                await self.take(self._reserved_bytes)
                 if self._claim is not None:
                     self._claim = await self._uploads.claim_again(
                         self._name, self._user, self._claim, self._hold_s
                     )
             except OverQuota as error:
-                self._lost = error
+                self._failure = error
                 return
             except DmscError as error:
                 log.warning("room for a data set not kept", name=self._name, reason=error.text)
 
     async def within(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces for which there is room; behind the last one it is certain that there was for all.
+        """Yields the pieces while there is room for them; after the last one, all of them had room.
 
         Raises:
-            OverQuota: there is none for the next.
+            OverQuota: there is no room for the next piece.
         """
-        came = 0
+        received = 0
         async for piece in pieces:
-            came += len(piece)
-            if self._lost is not None:
-                raise self._lost
-            if self._quota is not None and came > self._kept_bytes:
-                await self._grow(came)
+            received += len(piece)
+            if self._failure is not None:
+                raise self._failure
+            if self._quota is not None and received > self._reserved_bytes:
+                await self._grow(received)
             yield piece
-        if self._quota is not None and time.monotonic() > self._kept_until:  # we stood still for long
-            await self.take(self._kept_bytes)
+        if (
+            self._quota is not None and time.monotonic() > self._reserved_until
+        ):  # this process stalled for long
+            await self.take(self._reserved_bytes)
 
-    async def _grow(self, came: int) -> None:
+    async def _grow(self, received: int) -> None:
         try:
-            await self.take(came + max(GROWTH_BYTES, came))
+            await self.take(received + max(GROWTH_BYTES, received))
         except OverQuota:
-            await self.take(came)
+            await self.take(received)
 
     async def stored(self) -> None:
-        """From now on the data set counts as this user's; one that had an owner stays theirs."""
+        """Makes the data set this user's for good; one that had an owner stays with that owner."""
         await self._uploads.claim_again(self._name, self._user, self._claim, None)
         self._claim = None
 
     async def end(self) -> None:
-        if self._quota is not None and self._kept_bytes:
+        if self._quota is not None and self._reserved_bytes:
             await self._uploads.leave(self._user, self.nuid, self._hold_s)
         if self._claim is not None:
             await self._uploads.disclaim(self._name, self._claim)

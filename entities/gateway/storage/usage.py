@@ -1,4 +1,4 @@
-"""What users have stored on the bus, and whose a data set is: asked when a job or a data set is handed in."""
+"""What each user has stored on the bus, and whether there is room for one more job or data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATASETS = "datasets"
 
 
 class StoredUse:
-    """`records`: all jobs that are known, ended ones too."""
+    """Each user's jobs, slots, data sets and stored bytes. `records` returns all known jobs, ended or not."""
 
     def __init__(self, bus: Bus, records: Callable[[], Iterable[JobRecord]]) -> None:
         self._bus = bus
@@ -28,35 +28,42 @@ class StoredUse:
         self._uploads = Uploads(bus, self._count)
 
     async def of(self, user: str) -> QuotaUse:
-        """All that a user has: jobs, slots, data sets, and bytes on the bus."""
+        """The user's jobs, slots, data sets, and bytes on the bus."""
         return (await self._count(user, ()))[0]
 
     async def _count(
         self, user: str, on_their_way: tuple[UploadHold, ...]
     ) -> tuple[QuotaUse, frozenset[str]]:
-        """… with uploads that have not arrived, each counted once; and the names of their data sets."""
+        """The user's use with `on_their_way` counted in, and the names of their data sets.
+
+        An upload whose object is stored already counts once.
+        """
         records = tuple(self._records())
         jobs = {record.job for record in records if record.user == user}
-        mine = {entry.message.name for entry in await self._owners.entries() if entry.message.user == user}
-        stored, names, arrived = 0, set(), set()
+        owned_names = {
+            entry.message.name for entry in await self._owners.entries() if entry.message.user == user
+        }
+        stored_bytes, names, stored_nuids = 0, set(), set()
         for info in await self._bus.objects.list():
             folder, _, name = info.name.partition("/")
-            owned = name in mine if folder == DATASETS else not jobs.isdisjoint(info.name.split("/"))
-            stored += info.size if owned else 0
-            if folder == DATASETS and owned:
+            is_owned = (
+                name in owned_names if folder == DATASETS else not jobs.isdisjoint(info.name.split("/"))
+            )
+            stored_bytes += info.size if is_owned else 0
+            if folder == DATASETS and is_owned:
                 names.add(name)
-                arrived.add(info.nuid)
-        coming = [hold for hold in on_their_way if hold.upload not in arrived]
-        names |= {hold.name for hold in coming}
-        stored += sum(hold.size_bytes for hold in coming)
-        use = used_by(user, records).plus(QuotaUse(stored_bytes=stored, datasets=len(names)))
+                stored_nuids.add(info.nuid)
+        pending = [hold for hold in on_their_way if hold.upload not in stored_nuids]
+        names |= {hold.name for hold in pending}
+        stored_bytes += sum(hold.size_bytes for hold in pending)
+        use = used_by(user, records).plus(QuotaUse(stored_bytes=stored_bytes, datasets=len(names)))
         return use, frozenset(names)
 
     async def admit_job(self, access: AccessDecision) -> None:
-        """A job writes what nobody knows yet: it may begin while there is room at all.
+        """Admits a job while at least one byte is free: how much the job will write is unknown.
 
         Raises:
-            OverQuota: there is none left.
+            OverQuota: no byte is left of the user's quota.
         """
         if access.quota is None or access.quota.stored_bytes is None:
             return
@@ -72,5 +79,5 @@ class StoredUse:
         return self._uploads.begin(access, name, size, hold_s)
 
     async def removed(self, name: str) -> None:
-        """Nobody owns a data set of that name any more."""
+        """Drops the ownership of a data set that was deleted."""
         await self._uploads.removed(name)

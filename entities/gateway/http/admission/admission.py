@@ -1,9 +1,9 @@
-"""The first thing that a request meets at the HTTP door: its correlation, its limits, its line in the log.
+"""The outermost ASGI layer of the HTTP API: each request's correlation, its limits, and its line in the log.
 
-Plain ASGI and outermost, so that a refusal costs a fraction of an answer: while the gateway stops, beyond an
-identity's rate, and while there is more to do than the process can (`HttpLoad`), it is `503` or `429` with
-`Retry-After` before anything was begun. So whatever was refused here may be repeated without harm. What was
-answered a moment ago and is still true is answered here, too (`ResponseCache`).
+It is plain ASGI, so that a refusal costs a fraction of an answer. It answers `503` or `429` with
+`Retry-After` while the gateway stops, above an identity's rate, and under overload (`HttpLoad`). Nothing was
+begun then, so a refused request may be repeated without harm. Answers that still hold are repeated here too
+(`ResponseCache`).
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
 log = get_logger("door")
 
 QUIET = PROBES | {"/metrics"}
-"""Asked for all day long by machines: their lines are for debugging."""
+"""Paths that machines poll all day: their log lines are on the debug level."""
 ONCE = frozenset(
     (
         *(b"authorization", b"content-length", b"content-type", b"host"),
         *(b"idempotency-key", b"last-event-id", b"range"),
     )
 )
-"""Headers that mean something here, and may stand in a request once."""
+"""Headers with a meaning here: a request may have each of them once."""
 NO_TOKEN = "no token; send the header Authorization: Bearer TOKEN"
 PAGES = (PAGE, DOCS)
 DATA = [
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
     (b"x-content-type-options", b"nosniff"),
 ]
-"""With all that is no page of ours: whatever a job or a data set holds, a browser runs nothing of it."""
+"""Headers of every answer but our pages: a browser then runs nothing that a job or a data set contains."""
 _BEARER = re.compile(rb"^bearer +(\S+) *$", re.IGNORECASE)
 
 Refusal = tuple[HTTPStatus, str, str, int]
-"""Status, code, what to say, and when to come back in seconds (0: `RateGrant.headers` says it, or never)."""
+"""Status, code, text, and seconds for `Retry-After` (0: none, or `RateGrant.headers` has it)."""
 
 
 class RequestAdmission:
-    """ASGI around the application. Headers and query are never logged: they may hold secrets."""
+    """An ASGI layer around the application. It never logs headers or queries: they may hold secrets."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class RequestAdmission:
         self._metrics = metrics
         self._load = load
         self._reads = reads
-        self._known = Buckets(config.rate)
-        self._unknown = Buckets(config.unknown_rate)
+        self._user_buckets = Buckets(config.rate)
+        self._address_buckets = Buckets(config.unknown_rate)
         self._most_stalled = config.stalled_each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,19 +84,19 @@ class RequestAdmission:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        given, span = asked(headers)
-        with correlated(given, span=span) as correlation:
-            told = _ResponseHeaders(send, [(name, correlation.encode()) for name in HEADERS])
-            if not scope["path"].startswith(PAGES):  # these have a policy of their own
-                told.extra += DATA
+        caller_id, span = asked(headers)
+        with correlated(caller_id, span=span) as correlation:
+            response = _ResponseHeaders(send, [(name, correlation.encode()) for name in HEADERS])
+            if not scope["path"].startswith(PAGES):  # pages have a policy of their own
+                response.extra += DATA
             begun = time.monotonic()
             try:
-                await self._admit(scope, headers, receive, told)
+                await self._admit(scope, headers, receive, response)
             finally:
-                self._note(scope, told, begun)
+                self._note(scope, response, begun)
 
     async def _admit(
-        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, told: _ResponseHeaders
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, response: _ResponseHeaders
     ) -> None:
         is_probe = scope["path"] in PROBES
         bearer = _BEARER.match(headers.get(b"authorization", b""))
@@ -105,35 +105,35 @@ class RequestAdmission:
         client = scope.get("client")
         facts = RequestFacts(f"user {user}" if user is not None else f"address {client[0] if client else ''}")
         if not is_probe:
-            # A page is some twenty files, without secrets: who loads it again and again guesses no token.
+            # A page is some twenty files without secrets: loading it often is no attempt to guess tokens.
             is_page = scope["path"].startswith(PAGE)
-            buckets = self._known if user is not None or is_page else self._unknown
+            buckets = self._user_buckets if user is not None or is_page else self._address_buckets
             grant = buckets.take(facts.identity, time.monotonic())
-            told.extra += grant.headers()
-            refusal = self._refusal(grant) or _given_twice(scope)
+            response.extra += grant.headers()
+            refusal = self._refusal(grant) or _repeated_header(scope)
             if refusal is not None:
-                await _refuse(told, *refusal)
+                await _refuse(response, *refusal)
                 return
             await self._load.turn()
-        kept = self._reads.find(scope)
-        if kept is not None and self._guard.remembered(token, kept.action, kept.resource):
-            await _repeat(told, kept)
+        cached = self._reads.find(scope)
+        if cached is not None and self._guard.remembered(token, cached.action, cached.resource):
+            await _repeat(response, cached)
             return
-        scope["dmsc"] = told.facts = facts
-        told.load = self._load
+        scope["dmsc"] = response.facts = facts
+        response.load = self._load
         self._load.enter()
         try:
             if has_body(headers) and not is_probe:
-                if user is None and (refusal := await self._stranger(token)) is not None:
-                    await _refuse(told, *refusal)
+                if user is None and (refusal := await self._unknown_user_refusal(token)) is not None:
+                    await _refuse(response, *refusal)
                     return
                 receive = self._stalling(receive, self._guard.user_of(token) or facts.identity)
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, response)
         finally:
-            told.leave()
+            response.leave()
 
-    async def _stranger(self, token: str) -> Refusal | None:
-        """Why the body of somebody who was never let in is not read; None where it is to be."""
+    async def _unknown_user_refusal(self, token: str) -> Refusal | None:
+        """Why the body of an unknown user is not read; None if it is to be read."""
         if not token:
             return HTTPStatus.UNAUTHORIZED, Refused.code, NO_TOKEN, 0
         try:
@@ -146,11 +146,11 @@ class RequestAdmission:
         return None
 
     def _stalling(self, receive: Receive, identity: str) -> Receive:
-        """`receive` that keeps account of whose bodies we wait for."""
+        """Wraps `receive` to count the bodies of each identity that wait for the client's next bytes."""
         stalled = self._load.stalled
         is_whole = False
 
-        async def receiving() -> Message:
+        async def counted_receive() -> Message:
             nonlocal is_whole
             if is_whole:
                 return await receive()
@@ -168,41 +168,41 @@ class RequestAdmission:
             is_whole = not message.get("more_body", False)
             return message
 
-        return receiving
+        return counted_receive
 
-    def _note(self, scope: Scope, told: _ResponseHeaders, begun: float) -> None:
-        self._metrics.answered[told.status] += 1
-        tell = log.debug if scope["path"] in QUIET else log.info
-        tell(
+    def _note(self, scope: Scope, response: _ResponseHeaders, begun: float) -> None:
+        self._metrics.answered[response.status] += 1
+        write = log.debug if scope["path"] in QUIET else log.info
+        write(
             "http request",
             gateway=self._metrics.gateway,
             method=scope["method"],
             path=scope["path"],
-            status=told.status,
-            bytes=told.sent,
+            status=response.status,
+            bytes=response.sent,
             ms=round(1e3 * (time.monotonic() - begun), 1),
         )
 
     def _refusal(self, grant: RateGrant) -> Refusal | None:
         load = self._load
         if load.draining:
-            reason, said = "draining", "this gateway stops; ask another one"
+            reason, text = "draining", "this gateway stops; ask another one"
         elif not grant.allowed:
             load.refused["rate"] += 1
-            said = (
+            text = (
                 f"more requests than {grant.limit} at once; Retry-After and RateLimit-Reset say when to go on"
             )
-            return HTTPStatus.TOO_MANY_REQUESTS, RateLimited.code, said, 0
+            return HTTPStatus.TOO_MANY_REQUESTS, RateLimited.code, text, 0
         elif reason := load.too_much(asyncio.get_running_loop().time()):
-            said = BUSY
+            text = BUSY
         else:
             return None
         load.refused[reason] += 1
-        return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, said, 1
+        return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, text, 1
 
 
 class _ResponseHeaders:
-    """What goes to the client: `send` with a few more headers, and with its account."""
+    """`send` with additional headers, which records the status and the bytes sent."""
 
     __slots__ = ("_send", "extra", "facts", "load", "sent", "status")
 
@@ -210,7 +210,7 @@ class _ResponseHeaders:
         self._send = send
         self.extra = extra
         self.facts: RequestFacts | None = None
-        self.load: HttpLoad | None = None  # where this request counts as open
+        self.load: HttpLoad | None = None  # set while this request counts as open
         self.status = 0
         self.sent = 0
 
@@ -225,7 +225,7 @@ class _ResponseHeaders:
         await self._send(message)
 
     def leave(self) -> None:
-        """It is answered, or has become a stream, which counts elsewhere; twice is fine."""
+        """Ends this request's count as open: it is answered, or became a stream. Twice is fine."""
         if self.load is not None:
             self.load.leave()
             self.load = None
@@ -236,19 +236,19 @@ def has_body(headers: dict[bytes, bytes]) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
 
 
-def _given_twice(scope: Scope) -> Refusal | None:
-    """A request of which a proxy before us, or a part of ourselves, may read another one of the two."""
+def _repeated_header(scope: Scope) -> Refusal | None:
+    """Refuses a header given twice: a proxy, or another part of the gateway, might read the other value."""
     names = [name for name, _ in scope["headers"] if name in ONCE]
     for name in names:
         if names.count(name) > 1:
-            said = f"the header {name.decode()} stands there {names.count(name)} times; send it once"
-            return HTTPStatus.BAD_REQUEST, BadInput.code, said, 0
+            text = f"the header {name.decode()} stands there {names.count(name)} times; send it once"
+            return HTTPStatus.BAD_REQUEST, BadInput.code, text, 0
     return None
 
 
-async def _repeat(send: Send, kept: CachedResponse) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": kept.headers})
-    await send({"type": "http.response.body", "body": kept.body})
+async def _repeat(send: Send, cached: CachedResponse) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": cached.headers})
+    await send({"type": "http.response.body", "body": cached.body})
 
 
 async def _refuse(send: Send, status: HTTPStatus, code: str, detail: str, retry_after_s: int) -> None:

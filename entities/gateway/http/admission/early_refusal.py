@@ -1,9 +1,9 @@
-"""Under overload: an answer before the request is parsed, for what an answer would cost otherwise.
+"""Refusals under overload that are sent before the request is parsed, because parsing costs too much then.
 
-Reading the head of a request, making a task and walking through the application takes a good part of a
-millisecond, whatever comes out. While there are more requests than the gateway can do (`HttpLoad.too_much`),
-a whole GET on an idle connection gets the same ready-made `503` with `Retry-After`; the connection stays. The
-rest, and whatever is not that plain, is refused by `Admission`. Probes are always answered.
+Parsing a request's head, making a task and passing through the application takes a good part of a
+millisecond, whatever the answer. Under overload (`HttpLoad.too_much`) a complete GET on an idle connection
+gets a ready-made `503` with `Retry-After`, and the connection stays open. All other requests go to
+`RequestAdmission`, which refuses them after parsing. Probes are always answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from entities.gateway.http.problems import MEDIA_TYPE, problem
 from schemas.errors import Overloaded
 
 PROBES = frozenset({"/healthz", "/readyz"})
-"""Answered whatever happens: they say what happens."""
+"""Paths that are answered even under overload, because they report on the gateway's state."""
 BUSY = "more requests come than this gateway can do; come back in a second"
 _BODY = json.dumps(problem(HTTPStatus.SERVICE_UNAVAILABLE, BUSY, Overloaded.code, retryable=True)).encode()
 REFUSAL = (
@@ -34,11 +34,13 @@ _MORE = re.compile(
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether this is one whole GET of HTTP/1.1, without a body, on a connection that is to stay. What looks
-    any odder is left to a parser."""
+    """Whether `data` is exactly one complete HTTP/1.1 GET without a body, on a connection that stays open.
+
+    Everything else is left to the parser.
+    """
     if not data.startswith(b"GET /") or data.find(b"\r\n\r\n") != len(data) - 4:
         return False
-    if data.count(b"\n") != data.count(b"\r\n"):  # a parser may take a bare one for the end of a line
+    if data.count(b"\n") != data.count(b"\r\n"):  # a parser may take a bare \n for the end of a line
         return False
     return data[: data.find(b"\r\n")].endswith(b" HTTP/1.1") and _MORE.search(data) is None
 
@@ -46,10 +48,13 @@ def is_plain(data: bytes) -> bool:
 def refusing_early(
     protocol: type[Any], load: HttpLoad, refused: Callable[[], None]
 ) -> type[asyncio.Protocol]:
-    """`protocol`, of `with_deadlines`, that looks at `load` first; `refused` hears of each refusal."""
+    """A subclass of `protocol` (from `with_deadlines`) that checks `load` first.
+
+    It calls `refused` once per refusal.
+    """
 
     class Early(protocol):  # type: ignore[misc]  # whichever parser there is
-        is_plain_so_far = True  # nothing but whole plain requests came: nothing is left in the parser
+        is_plain_so_far = True  # only complete plain requests came, so the parser holds no rest of one
 
         def data_received(self, data: bytes) -> None:
             plain = self.is_plain_so_far = self.is_plain_so_far and is_plain(data)
@@ -65,7 +70,7 @@ def refusing_early(
             return self.cycle is None or self.cycle.response_complete
 
         def _refuse(self, reason: str) -> None:
-            if self.flow.write_paused:  # it sends, and reads no answer
+            if self.flow.write_paused:  # the client sends without reading its answers
                 self.transport.abort()
                 return
             load.refuse_unread(reason, self.loop.time())

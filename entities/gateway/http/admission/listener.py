@@ -1,6 +1,6 @@
-"""Uvicorn inside a service's own event loop: one socket, no signal handlers, an orderly end.
+"""Uvicorn inside a service's own event loop: one socket, no signal handlers, an orderly shutdown.
 
-Imported only where a gateway has an HTTP door: FastAPI and uvicorn cost about 12 MB of memory.
+Imported only where a gateway has an HTTP API: FastAPI and uvicorn cost about 12 MB of memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from entities.http_server.acceptor import Acceptor
 from entities.http_server.connection_limits import OpenConnections
 from schemas.errors import BadInput
 
-GRACE_S = 1  # whole seconds from the end of the drain until what is still open is cut off
+GRACE_S = 1  # whole seconds from the end of the drain until open connections are closed
 BACKLOG = 1024
 _ANYWHERE = {"0.0.0.0", "::", ""}
 
@@ -36,20 +36,20 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the business of whoever runs the loop, not of one of its services."""
+        """Installs no signal handlers: signals belong to the process, not to one of its services."""
         yield
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes any free one. Raises `BadInput` with one line where it can't be had."""
+    """A listening socket; port 0 takes any free port. Raises `BadInput` with one line if that fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol: asyncio takes Nagle's algorithm off only such connections, and the second part of an
-    # answer would wait 40 ms for the acknowledgement of the first.
+    # The protocol is given because asyncio disables Nagle's algorithm only for such sockets; otherwise the
+    # second part of an answer would wait 40 ms for the acknowledgement of the first.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        # Here and not in uvicorn: two may bind, only one can listen, and the other must hear it now.
+        # Here and not in uvicorn: two processes may bind, only one can listen, and the other must fail now.
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
@@ -65,7 +65,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(sock: socket.socket, host: str, advertised_host: str = "", protocol: str = "http") -> str:
-    """The URL to tell others: `advertised_host`, or `host` where that names one machine."""
+    """The URL that others use: with `advertised_host`, else with `host` if that names one machine."""
     name = advertised_host or ("127.0.0.1" if host in _ANYWHERE else host)
     return f"{protocol}://{f'[{name}]' if ':' in name else name}:{sock.getsockname()[1]}"
 
@@ -73,17 +73,22 @@ def url_of(sock: socket.socket, host: str, advertised_host: str = "", protocol: 
 def configured(
     app: ASGIApp, tls: tuple[Path, Path] | None = None, proxies: Sequence[str] = ()
 ) -> uvicorn.Config:
-    """How `app` is served. `tls`: certificate and key; None: plain HTTP. `proxies`: addresses or networks of
-    those whose word on a client's address counts (`X-Forwarded-For`); nobody else's does.
+    """Uvicorn's configuration for `app`.
 
-    Raises `BadInput` with one line where these can't be used.
+    Args:
+        app: the ASGI application.
+        tls: paths of certificate and key; None: plain HTTP.
+        proxies: addresses or networks of proxies whose `X-Forwarded-For` is trusted; no other's is.
+
+    Raises:
+        BadInput: with one line, if certificate and key can't be used.
     """
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
-        http="auto",  # httptools, and h11 where that is not
+        http="auto",  # httptools, or h11 where httptools is not installed
         ws="none",
         server_header=False,
         proxy_headers=bool(proxies),
@@ -105,21 +110,21 @@ def configured(
 async def serving(
     config: uvicorn.Config, sock: socket.socket, drain: Callable[[], Awaitable[None]], room: OpenConnections
 ) -> AsyncIterator[None]:
-    """Serve on the socket for the length of the block; `drain` ends what is open before it stops.
+    """Serves on the socket for the length of the block; `drain` ends open requests before the server stops.
 
-    `room`: what the protocol of `config` tells of its connections.
+    `room`: the connections that the protocol of `config` reports to.
     """
     server = _Server(config)
 
     def protocol() -> asyncio.Protocol:
-        # uvicorn calls it a class of protocols, which have no arguments in common
-        made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+        # uvicorn types it as a class of protocols, which have no arguments in common
+        connection: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
             config=config,
             server_state=server.server_state,
             app_state=server.lifespan.state,
             _loop=asyncio.get_running_loop(),
         )
-        return made
+        return connection
 
     acceptor = Acceptor(sock, room, protocol, config.ssl)
     task = asyncio.create_task(server.serve(sockets=[]), name="http")

@@ -1,7 +1,7 @@
-"""Answers to reads, as the bytes that went out, for as long as they are still true.
+"""A cache of answers to reads, as the bytes that were sent, for as long as they are still true.
 
-What many ask again and again, a job's record for example, is the same for everybody who may see it. Whether
-the asker may is asked of the guard each time; only the work of making the same answer again is spared.
+A job's record, for example, is read again and again, and is the same for every bearer who may see it. Access
+is checked for each request all the same; the cache only saves making the same answer again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from fastapi import Request, Response
 from starlette.types import Scope
 
 MOST_BYTES = 8 << 20
-"""Of all answers, about; beyond it all are forgotten, which costs one answer each."""
+"""About the size of the whole cache; above it the cache is emptied, which costs one new answer each."""
 ONE_BYTES = 256 << 10
+"""The largest body that is cached."""
 EACH_BYTES = 1 << 10
-"""Of memory, beside the body."""
+"""Memory of one entry, beside its body."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """An answer to whoever may do `action` on `resource`, while `present()` is `of`."""
+    """An answer for bearers who may do `action` on `resource`; true while `present()` is the object `of`."""
 
     action: str
     resource: str
@@ -36,10 +37,10 @@ class CachedResponse:
 
 
 class ResponseCache:
-    """By path and query."""
+    """Cached answers by path and query."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, bytes], CachedResponse] = {}
+        self._responses: dict[tuple[str, bytes], CachedResponse] = {}
         self._bytes = 0
 
     def keep(
@@ -51,20 +52,22 @@ class ResponseCache:
         of: object,
         present: Callable[[], object],
     ) -> Response:
-        """`answer`, which was made of `of`; it holds while `present()` still gives that very object."""
+        """Stores and returns `answer`, made of `of`; it is true while `present()` returns that object."""
         key = (request.scope["path"], request.scope["query_string"])
         body = bytes(answer.body)
         if present() is of and len(body) <= ONE_BYTES:
-            if key not in self._kept:
+            if key not in self._responses:
                 self._bytes += len(body) + EACH_BYTES
             if self._bytes > MOST_BYTES:
-                self._kept.clear()
+                self._responses.clear()
                 self._bytes = len(body) + EACH_BYTES
-            self._kept[key] = CachedResponse(action, resource, of, present, tuple(answer.raw_headers), body)
+            self._responses[key] = CachedResponse(
+                action, resource, of, present, tuple(answer.raw_headers), body
+            )
         return answer
 
     def find(self, scope: Scope) -> CachedResponse | None:
         if scope["method"] != "GET":
             return None
-        found = self._kept.get((scope["path"], scope["query_string"]))
-        return found if found is not None and found.is_true else None
+        response = self._responses.get((scope["path"], scope["query_string"]))
+        return response if response is not None and response.is_true else None

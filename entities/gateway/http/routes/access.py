@@ -1,7 +1,7 @@
 """Users and their tokens, rules, and the audit stream.
 
-A new token is told in the answer to the request that made it, and nowhere else: so these answers are not kept
-for repetitions, whatever idempotency key came with them.
+A new token is stated only in the answer to the request that made it. So these answers are never stored for
+repetitions, whatever idempotency key comes with the request.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def access(door: HttpContext) -> APIRouter:
 
     @router.get("/users", response_model=UserAnswer, tags=["users"])
     async def users(token: Token) -> Response:
-        """Who is a user, with the ids and times of their tokens."""
+        """All users, with the ids and times of their tokens."""
         return _json(await desk.command(token, "list"))
 
     @router.post("/users", status_code=201, response_model=UserAnswer, tags=["users"])
     async def add(new: NewUser, token: Token) -> Response:
-        """A new user, and their first token: it is shown this once."""
+        """Add a user. The answer shows the user's first token, this one time."""
         answer = await desk.command(token, "add", new.name, role=new.role, expires_s=new.expires_s)
         return _json(answer, 201)
 
@@ -59,7 +59,7 @@ def access(door: HttpContext) -> APIRouter:
         token: Token,
         expires_s: Annotated[Seconds | None, Query(gt=0, description="default: 8 h")] = None,
     ) -> Response:
-        """Another token of a user: it is shown this once."""
+        """Make another token of a user. The answer shows it, this one time."""
         return _json(await desk.command(token, "token", name, expires_s=expires_s), 201)
 
     @router.post("/users/{name}/revoke", response_model=UserAnswer, tags=["users"])
@@ -69,14 +69,14 @@ def access(door: HttpContext) -> APIRouter:
         token_id: Annotated[str | None, Query(description="one token; default: all of them")] = None,
         reason: Reason = "",
     ) -> Response:
-        """Tokens of a user open nothing any more, at once and everywhere."""
+        """Revoke one token of a user, or all of them, at once and everywhere."""
         if token_id is not None and not is_token(token_id):
             raise NotFound("there is no such token; an id has only letters, digits, _ and -")
         return _json(await desk.command(token, "revoke", name, token_id=token_id, reason=reason))
 
     @router.delete("/users/{name}", response_model=UserAnswer, tags=["users"])
     async def remove(name: UserName, token: Token, reason: Reason = "") -> Response:
-        """A user goes, and all their tokens with them."""
+        """Remove a user, with all their tokens."""
         return _json(await desk.command(token, "remove", name, reason=reason))
 
     @router.get("/access/explain", response_model=AccessExplanation, tags=["users"])
@@ -86,7 +86,7 @@ def access(door: HttpContext) -> APIRouter:
         user: Annotated[str, Query(max_length=120, description="a name, or a role; default: yourself")] = "",
         resource: Annotated[str, Query(max_length=512, description="a job, node, module, …")] = "",
     ) -> Response:
-        """Which rule lets whom do what, or why none does."""
+        """Explain which rule permits a user an action on a resource, or why none does."""
         return _json(await desk.explain(token, user, action, resource))
 
     @router.get("/audit", response_model=AuditPage, tags=["audit"])
@@ -97,7 +97,7 @@ def access(door: HttpContext) -> APIRouter:
         ] = None,
         limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
     ) -> Response:
-        """Refusals and privileged acts, hash-chained; in order from `start`, or the latest."""
+        """The audit stream, hash-chained: refusals and privileged acts, from `start` on or the latest."""
         page = await (desk.latest(token, limit) if start is None else desk.audit(token, start, limit))
         return _json(page)
 

@@ -1,8 +1,8 @@
-"""Faults on purpose: an operator has a node agent strike an instance, and watches what the mesh makes of it.
+"""Fault injection: an operator has a node agent kill, freeze or resume an instance.
 
-Nothing of it is announced: as with `dmsc chaos`, which strikes processes from outside (ADR-0010), the mesh
-has to find out by itself. Both are on the audit stream, which no recovery reads: the one before it is done,
-the other when `dmsc chaos` tells of it.
+The fault is not announced to the mesh, which has to detect it by itself; so it is with `dmsc chaos`, which
+injects faults into processes from outside (ADR-0010). Both are recorded on the audit stream, which no
+recovery reads: faults of this API before they are injected, those of `dmsc chaos` when it reports them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schemas.registry import InstanceState
 log = get_logger("door")
 
 TIMEOUT_S = 5.0
-"""The agent's answer. Asked once: a fault that is repeated is another fault."""
+"""For the agent's answer. The request is never repeated: a repeated fault would be another fault."""
 
 
 def chaos(door: HttpContext) -> APIRouter:
@@ -32,7 +32,7 @@ def chaos(door: HttpContext) -> APIRouter:
 
     @router.post("/faults", status_code=202, response_model=Struck, openapi_extra=body_of(StrikeBody))
     async def strike(token: Token, keyed: IdempotencyKey) -> Response:
-        """Kill, freeze or resume an instance; for operators. What comes of it is in `/v1/faults`."""
+        """Kill, freeze or resume an instance; for operators. `/v1/faults` shows what the mesh detects."""
         text = await door.body(keyed)
         body = parse(StrikeBody, text)
 
@@ -56,8 +56,10 @@ def chaos(door: HttpContext) -> APIRouter:
         "/outside", status_code=202, response_model=OutsideFault, openapi_extra=body_of(OutsideFault)
     )
     async def outside(token: Token, keyed: IdempotencyKey) -> Response:
-        """Put on the audit stream that a process was struck from outside, as `dmsc chaos` does it; for
-        operators. Nothing else comes of it."""
+        """Record on the audit stream that a process was killed or frozen from outside; for operators.
+
+        `dmsc chaos` does so for each fault that it injects. Nothing else follows from it.
+        """
         text = await door.body(keyed)
         body = parse(OutsideFault, text)
         struck = f"{body.victim} ({body.fault})"

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: which there are, and their files."""
+"""Checkpoints of a job: the list, their manifests, and their files."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def checkpoints(door: HttpContext) -> APIRouter:
             page.cursor,
             descending=True,
         )
-        found = []
+        page_items = []
         for name in names:
             url = store.url_of(folders[name])
-            with contextlib.suppress(DamagedCheckpoint):  # or removed meanwhile
+            with contextlib.suppress(DamagedCheckpoint):  # damaged, or removed meanwhile
                 manifest = await read_manifest(door.files, url)
-                found.append(PublishedCheckpoint(name=name, url=url, manifest=manifest))
-        return paged(request, CheckpointPage(checkpoints=tuple(found), next=after))
+                page_items.append(PublishedCheckpoint(name=name, url=url, manifest=manifest))
+        return paged(request, CheckpointPage(checkpoints=tuple(page_items), next=after))
 
     @router.get("/{name}", response_model=PublishedCheckpoint)
     async def one(job: JobId, name: CheckpointName, token: Token) -> Response:
-        """One of them."""
+        """One checkpoint of the job, with its manifest."""
         url = folder_of(await door.desk.read(token, job))
         manifest = await manifest_of(url, job, name)
         return answer(PublishedCheckpoint(name=name, url=f"{url}/{name}", manifest=manifest))
@@ -66,7 +66,7 @@ def checkpoints(door: HttpContext) -> APIRouter:
     async def file(
         job: JobId, name: CheckpointName, path: str, token: Token, byte_range: ByteRange = None
     ) -> Response:
-        """One file of a checkpoint, or a range of its bytes; `path` as its manifest names it."""
+        """One file of a checkpoint, or a range of its bytes. `path`: as the manifest names the file."""
         url = folder_of(await door.desk.files_of(token, job))
         if path != MANIFEST_NAME and path not in (await manifest_of(url, job, name)).files:
             raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)

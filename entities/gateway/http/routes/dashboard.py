@@ -1,7 +1,7 @@
-"""The dashboard's HTTP: its files, one aggregated view, live events, log search, and the tap.
+"""The dashboard's routes: its files, one aggregated view, live events, log search, and the tap.
 
-Files need no token, for nothing of the mesh is in them; all the rest is checked by Type 3, a stream for as
-long as it is open (`HttpContext.stream`).
+The files need no token, because they contain nothing of the mesh. All else is checked by Type 3; a stream is
+checked for as long as it is open (`HttpContext.stream`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from schemas.errors import NotFound
 
 
 def dashboard(door: HttpContext) -> APIRouter:
-    """The routes of the page and of what stands behind it."""
+    """The routes of the page's files and of the data that the page shows."""
     router = APIRouter()
     _files(router)
     _views(router, door)
@@ -34,11 +34,11 @@ def dashboard(door: HttpContext) -> APIRouter:
 
 def _files(router: APIRouter) -> None:
     @router.get("/", include_in_schema=False)
-    async def front() -> Response:
+    async def root() -> Response:
         return RedirectResponse(PATH, 307)
 
     @router.get("/dashboard", include_in_schema=False)
-    async def bare() -> Response:
+    async def dashboard_without_slash() -> Response:
         return RedirectResponse(PATH, 307)
 
     @router.get(f"{PATH}{{path:path}}", include_in_schema=False)
@@ -57,7 +57,7 @@ def _views(router: APIRouter, door: HttpContext) -> None:
 
     @router.get("/v1/overview", tags=["dashboard"])
     async def overview(token: Token) -> JSONResponse:
-        """All that a page needs, in one call: what `/v1/live` begins with."""
+        """All that a page needs, in one call: the first event of `/v1/live`."""
         access = await desk.may_look(token)
         whole = await desk.feed.whole()
         return JSONResponse({"you": desk.you(access), **whole}, headers={"Cache-Control": "no-store"})
@@ -90,9 +90,9 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
         ] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     ) -> JSONResponse:
-        """The latest log lines that fit, oldest first; `next` continues where this search ended."""
+        """The latest log lines that match, oldest first; `next` continues where this search ended."""
         await desk.guard.check(token, "tap.read", "logs")
-        wanted = Search(
+        search = Search(
             text=text,
             level=level,
             sid=sid,
@@ -101,7 +101,7 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
             start=start,
             limit=limit,
         )
-        return JSONResponse(await desk.logs.search(wanted), headers={"Cache-Control": "no-store"})
+        return JSONResponse(await desk.logs.search(search), headers={"Cache-Control": "no-store"})
 
     @router.get("/v1/tap", response_class=EventStream, responses=STREAM, tags=["dashboard"])
     async def tap(
@@ -129,13 +129,13 @@ async def _streaming(
     resource: str,
     frames: AsyncGenerator[bytes, None],
 ) -> EventStream:
-    """Waits for the first frame, so that what goes wrong until then has a status of its own."""
+    """Waits for the first frame, so that an error until then gets a status of its own."""
     first = await anext(frames)
 
-    async def all_of() -> AsyncGenerator[bytes, None]:
+    async def all_frames() -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(frames):
             yield first
             async for frame in frames:
                 yield frame
 
-    return door.stream(request, token, action, resource, all_of())
+    return door.stream(request, token, action, resource, all_frames())

@@ -1,4 +1,4 @@
-"""Datasets in the bus's object store: stored, listed, fetched, removed."""
+"""Data sets in the bus's object store: list, store, fetch and remove them."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def datasets(door: HttpContext) -> APIRouter:
 
     @router.get("", response_model=DatasetPage)
     async def list_datasets(request: Request, token: Token, page: PageAsked) -> Response:
-        """What is stored, by name."""
+        """The stored datasets, by name."""
         await door.guard.check(token, "dataset.read", "datasets")
-        found = await objects.list(f"{FOLDER}/")
-        part, after = cut(found, lambda info: (info.name,), page.limit, page.cursor)
+        infos = await objects.list(f"{FOLDER}/")
+        part, after = cut(infos, lambda info: (info.name,), page.limit, page.cursor)
         return paged(request, DatasetPage(datasets=tuple(map(_dataset, part)), next=after))
 
     @router.put("/{name}", status_code=201, response_model=Dataset, openapi_extra=UPLOAD)
     async def store(name: Name, request: Request, token: Token) -> Response:
-        """Store a dataset; a job then names it as `data.source`. One of that name is replaced."""
+        """Store a dataset, in place of one of the same name; a job then names it as `data.source`."""
         access = await door.guard.check(token, "dataset.write", name)
         limit = door.config.max_dataset_bytes
-        stated = check_length(request, limit)
-        async with door.desk.stored.upload(access, name, stated, door.config.upload_hold_s) as upload:
+        stated_bytes = check_length(request, limit)
+        async with door.desk.stored.upload(access, name, stated_bytes, door.config.upload_hold_s) as upload:
             body = upload.within(BoundedBody(request, limit).pieces())
             info = await objects.put(f"{FOLDER}/{name}", body, upload.nuid)
             await upload.stored()
@@ -75,13 +75,13 @@ def datasets(door: HttpContext) -> APIRouter:
 
     @router.get("/{name}", response_class=File, responses=DOCUMENTED)
     async def load(name: Name, token: Token, byte_range: ByteRange = None) -> Response:
-        """Its bytes, or a range of them."""
+        """The dataset's bytes, or a range of them."""
         await door.guard.check(token, "dataset.read", name)
         return await file_answer(door.files(URL), name, byte_range)
 
     @router.delete("/{name}", response_model=Ack)
     async def delete(name: Name, token: Token) -> Response:
-        """Remove it. A job that reads it at this moment fails to; for operators."""
+        """Remove a dataset; for operators. A job that is reading it fails."""
         access = await door.guard.check(token, "dataset.delete", name)
         if not await objects.delete(f"{FOLDER}/{name}"):
             raise NotFound(f"there is no dataset {name}")

@@ -1,4 +1,4 @@
-"""The fault queue (draft §5.5): read and followed."""
+"""The fault queue (draft §5.5): list it, read one fault, or follow it."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def faults(door: HttpContext) -> APIRouter:
         state: FaultState | None = None,
     ) -> Response:
         """Each fault as it stands now, oldest first."""
-        found = [
+        matches = [
             fault for fault in (await door.desk.faults(token, job)).faults if state in (None, fault.state)
         ]
-        part, after = cut(found, lambda fault: (fault.opened_at, fault.id), page.limit, page.cursor)
+        part, after = cut(matches, lambda fault: (fault.opened_at, fault.id), page.limit, page.cursor)
         return paged(request, FaultPage(faults=part, next=after))
 
     @router.get("/events", response_class=EventStream, responses=STREAM)
@@ -53,7 +53,7 @@ def faults(door: HttpContext) -> APIRouter:
         start: FirstEvent = None,
         last_event_id: LastEventId = None,
     ) -> EventStream:
-        """Server-sent events: every record of the queue, replayed, then followed."""
+        """Server-sent events: the records of the queue so far, then each new one."""
         await door.guard.check(token, "fault.read", job or "faults")
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         first = first_sequence(start, last_event_id)

@@ -1,4 +1,4 @@
-"""Jobs: submitted, listed, read, scaled, moved, parked, resumed, ended, followed."""
+"""Jobs: submit, list, read, scale, move instances, park, resume, cancel, and follow their events."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def jobs(door: HttpContext) -> APIRouter:
         """The mesh's jobs in the order of their submission."""
         jobs = (await desk.list(token)).jobs
         revision = door.view.revision
-        found = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
-        part, after = cut(found, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
+        matches = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
+        part, after = cut(matches, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
         page_of_jobs = paged(request, JobPage(jobs=part, next=after))
         if not door.view.current.is_set():
             return page_of_jobs
@@ -90,7 +90,7 @@ def jobs(door: HttpContext) -> APIRouter:
         replicas: Annotated[int, Query(ge=1, le=100_000)],
         stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
     ) -> Response:
-        """More or fewer working replicas of one stage, or of all: joined and left between steps."""
+        """Set the number of working replicas of one stage, or of each; they join and leave between steps."""
 
         async def act() -> Answer:
             return made(await desk.scale(token, job, replicas, stage))
@@ -105,7 +105,7 @@ def jobs(door: HttpContext) -> APIRouter:
         sid: Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,120}$")],
         stage: Annotated[int, Query(ge=0, le=100_000)],
     ) -> Response:
-        """Have an instance leave its stage at the end of the step; its slot hosts one of `stage` instead."""
+        """Take an instance out of its stage at the end of the step; its slot then hosts one of `stage`."""
 
         async def act() -> Answer:
             return made(await desk.change_stage(token, job, sid, stage))
@@ -114,7 +114,7 @@ def jobs(door: HttpContext) -> APIRouter:
 
     @router.post("/{job}/park", response_model=JobRecord)
     async def park(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
-        """Have a job wait without slots until it is resumed: one's own, or any for operators."""
+        """Park a job: it waits without slots until it is resumed. Users park their own, operators any."""
 
         async def act() -> Answer:
             return made(await desk.park(token, job, reason))
@@ -123,7 +123,7 @@ def jobs(door: HttpContext) -> APIRouter:
 
     @router.post("/{job}/resume", response_model=JobRecord)
     async def resume(job: JobId, token: Token, keyed: IdempotencyKey) -> Response:
-        """Have a parked job go on as soon as there is room: one's own, or any for operators."""
+        """Resume a parked job as soon as slots are free. Users resume their own, operators any."""
 
         async def act() -> Answer:
             return made(await desk.resume(token, job))
@@ -132,7 +132,7 @@ def jobs(door: HttpContext) -> APIRouter:
 
     @router.post("/{job}/cancel", response_model=JobRecord)
     async def cancel(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
-        """End a job: one's own, or any for operators."""
+        """Cancel a job. Users cancel their own, operators any."""
 
         async def act() -> Answer:
             return made(await desk.cancel(token, job, reason or "asked for over HTTP"))
@@ -147,7 +147,7 @@ def jobs(door: HttpContext) -> APIRouter:
         start: FirstEvent = None,
         last_event_id: LastEventId = None,
     ) -> EventStream:
-        """Server-sent events: replayed, then followed until the job ended. Its ends: docs/gateway.md."""
+        """Server-sent events: those so far, then each new one until the job has ended (docs/gateway.md)."""
         await desk.read(token, job)
         records = door.hub.follow(
             subjects.JOB_EVENT,

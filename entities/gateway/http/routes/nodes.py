@@ -1,4 +1,4 @@
-"""Nodes: what they offer, which get no new instances; cordoned, drained, opened again by operators."""
+"""Nodes and their cordons: list them, and, for operators, cordon, drain and uncordon a node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def nodes(door: HttpContext) -> APIRouter:
 
     @router.get("/nodes", response_model=NodePage, tags=["nodes"])
     async def list_nodes(request: Request, token: Token, page: PageAsked) -> Response:
-        """The node agents, their slots, and what is cordoned there."""
+        """The node agents, their slots and their cordons."""
         part, after = cut(
             _views(await desk.mesh(token)), lambda view: (view.status.sid,), page.limit, page.cursor
         )
@@ -46,7 +46,7 @@ def nodes(door: HttpContext) -> APIRouter:
 
     @router.get("/nodes/{node}", response_model=NodeView, tags=["nodes"])
     async def read(node: NodeName, token: Token) -> Response:
-        """One of them, by the SID of its agent."""
+        """One node, by the SID of its agent."""
         for view in _views(await desk.mesh(token)):
             if view.status.sid == node:
                 return answer(view)
@@ -56,7 +56,7 @@ def nodes(door: HttpContext) -> APIRouter:
     async def cordon(
         node: NodeName, token: Token, keyed: IdempotencyKey, slot: Slot = None, reason: Reason = ""
     ) -> Response:
-        """No new instances on this node, or in this slot of it."""
+        """Keep new instances off this node, or off one of its slots."""
 
         async def act() -> Answer:
             return made(await desk.cordon(token, node, slot, reason, drain=False))
@@ -65,7 +65,7 @@ def nodes(door: HttpContext) -> APIRouter:
 
     @router.post("/nodes/{node}/drain", response_model=Cordons, tags=["nodes"])
     async def drain(node: NodeName, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
-        """Cordon, and move what runs there elsewhere. Answers at once; `progress` in `/v1/mesh` tells on."""
+        """Cordon a node and move its instances elsewhere. Answers at once; `/v1/mesh` shows the progress."""
 
         async def act() -> Answer:
             return made(await desk.cordon(token, node, None, reason, drain=True))
@@ -74,7 +74,7 @@ def nodes(door: HttpContext) -> APIRouter:
 
     @router.post("/nodes/{node}/uncordon", response_model=Cordons, tags=["nodes"])
     async def uncordon(node: NodeName, token: Token, keyed: IdempotencyKey, slot: Slot = None) -> Response:
-        """New instances may go there again."""
+        """Let new instances start there again."""
 
         async def act() -> Answer:
             return made(await desk.uncordon(token, node, slot))
@@ -86,6 +86,6 @@ def nodes(door: HttpContext) -> APIRouter:
 
 def _views(status: MeshStatus) -> list[NodeView]:
     return [
-        NodeView(status=node, cordons=tuple(one for one in status.cordons if one.agent == node.sid))
+        NodeView(status=node, cordons=tuple(cordon for cordon in status.cordons if cordon.agent == node.sid))
         for node in status.nodes
     ]

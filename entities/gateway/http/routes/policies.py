@@ -1,4 +1,4 @@
-"""Functional modules: who runs, orders, questions, observations from outside, which version is active."""
+"""Functional modules: list them, order and query them, send observations, and switch the active version."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def policies(door: HttpContext) -> APIRouter:
 
     @router.get("/policies", response_model=PolicyPage)
     async def modules(request: Request, token: Token, page: PageAsked) -> Response:
-        """The functional modules that run, and how they fare."""
-        found = (await desk.modules(token)).modules
+        """The functional modules that run, with their state and counts."""
+        running = (await desk.modules(token)).modules
         part, after = cut(
-            found, lambda one: (one.module, one.version, one.sid or ""), page.limit, page.cursor
+            running, lambda module: (module.module, module.version, module.sid or ""), page.limit, page.cursor
         )
         return paged(request, PolicyPage(modules=part, next=after))
 
@@ -51,7 +51,7 @@ def policies(door: HttpContext) -> APIRouter:
         "/policies/{module}/orders", response_model=ModuleLifecycle, openapi_extra=body_of(OrderBody)
     )
     async def order(module: ModuleName, token: Token, keyed: IdempotencyKey) -> Response:
-        """Activate, shadow, drain; enable or disable for jobs. The answer is the module as it then is."""
+        """Activate, shadow or drain a module, or enable or disable it for jobs. Answers its new state."""
         text = await door.body(keyed)
         body = parse(OrderBody, text)
 
@@ -64,7 +64,7 @@ def policies(door: HttpContext) -> APIRouter:
         "/policies/{module}/questions", response_model=ModuleAnswer, openapi_extra=body_of(QuestionBody)
     )
     async def question(module: ModuleName, request: Request, token: Token) -> Response:
-        """What it suggests for a job at this moment. Nothing of it is adopted."""
+        """Ask a module what it suggests for a job at this moment. The suggestion is not adopted."""
         body = parse(QuestionBody, await read_body(request, door.config.max_job_bytes))
         return answer(await desk.ask(token, module, body))
 
@@ -72,7 +72,7 @@ def policies(door: HttpContext) -> APIRouter:
         "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)
     )
     async def observe(token: Token, keyed: IdempotencyKey) -> Response:
-        """What a system outside the mesh has seen, for the modules that subscribe to observations."""
+        """Send observations of a system outside the mesh to the modules that subscribe to them."""
         text = await door.body(keyed)
         batch = parse(ObservationBatch, text)
 
@@ -86,7 +86,7 @@ def policies(door: HttpContext) -> APIRouter:
     async def promote(
         module: ModuleName, version: Version, token: Token, keyed: IdempotencyKey, reason: Reason = ""
     ) -> Response:
-        """Make this running version the active one; the one that was goes on in shadow, both are scored."""
+        """Make this running version the active one. The former one runs on in shadow; both are scored."""
 
         async def act() -> Answer:
             return made(await door.promotions.promote(token, module, version, reason))
@@ -97,7 +97,7 @@ def policies(door: HttpContext) -> APIRouter:
     async def rollback(
         module: ModuleName, token: Token, keyed: IdempotencyKey, reason: Reason = ""
     ) -> Response:
-        """Make the version active again that was before the last promotion."""
+        """Make the version active again that was active before the last promotion."""
 
         async def act() -> Answer:
             return made(await door.promotions.roll_back(token, module, reason))

@@ -1,4 +1,4 @@
-"""Probes, metrics, and what the bearer may tap: the routes that are about this gateway and who asks."""
+"""Routes about this gateway and the bearer: probes, metrics, scrape targets, and the tap's scope."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def probes(door: HttpContext) -> APIRouter:
 
     @router.get("/healthz", response_model=Health, tags=["probes"])
     async def healthz() -> Response:
-        """Alive. Needs no token and tells nothing."""
+        """Liveness probe. Needs no token."""
         return answer(Health())
 
     @router.get(
@@ -34,10 +34,10 @@ def probes(door: HttpContext) -> APIRouter:
         tags=["probes"],
     )
     async def readyz() -> Response:
-        """Whether requests can be answered: bus, registry and a leading orchestrator are there."""
-        found = await door.probe.look()
-        headers = {"Cache-Control": "no-store"} | ({} if found.ready else {"Retry-After": "1"})
-        return answer(found, 200 if found.ready else 503, headers)
+        """Readiness probe: whether the bus, a registry and a leading orchestrator are there. No token."""
+        readiness = await door.probe.look()
+        headers = {"Cache-Control": "no-store"} | ({} if readiness.ready else {"Retry-After": "1"})
+        return answer(readiness, 200 if readiness.ready else 503, headers)
 
     @router.get("/metrics", response_class=PlainTextResponse, tags=["metrics"])
     async def scrape(token: Token, accept: Annotated[str, Header(max_length=1000)] = "") -> Response:
@@ -51,7 +51,7 @@ def probes(door: HttpContext) -> APIRouter:
 
     @router.get("/v1/metrics/targets", response_model=list[ScrapeTarget], tags=["metrics"])
     async def targets(token: Token) -> list[ScrapeTarget]:
-        """Every process of the mesh that tells metrics, as Prometheus' `http_sd_configs` reads it."""
+        """Every process of the mesh that exposes metrics, as Prometheus' `http_sd_configs` reads it."""
         await door.guard.check(token, "mesh.read", "metrics")
         return scrape_targets(metrics.records())
 

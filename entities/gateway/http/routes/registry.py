@@ -1,4 +1,4 @@
-"""What the registry knows, as this gateway follows it: clusters and instances; and the routers' tables."""
+"""Clusters and instances, from this gateway's copy of the registry, and the routers' tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def registry(door: HttpContext) -> APIRouter:
     """`/v1/clusters`, `/v1/instances`, `/v1/routes`."""
     router = APIRouter(prefix="/v1")
 
-    async def known(token: str, resource: str) -> Iterable[ServiceRecord]:
+    async def checked_records(token: str, resource: str) -> Iterable[ServiceRecord]:
         await door.guard.check(token, "mesh.read", resource)
         if not door.follower.informed:
             raise Unavailable("no service registry has been heard of yet; come back in a second")
@@ -33,15 +33,15 @@ def registry(door: HttpContext) -> APIRouter:
 
     @router.get("/clusters", response_model=ClusterPage, tags=["clusters"])
     async def clusters(request: Request, token: Token, page: PageAsked) -> Response:
-        """Who serves each cluster, and how its instances are."""
-        views = cluster_views(await known(token, "clusters"))
+        """Each cluster's services, nodes and jobs, and its instances by state."""
+        views = cluster_views(await checked_records(token, "clusters"))
         part, after = cut(views, lambda view: (view.cluster,), page.limit, page.cursor)
         return paged(request, ClusterPage(clusters=part, next=after))
 
     @router.get("/clusters/{cluster}", response_model=ClusterView, tags=["clusters"])
     async def cluster(cluster: ClusterName, token: Token) -> Response:
-        """One of them."""
-        for view in cluster_views(await known(token, "clusters")):
+        """One cluster."""
+        for view in cluster_views(await checked_records(token, "clusters")):
             if view.cluster == cluster:
                 return answer(view)
         raise NotFound(f"there is no cluster {cluster}; GET /v1/clusters lists them")
@@ -57,22 +57,22 @@ def registry(door: HttpContext) -> APIRouter:
         state: InstanceState | None = None,
     ) -> Response:
         """The microservice instances of all jobs."""
-        found = [
+        matches = [
             record
-            for record in await known(token, "instances")
+            for record in await checked_records(token, "instances")
             if record.job is not None
             and job in (None, record.job)
             and cluster in (None, record.endpoint.cluster)
             and stage in (None, record.stage)
             and state in (None, record.state)
         ]
-        part, after = cut(found, lambda record: (record.sid,), page.limit, page.cursor)
+        part, after = cut(matches, lambda record: (record.sid,), page.limit, page.cursor)
         return paged(request, InstancePage(instances=part, next=after))
 
     @router.get("/instances/{sid}", response_model=ServiceRecord, tags=["instances"])
     async def instance(sid: InstanceId, token: Token) -> Response:
         """The registry's record of one instance or service."""
-        await known(token, "instances")
+        await checked_records(token, "instances")
         record = door.records.get(sid)
         if record is None:
             raise NotFound(f"the registry knows no {sid}")
@@ -84,28 +84,30 @@ def registry(door: HttpContext) -> APIRouter:
     ) -> Response:
         """The routers' tables: weighted next hops of each stage, for the senders of each cluster."""
         await door.guard.check(token, "mesh.read", "routes")
-        which: dict[str, Any] = {} if job is None else {"job": job}
-        entries = await door.bus.bucket(subjects.ROUTE_TABLE).entries(**which)
+        tokens: dict[str, Any] = {} if job is None else {"job": job}
+        entries = await door.bus.bucket(subjects.ROUTE_TABLE).entries(**tokens)
         tables = [entry.message for entry in entries if isinstance(entry.message, RouteTable)]
-        found = [table for table in tables if cluster in (None, table.cluster)]
-        part, after = cut(found, lambda one: (one.job, one.cluster, one.stage), page.limit, page.cursor)
+        matches = [table for table in tables if cluster in (None, table.cluster)]
+        part, after = cut(
+            matches, lambda table: (table.job, table.cluster, table.stage), page.limit, page.cursor
+        )
         return paged(request, RoutePage(routes=part, next=after))
 
     return router
 
 
 def cluster_views(records: Iterable[ServiceRecord]) -> list[ClusterView]:
-    """One view per cluster that anybody who is there names as theirs."""
+    """One view per cluster that an instance, a node agent, a gateway or a router names as its own."""
     by_cluster: dict[str, list[ServiceRecord]] = {}
     for record in records:
-        in_one = record.job is not None or record.kind in (
+        belongs = record.job is not None or record.kind in (
             EntityKind.CLUSTER,
             EntityKind.GATEWAY,
             EntityKind.ROUTER,
         )
-        if in_one:
+        if belongs:
             by_cluster.setdefault(record.endpoint.cluster, []).append(record)
-    return [_view(cluster, there) for cluster, there in sorted(by_cluster.items())]
+    return [_view(cluster, members) for cluster, members in sorted(by_cluster.items())]
 
 
 def _view(cluster: str, records: list[ServiceRecord]) -> ClusterView:

@@ -1,4 +1,4 @@
-"""A user's own secrets: stored, listed by name, removed. Nobody reads a value back."""
+"""A user's own secrets: store, list by name, and remove them. No route returns a value."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def secrets(door: HttpContext) -> APIRouter:
 
     @router.put("/{name}", response_model=Ack, openapi_extra=body_of(SecretValue))
     async def store(name: SecretName, request: Request, token: Token) -> Response:
-        """Store a secret; a job names it `secret://NAME` where it has a URL. One of that name is replaced."""
+        """Store a secret, in place of one of the same name; a job names it `secret://NAME` as a URL."""
         value = parse(SecretValue, await read_body(request, MOST_BYTES), BadInput)
         return answer(await desk.put(token, name, value.value))
 
     @router.delete("/{name}", response_model=Ack)
     async def remove(name: SecretName, token: Token) -> Response:
-        """Remove it. Jobs that run go on; those that start anew fail."""
+        """Remove a secret. Running jobs go on; jobs that start later and name it fail."""
         return answer(await desk.remove(token, name))
 
     return router

@@ -1,4 +1,4 @@
-"""Weights of jobs that are done: the manifest and its safetensors files."""
+"""The weights of finished jobs: the manifest and its safetensors files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def weights(door: HttpContext) -> APIRouter:
     @router.get("/{shard}", response_class=File, responses=DOCUMENTED)
     async def shard(job: JobId, shard: str, token: Token, byte_range: ByteRange = None) -> Response:
         """One safetensors file, or a range of its bytes."""
-        found = manifest_of(await door.desk.files_of(token, job))
-        if shard not in found.shards:
-            raise NotFound(f"{job} has no shard {shard}; it has {', '.join(found.shards)}", job=job)
-        return await file_answer(door.files(found.url), shard, byte_range)
+        weights = manifest_of(await door.desk.files_of(token, job))
+        if shard not in weights.shards:
+            raise NotFound(f"{job} has no shard {shard}; it has {', '.join(weights.shards)}", job=job)
+        return await file_answer(door.files(weights.url), shard, byte_range)
 
     return router

@@ -1,4 +1,4 @@
-"""Server-sent events: what a record of a stream looks like to a client, and where a client begins. Pure."""
+"""The text format of server-sent events, and the sequence at which a client's stream begins. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class EventsConfig:
 
     keepalive_s: float = 15.0  # a comment line while nothing happens, below the usual proxies' 60 s
     tail_s: float = 1.0  # how long to wait for the last event of a job whose record says it ended
-    kept_lines: int = 1024  # of a feed, for all that follow it; who is behind these has lagged
-    kept_bytes: int = 2 << 20  # … and so many bytes at most
-    read_lines: int = 256  # of the past, read at once for one client
-    read_bytes: int = 256 << 10  # … and so many bytes at most
+    kept_lines: int = 1024  # last records of a subject kept for its followers; a client behind them lags
+    kept_bytes: int = 2 << 20  # … and at most so many bytes of them
+    read_lines: int = 256  # past records read at once for one client
+    read_bytes: int = 256 << 10  # … and at most so many bytes of them
     readers: int = 8  # clients whose past is read at the same time
-    woken: int = 16  # clients served in a row before others get their turn
+    woken: int = 16  # clients woken in a row before the event loop serves other requests
     streams: int = 4_000  # open at one gateway; beyond it 503
     streams_each: int = 200  # of one identity; beyond it 429
 
@@ -32,7 +32,7 @@ class EventsConfig:
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """One record as it goes to clients. `last`: nothing follows it."""
+    """One record as it is sent to clients. `last`: no record follows it."""
 
     sequence: int
     data: bytes
@@ -58,29 +58,29 @@ def fault_line(recorded: StreamRecord) -> EventLine | None:
 
 
 def sse_record(sequence: int, event: str, data: str) -> bytes:
-    """One record: `id` is the stream sequence, `data` JSON in one line."""
+    """One server-sent event. `id` is the stream sequence; `data` is JSON in one line."""
     return f"id: {sequence}\nevent: {event}\ndata: {data}\n\n".encode()
 
 
 def lagged(position: int) -> bytes:
-    """The last thing that a client hears which read too slowly: everything up to `position` it has."""
-    said = json.dumps({"last": position, "detail": "read too slowly; come back with Last-Event-ID"})
-    return f"event: lagged\ndata: {said}\n\n".encode()
+    """The last event for a client that read too slowly: it has everything up to `position`."""
+    body = json.dumps({"last": position, "detail": "read too slowly; come back with Last-Event-ID"})
+    return f"event: lagged\ndata: {body}\n\n".encode()
 
 
 def closing() -> bytes:
-    """The last thing that clients hear of a gateway that stops; `retry` sends browsers back soon."""
-    said = json.dumps({"detail": "this gateway stops; come back with Last-Event-ID, also at another"})
-    return f"retry: 200\nevent: closing\ndata: {said}\n\n".encode()
+    """The last event from a gateway that stops; `retry` makes browsers reconnect soon (milliseconds)."""
+    body = json.dumps({"detail": "this gateway stops; come back with Last-Event-ID, also at another"})
+    return f"retry: 200\nevent: closing\ndata: {body}\n\n".encode()
 
 
 def refused_record(why: str) -> bytes:
-    """The last thing that a client hears whose token counts no more, or who may read no more."""
+    """The last event for a client whose token, or whose permission to read, has ended."""
     return f"event: refused\ndata: {json.dumps({'detail': why})}\n\n".encode()
 
 
 def first_sequence(start: int | None, last_event_id: str | None) -> int:
-    """Where to begin: after `Last-Event-ID` if the client came back with one, else at `start`, else at 1."""
+    """The first sequence to send: after `Last-Event-ID` if there is one, else `start`, else 1."""
     if last_event_id is not None and last_event_id.isascii() and last_event_id.isdigit():
         return int(last_event_id[:18]) + 1
     return max(1, start or 1)

@@ -1,8 +1,8 @@
 """One consumer of the bus for all HTTP clients that follow the same events, however many and however slow.
 
-A feed reads its subject once, keeps the last records as they go to clients, and wakes who waits. A client
-that begins further back is given the past first, in pieces, by a reader that exists only while it reads.
-Nothing ever waits for a client: one that falls behind what the feed keeps is told `lagged` and let go, and
+A subject hub reads its subject once, keeps the last records in client form, and wakes the waiting clients. A
+client that begins further back first gets the past, in pieces, from a reader that exists only while it reads.
+Nothing ever waits for a client: one that falls behind the kept records gets `lagged` and is disconnected. It
 may come back with the id of the last record that it had.
 """
 
@@ -27,11 +27,11 @@ log = get_logger("gateway")
 Render = Callable[[StreamRecord], EventLine | None]
 KEEPALIVE = b": waiting\n\n"
 PIECE_BYTES = 64 << 10
-"""What is handed to a client's connection at once; the next piece waits until it took this one."""
+"""Bytes given to a client's connection at once; the next piece waits until the connection took this one."""
 
 
 class SubjectHub:
-    """The records of one subject from `floor` on: those that are kept have the numbers `low` … `high`-1."""
+    """The kept records of one subject, numbered `low` to `high`-1, complete from sequence `floor` on."""
 
     def __init__(self, floor: int, lines: list[EventLine], config: EventsConfig) -> None:
         self.floor = floor
@@ -54,20 +54,20 @@ class SubjectHub:
         while self.high - self.low > config.kept_lines or (
             self._bytes > config.kept_bytes and self.high - self.low > 1
         ):
-            gone = self._lines.pop(self.low)
-            self._bytes -= len(gone.data)
-            self.floor = gone.sequence + 1
+            oldest = self._lines.pop(self.low)
+            self._bytes -= len(oldest.data)
+            self.floor = oldest.sequence + 1
             self.low += 1
 
     def number_behind(self, position: int) -> int:
-        """The number of the first kept record behind the sequence `position`."""
+        """The number of the first kept record whose sequence is above `position`."""
         number = self.high
         while number > self.low and self._lines[number - 1].sequence > position:
             number -= 1
         return number
 
     def take(self, number: int) -> tuple[bytes, int, EventLine | None]:
-        """Records from `number` on in one piece, the next number, and the last of these records."""
+        """A piece of the records from `number` on, the number behind it, and its last record if any."""
         lines: list[EventLine] = []
         size = 0
         while number < self.high and size < PIECE_BYTES:
@@ -77,11 +77,11 @@ class SubjectHub:
         return b"".join(line.data for line in lines), number, lines[-1] if lines else None
 
     async def wait(self, timeout_s: float) -> bool:
-        """Until there may be more; False after `timeout_s`."""
+        """Waits for more records; False if none came within `timeout_s`."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         self._waiting.add(future)
-        # Cheaper than asyncio.timeout, and this is on the way of every event to every client.
+        # Cheaper than asyncio.timeout, and every event to every client passes here.
         timer = loop.call_later(timeout_s, _settle, future, False)
         try:
             return await future
@@ -90,23 +90,23 @@ class SubjectHub:
             self._waiting.discard(future)
 
     def wake(self) -> None:
-        """All who wait, a few at a time: a thousand in a row would keep every request waiting."""
+        """Wakes all waiting clients, a few at a time: a thousand in a row would delay every request."""
         waiting, self._waiting = iter(self._waiting), set()
         loop = asyncio.get_running_loop()
 
-        def some() -> None:
+        def wake_some() -> None:
             for _ in range(self._config.woken):
                 future = next(waiting, None)
                 if future is None:
                     return
                 _settle(future, True)
-            loop.call_soon(some)
+            loop.call_soon(wake_some)
 
-        some()
+        wake_some()
 
 
 class EventHub:
-    """All feeds of one gateway, and who follows them."""
+    """The subject hubs of one gateway, and the number of streams that each identity has open."""
 
     def __init__(self, bus: Bus, gateway: str, config: EventsConfig) -> None:
         self.config = config
@@ -114,7 +114,7 @@ class EventHub:
         self._bus = bus
         self._gateway = gateway
         self._feeds: dict[tuple[Any, ...], SubjectHub] = {}
-        self._reading = asyncio.Semaphore(config.readers)
+        self._readers = asyncio.Semaphore(config.readers)
         self._open: Counter[str] = Counter()
         self._lagged = 0
 
@@ -124,11 +124,11 @@ class EventHub:
 
     @contextlib.contextmanager
     def admitted(self, identity: str) -> Iterator[None]:
-        """Room for one more stream of this identity.
+        """Counts one more stream of this identity, for the length of the block.
 
         Raises:
-            RateLimited: it has as many as it may.
-            Overloaded: the gateway has.
+            RateLimited: the identity has as many streams as it may.
+            Overloaded: the gateway has as many streams as it may.
         """
         if self.open >= self.config.streams:
             raise Overloaded(
@@ -156,8 +156,9 @@ class EventHub:
         start: int,
         has_ended: Callable[[], bool] = lambda: False,
     ) -> AsyncGenerator[bytes, None]:
-        """Pieces of an event stream from sequence `start` on; ends behind a last record, or as told in it.
+        """Yields pieces of an event stream from sequence `start` on.
 
+        The stream ends behind a last record, or with an event that states why (`lagged`, `closing`).
         `has_ended`: whether nothing more will come even if no record says so.
         """
         key = (row.name, *tokens.items())
@@ -172,7 +173,7 @@ class EventHub:
             lines, whole = await self._past(row, tokens, render, began, limit)
             present = self._feeds.get(key)
             if whole and present is None and not (lines and lines[-1].last):
-                # Nothing lies between what was read and what will come.
+                # No record is missing between the past just read and those that will come.
                 feed = self._begin(key, row, tokens, render, began, lines)
                 break
             if lines:
@@ -208,11 +209,11 @@ class EventHub:
                     yield closing()
                     return
                 if feed.over:
-                    return  # the bus went away for good: the client comes back with Last-Event-ID
+                    return  # the subscription failed for good: the client comes back with Last-Event-ID
                 ended = has_ended()
                 if not await feed.wait(self.config.tail_s if ended else self.config.keepalive_s):
                     if ended:
-                        return  # nothing more came, and nothing more will
+                        return  # the job has ended, and no more records came
                     yield KEEPALIVE
         finally:
             feed.followers -= 1
@@ -230,7 +231,7 @@ class EventHub:
         floor: int,
         lines: list[EventLine],
     ) -> SubjectHub:
-        """A feed that has `lines` already, and reads on behind them."""
+        """Starts a subject hub that has `lines` already and reads on behind them."""
         feed = self._feeds[key] = SubjectHub(floor, lines, self.config)
         start = lines[-1].sequence + 1 if lines else floor
 
@@ -248,16 +249,16 @@ class EventHub:
                 feed.wake()
 
         feed.task = asyncio.create_task(read(), name=f"event feed {key}")
-        feed.task.add_done_callback(_ended)
+        feed.task.add_done_callback(_log_failure)
         return feed
 
     async def _past(
         self, row: Subject, tokens: dict[str, Any], render: Render, start: int, limit: int | None
     ) -> tuple[list[EventLine], bool]:
-        """A piece of the past from `start` on, below sequence `limit`; whether that was all of it."""
+        """Past records from `start` on, below sequence `limit`, and whether these were all of them."""
         lines: list[EventLine] = []
         size = 0
-        async with self._reading:
+        async with self._readers:
             past = self._bus.history(row, start=start, **tokens)
             async with contextlib.aclosing(past):
                 async for recorded in past:
@@ -273,7 +274,7 @@ class EventHub:
         return lines, True
 
     def drain(self) -> None:
-        """Every stream is told that it ends here, and ends."""
+        """Ends every stream with `closing`."""
         self.draining = True
         for feed in self._feeds.values():
             feed.wake()
@@ -289,6 +290,6 @@ def _settle(future: asyncio.Future[bool], outcome: bool) -> None:
         future.set_result(outcome)
 
 
-def _ended(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.warning("event feed ended", feed=task.get_name(), error=str(task.exception()))

@@ -1,4 +1,4 @@
-"""An event stream as an HTTP answer: its client's pace is its own, and its leaving is noticed."""
+"""An event stream as an HTTP answer, at its client's own pace; it ends when the client disconnects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 class EventStream(Response):
     """Sends pieces as they come; each waits until the connection has taken the one before.
 
-    Raises `RateLimited` or `Overloaded` when it is made, while an error can still be answered.
+    The constructor raises `RateLimited` or `Overloaded`: then the client still gets a status of its own.
     """
 
     media_type = "text/event-stream"
@@ -46,9 +46,9 @@ class EventStream(Response):
         hub: EventHub,
         allowed: Allowed,
         pieces: AsyncGenerator[bytes, None],
-        status_code: int = 200,  # FastAPI's document reads it here
+        status_code: int = 200,  # FastAPI reads it here for the OpenAPI document
     ) -> None:
-        """`allowed`: within it, its argument is called with the reason once the client may read no more."""
+        """`allowed` takes a callback, and calls it with the reason once the client's permission ends."""
         super().__init__(status_code=status_code)
         self._facts = facts
         self._allowed = allowed
@@ -64,22 +64,22 @@ class EventStream(Response):
             if not refused.done():
                 refused.set_result(why)
 
-        leaving = asyncio.create_task(_left(receive))
+        disconnect = asyncio.create_task(_wait_disconnect(receive))
         sending: asyncio.Task[None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             with self._allowed(refuse):
                 sending = asyncio.create_task(self._send(send), name=f"events {scope['path']}")
-                outcomes: set[asyncio.Future[Any]] = {sending, leaving, refused}
+                outcomes: set[asyncio.Future[Any]] = {sending, disconnect, refused}
                 await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
             if refused.done() and not sending.done():
-                await _ended(sending)
-                sending = asyncio.create_task(_say_refused(send, refused.result()))
-                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                await _finish(sending)
+                sending = asyncio.create_task(_send_refusal(send, refused.result()))
+                await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._room.__exit__(None, None, None)
-            failure = None if sending is None else await _ended(sending)
-            await _ended(leaving)
+            failure = None if sending is None else await _finish(sending)
+            await _finish(disconnect)
         if failure is not None and not isinstance(failure, OSError):
             raise failure
 
@@ -90,17 +90,17 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _say_refused(send: Send, why: str) -> None:
+async def _send_refusal(send: Send, why: str) -> None:
     await send({"type": "http.response.body", "body": refused_record(why)})
 
 
-async def _ended(task: asyncio.Task[None]) -> Exception | None:
-    """Cancels what is not over; its failure."""
+async def _finish(task: asyncio.Task[None]) -> Exception | None:
+    """Cancels the task if it still runs; returns its exception, if any."""
     task.cancel()
     (outcome,) = await asyncio.gather(task, return_exceptions=True)
     return outcome if isinstance(outcome, Exception) else None
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
