@@ -86,6 +86,10 @@ format: setup-dev ## ruff: mend what can be mended
 docs: setup ## rewrite the part of docs/ that is derived from the table of subjects
 	@$(VENV)/python scripts/generate_protocol.py
 
+.PHONY: structure
+structure: setup ## files, imports, levels and rooms of each package; ARGS="--pairs entities.orchestrator"
+	@$(VENV)/python scripts/structure.py $(ARGS)
+
 .PHONY: bench
 bench: ## all four below with their defaults (their options differ: ARGS goes to one of them)
 	@test -z "$(ARGS)" || { echo 'make bench takes no ARGS: each benchmark has options of its own; make bench-bus, bench-training, bench-readiness or bench-detection ARGS="…"'; exit 2; }

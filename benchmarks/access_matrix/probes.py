@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.access_matrix.contents import tokens_of
 from benchmarks.access_matrix.effects import fits
 from benchmarks.access_matrix.parties import Party
 from benchmarks.access_matrix.wire import Said
-from benchmarks.access_matrix.world import VICTIM, tokens_of
+from benchmarks.access_matrix.world import VICTIM
 from bus.messaging import rendezvous
 from bus.subjects import SUBJECTS
 from bus.wire import codec

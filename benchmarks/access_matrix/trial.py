@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.access_matrix.broker_calls import broker_probes
+from benchmarks.access_matrix.contents import MARK, mark
 from benchmarks.access_matrix.control_calls import control_probes
 from benchmarks.access_matrix.effects import fits
 from benchmarks.access_matrix.parties import Party
 from benchmarks.access_matrix.probes import Probe, concrete, probes_of, unreachable
 from benchmarks.access_matrix.wire import Heard, Said, Shut, Wire, wire
-from benchmarks.access_matrix.world import INBOX, MARK, SERVICES, Print, StreamPrint, World, mark
+from benchmarks.access_matrix.world import INBOX, SERVICES, Print, StreamPrint, World
 from bus import subjects
 from bus.guard.permissions import covers
 from bus.wire import codec

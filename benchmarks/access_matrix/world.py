@@ -20,6 +20,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.access_matrix.contents import (
+    COUNTED,
+    ENDED_JOB,
+    GOING_JOBS,
+    JOB_RECORDS,
+    JOBS,
+    content,
+    mark,
+    places,
+    record_of,
+)
 from benchmarks.access_matrix.parties import TOKENS
 from benchmarks.access_matrix.wire import Heard, Said, Wire, wire
 from bus import subjects
@@ -27,35 +38,28 @@ from bus.connection import Bus
 from bus.guard.auth_callout import Caller, ConnectionGrant
 from bus.guard.guard_keys import GuardKeys
 from bus.guard.permissions import Permissions
-from bus.messaging import rendezvous, streams
+from bus.messaging import streams
 from bus.security.credentials import issue, new_root
 from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Delivery, Names, Subject
+from bus.subject import Delivery, Names
 from bus.subjects import SUBJECTS
-from bus.wire import codec
 from entities.authorizer.access.authentication import User
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.connections.job_states import JobStates
 from entities.broker import Broker
 from schemas.base import Message
 from schemas.envelope import EntityKind as K
-from schemas.envelope import Envelope, Sender
+from schemas.envelope import Envelope
 from schemas.errors import NotFound
-from schemas.job import JobRecord, JobSpec, JobState
+from schemas.job import JobState
 from schemas.registry import Resolve, Resolved
 
 OBJECTS = f"OBJ_{streams.OBJECT_BUCKET}"
 AUDITOR = "who looks on, and mends what an attack broke"
-COUNTED = b""
-"""What is sent to a counter; the server keeps the sum."""
 INBOX = "_INBOX.auditor"
 """Of the auditor alone: what is said there is no effect of an attack."""
-MARK = "canary<"
-"""Followed by the subject on which it was stored and `>`: by that a leak is recognised."""
 BROKERS_CONSUMER = re.compile(r"b[0-9a-f]{20}x[0-9a-f]+$")
-JOBS, ENDED_JOB, GOING_JOBS = "KV_jobs", "ended", ("j", "k")
-JOB_RECORDS = tuple(f"$KV.jobs.{job}" for job in GOING_JOBS)
 VICTIM = "victim"
 """A consumer of the control plane's, of each stream: others may not read, confirm or end it."""
 ROUNDS_MOST = 200
@@ -76,10 +80,6 @@ SERVICES = (
     Identity(name="another", kind=K.FUNCTIONAL_MODULE, module="another"),
     Identity(name="broker", kind=K.BROKER),
 )
-
-
-def mark(place: str) -> bytes:
-    return f"{MARK}{place}>".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +315,7 @@ class World:
             self.configs[name] = config
             self.planted[name] = [
                 *self.planted.get(name, []),
-                *(
-                    Said(place, _content(place), "", _headers(config))
-                    for place in _places(config["subjects"])
-                ),
+                *(Said(place, content(place), "", _headers(config)) for place in places(config["subjects"])),
             ]
         await self.mend()
 
@@ -344,94 +341,12 @@ def _is_brokers(consumer: dict[str, Any]) -> bool:
     return pulled and BROKERS_CONSUMER.match(consumer["name"]) is not None
 
 
-# --- what is planted --------------------------------------------------------------------------------------
-def _places(patterns: Sequence[str]) -> list[str]:
-    """Of a stream's patterns: subjects of job j and of job k, of own names and others'."""
-    found = []
-    for pattern in patterns:
-        for own in (True, False):
-            found.append(filled(pattern, own))
-    return list(dict.fromkeys(found))
-
-
-def filled(pattern: str, own: bool) -> str:
-    """A concrete subject of a wildcard's: its open tokens name the attacker's, or others'."""
-    row = next((row for row in SUBJECTS if row.wildcard() == pattern), None)
-    if row is not None:
-        return row(**tokens_of(row, own))
-    job = "j" if own else "k"
-    if pattern.startswith((f"{rendezvous.VALUES_SUBJECT}.", f"{rendezvous.COUNTERS_SUBJECT}.")):
-        place = rendezvous.subjects_of(rendezvous.links_of(job))
-        counter = pattern.startswith(f"{rendezvous.COUNTERS_SUBJECT}.")
-        return place[1 if counter else 0].replace("*", "a2V5")
-    if pattern.startswith("$KV."):
-        bucket = pattern.split(".")[1]
-        kept = next((row for row in SUBJECTS if row.bucket == bucket), None)
-        if kept is not None:
-            return kept(**tokens_of(kept, own))
-    return pattern.replace(">", job).replace("*", job)
-
-
-def tokens_of(row: Subject, own: bool) -> dict[str, str]:
-    """Of job j and names of cluster a; or of job k and cluster b."""
-    mine = {
-        "job": "j",
-        "sid": "j-s0-r0",
-        "agent": "a-n",
-        "gateway": "gateway-a",
-        "cluster": "a",
-        "module": "mine",
-        "owner": "system",
-    }
-    theirs = {
-        "job": "k",
-        "sid": "k-s0-r0",
-        "agent": "b-n",
-        "gateway": "gateway-b",
-        "cluster": "b",
-        "module": "another",
-        "owner": "researcher",
-    }
-    known = mine if own else theirs
-    return {token: known.get(token, "x") for token in row.tokens}
-
-
-def _content(place: str) -> bytes:
-    """The mark alone; a job's record, which others of us may read, has it in it. A counter takes none."""
-    if place.startswith(rendezvous.COUNTERS_SUBJECT):
-        return COUNTED
-    if place in JOB_RECORDS:
-        return job_record(place)
-    return mark(place)
-
-
-def job_record(place: str) -> bytes:
-    record = _record(place[-1], JobState.RUNNING, mark(place).decode())
-    sender = Sender(name="orchestrator", kind=K.ORCHESTRATOR, incarnation="matrix")
-    return codec.encode(record, codec.sender_map(sender), f"matrix-{place[-1]}")
-
-
-def _record(job: str, state: JobState, reason: str) -> JobRecord:
-    spec = JobSpec.model_validate(
-        {"name": "matrix", "model": {"factory": "workers.models.gpt:byte_gpt"}, "training": {"steps": 1}}
-    )
-    return JobRecord(
-        job=job,
-        spec=spec,
-        state=state,
-        user="somebody",
-        reason=reason,
-        submitted_at=time.time(),
-        changed_at=time.time(),
-    )
-
-
 async def _have_jobs(bus: Bus, known: JobStates) -> None:
     """Two that go on and one that ended. The guards learn of them as they do in a mesh; what they watch by is
     gone before the attacks."""
     for job in GOING_JOBS:
-        await bus.bucket(subjects.JOB_RECORD).put(_record(job, JobState.RUNNING, "it runs"), job=job)
-    await bus.bucket(subjects.JOB_RECORD).put(_record(ENDED_JOB, JobState.DONE, "it ended"), job=ENDED_JOB)
+        await bus.bucket(subjects.JOB_RECORD).put(record_of(job, JobState.RUNNING, "it runs"), job=job)
+    await bus.bucket(subjects.JOB_RECORD).put(record_of(ENDED_JOB, JobState.DONE, "it ended"), job=ENDED_JOB)
     heard = asyncio.Event()
     known.heard = heard.set
     await known.start(bus)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -13,25 +12,22 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.rendezvous import Rendezvous, links_of
-from bus.nats.client import NatsConnection
-from bus.nats.dialer import KeyUser
 from bus.nats.reply_subjects import inbox_of_token
 from bus.security import nats_jwt
 from bus.security.credentials import Credential, delegate, issue, new_root
 from bus.security.identity import Identity
 from bus.security.nats_jwt import SigningKeys
 from bus.wire import codec
-from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.disconnection import Disconnections
 from schemas.door import CancelJob
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
-from schemas.errors import BusUnreachable, DmscError, NoResponders, Refused
+from schemas.errors import DmscError, Refused
 from schemas.names import MESH
 from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role
 from tests.entity_records import job
-from tests.integration.guard.conftest import TOKENS, AnyJob, Guarded, guarded
+from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.wire import Shut, wire
 from tests.patience import PATIENCE_S
 
@@ -469,43 +465,3 @@ async def test_a_researcher_runs_modules_that_bear_the_name_and_no_others(mesh: 
         inbox = inbox_of_token(TOKENS[role])
         async with wire(mesh.url, TOKENS[role]) as connection:
             assert await connection.denied(subscribe=[f"{inbox}.x"]) == set()
-
-
-# --- the guard itself ---------------------------------------------------------------------------------------
-async def test_without_a_guard_nobody_comes_in_and_whoever_waits_does_when_it_is_back(tmp_path: Any) -> None:
-    async with guarded(tmp_path, responders=1) as mesh:
-        await mesh.server.restart()
-        async with bus_of(mesh, SMO) as bus:
-            assert bus.connected
-    async with guarded(tmp_path / "other", responders=0) as mesh:
-        began = asyncio.create_task(_connected(mesh))
-        with pytest.raises(BusUnreachable, match="its authorizer does not answer"):
-            await Bus.connect(
-                mesh.url, name="x", kind=K.CLIENT, token=mesh.root, connect_timeout_s=1.5
-            ).__aenter__()
-        async with ConnectionAuthorizer(mesh.keys, lambda: (), jobs=AnyJob()).at_door([mesh.url], "late"):
-            async with asyncio.timeout(PATIENCE_S):
-                await began
-
-
-async def _connected(mesh: Guarded) -> None:
-    async with bus_of(mesh, SMO):
-        pass
-
-
-async def test_questions_that_no_server_asks_are_counted_and_left(mesh: Guarded) -> None:
-    link = NatsConnection(
-        [mesh.url], name="x", label="x/0", token=KeyUser(mesh.keys.guard), inbox_prefix="_INBOX.x"
-    )
-    await link.open(PATIENCE_S)
-    try:
-        for data in (b"", b"xkv1", b"{}", json.dumps({"nats": {}}).encode(), b"\xff" * 100):
-            await link.send("$SYS.REQ.USER.AUTH", data, reply="_INBOX.x.1")
-        await link.barrier()
-    finally:
-        await link.close()
-    async with bus_of(mesh, SMO) as bus:
-        assert bus.connected
-    with pytest.raises(NoResponders):
-        async with bus_of(mesh, SMO) as bus:
-            await bus.request(subjects.RESOLVE, Resolve(), timeout_s=PATIENCE_S)
