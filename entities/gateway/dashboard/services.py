@@ -12,7 +12,7 @@ from entities.gateway.dashboard.logs import LogSearch
 from entities.gateway.dashboard.tap_stream import TapSessions
 from entities.gateway.dashboard.viewers import sse
 from entities.gateway.operations.access import TapOperations
-from entities.gateway.operations.access_client import AccessClient
+from entities.gateway.operations.access_client import AccessClient, Bearer
 from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 
@@ -46,11 +46,11 @@ class Dashboard:
     async def close(self) -> None:
         await self.feed.close()
 
-    async def may_look(self, token: str) -> AccessDecision:
+    async def may_look(self, bearer: Bearer) -> AccessDecision:
         """The bearer's access. Raises `Refused` unless the bearer may see all that the view contains."""
         for action, resource in (("job.list", "jobs"), ("fault.read", "faults")):
-            await self.guard.check(token, action, resource)
-        return await self.guard.check(token, "mesh.read", "mesh")
+            await bearer.check(action, resource)
+        return await bearer.check("mesh.read", "mesh")
 
     def you(self, access: AccessDecision) -> dict[str, Any]:
         return {"user": access.user, "role": access.role, "gateway": self.gateway}

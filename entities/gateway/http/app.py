@@ -75,6 +75,7 @@ def build_app(door: HttpContext) -> FastAPI:
         separate_input_output_schemas=False,
         redirect_slashes=False,
     )
+    app.state.access_client = door.guard
     explain_errors(app)
     for resource in RESOURCES:
         app.include_router(resource(door))

@@ -20,7 +20,7 @@ from entities.gateway.http.request_facts import RequestFacts
 from entities.gateway.http.requests import Act, Keyed, read_body, sent
 from entities.gateway.http.sse.hub import EventHub
 from entities.gateway.http.sse.response import EventStream
-from entities.gateway.operations.access_client import AccessClient
+from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import IdempotencyStore, key_token, request_digest
 from entities.gateway.operations.job_view import JobCache
@@ -76,7 +76,12 @@ class HttpContext:
         return await read_body(keyed.request, self.config.max_job_bytes)
 
     def stream(
-        self, request: Request, token: str, action: str, resource: str, pieces: AsyncGenerator[bytes, None]
+        self,
+        request: Request,
+        bearer: Bearer,
+        action: str,
+        resource: str,
+        pieces: AsyncGenerator[bytes, None],
     ) -> EventStream:
         """An event stream for a bearer whose access was checked; it counts towards that user's limit.
 
@@ -84,13 +89,15 @@ class HttpContext:
         Raises `RateLimited` or `Overloaded`.
         """
         facts: RequestFacts = request.scope["dmsc"]
-        facts.identity = f"user {self.guard.user_of(token)}"
-        return EventStream(facts, self.hub, partial(self.guard.lasting, token, action, resource), pieces)
+        facts.identity = f"user {self.guard.user_of(bearer.token)}"
+        return EventStream(
+            facts, self.hub, partial(self.guard.lasting, bearer.token, action, resource), pieces
+        )
 
     async def once(
         self,
         keyed: Keyed,
-        token: str,
+        bearer: Bearer,
         action: str,
         resource: str,
         act: Act,
@@ -105,15 +112,14 @@ class HttpContext:
         """
         if keyed.key is None:
             return sent(await act())
-        access = await self.guard.check(token, action, resource)
+        access = await bearer.check(action, resource)
         request = keyed.request
         digest = request_digest(request.method, request.url.path, request.url.query, body)
-        with self.guard.permitted(token, action, resource, access):
-            return sent(await self.kept.once(access.user, keyed.key, digest, act, always=always))
+        return sent(await self.kept.once(access.user, keyed.key, digest, act, always=always))
 
-    async def cause(self, keyed: Keyed, token: str, action: str, resource: str) -> str | None:
+    async def cause(self, keyed: Keyed, bearer: Bearer, action: str, resource: str) -> str | None:
         """An id of a command, derived from its key and equal at every gateway; None without a key."""
         if keyed.key is None:
             return None
-        user = (await self.guard.check(token, action, resource)).user
+        user = (await bearer.check(action, resource)).user
         return f"key.{key_token(user, keyed.key)}"

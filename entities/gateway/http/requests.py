@@ -16,6 +16,7 @@ from pydantic import AfterValidator, ValidationError
 
 from entities.gateway.http.paging import MOST, USUAL
 from entities.gateway.http.problems import TooLarge
+from entities.gateway.operations.access_client import Bearer
 from entities.gateway.operations.idempotency import Answer
 from schemas.base import TOKEN_PATTERN, Part, is_token
 from schemas.errors import BadInput, NotFound, Refused
@@ -31,14 +32,16 @@ DISCARD_S = 1.0
 _bearer = HTTPBearer(auto_error=False, description="a user's token, from the operator of the mesh")
 
 
-async def _token(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> str:
+async def _bearer_of(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Bearer:
     if credentials is None or not credentials.credentials.strip():
         raise Refused("no token; send the header Authorization: Bearer TOKEN")
-    return credentials.credentials.strip()
+    return Bearer(credentials.credentials.strip(), request.app.state.access_client)
 
 
-Token = Annotated[str, Depends(_token)]
-"""The bearer's token. The AAM decides what it permits."""
+HttpBearer = Annotated[Bearer, Depends(_bearer_of)]
+"""Whoever sent the request. The AAM decides what the bearer's token permits."""
 
 
 def named(what: str) -> AfterValidator:

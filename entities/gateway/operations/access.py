@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus import subjects
 from bus.connection import Bus
 from bus.guard.permissions import PRIVATE
-from entities.gateway.operations.access_client import AccessClient
+from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.storage.usage import StoredUse
 from schemas.access import (
     AccessExplanation,
@@ -37,7 +37,7 @@ class AccessOperations:
 
     async def command(
         self,
-        token: str,
+        bearer: Bearer,
         op: UserOp,
         name: str = "",
         *,
@@ -51,7 +51,7 @@ class AccessOperations:
         After a timeout it is unknown whether the command was carried out: list the users to find out.
         """
         message = UserCommand(
-            token=token,
+            token=bearer.token,
             gateway=self._gateway,
             op=op,
             name=name,
@@ -70,25 +70,25 @@ class AccessOperations:
         assert isinstance(answer, UserAnswer)
         return answer
 
-    async def who(self, token: str) -> WhoAmI:
-        access = await self._guard.check(token, "self.read", "self")
+    async def who(self, bearer: Bearer) -> WhoAmI:
+        access = await bearer.check("self.read", "self")
         assert access.role is not None
         use = await self._stored.of(access.user)
         return WhoAmI(
             user=access.user, role=access.role, expires_at=access.expires_at, quota=access.quota, use=use
         )
 
-    async def explain(self, token: str, user: str, action: str, resource: str) -> AccessExplanation:
+    async def explain(self, bearer: Bearer, user: str, action: str, resource: str) -> AccessExplanation:
         message = ExplainAccess(
-            token=token, gateway=self._gateway, user=user, action=action, resource=resource
+            token=bearer.token, gateway=self._gateway, user=user, action=action, resource=resource
         )
         return await self._bus.request(
             subjects.EXPLAIN_ACCESS, message, timeout_s=TIMEOUT_S, gateway=self._gateway
         )
 
-    async def audit(self, token: str, start: int, limit: int) -> AuditPage:
+    async def audit(self, bearer: Bearer, start: int, limit: int) -> AuditPage:
         """At most `limit` entries of the audit stream from sequence `start` on."""
-        await self._guard.check(token, "audit.read", "audit")
+        await bearer.check("audit.read", "audit")
         entries: list[AuditEntry] = []
         async for recorded in self._bus.history(subjects.AUDIT, start=start):
             if isinstance(recorded.message, AuditRecord):
@@ -97,11 +97,11 @@ class AccessOperations:
                 entries.append(AuditEntry(sequence=recorded.sequence, record=recorded.message))
         return AuditPage(entries=tuple(entries))
 
-    async def latest(self, token: str, limit: int) -> AuditPage:
+    async def latest(self, bearer: Bearer, limit: int) -> AuditPage:
         """The last `limit` entries, in order."""
-        await self._guard.check(token, "audit.read", "audit")
+        await bearer.check("audit.read", "audit")
         last = await self._bus.last_sequence(subjects.AUDIT)
-        return await self.audit(token, max(1, last - limit + 1), limit)
+        return await self.audit(bearer, max(1, last - limit + 1), limit)
 
 
 class TapOperations:
@@ -110,15 +110,15 @@ class TapOperations:
     def __init__(self, guard: AccessClient) -> None:
         self._guard = guard
 
-    async def scope(self, token: str) -> TapScope:
+    async def scope(self, bearer: Bearer) -> TapScope:
         """The messages of the bus that the bearer may tap.
 
         Raises:
             Refused: the token is unknown, or its role may not tap at all.
         """
-        access = await self._guard.check(token, "tap.read", "bus")
+        access = await bearer.check("tap.read", "bus")
         try:
-            await self._guard.check(token, "tap.private", "bus")
+            await bearer.check("tap.private", "bus")
         except Refused:
             hidden = tuple(row.name for row in PRIVATE)
             return TapScope(user=access.user, role=access.role, everything=False, hidden=hidden)

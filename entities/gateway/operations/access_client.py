@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from bus import subjects
@@ -22,10 +21,6 @@ from entities.gateway.operations.backends import Asks
 from schemas.access import Revocation
 from schemas.errors import DmscError, Refused
 from schemas.signals import AccessDecision, AccessRequest
-
-_just_permitted: ContextVar[tuple[tuple[str, str, str], AccessDecision] | None] = ContextVar(
-    "just_permitted", default=None
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +167,6 @@ class AccessClient:
             Unavailable: the authorizer does not answer.
         """
         key = (token_digest(token), action, resource)
-        just = _just_permitted.get()
-        if just is not None and just[0] == key and not self.void(just[1]):
-            return just[1]
         known = self._known.get(key)
         if known is not None and time.monotonic() < known[0]:
             why = self.void(known[1])
@@ -199,15 +191,6 @@ class AccessClient:
                 self._known.popitem(last=False)
         return decision
 
-    @contextlib.contextmanager
-    def permitted(self, token: str, action: str, resource: str, decision: AccessDecision) -> Iterator[None]:
-        """Within the block, `check` returns `decision` again: one request is then audited once, not twice."""
-        reset = _just_permitted.set(((token_digest(token), action, resource), decision))
-        try:
-            yield
-        finally:
-            _just_permitted.reset(reset)
-
     async def _ask(self, key: tuple[str, str, str], token: str) -> AccessDecision:
         """The authorizer's answer. Concurrent equal requests share one call: no flood when one expires."""
         asking = self._asking.get(key)
@@ -230,6 +213,27 @@ class AccessClient:
             repeat_s=self._config.repeat_s,
             gateway=self._gateway,
         )
+
+
+class Bearer:
+    """Whoever made one request, by the request's token. Each question is asked once while the request lasts.
+
+    An operation and what stands around it (a kept answer, an event stream) may so ask for the same right, and
+    what is audited stands in the audit once. Nothing of it outlives the request.
+    """
+
+    def __init__(self, token: str, client: AccessClient) -> None:
+        self.token = token
+        self._client = client
+        self._decisions: dict[tuple[str, str], AccessDecision] = {}
+
+    async def check(self, action: str, resource: str) -> AccessDecision:
+        """The decision that allows it; see `AccessClient.check`."""
+        decision = self._decisions.get((action, resource))
+        if decision is None or self._client.void(decision):
+            decision = await self._client.check(self.token, action, resource)
+            self._decisions[action, resource] = decision
+        return decision
 
 
 def token_digest(token: str) -> str:

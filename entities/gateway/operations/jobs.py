@@ -15,7 +15,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subject import Reply, Request, Subject
 from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
-from entities.gateway.operations.access_client import AccessClient
+from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import Answer, IdempotencyStore, request_digest
 from entities.gateway.operations.job_urls import (
@@ -94,16 +94,16 @@ class JobOperations:
         self._backends = backends
         self._gateway = gateway
 
-    async def submit(self, token: str, spec: JobSpec, cause: Envelope | str | None = None) -> JobRecord:
+    async def submit(self, bearer: Bearer, spec: JobSpec, cause: Envelope | str | None = None) -> JobRecord:
         """Submits a job.
 
         `cause` identifies the client's own command: a repetition through another gateway is recognised by it.
         """
         if current() is None:  # a client on the bus that sent no correlation
             correlate(new_correlation(), cause=current_cause())
-        access = await self.guard.check(token, "job.submit", spec.name)
+        access = await bearer.check("job.submit", spec.name)
         refuse_urls(spec)
-        may_read = await self._let_read(token, spec, access.user)
+        may_read = await self._let_read(bearer, spec, access.user)
         spec = await self.secrets.keep(spec, access.user)
         await self.stored.admit_job(access)
         message = SubmitJob(
@@ -117,7 +117,7 @@ class JobOperations:
         record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
         return self._learn(record)
 
-    async def _let_read(self, token: str, spec: JobSpec, user: str) -> tuple[str, ...]:
+    async def _let_read(self, bearer: Bearer, spec: JobSpec, user: str) -> tuple[str, ...]:
         """The bus URLs that the job reads and its user may read.
 
         Raises:
@@ -131,7 +131,7 @@ class JobOperations:
         found = named_things(spec, jobs)
         for one in found:
             try:
-                await self.guard.check(token, one.action, one.resource)
+                await bearer.check(one.action, one.resource)
             except Refused as error:
                 remedy = (
                     "its owner or an administrator may name it, and access rules share it"
@@ -141,17 +141,17 @@ class JobOperations:
                 raise Refused(f"{one.key}: {one.url}: {error.text}; {remedy}", **error.fields) from None
         return tuple(one.url for one in found if bus_name(one.url))
 
-    async def list(self, token: str) -> JobList:
-        await self.guard.check(token, "job.list", "jobs")
+    async def list(self, bearer: Bearer) -> JobList:
+        await bearer.check("job.list", "jobs")
         return await self._all()
 
-    async def read(self, token: str, job: str) -> JobRecord:
-        await self.guard.check(token, "job.read", job)
+    async def read(self, bearer: Bearer, job: str) -> JobRecord:
+        await bearer.check("job.read", job)
         return await self.look(job)
 
-    async def files_of(self, token: str, job: str) -> JobRecord:
+    async def files_of(self, bearer: Bearer, job: str) -> JobRecord:
         """The record of a job, for a bearer who may fetch its weights and checkpoints."""
-        await self.guard.check(token, READ_ARTIFACT, job)
+        await bearer.check(READ_ARTIFACT, job)
         return await self.look(job)
 
     async def look(self, job: str) -> JobRecord:
@@ -165,55 +165,57 @@ class JobOperations:
                 return record
         raise NotFound(f"there is no job {job}; list them to see which there are", job=job)
 
-    async def load(self, token: str, job: str) -> JobLoad:
+    async def load(self, bearer: Bearer, job: str) -> JobLoad:
         """The last measurements of the job's instances; empty for a job that has no instances."""
-        await self.guard.check(token, "job.read", job)
+        await bearer.check("job.read", job)
         told = (entry for entries in self._compute().values() for entry in entries if entry.job == job)
         return JobLoad(job=job, entries=tuple(sorted(told, key=lambda entry: entry.sid)))
 
-    async def scale(self, token: str, job: str, replicas: int, stage: int | None) -> Ack:
-        access = await self.guard.check(token, "job.change", job)
+    async def scale(self, bearer: Bearer, job: str, replicas: int, stage: int | None) -> Ack:
+        access = await bearer.check("job.change", job)
         message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user, quota=access.quota)
         return await self._backends.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
 
-    async def change_stage(self, token: str, job: str, sid: str, stage: int) -> Ack:
-        access = await self.guard.check(token, "job.change", job)
+    async def change_stage(self, bearer: Bearer, job: str, sid: str, stage: int) -> Ack:
+        access = await bearer.check("job.change", job)
         message = ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
         return await self._backends.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
 
-    async def cancel(self, token: str, job: str, reason: str) -> JobRecord:
-        access = await self.guard.check(token, "job.cancel", job)
+    async def cancel(self, bearer: Bearer, job: str, reason: str) -> JobRecord:
+        access = await bearer.check("job.cancel", job)
         message = CancelJob(job=job, user=access.user, reason=reason)
         return await self._free(subjects.CANCEL, message)
 
-    async def park(self, token: str, job: str, reason: str) -> JobRecord:
-        access = await self.guard.check(token, "job.park", job)
+    async def park(self, bearer: Bearer, job: str, reason: str) -> JobRecord:
+        access = await bearer.check("job.park", job)
         message = ParkJob(job=job, user=access.user, reason=reason)
         return await self._free(subjects.PARK, message)
 
-    async def resume(self, token: str, job: str) -> JobRecord:
-        access = await self.guard.check(token, "job.resume", job)
+    async def resume(self, bearer: Bearer, job: str) -> JobRecord:
+        access = await bearer.check("job.resume", job)
         message = ResumeJob(job=job, user=access.user)
         return self._learn(await self._backends.command(subjects.RESUME, message, deadline_s=DEADLINE_S))
 
-    async def mesh(self, token: str) -> MeshStatus:
-        await self.guard.check(token, "mesh.read", "mesh")
+    async def mesh(self, bearer: Bearer) -> MeshStatus:
+        await bearer.check("mesh.read", "mesh")
         return await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
 
-    async def cordon(self, token: str, node: str, slot: int | None, reason: str, *, drain: bool) -> Cordons:
+    async def cordon(
+        self, bearer: Bearer, node: str, slot: int | None, reason: str, *, drain: bool
+    ) -> Cordons:
         """Keeps new instances off a node or a slot; with `drain`, moves those that run there elsewhere."""
-        access = await self.guard.check(token, "node.drain" if drain else "node.cordon", node)
+        access = await bearer.check("node.drain" if drain else "node.cordon", node)
         message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
         return await self._backends.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
 
-    async def uncordon(self, token: str, node: str, slot: int | None) -> Cordons:
-        access = await self.guard.check(token, "node.uncordon", node)
+    async def uncordon(self, bearer: Bearer, node: str, slot: int | None) -> Cordons:
+        access = await bearer.check("node.uncordon", node)
         message = UncordonPlace(node=node, slot=slot, user=access.user)
         return await self._backends.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
 
-    async def faults(self, token: str, job: str | None) -> FaultList:
+    async def faults(self, bearer: Bearer, job: str | None) -> FaultList:
         """The last record of each fault, from the queue's stream. `job` None: of all jobs and the mesh."""
-        await self.guard.check(token, "fault.read", job or "faults")
+        await bearer.check("fault.read", job or "faults")
         last: dict[str, FaultRecord] = {}
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         async for recorded in self._bus.history(subjects.FAULT_RECORD, **tokens):
@@ -267,21 +269,21 @@ class JobOperations:
     async def _act(self, request: DoorRequest, envelope: Envelope) -> Message:
         if request.action == DOOR_KEY:
             return DoorKey(key=self._bus.keyring.of_kind(EntityKind.GATEWAY))
-        token = request.token
+        bearer = Bearer(request.token, self.guard)
         actions: dict[str, Callable[[], Awaitable[Message]]] = {
-            "job.submit": lambda: self.submit(token, _spec(request), envelope),
-            "job.list": lambda: self.list(token),
-            "job.read": lambda: self.read(token, _job(request)),
-            "job.cancel": lambda: self.cancel(token, _job(request), "asked for at the NATS door"),
-            "job.park": lambda: self.park(token, _job(request), "asked for at the NATS door"),
-            "job.resume": lambda: self.resume(token, _job(request)),
-            "mesh.read": lambda: self.mesh(token),
-            "policy.list": lambda: self.modules.modules(token),
-            "policy.order": lambda: self._order(request, envelope),
+            "job.submit": lambda: self.submit(bearer, _spec(request), envelope),
+            "job.list": lambda: self.list(bearer),
+            "job.read": lambda: self.read(bearer, _job(request)),
+            "job.cancel": lambda: self.cancel(bearer, _job(request), "asked for at the NATS door"),
+            "job.park": lambda: self.park(bearer, _job(request), "asked for at the NATS door"),
+            "job.resume": lambda: self.resume(bearer, _job(request)),
+            "mesh.read": lambda: self.mesh(bearer),
+            "policy.list": lambda: self.modules.modules(bearer),
+            "policy.order": lambda: self._order(bearer, request, envelope),
             "policy.ask": lambda: self.modules.ask(
-                token, _module(request), _given(request, request.question)
+                bearer, _module(request), _given(request, request.question)
             ),
-            "observation.write": lambda: self._observe(request, envelope),
+            "observation.write": lambda: self._observe(bearer, request, envelope),
         }
         action = actions.get(request.action)
         if action is None:
@@ -289,23 +291,24 @@ class JobOperations:
         reply = await action()
         return JobList(jobs=(reply,)) if isinstance(reply, JobRecord) else reply
 
-    async def _order(self, request: DoorRequest, envelope: Envelope) -> Message:
+    async def _order(self, bearer: Bearer, request: DoorRequest, envelope: Envelope) -> Message:
         module, body = _module(request), _given(request, request.order)
 
         async def act() -> ModuleLifecycle:
-            return await self.modules.order(request.token, module, body)
+            return await self.modules.order(bearer, module, body)
 
-        return await self._once(request, envelope, "policy.write", module, ModuleLifecycle, act)
+        return await self._once(bearer, request, envelope, "policy.write", module, ModuleLifecycle, act)
 
-    async def _observe(self, request: DoorRequest, envelope: Envelope) -> Message:
+    async def _observe(self, bearer: Bearer, request: DoorRequest, envelope: Envelope) -> Message:
         async def act() -> Ack:
-            return await self.modules.observe(request.token, request.observations)
+            return await self.modules.observe(bearer, request.observations)
 
         about = resource_of(request.observations)
-        return await self._once(request, envelope, "observation.write", about, Ack, act)
+        return await self._once(bearer, request, envelope, "observation.write", about, Ack, act)
 
     async def _once(
         self,
+        bearer: Bearer,
         request: DoorRequest,
         envelope: Envelope,
         action: str,
@@ -317,7 +320,7 @@ class JobOperations:
 
         The request's secrets are bound to the envelope's id: an eavesdropper could only repeat the request.
         """
-        access = await self.guard.check(request.token, action, resource)
+        access = await bearer.check(action, resource)
         body = request.model_dump_json(exclude={"token"}).encode()
         digest = request_digest("NATS", request.action, "", body)
 
@@ -325,15 +328,14 @@ class JobOperations:
             return Answer((await act()).model_dump_json())
 
         deadline = time.monotonic() + DEADLINE_S
-        with self.guard.permitted(request.token, action, resource, access):
-            while True:
-                try:
-                    kept = await self._kept.once(access.user, f"door {envelope.id}", digest, acted)
-                    return answers.model_validate_json(kept.body)
-                except InProgress:  # another gateway is answering this request: wait for its answer
-                    if time.monotonic() > deadline:
-                        raise
-                await asyncio.sleep(PAUSE_S)
+        while True:
+            try:
+                kept = await self._kept.once(access.user, f"door {envelope.id}", digest, acted)
+                return answers.model_validate_json(kept.body)
+            except InProgress:  # another gateway is answering this request: wait for its answer
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
 
 def _spec(request: DoorRequest) -> JobSpec:

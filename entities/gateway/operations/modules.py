@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.operations.access_client import AccessClient
+from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
 from schemas.errors import Ack, NoResponders, NotFound
 from schemas.module_status import (
@@ -44,13 +44,13 @@ class ModuleOperations:
         self._backends = backends
         self._guard = guard
 
-    async def modules(self, token: str) -> ModuleList:
+    async def modules(self, bearer: Bearer) -> ModuleList:
         """The modules that run, with their state and counts."""
-        await self._guard.check(token, "mesh.read", "policies")
+        await bearer.check("mesh.read", "policies")
         return await self._backends.command(subjects.MODULE_QUERY, ModuleQuery(), deadline_s=DEADLINE_S)
 
-    async def order(self, token: str, module: str, body: OrderBody) -> ModuleLifecycle:
-        access = await self._guard.check(token, "policy.write", module)
+    async def order(self, bearer: Bearer, module: str, body: OrderBody) -> ModuleLifecycle:
+        access = await bearer.check("policy.write", module)
         message = DirectModule(
             module=module,
             version=body.version,
@@ -61,9 +61,9 @@ class ModuleOperations:
         )
         return await self._backends.command(subjects.DIRECT_MODULE, message, deadline_s=DEADLINE_S)
 
-    async def ask(self, token: str, module: str, body: QuestionBody) -> ModuleAnswer:
+    async def ask(self, bearer: Bearer, module: str, body: QuestionBody) -> ModuleAnswer:
         """The module's suggestion for this job at this moment. Raises `NotFound` if no such module runs."""
-        await self._guard.check(token, "policy.ask", module)
+        await bearer.check("policy.ask", module)
         version = ACTIVE if body.version is None else version_token(body.version)
         question = ModuleQuestion(job=body.job, inputs=body.inputs)
         try:
@@ -75,10 +75,10 @@ class ModuleOperations:
             raise NotFound(f"no module {module} {which}: `dmsc policy list` shows which do") from None
         return answer
 
-    async def observe(self, token: str, observations: Sequence[Observation]) -> Ack:
+    async def observe(self, bearer: Bearer, observations: Sequence[Observation]) -> Ack:
         """Publishes the observations for the modules, in order; none of them if one is not permitted."""
         about = dict.fromkeys(one.job or ALL_JOBS for one in observations)
-        users = {job: (await self._guard.check(token, "observation.write", job)).user for job in about}
+        users = {job: (await bearer.check("observation.write", job)).user for job in about}
         for one in observations:
             let_in = one.model_copy(update={"user": users[one.job or ALL_JOBS]})
             await self._bus.publish(subjects.OBSERVATION, let_in, source=one.source)
@@ -101,12 +101,12 @@ class PolicyVersionOperations:
         self._backends = backends
         self._guard = guard
 
-    async def promote(self, token: str, module: str, version: str, reason: str) -> PolicySwitch:
-        access = await self._guard.check(token, "policy.promote", module)
+    async def promote(self, bearer: Bearer, module: str, version: str, reason: str) -> PolicySwitch:
+        access = await bearer.check("policy.promote", module)
         message = PromoteModule(module=module, version=version, reason=reason, user=access.user)
         return await self._backends.command(subjects.PROMOTE_MODULE, message, deadline_s=VERSION_DEADLINE_S)
 
-    async def roll_back(self, token: str, module: str, reason: str) -> PolicySwitch:
-        access = await self._guard.check(token, "policy.rollback", module)
+    async def roll_back(self, bearer: Bearer, module: str, reason: str) -> PolicySwitch:
+        access = await bearer.check("policy.rollback", module)
         message = RollBackModule(module=module, reason=reason, user=access.user)
         return await self._backends.command(subjects.ROLL_BACK_MODULE, message, deadline_s=VERSION_DEADLINE_S)

@@ -7,7 +7,7 @@ import time
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.operations.access_client import AccessClient
+from entities.gateway.operations.access_client import AccessClient, Bearer
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BadInput, BadJob, Conflict, NotFound
@@ -22,14 +22,14 @@ class SecretOperations:
         self._bus = bus
         self._guard = guard
 
-    async def put(self, token: str, name: str, value: str) -> Ack:
+    async def put(self, bearer: Bearer, name: str, value: str) -> Ack:
         """Stores a secret, in place of one of the same name.
 
         Raises:
             BadInput: the value names another secret, or something on the bus.
             Conflict: the bus has no keys to seal with.
         """
-        access = await self._guard.check(token, "secret.write", name)
+        access = await bearer.check("secret.write", name)
         if value.startswith(("secret://", "bus://")):
             raise BadInput(
                 f"secret {name}: its value is what is secret, a text or a whole URL, not a name of it"
@@ -37,15 +37,15 @@ class SecretOperations:
         await self._store(_owner(access.user), name, value)
         return Ack(note=f"{name} stored; a job names it secret://{name}")
 
-    async def list(self, token: str) -> SecretList:
-        access = await self._guard.check(token, "secret.read", "secrets")
+    async def list(self, bearer: Bearer) -> SecretList:
+        access = await bearer.check("secret.read", "secrets")
         entries = await self._bus.bucket(subjects.SECRET).entries(user=_owner(access.user))
         found = [entry.message for entry in entries if isinstance(entry.message, StoredSecret)]
         infos = [SecretInfo(name=one.name, stored_at=one.stored_at) for one in found]
         return SecretList(secrets=tuple(sorted(infos, key=lambda info: info.name)))
 
-    async def remove(self, token: str, name: str) -> Ack:
-        access = await self._guard.check(token, "secret.write", name)
+    async def remove(self, bearer: Bearer, name: str) -> Ack:
+        access = await bearer.check("secret.write", name)
         bucket, user = self._bus.bucket(subjects.SECRET), _owner(access.user)
         if await bucket.get(leader=True, user=user, name=name) is None:
             raise NotFound(f"you have no secret {name}; `dmsc secret list` shows which there are")

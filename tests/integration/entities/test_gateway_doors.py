@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -20,10 +20,12 @@ from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.sse.format import EventsConfig
 from entities.service_registry.service import ServiceRegistry
-from schemas.envelope import EntityKind
+from schemas.base import Message
+from schemas.door import Cordons
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadInput
 from schemas.job import JobState
-from schemas.signals import ComputeNotification
+from schemas.signals import AccessRequest, ComputeNotification
 from tests.entity_records import compute
 from tests.integration.entities.conftest import Dial, Start, bearer, end, eventually
 from tests.integration.entities.gateway_answers import JOB, check_problem, submit
@@ -390,3 +392,41 @@ async def test_each_request_is_one_line_in_the_log_without_secrets(http: httpx.A
 
 
 # --- the NATS door ------------------------------------------------------------------------------------
+
+
+async def test_a_keyed_request_asks_for_access_once_and_for_what_it_does(
+    http: httpx.AsyncClient, gateway: Gateway, smo: StandInOrchestrator
+) -> None:
+    """A right that it does not use is not asked for, and what is audited stands in the audit once."""
+
+    async def cordons(message: Message, envelope: Envelope) -> Cordons:
+        return Cordons(agent="n-1", cordons=())
+
+    for row in (subjects.CORDON_PLACE, subjects.UNCORDON_PLACE):
+        await smo.bus.serve(row, cordons)
+    job = await submit(http)
+    questions: list[tuple[str, str]] = []
+    serving = await smo.bus.subscribe(subjects.ACCESS, note(questions))
+    for number, (path, action, resource) in enumerate(
+        (
+            ("nodes/n-1/cordon", "node.cordon", "n-1"),
+            ("nodes/n-1/drain", "node.drain", "n-1"),
+            ("nodes/n-1/uncordon", "node.uncordon", "n-1"),
+            (f"jobs/{job}/park", "job.park", job),
+            (f"jobs/{job}/cancel", "job.cancel", job),
+        )
+    ):
+        questions.clear()
+        headers = {**bearer("olga"), "Idempotency-Key": f"once-{number}"}
+        response = await http.post(f"/v1/{path}", headers=headers)
+        assert response.status_code == 200, response.text
+        await smo.bus.barrier()
+        assert [asked for asked in questions if asked[0] != "self.read"] == [(action, resource)]
+    await serving.stop()
+
+
+def note(questions: list[tuple[str, str]]) -> Callable[[AccessRequest, Envelope], Awaitable[None]]:
+    async def arrived(message: AccessRequest, envelope: Envelope) -> None:
+        questions.append((message.action, message.resource))
+
+    return arrived

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.requests import Reason, Token, UserName
+from entities.gateway.http.requests import HttpBearer, Reason, UserName
 from entities.gateway.operations.access import AccessOperations
 from schemas.access import AccessExplanation, UserAnswer, WhoAmI
 from schemas.audit import AuditPage
@@ -38,67 +38,67 @@ def access(door: HttpContext) -> APIRouter:
     desk = AccessOperations(door.bus, door.guard, door.metrics.gateway, door.desk.stored)
 
     @router.get("/whoami", response_model=WhoAmI, tags=["users"])
-    async def whoami(token: Token) -> Response:
+    async def whoami(bearer: HttpBearer) -> Response:
         """Whose token this is, with which role, and until when."""
-        return _json(await desk.who(token))
+        return _json(await desk.who(bearer))
 
     @router.get("/users", response_model=UserAnswer, tags=["users"])
-    async def users(token: Token) -> Response:
+    async def users(bearer: HttpBearer) -> Response:
         """All users, with the ids and times of their tokens."""
-        return _json(await desk.command(token, "list"))
+        return _json(await desk.command(bearer, "list"))
 
     @router.post("/users", status_code=201, response_model=UserAnswer, tags=["users"])
-    async def add(new: NewUser, token: Token) -> Response:
+    async def add(new: NewUser, bearer: HttpBearer) -> Response:
         """Add a user. The answer shows the user's first token, this one time."""
-        answer = await desk.command(token, "add", new.name, role=new.role, expires_s=new.expires_s)
+        answer = await desk.command(bearer, "add", new.name, role=new.role, expires_s=new.expires_s)
         return _json(answer, 201)
 
     @router.post("/users/{name}/tokens", status_code=201, response_model=UserAnswer, tags=["users"])
     async def another_token(
         name: UserName,
-        token: Token,
+        bearer: HttpBearer,
         expires_s: Annotated[Seconds | None, Query(gt=0, description="default: 8 h")] = None,
     ) -> Response:
         """Make another token of a user. The answer shows it, this one time."""
-        return _json(await desk.command(token, "token", name, expires_s=expires_s), 201)
+        return _json(await desk.command(bearer, "token", name, expires_s=expires_s), 201)
 
     @router.post("/users/{name}/revoke", response_model=UserAnswer, tags=["users"])
     async def revoke(
         name: UserName,
-        token: Token,
+        bearer: HttpBearer,
         token_id: Annotated[str | None, Query(description="one token; default: all of them")] = None,
         reason: Reason = "",
     ) -> Response:
         """Revoke one token of a user, or all of them, at once and everywhere."""
         if token_id is not None and not is_token(token_id):
             raise NotFound("there is no such token; an id has only letters, digits, _ and -")
-        return _json(await desk.command(token, "revoke", name, token_id=token_id, reason=reason))
+        return _json(await desk.command(bearer, "revoke", name, token_id=token_id, reason=reason))
 
     @router.delete("/users/{name}", response_model=UserAnswer, tags=["users"])
-    async def remove(name: UserName, token: Token, reason: Reason = "") -> Response:
+    async def remove(name: UserName, bearer: HttpBearer, reason: Reason = "") -> Response:
         """Remove a user, with all their tokens."""
-        return _json(await desk.command(token, "remove", name, reason=reason))
+        return _json(await desk.command(bearer, "remove", name, reason=reason))
 
     @router.get("/access/explain", response_model=AccessExplanation, tags=["users"])
     async def explain(
         action: Annotated[str, Query(max_length=200, description="e.g. job.cancel")],
-        token: Token,
+        bearer: HttpBearer,
         user: Annotated[str, Query(max_length=120, description="a name, or a role; default: yourself")] = "",
         resource: Annotated[str, Query(max_length=512, description="a job, node, module, …")] = "",
     ) -> Response:
         """Explain which rule permits a user an action on a resource, or why none does."""
-        return _json(await desk.explain(token, user, action, resource))
+        return _json(await desk.explain(bearer, user, action, resource))
 
     @router.get("/audit", response_model=AuditPage, tags=["audit"])
     async def audit(
-        token: Token,
+        bearer: HttpBearer,
         start: Annotated[
             int | None, Query(ge=1, le=1 << 62, description="first sequence; default: the latest")
         ] = None,
         limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
     ) -> Response:
         """The audit stream, hash-chained: refusals and privileged acts, from `start` on or the latest."""
-        page = await (desk.latest(token, limit) if start is None else desk.audit(token, start, limit))
+        page = await (desk.latest(bearer, limit) if start is None else desk.audit(bearer, start, limit))
         return _json(page)
 
     return router

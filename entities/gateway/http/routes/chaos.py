@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from bus import subjects
 from bus.logs import get_logger
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.requests import IdempotencyKey, Token, body_of, made, parse
+from entities.gateway.http.requests import HttpBearer, IdempotencyKey, body_of, made, parse
 from entities.gateway.operations.idempotency import Answer
 from schemas.cluster import Strike, Struck
 from schemas.errors import Conflict, NotFound
@@ -31,13 +31,13 @@ def chaos(door: HttpContext) -> APIRouter:
     router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
 
     @router.post("/faults", status_code=202, response_model=Struck, openapi_extra=body_of(StrikeBody))
-    async def strike(token: Token, keyed: IdempotencyKey) -> Response:
+    async def strike(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Kill, freeze or resume an instance; for operators. `/v1/faults` shows what the mesh detects."""
         text = await door.body(keyed)
         body = parse(StrikeBody, text)
 
         async def act() -> Answer:
-            access = await door.guard.check(token, "chaos.strike", body.sid)
+            access = await bearer.check("chaos.strike", body.sid)
             record = door.records.get(body.sid)
             over = (InstanceState.FAULTED, InstanceState.GONE)
             if record is None or record.job is None or record.state in over:
@@ -50,12 +50,12 @@ def chaos(door: HttpContext) -> APIRouter:
             log.warning("fault ordered", fault=body.fault, sid=body.sid, user=access.user, agent=agent)
             return made(struck, status=202)
 
-        return await door.once(keyed, token, "chaos.strike", body.sid, act, text)
+        return await door.once(keyed, bearer, "chaos.strike", body.sid, act, text)
 
     @router.post(
         "/outside", status_code=202, response_model=OutsideFault, openapi_extra=body_of(OutsideFault)
     )
-    async def outside(token: Token, keyed: IdempotencyKey) -> Response:
+    async def outside(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Record on the audit stream that a process was killed or frozen from outside; for operators.
 
         `dmsc chaos` does so for each fault that it injects. Nothing else follows from it.
@@ -65,10 +65,10 @@ def chaos(door: HttpContext) -> APIRouter:
         struck = f"{body.victim} ({body.fault})"
 
         async def act() -> Answer:
-            access = await door.guard.check(token, "chaos.outside", struck)
+            access = await bearer.check("chaos.outside", struck)
             log.warning("fault from outside", fault=body.fault, victim=body.victim, user=access.user)
             return made(body, status=202)
 
-        return await door.once(keyed, token, "chaos.outside", struck, act, text)
+        return await door.once(keyed, bearer, "chaos.outside", struck, act, text)
 
     return router

@@ -9,7 +9,15 @@ from fastapi import APIRouter, Request, Response
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import DOCUMENTED, File, file_answer
 from entities.gateway.http.paging import cut
-from entities.gateway.http.requests import ByteRange, CheckpointName, JobId, PageAsked, Token, answer, paged
+from entities.gateway.http.requests import (
+    ByteRange,
+    CheckpointName,
+    HttpBearer,
+    JobId,
+    PageAsked,
+    answer,
+    paged,
+)
 from entities.job_files.checkpoint_catalog import PublishedCheckpoints, read_manifest
 from schemas.checkpoint import (
     MANIFEST_NAME,
@@ -36,9 +44,9 @@ def checkpoints(door: HttpContext) -> APIRouter:
         return await read_manifest(door.files, folder)
 
     @router.get("", response_model=CheckpointPage)
-    async def published(job: JobId, request: Request, token: Token, page: PageAsked) -> Response:
+    async def published(job: JobId, request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """The job's checkpoints that exist, the newest first, each with its manifest."""
-        store = PublishedCheckpoints(door.files, folder_of(await door.desk.read(token, job)))
+        store = PublishedCheckpoints(door.files, folder_of(await door.desk.read(bearer, job)))
         folders = {str(folder): folder for folder in await store.published()}
         names, after = cut(
             folders,
@@ -56,18 +64,18 @@ def checkpoints(door: HttpContext) -> APIRouter:
         return paged(request, CheckpointPage(checkpoints=tuple(page_items), next=after))
 
     @router.get("/{name}", response_model=PublishedCheckpoint)
-    async def one(job: JobId, name: CheckpointName, token: Token) -> Response:
+    async def one(job: JobId, name: CheckpointName, bearer: HttpBearer) -> Response:
         """One checkpoint of the job, with its manifest."""
-        url = folder_of(await door.desk.read(token, job))
+        url = folder_of(await door.desk.read(bearer, job))
         manifest = await manifest_of(url, job, name)
         return answer(PublishedCheckpoint(name=name, url=f"{url}/{name}", manifest=manifest))
 
     @router.get("/{name}/{path:path}", response_class=File, responses=DOCUMENTED)
     async def file(
-        job: JobId, name: CheckpointName, path: str, token: Token, byte_range: ByteRange = None
+        job: JobId, name: CheckpointName, path: str, bearer: HttpBearer, byte_range: ByteRange = None
     ) -> Response:
         """One file of a checkpoint, or a range of its bytes. `path`: as the manifest names the file."""
-        url = folder_of(await door.desk.files_of(token, job))
+        url = folder_of(await door.desk.files_of(bearer, job))
         if path != MANIFEST_NAME and path not in (await manifest_of(url, job, name)).files:
             raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)
         return await file_answer(door.files(f"{url}/{name}"), path, byte_range)

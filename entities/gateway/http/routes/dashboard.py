@@ -18,8 +18,9 @@ from bus.tap.scope import left_out
 from entities.gateway.dashboard.assets import HEADERS, INDEX, PATH, assets
 from entities.gateway.dashboard.logs import Search
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.requests import Token, WantedInstance, WantedJob
+from entities.gateway.http.requests import HttpBearer, WantedInstance, WantedJob
 from entities.gateway.http.sse.response import STREAM, EventStream
+from entities.gateway.operations.access_client import Bearer
 from schemas.errors import NotFound
 
 
@@ -56,20 +57,20 @@ def _views(router: APIRouter, door: HttpContext) -> None:
     desk = door.dashboard
 
     @router.get("/v1/overview", tags=["dashboard"])
-    async def overview(token: Token) -> JSONResponse:
+    async def overview(bearer: HttpBearer) -> JSONResponse:
         """All that a page needs, in one call: the first event of `/v1/live`."""
-        access = await desk.may_look(token)
+        access = await desk.may_look(bearer)
         whole = await desk.feed.whole()
         return JSONResponse({"you": desk.you(access), **whole}, headers={"Cache-Control": "no-store"})
 
     @router.get("/v1/live", response_class=EventStream, responses=STREAM, tags=["dashboard"])
-    async def live(request: Request, token: Token) -> EventStream:
+    async def live(request: Request, bearer: HttpBearer) -> EventStream:
         """Server-sent events: `you`, `overview`, then `delta` at most four times a second.
 
         A client that lags eight deltas behind gets an `overview` in their place.
         """
-        access = await desk.may_look(token)
-        return await _streaming(door, request, token, "mesh.read", "mesh", desk.live(access))
+        access = await desk.may_look(bearer)
+        return await _streaming(door, request, bearer, "mesh.read", "mesh", desk.live(access))
 
 
 def _searches(router: APIRouter, door: HttpContext) -> None:
@@ -77,7 +78,7 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
 
     @router.get("/v1/logs", tags=["dashboard"])
     async def logs(
-        token: Token,
+        bearer: HttpBearer,
         text: Annotated[str, Query(max_length=200, description="part of a line, in any case")] = "",
         level: Annotated[
             Literal["info", "warning", "error", "critical"], Query(description="at least")
@@ -91,7 +92,7 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     ) -> JSONResponse:
         """The latest log lines that match, oldest first; `next` continues where this search ended."""
-        await desk.guard.check(token, "tap.read", "logs")
+        await bearer.check("tap.read", "logs")
         search = Search(
             text=text,
             level=level,
@@ -106,7 +107,7 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
     @router.get("/v1/tap", response_class=EventStream, responses=STREAM, tags=["dashboard"])
     async def tap(
         request: Request,
-        token: Token,
+        bearer: HttpBearer,
         subject: Annotated[
             list[str] | None, Query(max_length=16, description="as `dmsc tap` takes it")
         ] = None,
@@ -114,17 +115,17 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
         replies: Annotated[bool, Query(description="also the answers to requests")] = False,
     ) -> EventStream:
         """Server-sent events: `ready`, then `messages` in batches, decoded, secrets as `***`."""
-        scope = await desk.scopes.scope(token)
+        scope = await desk.scopes.scope(bearer)
         patterns = subject or ["signal.>"]
         left_out(scope, patterns)
-        frames = desk.taps.stream(patterns, where or [], replies, scope, token)
-        return await _streaming(door, request, token, "tap.read", "bus", frames)
+        frames = desk.taps.stream(patterns, where or [], replies, scope, bearer.token)
+        return await _streaming(door, request, bearer, "tap.read", "bus", frames)
 
 
 async def _streaming(
     door: HttpContext,
     request: Request,
-    token: str,
+    bearer: Bearer,
     action: str,
     resource: str,
     frames: AsyncGenerator[bytes, None],
@@ -138,4 +139,4 @@ async def _streaming(
             async for frame in frames:
                 yield frame
 
-    return door.stream(request, token, action, resource, all_frames())
+    return door.stream(request, bearer, action, resource, all_frames())

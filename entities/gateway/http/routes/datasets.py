@@ -16,8 +16,8 @@ from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     BoundedBody,
     ByteRange,
+    HttpBearer,
     PageAsked,
-    Token,
     answer,
     check_length,
     paged,
@@ -53,17 +53,17 @@ def datasets(door: HttpContext) -> APIRouter:
     objects = door.bus.objects
 
     @router.get("", response_model=DatasetPage)
-    async def list_datasets(request: Request, token: Token, page: PageAsked) -> Response:
+    async def list_datasets(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """The stored datasets, by name."""
-        await door.guard.check(token, "dataset.read", "datasets")
+        await bearer.check("dataset.read", "datasets")
         infos = await objects.list(f"{FOLDER}/")
         part, after = cut(infos, lambda info: (info.name,), page.limit, page.cursor)
         return paged(request, DatasetPage(datasets=tuple(map(_dataset, part)), next=after))
 
     @router.put("/{name}", status_code=201, response_model=Dataset, openapi_extra=UPLOAD)
-    async def store(name: Name, request: Request, token: Token) -> Response:
+    async def store(name: Name, request: Request, bearer: HttpBearer) -> Response:
         """Store a dataset, in place of one of the same name; a job then names it as `data.source`."""
-        access = await door.guard.check(token, "dataset.write", name)
+        access = await bearer.check("dataset.write", name)
         limit = door.config.max_dataset_bytes
         stated_bytes = check_length(request, limit)
         async with door.desk.stored.upload(access, name, stated_bytes, door.config.upload_hold_s) as upload:
@@ -74,15 +74,15 @@ def datasets(door: HttpContext) -> APIRouter:
         return answer(_dataset(info), 201, {"Location": f"/v1/datasets/{name}"})
 
     @router.get("/{name}", response_class=File, responses=DOCUMENTED)
-    async def load(name: Name, token: Token, byte_range: ByteRange = None) -> Response:
+    async def load(name: Name, bearer: HttpBearer, byte_range: ByteRange = None) -> Response:
         """The dataset's bytes, or a range of them."""
-        await door.guard.check(token, "dataset.read", name)
+        await bearer.check("dataset.read", name)
         return await file_answer(door.files(URL), name, byte_range)
 
     @router.delete("/{name}", response_model=Ack)
-    async def delete(name: Name, token: Token) -> Response:
+    async def delete(name: Name, bearer: HttpBearer) -> Response:
         """Remove a dataset; for operators. A job that is reading it fails."""
-        access = await door.guard.check(token, "dataset.delete", name)
+        access = await bearer.check("dataset.delete", name)
         if not await objects.delete(f"{FOLDER}/{name}"):
             raise NotFound(f"there is no dataset {name}")
         await door.desk.stored.removed(name)

@@ -12,9 +12,9 @@ from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     FaultId,
     FirstEvent,
+    HttpBearer,
     LastEventId,
     PageAsked,
-    Token,
     WantedJob,
     answer,
     paged,
@@ -33,14 +33,14 @@ def faults(door: HttpContext) -> APIRouter:
     @router.get("", response_model=FaultPage)
     async def list_faults(
         request: Request,
-        token: Token,
+        bearer: HttpBearer,
         page: PageAsked,
         job: WantedJob = None,
         state: FaultState | None = None,
     ) -> Response:
         """Each fault as it stands now, oldest first."""
         matches = [
-            fault for fault in (await door.desk.faults(token, job)).faults if state in (None, fault.state)
+            fault for fault in (await door.desk.faults(bearer, job)).faults if state in (None, fault.state)
         ]
         part, after = cut(matches, lambda fault: (fault.opened_at, fault.id), page.limit, page.cursor)
         return paged(request, FaultPage(faults=part, next=after))
@@ -48,22 +48,22 @@ def faults(door: HttpContext) -> APIRouter:
     @router.get("/events", response_class=EventStream, responses=STREAM)
     async def follow(
         request: Request,
-        token: Token,
+        bearer: HttpBearer,
         job: WantedJob = None,
         start: FirstEvent = None,
         last_event_id: LastEventId = None,
     ) -> EventStream:
         """Server-sent events: the records of the queue so far, then each new one."""
-        await door.guard.check(token, "fault.read", job or "faults")
+        await bearer.check("fault.read", job or "faults")
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         first = first_sequence(start, last_event_id)
         records = door.hub.follow(subjects.FAULT_RECORD, tokens, fault_line, first)
-        return door.stream(request, token, "fault.read", job or "faults", records)
+        return door.stream(request, bearer, "fault.read", job or "faults", records)
 
     @router.get("/{fault}", response_model=FaultRecord)
-    async def read(fault: FaultId, token: Token) -> Response:
+    async def read(fault: FaultId, bearer: HttpBearer) -> Response:
         """One fault as it stands now."""
-        for record in (await door.desk.faults(token, None)).faults:
+        for record in (await door.desk.faults(bearer, None)).faults:
             if record.id == fault:
                 return answer(record)
         raise NotFound(f"there is no fault {fault}; GET /v1/faults lists them")

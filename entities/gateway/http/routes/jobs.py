@@ -12,12 +12,12 @@ from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     FirstEvent,
+    HttpBearer,
     IdempotencyKey,
     JobId,
     LastEventId,
     PageAsked,
     Reason,
-    Token,
     answer,
     body_of,
     made,
@@ -39,28 +39,28 @@ def jobs(door: HttpContext) -> APIRouter:
     desk = door.desk
 
     @router.post("", status_code=201, response_model=JobRecord, openapi_extra=body_of(JobSpec))
-    async def submit(token: Token, keyed: IdempotencyKey) -> Response:
+    async def submit(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Submit a job: a JobSpec as JSON."""
         text = await door.body(keyed)
         spec = parse(JobSpec, text, BadJob)
-        cause = await door.cause(keyed, token, "job.submit", spec.name)
+        cause = await door.cause(keyed, bearer, "job.submit", spec.name)
 
         async def act() -> Answer:
-            record = await desk.submit(token, spec, cause)
+            record = await desk.submit(bearer, spec, cause)
             return made(record, f"/v1/jobs/{record.job}", HTTPStatus.CREATED)
 
-        return await door.once(keyed, token, "job.submit", spec.name, act, text)
+        return await door.once(keyed, bearer, "job.submit", spec.name, act, text)
 
     @router.get("", response_model=JobPage)
     async def list_jobs(
         request: Request,
-        token: Token,
+        bearer: HttpBearer,
         page: PageAsked,
         state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
         user: Annotated[str | None, Query(max_length=200, description="only this user's")] = None,
     ) -> Response:
         """The mesh's jobs in the order of their submission."""
-        jobs = (await desk.list(token)).jobs
+        jobs = (await desk.list(bearer)).jobs
         revision = door.view.revision
         matches = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
         part, after = cut(matches, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
@@ -72,20 +72,20 @@ def jobs(door: HttpContext) -> APIRouter:
         )
 
     @router.get("/{job}", response_model=JobRecord)
-    async def read(request: Request, job: JobId, token: Token) -> Response:
+    async def read(request: Request, job: JobId, bearer: HttpBearer) -> Response:
         """The job's record."""
-        record = await desk.read(token, job)
+        record = await desk.read(bearer, job)
         return door.reads.keep(request, answer(record), "job.read", job, record, lambda: door.view.get(job))
 
     @router.get("/{job}/load", response_model=JobLoad)
-    async def load(job: JobId, token: Token) -> Response:
+    async def load(job: JobId, bearer: HttpBearer) -> Response:
         """Queue, service time and latency of each of its instances at this moment."""
-        return answer(await desk.load(token, job))
+        return answer(await desk.load(bearer, job))
 
     @router.post("/{job}/scale", response_model=Ack)
     async def scale(
         job: JobId,
-        token: Token,
+        bearer: HttpBearer,
         keyed: IdempotencyKey,
         replicas: Annotated[int, Query(ge=1, le=100_000)],
         stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
@@ -93,14 +93,14 @@ def jobs(door: HttpContext) -> APIRouter:
         """Set the number of working replicas of one stage, or of each; they join and leave between steps."""
 
         async def act() -> Answer:
-            return made(await desk.scale(token, job, replicas, stage))
+            return made(await desk.scale(bearer, job, replicas, stage))
 
-        return await door.once(keyed, token, "job.change", job, act)
+        return await door.once(keyed, bearer, "job.change", job, act)
 
     @router.post("/{job}/move", response_model=Ack)
     async def move(
         job: JobId,
-        token: Token,
+        bearer: HttpBearer,
         keyed: IdempotencyKey,
         sid: Annotated[str, Query(pattern=r"^[A-Za-z0-9_-]{1,120}$")],
         stage: Annotated[int, Query(ge=0, le=100_000)],
@@ -108,47 +108,47 @@ def jobs(door: HttpContext) -> APIRouter:
         """Take an instance out of its stage at the end of the step; its slot then hosts one of `stage`."""
 
         async def act() -> Answer:
-            return made(await desk.change_stage(token, job, sid, stage))
+            return made(await desk.change_stage(bearer, job, sid, stage))
 
-        return await door.once(keyed, token, "job.change", job, act)
+        return await door.once(keyed, bearer, "job.change", job, act)
 
     @router.post("/{job}/park", response_model=JobRecord)
-    async def park(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+    async def park(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:
         """Park a job: it waits without slots until it is resumed. Users park their own, operators any."""
 
         async def act() -> Answer:
-            return made(await desk.park(token, job, reason))
+            return made(await desk.park(bearer, job, reason))
 
-        return await door.once(keyed, token, "job.park", job, act, always=True)
+        return await door.once(keyed, bearer, "job.park", job, act, always=True)
 
     @router.post("/{job}/resume", response_model=JobRecord)
-    async def resume(job: JobId, token: Token, keyed: IdempotencyKey) -> Response:
+    async def resume(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Resume a parked job as soon as slots are free. Users resume their own, operators any."""
 
         async def act() -> Answer:
-            return made(await desk.resume(token, job))
+            return made(await desk.resume(bearer, job))
 
-        return await door.once(keyed, token, "job.resume", job, act)
+        return await door.once(keyed, bearer, "job.resume", job, act)
 
     @router.post("/{job}/cancel", response_model=JobRecord)
-    async def cancel(job: JobId, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+    async def cancel(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:
         """Cancel a job. Users cancel their own, operators any."""
 
         async def act() -> Answer:
-            return made(await desk.cancel(token, job, reason or "asked for over HTTP"))
+            return made(await desk.cancel(bearer, job, reason or "asked for over HTTP"))
 
-        return await door.once(keyed, token, "job.cancel", job, act, always=True)
+        return await door.once(keyed, bearer, "job.cancel", job, act, always=True)
 
     @router.get("/{job}/events", response_class=EventStream, responses=STREAM)
     async def events(
         job: JobId,
         request: Request,
-        token: Token,
+        bearer: HttpBearer,
         start: FirstEvent = None,
         last_event_id: LastEventId = None,
     ) -> EventStream:
         """Server-sent events: those so far, then each new one until the job has ended (docs/gateway.md)."""
-        await desk.read(token, job)
+        await desk.read(bearer, job)
         records = door.hub.follow(
             subjects.JOB_EVENT,
             {"job": job},
@@ -156,6 +156,6 @@ def jobs(door: HttpContext) -> APIRouter:
             first_sequence(start, last_event_id),
             lambda: desk.has_ended(job),
         )
-        return door.stream(request, token, "job.read", job, records)
+        return door.stream(request, bearer, "job.read", job, records)
 
     return router

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query, Request, Response
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
+    HttpBearer,
     IdempotencyKey,
     NodeName,
     PageAsked,
     Reason,
-    Token,
     answer,
     made,
     paged,
@@ -32,54 +32,58 @@ def nodes(door: HttpContext) -> APIRouter:
     desk = door.desk
 
     @router.get("/mesh", response_model=MeshStatus, tags=["mesh"])
-    async def mesh(token: Token) -> Response:
+    async def mesh(bearer: HttpBearer) -> Response:
         """Services, nodes, jobs and cordons at a glance, as the leading orchestrator sees them."""
-        return answer(await desk.mesh(token))
+        return answer(await desk.mesh(bearer))
 
     @router.get("/nodes", response_model=NodePage, tags=["nodes"])
-    async def list_nodes(request: Request, token: Token, page: PageAsked) -> Response:
+    async def list_nodes(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """The node agents, their slots and their cordons."""
         part, after = cut(
-            _views(await desk.mesh(token)), lambda view: (view.status.sid,), page.limit, page.cursor
+            _views(await desk.mesh(bearer)), lambda view: (view.status.sid,), page.limit, page.cursor
         )
         return paged(request, NodePage(nodes=part, next=after))
 
     @router.get("/nodes/{node}", response_model=NodeView, tags=["nodes"])
-    async def read(node: NodeName, token: Token) -> Response:
+    async def read(node: NodeName, bearer: HttpBearer) -> Response:
         """One node, by the SID of its agent."""
-        for view in _views(await desk.mesh(token)):
+        for view in _views(await desk.mesh(bearer)):
             if view.status.sid == node:
                 return answer(view)
         raise NotFound(f"there is no node {node}; GET /v1/nodes lists them")
 
     @router.post("/nodes/{node}/cordon", response_model=Cordons, tags=["nodes"])
     async def cordon(
-        node: NodeName, token: Token, keyed: IdempotencyKey, slot: Slot = None, reason: Reason = ""
+        node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, slot: Slot = None, reason: Reason = ""
     ) -> Response:
         """Keep new instances off this node, or off one of its slots."""
 
         async def act() -> Answer:
-            return made(await desk.cordon(token, node, slot, reason, drain=False))
+            return made(await desk.cordon(bearer, node, slot, reason, drain=False))
 
-        return await door.once(keyed, token, "node.cordon", node, act)
+        return await door.once(keyed, bearer, "node.cordon", node, act)
 
     @router.post("/nodes/{node}/drain", response_model=Cordons, tags=["nodes"])
-    async def drain(node: NodeName, token: Token, keyed: IdempotencyKey, reason: Reason = "") -> Response:
+    async def drain(
+        node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
+    ) -> Response:
         """Cordon a node and move its instances elsewhere. Answers at once; `/v1/mesh` shows the progress."""
 
         async def act() -> Answer:
-            return made(await desk.cordon(token, node, None, reason, drain=True))
+            return made(await desk.cordon(bearer, node, None, reason, drain=True))
 
-        return await door.once(keyed, token, "node.cordon", node, act)
+        return await door.once(keyed, bearer, "node.drain", node, act)
 
     @router.post("/nodes/{node}/uncordon", response_model=Cordons, tags=["nodes"])
-    async def uncordon(node: NodeName, token: Token, keyed: IdempotencyKey, slot: Slot = None) -> Response:
+    async def uncordon(
+        node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, slot: Slot = None
+    ) -> Response:
         """Let new instances start there again."""
 
         async def act() -> Answer:
-            return made(await desk.uncordon(token, node, slot))
+            return made(await desk.uncordon(bearer, node, slot))
 
-        return await door.once(keyed, token, "node.cordon", node, act)
+        return await door.once(keyed, bearer, "node.uncordon", node, act)
 
     return router
 

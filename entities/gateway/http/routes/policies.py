@@ -10,11 +10,11 @@ from fastapi import APIRouter, Query, Request, Response
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
+    HttpBearer,
     IdempotencyKey,
     ModuleName,
     PageAsked,
     Reason,
-    Token,
     answer,
     body_of,
     made,
@@ -39,9 +39,9 @@ def policies(door: HttpContext) -> APIRouter:
     desk = door.desk.modules
 
     @router.get("/policies", response_model=PolicyPage)
-    async def modules(request: Request, token: Token, page: PageAsked) -> Response:
+    async def modules(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """The functional modules that run, with their state and counts."""
-        running = (await desk.modules(token)).modules
+        running = (await desk.modules(bearer)).modules
         part, after = cut(
             running, lambda module: (module.module, module.version, module.sid or ""), page.limit, page.cursor
         )
@@ -50,58 +50,62 @@ def policies(door: HttpContext) -> APIRouter:
     @router.post(
         "/policies/{module}/orders", response_model=ModuleLifecycle, openapi_extra=body_of(OrderBody)
     )
-    async def order(module: ModuleName, token: Token, keyed: IdempotencyKey) -> Response:
+    async def order(module: ModuleName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Activate, shadow or drain a module, or enable or disable it for jobs. Answers its new state."""
         text = await door.body(keyed)
         body = parse(OrderBody, text)
 
         async def act() -> Answer:
-            return made(await desk.order(token, module, body))
+            return made(await desk.order(bearer, module, body))
 
-        return await door.once(keyed, token, "policy.write", module, act, text)
+        return await door.once(keyed, bearer, "policy.write", module, act, text)
 
     @router.post(
         "/policies/{module}/questions", response_model=ModuleAnswer, openapi_extra=body_of(QuestionBody)
     )
-    async def question(module: ModuleName, request: Request, token: Token) -> Response:
+    async def question(module: ModuleName, request: Request, bearer: HttpBearer) -> Response:
         """Ask a module what it suggests for a job at this moment. The suggestion is not adopted."""
         body = parse(QuestionBody, await read_body(request, door.config.max_job_bytes))
-        return answer(await desk.ask(token, module, body))
+        return answer(await desk.ask(bearer, module, body))
 
     @router.post(
         "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)
     )
-    async def observe(token: Token, keyed: IdempotencyKey) -> Response:
+    async def observe(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Send observations of a system outside the mesh to the modules that subscribe to them."""
         text = await door.body(keyed)
         batch = parse(ObservationBatch, text)
 
         async def act() -> Answer:
-            return made(await desk.observe(token, batch.observations), status=HTTPStatus.ACCEPTED)
+            return made(await desk.observe(bearer, batch.observations), status=HTTPStatus.ACCEPTED)
 
         resource = resource_of(batch.observations)
-        return await door.once(keyed, token, "observation.write", resource, act, text)
+        return await door.once(keyed, bearer, "observation.write", resource, act, text)
 
     @router.post("/policies/{module}/promote", response_model=PolicySwitch)
     async def promote(
-        module: ModuleName, version: Version, token: Token, keyed: IdempotencyKey, reason: Reason = ""
+        module: ModuleName,
+        version: Version,
+        bearer: HttpBearer,
+        keyed: IdempotencyKey,
+        reason: Reason = "",
     ) -> Response:
         """Make this running version the active one. The former one runs on in shadow; both are scored."""
 
         async def act() -> Answer:
-            return made(await door.promotions.promote(token, module, version, reason))
+            return made(await door.promotions.promote(bearer, module, version, reason))
 
-        return await door.once(keyed, token, "policy.write", module, act)
+        return await door.once(keyed, bearer, "policy.promote", module, act)
 
     @router.post("/policies/{module}/rollback", response_model=PolicySwitch)
     async def rollback(
-        module: ModuleName, token: Token, keyed: IdempotencyKey, reason: Reason = ""
+        module: ModuleName, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
     ) -> Response:
         """Make the version active again that was active before the last promotion."""
 
         async def act() -> Answer:
-            return made(await door.promotions.roll_back(token, module, reason))
+            return made(await door.promotions.roll_back(bearer, module, reason))
 
-        return await door.once(keyed, token, "policy.write", module, act)
+        return await door.once(keyed, bearer, "policy.rollback", module, act)
 
     return router

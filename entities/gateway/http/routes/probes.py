@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.metrics import scrape_targets
-from entities.gateway.http.requests import Token, answer
+from entities.gateway.http.requests import HttpBearer, answer
 from entities.gateway.operations.access import TapOperations
 from schemas.door import TapScope
 from schemas.errors import NotFound
@@ -40,9 +40,9 @@ def probes(door: HttpContext) -> APIRouter:
         return answer(readiness, 200 if readiness.ready else 503, headers)
 
     @router.get("/metrics", response_class=PlainTextResponse, tags=["metrics"])
-    async def scrape(token: Token, accept: Annotated[str, Header(max_length=1000)] = "") -> Response:
+    async def scrape(bearer: HttpBearer, accept: Annotated[str, Header(max_length=1000)] = "") -> Response:
         """This process's metrics in Prometheus' text format."""
-        await door.guard.check(token, "mesh.read", "metrics")
+        await bearer.check("mesh.read", "metrics")
         render = metrics.render()
         if render is None:
             raise NotFound("this gateway's process tells no metrics")
@@ -50,14 +50,14 @@ def probes(door: HttpContext) -> APIRouter:
         return Response(body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
 
     @router.get("/v1/metrics/targets", response_model=list[ScrapeTarget], tags=["metrics"])
-    async def targets(token: Token) -> list[ScrapeTarget]:
+    async def targets(bearer: HttpBearer) -> list[ScrapeTarget]:
         """Every process of the mesh that exposes metrics, as Prometheus' `http_sd_configs` reads it."""
-        await door.guard.check(token, "mesh.read", "metrics")
+        await bearer.check("mesh.read", "metrics")
         return scrape_targets(metrics.records())
 
     @router.get("/v1/tap/scope", response_model=TapScope, tags=["mesh"])
-    async def scope(token: Token) -> Response:
+    async def scope(bearer: HttpBearer) -> Response:
         """Which messages of the bus the bearer may tap."""
-        return answer(await tap.scope(token))
+        return answer(await tap.scope(bearer))
 
     return router

@@ -11,7 +11,16 @@ from fastapi import APIRouter, Query, Request, Response
 from bus import subjects
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.paging import cut
-from entities.gateway.http.requests import ClusterName, InstanceId, PageAsked, Token, WantedJob, answer, paged
+from entities.gateway.http.requests import (
+    ClusterName,
+    HttpBearer,
+    InstanceId,
+    PageAsked,
+    WantedJob,
+    answer,
+    paged,
+)
+from entities.gateway.operations.access_client import Bearer
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.errors import NotFound, Unavailable
@@ -25,23 +34,23 @@ def registry(door: HttpContext) -> APIRouter:
     """`/v1/clusters`, `/v1/instances`, `/v1/routes`."""
     router = APIRouter(prefix="/v1")
 
-    async def checked_records(token: str, resource: str) -> Iterable[ServiceRecord]:
-        await door.guard.check(token, "mesh.read", resource)
+    async def checked_records(bearer: Bearer, resource: str) -> Iterable[ServiceRecord]:
+        await bearer.check("mesh.read", resource)
         if not door.follower.informed:
             raise Unavailable("no service registry has been heard of yet; come back in a second")
         return door.records.values()
 
     @router.get("/clusters", response_model=ClusterPage, tags=["clusters"])
-    async def clusters(request: Request, token: Token, page: PageAsked) -> Response:
+    async def clusters(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """Each cluster's services, nodes and jobs, and its instances by state."""
-        views = cluster_views(await checked_records(token, "clusters"))
+        views = cluster_views(await checked_records(bearer, "clusters"))
         part, after = cut(views, lambda view: (view.cluster,), page.limit, page.cursor)
         return paged(request, ClusterPage(clusters=part, next=after))
 
     @router.get("/clusters/{cluster}", response_model=ClusterView, tags=["clusters"])
-    async def cluster(cluster: ClusterName, token: Token) -> Response:
+    async def cluster(cluster: ClusterName, bearer: HttpBearer) -> Response:
         """One cluster."""
-        for view in cluster_views(await checked_records(token, "clusters")):
+        for view in cluster_views(await checked_records(bearer, "clusters")):
             if view.cluster == cluster:
                 return answer(view)
         raise NotFound(f"there is no cluster {cluster}; GET /v1/clusters lists them")
@@ -49,7 +58,7 @@ def registry(door: HttpContext) -> APIRouter:
     @router.get("/instances", response_model=InstancePage, tags=["instances"])
     async def instances(
         request: Request,
-        token: Token,
+        bearer: HttpBearer,
         page: PageAsked,
         job: WantedJob = None,
         cluster: Name = None,
@@ -59,7 +68,7 @@ def registry(door: HttpContext) -> APIRouter:
         """The microservice instances of all jobs."""
         matches = [
             record
-            for record in await checked_records(token, "instances")
+            for record in await checked_records(bearer, "instances")
             if record.job is not None
             and job in (None, record.job)
             and cluster in (None, record.endpoint.cluster)
@@ -70,9 +79,9 @@ def registry(door: HttpContext) -> APIRouter:
         return paged(request, InstancePage(instances=part, next=after))
 
     @router.get("/instances/{sid}", response_model=ServiceRecord, tags=["instances"])
-    async def instance(sid: InstanceId, token: Token) -> Response:
+    async def instance(sid: InstanceId, bearer: HttpBearer) -> Response:
         """The registry's record of one instance or service."""
-        await checked_records(token, "instances")
+        await checked_records(bearer, "instances")
         record = door.records.get(sid)
         if record is None:
             raise NotFound(f"the registry knows no {sid}")
@@ -80,10 +89,10 @@ def registry(door: HttpContext) -> APIRouter:
 
     @router.get("/routes", response_model=RoutePage, tags=["routes"])
     async def routes(
-        request: Request, token: Token, page: PageAsked, job: WantedJob = None, cluster: Name = None
+        request: Request, bearer: HttpBearer, page: PageAsked, job: WantedJob = None, cluster: Name = None
     ) -> Response:
         """The routers' tables: weighted next hops of each stage, for the senders of each cluster."""
-        await door.guard.check(token, "mesh.read", "routes")
+        await bearer.check("mesh.read", "routes")
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         entries = await door.bus.bucket(subjects.ROUTE_TABLE).entries(**tokens)
         tables = [entry.message for entry in entries if isinstance(entry.message, RouteTable)]

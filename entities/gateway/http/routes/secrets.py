@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.requests import Token, answer, body_of, named, parse, read_body
+from entities.gateway.http.requests import HttpBearer, answer, body_of, named, parse, read_body
 from schemas.base import TOKEN_PATTERN
 from schemas.errors import Ack, BadInput
 from schemas.secrets import SecretList, SecretValue
@@ -22,19 +22,19 @@ def secrets(door: HttpContext) -> APIRouter:
     desk = door.desk.secrets
 
     @router.get("", response_model=SecretList)
-    async def list_secrets(token: Token) -> Response:
+    async def list_secrets(bearer: HttpBearer) -> Response:
         """Your secrets, without their values."""
-        return answer(await desk.list(token))
+        return answer(await desk.list(bearer))
 
     @router.put("/{name}", response_model=Ack, openapi_extra=body_of(SecretValue))
-    async def store(name: SecretName, request: Request, token: Token) -> Response:
+    async def store(name: SecretName, request: Request, bearer: HttpBearer) -> Response:
         """Store a secret, in place of one of the same name; a job names it `secret://NAME` as a URL."""
         value = parse(SecretValue, await read_body(request, MOST_BYTES), BadInput)
-        return answer(await desk.put(token, name, value.value))
+        return answer(await desk.put(bearer, name, value.value))
 
     @router.delete("/{name}", response_model=Ack)
-    async def remove(name: SecretName, token: Token) -> Response:
+    async def remove(name: SecretName, bearer: HttpBearer) -> Response:
         """Remove a secret. Running jobs go on; jobs that start later and name it fail."""
-        return answer(await desk.remove(token, name))
+        return answer(await desk.remove(bearer, name))
 
     return router

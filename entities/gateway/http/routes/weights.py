@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import DOCUMENTED, File, file_answer
-from entities.gateway.http.requests import ByteRange, JobId, Token, answer
+from entities.gateway.http.requests import ByteRange, HttpBearer, JobId, answer
 from schemas.errors import NotFound
 from schemas.job import JobRecord, WeightsManifest
 
@@ -22,14 +22,14 @@ def weights(door: HttpContext) -> APIRouter:
         return record.weights
 
     @router.get("", response_model=WeightsManifest)
-    async def manifest(job: JobId, token: Token) -> Response:
+    async def manifest(job: JobId, bearer: HttpBearer) -> Response:
         """Shards, index, and the SHA-256 over all tensors."""
-        return answer(manifest_of(await door.desk.read(token, job)))
+        return answer(manifest_of(await door.desk.read(bearer, job)))
 
     @router.get("/{shard}", response_class=File, responses=DOCUMENTED)
-    async def shard(job: JobId, shard: str, token: Token, byte_range: ByteRange = None) -> Response:
+    async def shard(job: JobId, shard: str, bearer: HttpBearer, byte_range: ByteRange = None) -> Response:
         """One safetensors file, or a range of its bytes."""
-        weights = manifest_of(await door.desk.files_of(token, job))
+        weights = manifest_of(await door.desk.files_of(bearer, job))
         if shard not in weights.shards:
             raise NotFound(f"{job} has no shard {shard}; it has {', '.join(weights.shards)}", job=job)
         return await file_answer(door.files(weights.url), shard, byte_range)
