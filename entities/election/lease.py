@@ -29,9 +29,7 @@ class LeadershipLeaseConfig:
 
     lease_s: float = 1.0  # shorter finds a dead leader sooner; must outlast a pause of the leader's process
     look_s: float = 0.2  # how often a candidate reads it; failover: lease_s + look_s if looks are on time
-    attempt_s: float = (
-        1.0  # limit per read or write; a store that elects its leader does not answer meanwhile
-    )
+    attempt_s: float = 1.0  # limit per read or write; a store that elects its leader does not answer
 
     def __post_init__(self) -> None:
         if not 0 < LATE * self.look_s < self.lease_s:  # one late look must not count as a whole lease
