@@ -1,7 +1,7 @@
-"""Whoever is no longer allowed and still connected is thrown out: the servers end the connection at once.
+"""Closes connections that are no longer allowed, at the servers and at once.
 
-It will knock again, and is then refused; so whatever makes it refused (a removed user, a revoked token) comes
-first, then this.
+The client will try to reconnect and must then be refused. So what refuses it (a removed user, a revoked
+token) must be in effect before its connection is closed.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from schemas.names import job_of
 log = get_logger("authorizer.evictions")
 
 AGAIN_S = 0.3
-"""One who was let in a moment before, and was not yet on the server's list, is found at the second look."""
+"""Pause before the second look, which finds clients that were accepted just before the first one and not yet
+listed by the server."""
 USER_PREFIX = "user:"
 BETWEEN = "/"
-"""Between a name and the ids of its credentials."""
+"""Separator between a name and the ids of its credentials."""
 
 
 def connection_by(name: str, credentials: Sequence[str]) -> str:
-    """What the servers call a connection by a credential: the name, and the ids of its root and chain."""
+    """The servers' name of a connection by a credential: its name, and the ids of its root and chain."""
     return BETWEEN.join((name, *credentials))
 
 
 def connection_of(user: str) -> str:
-    """What the servers call a user's connections; no entity's name has a colon."""
+    """The servers' name of a user's connections; no entity's name has a colon."""
     return USER_PREFIX + user
 
 
 class Disconnections:
-    """Ends connections in one account, at the servers' system account.
+    """Closes connections in one account, through the servers' system account.
 
-    It dials for each time: that is rare.
+    It connects anew for each call, because calls are rare.
     """
 
     def __init__(
@@ -57,26 +58,32 @@ class Disconnections:
         self.ended = 0
 
     async def throw_out(self, name: str) -> int | None:
-        """Ends every connection of the user `name`, or of the entity or instance with that SID.
+        """Close every connection of the user `name`, or of the entity or instance with that SID.
 
-        Returns how many; None where not all servers answered, which is logged: what these have is still open.
+        Returns their number, or None if not all servers answered, which is logged: connections there stay
+        open.
         """
         names = {name, connection_of(name)}
-        return await self._end(lambda as_: as_.partition(BETWEEN)[0] in names, name)
+        return await self._close(lambda as_: as_.partition(BETWEEN)[0] in names, name)
 
     async def throw_out_credential(self, id: str) -> int | None:
-        """The same for whoever came in by this credential, or by one that was signed with it."""
-        return await self._end(lambda as_: id in as_.split(BETWEEN)[1:], f"credential {id}")
+        """Close the connections by this credential or by one that was signed with it."""
+        return await self._close(lambda as_: id in as_.split(BETWEEN)[1:], f"credential {id}")
 
     async def throw_out_other_roots(self, root: str, again_s: float) -> int:
-        """The same for whoever came in by a credential of any root but this one (public): two rotations in
-        quick succession leave some of the root before last. The mesh's own authorizers and orchestrators
-        first, so that what others seal with newer keys is opened by who has these.
+        """Close the connections by a credential of any root but this one (public).
 
-        `again_s`: after that it looks again, for those whom a guard let in that had not read of it yet.
+        Two rotations in quick succession leave some connections of the root before last. Those of authorizers
+        and orchestrators are closed first, so that they have the newer keys to open what others seal with
+        them.
+
+        Args:
+            root: the public root whose connections stay. again_s: pause before a second look, for connections
+            that a guard accepted that had not read of the
+                rotation yet.
 
         Raises:
-            DmscError: the servers can't be reached; whoever is left is not ended.
+            DmscError: the servers can't be reached; the remaining connections are not closed.
         """
         id = id_of(root)
 
@@ -84,25 +91,26 @@ class Disconnections:
             _, *ids = as_.split(BETWEEN)
             return bool(ids) and not as_.startswith(USER_PREFIX) and ids[0] != id
 
-        return await self._look_twice(is_other, again_s, first=("authorizer", "orchestrator"))
+        return await self._close_in_two_looks(is_other, again_s, first=("authorizer", "orchestrator"))
 
     async def throw_out_jobs(self, jobs: Collection[str]) -> int | None:
-        """The same for the instances of these jobs."""
-        return await self._end(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
+        """Close the connections of these jobs' instances."""
+        return await self._close(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
 
-    async def _end(self, wanted: Callable[[str], bool], who: str) -> int | None:
+    async def _close(self, wanted: Callable[[str], bool], who: str) -> int | None:
         try:
-            return await self._look_twice(wanted, AGAIN_S)
+            return await self._close_in_two_looks(wanted, AGAIN_S)
         except DmscError as error:
             log.error("not thrown out everywhere yet", who=who, error=error.text)
             return None
 
-    async def _look_twice(
+    async def _close_in_two_looks(
         self, wanted: Callable[[str], bool], again_s: float, first: tuple[str, ...] = ()
     ) -> int:
-        """
+        """Close the connections whose server-side name is `wanted`, in two looks `again_s` apart.
+
         Raises:
-            DmscError: a server can't be reached, or did not answer; of the others whoever is meant is out.
+            DmscError: a server can't be reached, or did not answer; the connections at the others are closed.
         """
         ended: set[tuple[str, int]] = set()
         silent = 0
@@ -110,14 +118,16 @@ class Disconnections:
             for look in range(2):
                 if look:
                     await asyncio.sleep(again_s)
-                found = await connections.of(wanted, self._account)
+                matching = await connections.of(wanted, self._account)
                 silent = connections.silent
-                for one in sorted(found, key=lambda each: not each.as_.startswith(first or each.as_)):
-                    await connections.end(one)
-                    if (one.server, one.number) not in ended:
-                        ended.add((one.server, one.number))
+                for connection in sorted(
+                    matching, key=lambda item: not item.as_.startswith(first or item.as_)
+                ):
+                    await connections.end(connection)
+                    if (connection.server, connection.number) not in ended:
+                        ended.add((connection.server, connection.number))
                         self.ended += 1
-                        log.warning("thrown out", who=one.as_, connection=one.name[:120])
+                        log.warning("thrown out", who=connection.as_, connection=connection.name[:120])
         if silent:
             raise Unavailable(f"{silent} of the servers did not say who is connected there")
         return len(ended)

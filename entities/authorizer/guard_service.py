@@ -1,7 +1,7 @@
-"""The AAM's answers to the bus's servers, for as long as they are asked: the door, and who the users are.
+"""The AAM's answers to the bus's servers about connections (auth callout), for one mesh.
 
-Nobody gets in before somebody answers here, so it begins without a connection to the mesh: with the users of
-the file, then those that the buckets tell of, revocations too. Who was not let in is written to the audit
+Nobody can connect before this answers, so it starts without a connection to the mesh: first with the users of
+the file, then with users and revocations from the buckets. Refused connections are written to the audit
 stream as soon as there is one.
 """
 
@@ -33,9 +33,9 @@ log = get_logger("authorizer")
 async def guarding(
     config: AuthorizerConfig, tell: Reporter | None = None
 ) -> AsyncIterator[ConnectionAuthorizer]:
-    """Answers the servers about connections, before and while the authorizer has one itself.
+    """Answer the servers about connections, even before the authorizer itself has one.
 
-    `tell`: where lines about who was let in go, if not to the log.
+    `tell` takes the lines about accepted connections; by default they go to the log.
 
     Raises:
         BadInput: the users' file or that of the keys is missing or wrong.
@@ -48,7 +48,7 @@ async def guarding(
     jobs = JobStates()
     evictions = Disconnections(config.servers, keys, name=config.sid)
     roots = RootsFile(config.keys_file, evictions if config.ends_old_roots else None)
-    doorkeeper = ConnectionAuthorizer(
+    authorizer = ConnectionAuthorizer(
         keys,
         lambda: directory.users,
         tell,
@@ -60,23 +60,22 @@ async def guarding(
     expulsions = Expulsions(evictions, jobs)
     directory.revoked = expulsions.revoked
     async with (
-        doorkeeper.at_door(config.servers, config.sid),
+        authorizer.at_door(config.servers, config.sid),
         roots.followed(config.check_s),
         expulsions.carried_out(),
         following(directory, jobs, config, refusals),
     ):
-        yield doorkeeper
+        yield authorizer
 
 
 @asynccontextmanager
 async def following(
     directory: UserDirectory, jobs: JobStates, config: AuthorizerConfig, refusals: Refusals
 ) -> AsyncIterator[None]:
-    """Until the end of the block: keeps `directory` up with file and bus, `jobs` with the bus, and puts
-    `refusals` on its audit stream."""
+    """Keep `directory` and `jobs` current and write `refusals` to the audit stream, until the block ends."""
     tasks = (
-        asyncio.create_task(_refreshing(directory, config.check_s)),
-        asyncio.create_task(_following(directory, jobs, config, refusals)),
+        asyncio.create_task(_refresh_directory(directory, config.check_s)),
+        asyncio.create_task(_follow_bus(directory, jobs, config, refusals)),
     )
     try:
         yield
@@ -86,16 +85,16 @@ async def following(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _refreshing(directory: UserDirectory, every_s: float) -> None:
+async def _refresh_directory(directory: UserDirectory, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         directory.refresh()
 
 
-async def _following(
+async def _follow_bus(
     directory: UserDirectory, jobs: JobStates, config: AuthorizerConfig, refusals: Refusals
 ) -> None:
-    """Reads users and revocations from the buckets; a new mesh has these only a moment later."""
+    """Follow users and revocations in the buckets; retried, because a new mesh has no buckets at first."""
     while True:
         try:
             async with Bus.connect(

@@ -1,10 +1,11 @@
 """AAM, authentication and authorization module (draft §3, §4.3 Type 3).
 
-Answers gateways: may the bearer of this token do that? Users come from a YAML file that is read again when
-it changes and from the bus (`user_directory.py`); the rules from another file (`access_policy.py`). What was
-refused, and what only few may do, goes on the audit stream (`audit_trail.py`). Several authorizers may run:
-they share a queue group. With the guard's keys it answers the bus's servers as well (`guarding.py`): who may
-connect, and to what, which `callout.py` decides. Tokens are never logged, nor kept.
+It answers gateways whether the bearer of a token may do an action. Users come from a YAML file that is
+reloaded when it changes and from the bus (`users.directory`); the rules come from another file
+(`access.access_policy`). Refusals and privileged acts are recorded on the audit stream (`audit.audit_trail`).
+Several authorizers may run: they share a queue group. With the guard's keys, `guard_service` answers the
+bus's servers as well: who may connect, and to which subjects (`connections.connection_authorizer`). Tokens
+are never logged or kept.
 """
 
 from __future__ import annotations
@@ -62,22 +63,22 @@ class AuthorizerConfig:
 
     tokens_file: Path
     access_file: Path | None = None  # None: the default rules
-    user_key: Path | None = None  # signs users' tokens; None: there are those of the file alone
-    audit_folder: Path | None = None  # keeps the audit's records off the bus; None: the stream alone has them
-    keys_file: Path | None = None  # of the guard's keys; None: the bus asks somebody else, or nobody
-    servers: tuple[str, ...] = ()  # of the bus: those that it guards
-    # of a tenant: where a rotation says which roots count; None: the root of `bus_token` alone
+    user_key: Path | None = None  # signs users' tokens; None: only tokens of the users' file exist
+    audit_folder: Path | None = None  # archive of the audit's records; None: only the stream has them
+    keys_file: Path | None = None  # the guard's keys; None: this process answers no server
+    servers: tuple[str, ...] = ()  # the bus's servers, whose connections it guards
+    # of a tenant: the file in which a rotation says which roots count; None: only the root of `bus_token`
     roots_file: Path | None = None
-    ends_old_roots: bool = False  # whether this guard ends connections by a root that was replaced
-    researchers: bool = True  # whether there are any: nothing may hold their code
-    bus_token: str | None = None  # the authorizer's own credential there
+    ends_old_roots: bool = False  # whether this guard closes connections of a replaced root
+    researchers: bool = True  # whether this mesh allows researchers: False if nothing confines their code
+    bus_token: str | None = None  # the authorizer's own credential for the bus
     sid: str = "authorizer"
     node: str = "mesh"
-    valid_s: float = 5.0  # how long a gateway may cache a yes; who is taken out of the file is out after this
-    check_s: float = 0.5  # how often the files are looked at; a changed one is read on the next look
+    valid_s: float = 5.0  # how long a gateway may cache a permission; a removed user is refused after this
+    check_s: float = 0.5  # how often the files are checked for changes
     tokens: TokenConfig = field(default_factory=TokenConfig)
     folding: RateLimitedRecordsConfig = field(default_factory=RateLimitedRecordsConfig)  # of refused requests
-    # of refused connections: one record of who, where from and why, then how often
+    # of refused connections: one record of who, from where and why, then only counts
     door_folding: RateLimitedRecordsConfig = field(default_factory=lambda: RateLimitedRecordsConfig(each=1))
 
     def __post_init__(self) -> None:
@@ -88,11 +89,12 @@ class AuthorizerConfig:
 class Authorizer:
     """The authorizer's service.
 
-    `throw_out` ends the bus connections of a user, by name; it is called when their tokens are revoked.
+    `throw_out` closes the bus connections of a user, by name; it is called when the user's tokens are
+    revoked.
     """
 
     def __init__(self, bus: Bus, config: AuthorizerConfig, throw_out: ThrowOut = nobody_to_throw_out) -> None:
-        """Raises `BadInput` with one line where a file is missing or wrong."""
+        """Raises `BadInput` with one line if a file is missing or wrong."""
         self.config = config
         self.directory = UserDirectory(config.tokens_file, config.user_key)
         self.rules = RulesFile(config.access_file)
@@ -104,7 +106,7 @@ class Authorizer:
         if config.keys_file is not None:
             self.evictions = Disconnections(config.servers, GuardKeys.read(config.keys_file), name=config.sid)
             throw_out = self.evictions.throw_out
-        self._desk = UserOperations(bus, self.directory, self.audit, throw_out, config.tokens)
+        self._operations = UserOperations(bus, self.directory, self.audit, throw_out, config.tokens)
         self._bus = bus
         self._jobs = bus.bucket(subjects.JOB_RECORD)
 
@@ -112,7 +114,7 @@ class Authorizer:
         """Serve until cancelled."""
         subscriptions: list[Subscription] = []
         await self.directory.start(self._bus)
-        await self.directory.read.wait()  # no token is judged before
+        await self.directory.read.wait()  # no token is judged before all revocations are known
         sealing = Resealing(self._bus, EntityKind.AUTHORIZER, UserRecords(self._bus).seal_old)
         await sealing.start()
         async with asyncio.TaskGroup() as tasks:
@@ -136,14 +138,14 @@ class Authorizer:
                         ready.set()
                     while True:
                         await asyncio.sleep(self.config.check_s)
-                        await self._look_at_files()
+                        await self._refresh_files()
             finally:
                 for subscription in subscriptions:
                     await subscription.stop()
                 sealing.stop()
                 await self.directory.stop()
 
-    async def _look_at_files(self) -> None:
+    async def _refresh_files(self) -> None:
         self.directory.refresh()
         if self.rules.refresh():
             try:
@@ -153,11 +155,11 @@ class Authorizer:
 
     # --- Type 3 ------------------------------------------------------------------------------------------
     async def _access(self, message: AccessRequest, envelope: Envelope) -> AccessDecision:
-        found = await self.directory.recognise(message.token)
-        ruling = await self._rule(found, message.action, message.resource)
+        user = await self.directory.recognise(message.token)
+        ruling = await self._rule(user, message.action, message.resource)
         decision = ruling.decision
         await self._record_ruling(
-            ruling, found, message.action, message.resource, message.gateway, asked=envelope.id
+            ruling, user, message.action, message.resource, message.gateway, asked=envelope.id
         )
         log.info(
             "access",
@@ -170,24 +172,24 @@ class Authorizer:
         )
         return decision
 
-    async def _rule(self, found: User | UnknownUser, action: str, resource: str) -> Ruling:
-        if isinstance(found, UnknownUser):
-            return nobody(found.reason)
-        if found.role is Role.RESEARCHER and not self.config.researchers:
+    async def _rule(self, user: User | UnknownUser, action: str, resource: str) -> Ruling:
+        if isinstance(user, UnknownUser):
+            return nobody(user.reason)
+        if user.role is Role.RESEARCHER and not self.config.researchers:
             return nobody(NO_RESEARCHERS)
         policy = self.rules.policy
-        owner = await self._owner(action, resource) if needs_owner(policy, found, action, resource) else None
-        ruling = decide(policy, found, action, resource, owner, self.config.valid_s)
+        owner = await self._owner(action, resource) if needs_owner(policy, user, action, resource) else None
+        ruling = decide(policy, user, action, resource, owner, self.config.valid_s)
         decision = ruling.decision
         if decision.allow:
-            left_s = float("inf") if found.expires_at is None else found.expires_at - time.time()
+            remaining_s = float("inf") if user.expires_at is None else user.expires_at - time.time()
             decision = decision.model_copy(
                 update={
-                    "valid_s": max(0.0, min(decision.valid_s, left_s)),
-                    "token_id": found.token_id,
-                    "issued_at": found.issued_at,
-                    "expires_at": found.expires_at,
-                    "quota": quota_of(policy, found),
+                    "valid_s": max(0.0, min(decision.valid_s, remaining_s)),
+                    "token_id": user.token_id,
+                    "issued_at": user.issued_at,
+                    "expires_at": user.expires_at,
+                    "quota": quota_of(policy, user),
                 }
             )
         return replace(ruling, decision=decision)
@@ -195,29 +197,29 @@ class Authorizer:
     async def _record_ruling(
         self,
         ruling: Ruling,
-        found: User | UnknownUser,
+        user: User | UnknownUser,
         action: str,
         resource: str,
         gateway: str,
         asked: str = "",
     ) -> None:
-        """Raises `Unavailable` where what was allowed can't be recorded, and so may not be done."""
-        what = about(ruling.decision, action, resource, gateway)
+        """Record a ruling; raises `Unavailable` if an allowed act can't be recorded: it may not be done."""
+        fields = about(ruling.decision, action, resource, gateway)
         if not ruling.decision.allow:
-            self.audit.refused(**{**what, "user": found.name})
+            self.audit.refused(**{**fields, "user": user.name})
         elif ruling.audited:
-            await self.audit.act("act", asked=asked, **what)
+            await self.audit.act("act", asked=asked, **fields)
 
     # --- commands ----------------------------------------------------------------------------------------
     async def _user_command(self, message: UserCommand, envelope: Envelope) -> UserAnswer | SealedAnswer:
-        found = await self.directory.recognise(message.token)
+        user = await self.directory.recognise(message.token)
         action = f"user.{message.op}"
-        ruling = await self._rule(found, action, message.name)
-        if not ruling.decision.allow or isinstance(found, UnknownUser):
-            await self._record_ruling(ruling, found, action, message.name, message.gateway)
+        ruling = await self._rule(user, action, message.name)
+        if not ruling.decision.allow or isinstance(user, UnknownUser):
+            await self._record_ruling(ruling, user, action, message.name, message.gateway)
             raise Refused(ruling.decision.reason, user=ruling.decision.user)
-        log.info("user command", op=message.op, user=message.name, by=found.name)
-        answer = await self._desk.carry_out(message, found)
+        log.info("user command", op=message.op, user=message.name, by=user.name)
+        answer = await self._operations.carry_out(message, user)
         if not message.answer_key:
             return answer
         about = answer_about(message.answer_key)
@@ -226,15 +228,15 @@ class Authorizer:
         )
 
     async def _explain(self, message: ExplainAccess, envelope: Envelope) -> AccessExplanation:
-        found = await self.directory.recognise(message.token)
-        about_whom = message.user or found.name
-        ruling = await self._rule(found, "access.explain", about_whom)
-        if not ruling.decision.allow or isinstance(found, UnknownUser):
-            await self._record_ruling(ruling, found, "access.explain", about_whom, message.gateway)
+        user = await self.directory.recognise(message.token)
+        subject = message.user or user.name
+        ruling = await self._rule(user, "access.explain", subject)
+        if not ruling.decision.allow or isinstance(user, UnknownUser):
+            await self._record_ruling(ruling, user, "access.explain", subject, message.gateway)
             raise Refused(ruling.decision.reason, user=ruling.decision.user)
-        user = found if about_whom == found.name else self._user(about_whom)
+        about_user = user if subject == user.name else self._user(subject)
         owner = await self._owner(message.action, message.resource)
-        return explain(self.rules.policy, user, message.action, message.resource, owner)
+        return explain(self.rules.policy, about_user, message.action, message.resource, owner)
 
     def _user(self, name: str) -> User:
         users = self.directory.users
@@ -249,7 +251,7 @@ class Authorizer:
 
     # --- whose it is -------------------------------------------------------------------------------------
     async def _owner(self, action: str, resource: str) -> str | None:
-        """Whose the resource of an action is; None where it is nobody's, or there is none."""
+        """The owner of an action's resource; None if it has no owner or there is no resource."""
         kind = action.partition(".")[0]
         if kind in ("user", "access"):
             return resource
@@ -258,7 +260,7 @@ class Authorizer:
         return await (self._module_owner(resource) if kind == "policy" else self._job_owner(resource))
 
     async def _job_owner(self, job: str) -> str | None:
-        """Who submitted the job, from the orchestrator's record."""
+        """The user who submitted the job, from the orchestrator's record."""
         try:
             entry = await self._jobs.get(job=job)
         except DmscError as error:
@@ -267,13 +269,13 @@ class Authorizer:
         return entry.message.user if entry is not None and isinstance(entry.message, JobRecord) else None
 
     async def _module_owner(self, module: str) -> str | None:
-        """Who runs the module; nobody where not all of its versions are the same user's."""
-        found = await resolve(self._bus, Resolve(prefix=f"module/{module}"))
-        owners = {owner_of(record) for record in found.records if record.state is not InstanceState.GONE}
+        """The user who runs the module; None if its versions do not all belong to one user."""
+        answer = await resolve(self._bus, Resolve(prefix=f"module/{module}"))
+        owners = {owner_of(record) for record in answer.records if record.state is not InstanceState.GONE}
         owner = owners.pop() if len(owners) == 1 else None
         if owner is None or not self._bus.link.guarded:
             return owner
-        # its own word: on a guarded bus a user's modules are called by the user's name
+        # the record only claims an owner; on a guarded bus a user's modules bear the user's name
         return owner if names.is_users(module, owner) else None
 
     def _record(self) -> ServiceRecord:

@@ -1,8 +1,8 @@
-"""The guard of a server that several meshes share, each a tenant with its own account (ADR-0028).
+"""The auth callout of a server that several meshes share, each a tenant with its own account (ADR-0028).
 
-Whose a caller is follows from what proves it: the root that signed its credential, or the users among whom
-its token is found. So there is nothing in which a caller could name another's tenant. Who is refused is on
-the audit stream of the tenant that knew them; strangers to all are in the log alone.
+A caller's tenant follows from its proof: the root that signed its credential, or the users among whom its
+token is found. So a caller can't name a foreign tenant. A refusal is on the audit stream of the tenant that
+knows the caller; refusals of callers unknown to all tenants are only in the log.
 """
 
 from __future__ import annotations
@@ -30,60 +30,72 @@ from schemas.errors import BadInput, Refused
 log = get_logger("authorizer.tenants")
 
 GUARD = "guard"
-"""As whom the guard connects to the server, and into each tenant's account."""
+"""The name under which the guard connects to the server and to each tenant's account."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """`users`: its files; `bus_token` there is its root, from which the guard has its own credential, and
-    `roots_file` says which roots count."""
+    """A mesh with its own account on the server.
+
+    `users` names its files; `bus_token` in it is the tenant's root, from which the guard gets its own
+    credential, and `roots_file` says which roots count.
+    """
 
     account: str
     users: AuthorizerConfig
 
 
 class TenantGuard:
-    """Sends each caller to the doorkeeper of its tenant. Refusals of strangers are its own."""
+    """Has the connection authorizer of a caller's tenant decide; unknown callers are refused here."""
 
     def __init__(self, doorkeepers: Sequence[ConnectionAuthorizer], strangers: ConnectionAuthorizer) -> None:
-        """`doorkeepers`: of a tenant each; `strangers` knows nobody, and says so."""
+        """`doorkeepers` has one connection authorizer per tenant; `strangers` refuses all other callers."""
         self.doorkeepers = tuple(doorkeepers)
         self.strangers = strangers
 
     def decide(self, caller: Caller) -> ConnectionGrant:
-        """
+        """Decide on a caller's connection.
+
         Raises:
             Refused: the reason, for the log.
         """
-        return self._whose(caller).decide(caller)
+        return self._authorizer_of(caller).decide(caller)
 
     async def news(self, caller: Caller) -> None:
-        await self._whose(caller).news(caller)
+        await self._authorizer_of(caller).news(caller)
 
     def left_out(self, caller: Caller, error: Refused) -> None:
-        self._whose(caller).left_out(caller, error)
+        self._authorizer_of(caller).left_out(caller, error)
 
-    def _whose(self, caller: Caller) -> ConnectionAuthorizer:
+    def _authorizer_of(self, caller: Caller) -> ConnectionAuthorizer:
         if caller.signature:
             try:
                 root = root_of(caller.token)
             except Refused:
                 return self.strangers
-            knowing = [one for one in self.doorkeepers if root in (one.roots().root, one.roots().before)]
-            return knowing[0] if knowing else self.strangers
-        knowing = [one for one in self.doorkeepers if caller.token and one.knows(caller.token)]
-        if len(knowing) > 1:
-            log.warning("one token is of users of several tenants", accounts=[one.account for one in knowing])
-        return knowing[0] if len(knowing) == 1 else self.strangers
+            matches = [
+                doorkeeper
+                for doorkeeper in self.doorkeepers
+                if root in (doorkeeper.roots().root, doorkeeper.roots().before)
+            ]
+            return matches[0] if matches else self.strangers
+        matches = [
+            doorkeeper for doorkeeper in self.doorkeepers if caller.token and doorkeeper.knows(caller.token)
+        ]
+        if len(matches) > 1:
+            accounts = [doorkeeper.account for doorkeeper in matches]
+            log.warning("one token is of users of several tenants", accounts=accounts)
+        return matches[0] if len(matches) == 1 else self.strangers
 
 
 @asynccontextmanager
 async def guarding_tenants(
     servers: Sequence[str], keys: GuardKeys, tenants: Sequence[Tenant], tell: Reporter | None = None
 ) -> AsyncIterator[TenantGuard]:
-    """Answers the servers about connections to any of these tenants, until the end of the block.
+    """Answer the servers about connections to any of these tenants, until the block ends.
 
-    Who is revoked is thrown out, since a tenant's own authorizer has no keys to do it.
+    It also closes the connections of revoked users, because a tenant's own authorizer lacks the keys for
+    that.
 
     Raises:
         BadInput: a tenant's users' file or key is missing or wrong, or two tenants have one root.
@@ -91,7 +103,7 @@ async def guarding_tenants(
     """
     doorkeepers: dict[str, ConnectionAuthorizer] = {}
     async with AsyncExitStack() as stack:
-        followed = []
+        guarded = []
         for tenant in tenants:
             directory = UserDirectory(tenant.users.tokens_file, tenant.users.user_key)
             evictions = Disconnections(servers, keys, name=GUARD, account=tenant.account)
@@ -106,9 +118,9 @@ async def guarding_tenants(
             jobs = JobStates()
             doorkeepers[root] = ConnectionAuthorizer(
                 keys,
-                _present(directory),
+                _users_of(directory),
                 tell,
-                roots=roots.present if roots else _alone(root),
+                roots=roots.present if roots else _only_root(root),
                 account=tenant.account,
                 refusals=refusals,
                 jobs=jobs,
@@ -118,18 +130,18 @@ async def guarding_tenants(
             directory.revoked = expulsions.revoked
             if roots:
                 await stack.enter_async_context(roots.followed(tenant.users.check_s))
-            followed.append((directory, jobs, tenant.users, refusals, expulsions))
+            guarded.append((directory, jobs, tenant.users, refusals, expulsions))
         guard = TenantGuard(
             tuple(doorkeepers.values()), ConnectionAuthorizer(keys, lambda: (), tell, account="")
         )
         await stack.enter_async_context(AuthCallout.running(servers, keys, guard, name=GUARD))
-        for directory, jobs, config, refusals, expulsions in followed:
+        for directory, jobs, config, refusals, expulsions in guarded:
             await stack.enter_async_context(expulsions.carried_out())
             await stack.enter_async_context(following(directory, jobs, config, refusals))
         yield guard
 
 
-def _present(directory: UserDirectory) -> PresentUsers:
+def _users_of(directory: UserDirectory) -> PresentUsers:
     return lambda: directory.users
 
 
@@ -137,5 +149,5 @@ def _roots_of(users: AuthorizerConfig, evictions: Disconnections) -> RootsFile |
     return None if users.roots_file is None else RootsFile(users.roots_file, evictions)
 
 
-def _alone(root: str) -> PresentRoots:
+def _only_root(root: str) -> PresentRoots:
     return lambda: TrustRoots(root=root)

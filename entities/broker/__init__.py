@@ -1,7 +1,9 @@
-"""The broker: reads streams and buckets, stores objects, meets, for everybody below the control plane.
+"""The broker: makes JetStream calls for all processes below the control plane (ADR-0031).
 
-What it may do for whom is decided in `bus/guard/call_rights.py`; it keeps nothing, and any number may run
-(ADR-0031). In the simple mode, where the server holds nobody to anything, nobody asks it.
+Instances, node agents, modules and users reach it over the bus: it reads streams and buckets, stores objects
+and forwards rendezvous calls for them. It decides nothing itself: `bus.guard.call_rights` decides which
+caller may make which call, and `bus.broker.relay` makes it. It keeps no state, and any number of brokers
+share the calls. In the simple mode, where the server enforces no rights, nobody uses it.
 """
 
 from entities.broker.service import Broker, brokering

@@ -1,4 +1,4 @@
-"""The broker's service, and the same beside another one, in a process that is there anyway."""
+"""The broker's service, and a context manager that runs it beside another service in the same process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NODE = "mesh"
 
 
 class Broker:
-    """One of any number that share the questions."""
+    """One broker; any number of them share the calls."""
 
     def __init__(self, bus: Bus) -> None:
         self.relay = BrokerRelay(bus)
         self._bus = bus
 
     def readings(self) -> Iterator[MetricReading]:
-        """For whoever scrapes this process."""
+        """The metrics of this broker."""
         for kind, count in self.relay.asked.items():
             yield BROKER_CALLS(count, kind=kind)
         for kind, count in self.relay.refused.items():
@@ -38,21 +38,22 @@ class Broker:
         yield BROKER_WAITING(self.relay.turns.waiting)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Serve until cancelled; what is in hand is answered first."""
+        """Serve until cancelled; calls under way are answered first."""
         await self._bus.listen(self.relay)
-        present = asyncio.create_task(self._present(), name=f"presence of {self._bus.sender.name}")
+        name = f"presence of {self._bus.sender.name}"
+        registration = asyncio.create_task(self._keep_registered(), name=name)
         try:
             log.debug("broker ready", service=self._bus.sender.name)
             if ready is not None:
                 ready.set()
             await asyncio.Event().wait()
         finally:
-            present.cancel()
-            await asyncio.gather(present, return_exceptions=True)
+            registration.cancel()
+            await asyncio.gather(registration, return_exceptions=True)
             await self.relay.stop()
 
-    async def _present(self) -> None:
-        """Serving does not wait for the registry, which may itself need a moment."""
+    async def _keep_registered(self) -> None:
+        """Register in the registry and retry; serving does not wait for it, as it may start later."""
         while True:
             try:
                 async with RegistrationClient(self._bus, self._record()):
@@ -74,24 +75,24 @@ class Broker:
 
 @asynccontextmanager
 async def brokering(servers: Sequence[str], token: str | None, name: str) -> AsyncIterator[None]:
-    """A broker for the time of the block; one that can't be reached is tried again and again."""
+    """Run a broker for the time of the block; it reconnects until the bus can be reached."""
 
     async def serve() -> None:
-        said = ""
+        last_code = ""
         while True:
             try:
                 async with Bus.connect(servers, name=name, kind=EntityKind.BROKER, token=token) as bus:
-                    said = ""
+                    last_code = ""
                     await Broker(bus).run()
             except DmscError as error:
-                if error.code != said:
-                    said = error.code
+                if error.code != last_code:
+                    last_code = error.code
                     log.warning("broker is not on the bus", service=name, reason=error.text)
             await asyncio.sleep(AGAIN_S)
 
-    serving = asyncio.create_task(serve(), name=name)
+    broker = asyncio.create_task(serve(), name=name)
     try:
         yield
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        broker.cancel()
+        await asyncio.gather(broker, return_exceptions=True)

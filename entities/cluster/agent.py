@@ -1,9 +1,9 @@
 """Microservice instance cluster (MIC), one node's agent (draft §3, §4.5, §5.3, §5.5).
 
-A cluster is a named set of such agents. Each offers slots, starts and stops microservice instances through
-its fork server, watches them, analyses models in short-lived workers, keeps the topology of the jobs that
-it analysed, and judges how far a fault reaches. It never restarts an instance: the orchestrator decides that.
-It never imports torch.
+A cluster is a named set of such agents. Each agent offers slots, starts and stops microservice instances
+through its fork server, watches them, analyses models in short-lived workers, keeps the topologies of the
+jobs that it analysed, and judges how far a fault reaches. It never restarts an instance: the orchestrator
+decides that. It never imports torch.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from schemas.urls import UrlRules
 
 log = get_logger("cluster")
 
-_LOG_LINES = 12  # of an instance that is judged
-_FAREWELL_S = 2.0  # at the end, for telling the registry which instances went with the node
+_LOG_LINES = 12  # of a judged instance, in the answer
+_LAST_REPORTS_S = 2.0  # limit for reporting the last instances' ends to the registry at shutdown
 _STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
 RENEWAL_S = 0.25
-"""How often an agent looks whether it has another credential."""
+"""How often an agent checks for a new credential."""
 _TELL_ATTEMPTS, _TELL_DEADLINE_S = 120, 30.0
-"""An hour in heard time: whoever leads answers nobody while the bus takes no writes."""
+"""In all an hour of time in which the bus is heard: a leader answers nobody while the bus takes no writes."""
 
 
 def default_node() -> str:
@@ -83,41 +83,41 @@ class ClusterConfig:
     slots: int | None = None
     """Stage instances at a time; None: one per CUDA device, else one per CPU core."""
     device: Literal["auto", "cpu"] = "auto"
-    """`cpu` leaves GPUs alone."""
+    """`cpu` ignores GPUs."""
     address: str = "127.0.0.1"
-    """What other nodes' instances connect to; must be reachable from all of them."""
+    """The address that other nodes' instances connect to; must be reachable from all of them."""
     ports: tuple[int, int] | None = None
-    """First and last TCP port of the tensor links; None: whatever the system gives."""
+    """First and last TCP port of the tensor links; None: the system chooses."""
     servers: tuple[str, ...] = ()
     """Bus addresses for the instances."""
     token: str | None = field(default=None, repr=False)
-    """Our own credential, from which those of the instances follow; or a plain token, for them too."""
+    """The agent's credential, from which the instances' ones are delegated; or a plain token for all."""
     code_path: tuple[str, ...] = ()
-    """Folders with users' modules, behind everything else on the instances' `sys.path`."""
+    """Folders with users' modules, last on the instances' `sys.path`."""
     logs: Path = Path(".dmsc/logs")
     stores: Path | None = None
     """The instances' local stores; None: a folder `stores` beside the logs."""
     keep_stores: bool = False
-    """Whether they stay when their job has been cleaned up."""
+    """Whether local stores stay after their job has been cleaned up."""
     stop_grace_s: float = 3.0
-    """From SIGTERM to SIGKILL when an instance is stopped: time to drain against time to wait."""
+    """From SIGTERM to SIGKILL when an instance is stopped: longer lets it drain, shorter frees it sooner."""
     analysis_timeout_s: float = 120.0
-    """So long the worker of an analysis or a sample may do nothing, neither compute nor read nor write."""
+    """Longest time in which the worker of an analysis or a sample may neither compute nor read nor write."""
     analysis_alone_s: float = 600.0
-    """After this a worker no longer has the node to itself: shorter lets others' jobs begin sooner beside one
-    whose model computes for ever, longer spoils fewer measurements of very large models."""
+    """After this a worker no longer has the node to itself. Shorter lets other jobs begin sooner beside a
+    model that computes for ever; longer disturbs fewer measurements of very large models."""
     status_every_s: float = 5.0
-    """How often the orchestrator hears of this node if nothing changes."""
+    """How often this node's status is sent to the orchestrator if nothing changes."""
     sample_every_s: float = 2.0
     """Period of the node's telemetry."""
     worker_package: str = "workers"
-    """Where `instance`, `analysis`, `sample` and `files` are found by the fork server."""
+    """The package in which the fork server finds `instance`, `analysis`, `sample` and `files`."""
     start_method: Literal["auto", "fork", "spawn"] = "auto"
-    """How instances come to be; `auto` forks where that is safe."""
+    """How instances are started; `auto` forks where that is safe."""
     allow_urls: tuple[str, ...] | None = None
     """Folders and URLs that jobs may name besides the working directory and the bus; None: all."""
     confinement: Confinement | None = None
-    """What keeps users' code from the rest of this machine; None: nothing."""
+    """Isolation of users' code from the rest of this machine; None: no isolation."""
 
     def __post_init__(self) -> None:
         for name, value in (("cluster", self.cluster), ("node", self.node)):
@@ -139,12 +139,12 @@ class ClusterConfig:
 
     @property
     def store_root(self) -> Path:
-        """This agent's own part of the stores: several agents of a machine may share the folder."""
+        """This agent's own folder of stores: several agents of a machine may share the one above."""
         return (self.stores or self.logs.absolute().parent / "stores") / self.sid
 
 
 class ClusterAgent:
-    """The node agent as a service on the bus. `run()` until cancelled; nothing is left afterwards."""
+    """The node agent as a service on the bus. `run()` until cancelled; it leaves no process behind."""
 
     def __init__(self, bus: Bus, config: ClusterConfig) -> None:
         self._bus = bus
@@ -215,7 +215,7 @@ class ClusterAgent:
         )
 
     def _credential(self, sid: str, job: str) -> str | None:
-        """What an instance shows to the bus: ours, narrowed to its SID and job; a plain token as it is."""
+        """An instance's credential: the agent's own, narrowed to its SID and job; a plain token unchanged."""
         token = self._config.token
         if token is None or not (is_credential(token) or is_root(token)):
             return token
@@ -233,8 +233,8 @@ class ClusterAgent:
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Offer this node to the mesh until cancelled.
 
-        `ready` is set once the node is registered; its slots follow when the fork server is warm (torch
-        takes a second or two to load), and are told as a change of status.
+        `ready` is set once the node is registered. Its slots follow as a change of status when the fork
+        server is warm (torch takes a second or two to load).
 
         Raises:
             Unavailable: the fork server can't be started (torch missing, for instance).
@@ -243,10 +243,10 @@ class ClusterAgent:
             try:
                 await self._offer(ready)
             except BaseExceptionGroup as group:
-                ended = group.subgroup(Unavailable)
-                if ended is None:
+                unavailable = group.subgroup(Unavailable)
+                if unavailable is None:
                     raise
-                raise _first(ended) from None
+                raise _first_error(unavailable) from None
 
     async def _offer(self, ready: asyncio.Event | None) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -254,15 +254,15 @@ class ClusterAgent:
             tasks.create_task(self._processes.failed())
             tasks.create_task(asyncio.to_thread(self._stores.drop_left_behind))
             async with RegistrationClient(self._bus, self._record()) as presence, self._serving():
-                self._bus.on_reconnect(self._report_again)
-                await self._bus.subscribe(subjects.LEADER, self._new_leader)
+                self._bus.on_reconnect(self._on_reconnect)
+                await self._bus.subscribe(subjects.LEADER, self._on_leader)
                 tasks.create_task(self._report_status())
                 tasks.create_task(self._report_samples())
                 tasks.create_task(self._instances.look_for_stopped())
                 tasks.create_task(self._follow_renewals())
                 if ready is not None:
                     ready.set()
-                self._processes.begin()  # not before: on few cores torch's import holds up who is to answer
+                self._processes.begin()  # not before: on few cores torch's import would delay our answers
                 await self._processes.wait_ready()
                 await presence.update(capability=self._record().capability)
                 way = self._processes.ready.way if self._processes.ready is not None else ""
@@ -271,16 +271,16 @@ class ClusterAgent:
                 await asyncio.Event().wait()
 
     async def _follow_renewals(self) -> None:
-        """Once we have another credential, so have our instances, before their connections are ended."""
+        """Give the instances new credentials once the agent has one, before their connections are closed."""
         token = self._config.token
-        known = token
+        last_credential = token
         while token is not None:
             await asyncio.sleep(RENEWAL_S)
             present = renewal.look(token)
-            if present != known:
+            if present != last_credential:
                 count = await asyncio.to_thread(self._instances.renew_credentials)
                 renewal.taken(token)
-                known = present
+                last_credential = present
                 log.info("new credentials", node=self._config.sid, instances=count)
 
     # --- orders ---------------------------------------------------------------------------------------------
@@ -288,19 +288,19 @@ class ClusterAgent:
         return await self._instances.start(order)
 
     async def _stop(self, order: InstanceStop, envelope: Envelope) -> Ack:
-        held = self._instances.ledger.find(order.sid, order.incarnation)
-        if held is None:
+        instance = self._instances.ledger.find(order.sid, order.incarnation)
+        if instance is None:
             return Ack(note=f"{order.sid} {order.incarnation} is not on {self._config.sid}")
-        await self._instances.end(held, 0.0 if order.now else self._config.stop_grace_s)
+        await self._instances.end(instance, 0.0 if order.now else self._config.stop_grace_s)
         return Ack()
 
     async def _judge(self, question: Judge, envelope: Envelope) -> Judgement:
-        held = self._instances.ledger.find(question.sid, question.incarnation)
+        instance = self._instances.ledger.find(question.sid, question.incarnation)
         judgement = judge_process(
             question.sid,
             question.incarnation,
             ledger=self._instances.ledger,
-            sight=probe_process(held.pid) if held is not None and held.pid is not None else None,
+            sight=probe_process(instance.pid) if instance is not None and instance.pid is not None else None,
             warm=self._processes.ready is not None,
             topology=self._workers.topologies.get(question.job) if question.job is not None else None,
         )
@@ -308,23 +308,23 @@ class ClusterAgent:
         return judgement.model_copy(update={"log": tail})
 
     async def _strike(self, order: Strike, envelope: Envelope) -> Struck:
-        """A fault on purpose; what it looks like from here, and what is told, is as with any other.
+        """Inject a fault. It is detected and reported like any other fault.
 
         Raises:
             NotFound: that incarnation does not run here.
         """
-        held = self._instances.ledger.find(order.sid, order.incarnation)
-        if held is None or held.pid is None:
+        instance = self._instances.ledger.find(order.sid, order.incarnation)
+        if instance is None or instance.pid is None:
             raise NotFound(f"{order.sid} {order.incarnation} does not run on {self._config.sid}")
-        with suppress(ProcessLookupError):  # it was faster
-            os.kill(held.pid, _STRIKES[order.fault])
-        log.warning("struck", sid=order.sid, fault=order.fault, pid=held.pid, user=order.user)
+        with suppress(ProcessLookupError):  # it ended before
+            os.kill(instance.pid, _STRIKES[order.fault])
+        log.warning("struck", sid=order.sid, fault=order.fault, pid=instance.pid, user=order.user)
         return Struck(
             agent=self._config.sid,
             sid=order.sid,
             incarnation=order.incarnation,
             fault=order.fault,
-            pid=held.pid,
+            pid=instance.pid,
         )
 
     async def _analyse(self, order: Analyse, envelope: Envelope) -> Ack:
@@ -334,10 +334,12 @@ class ClusterAgent:
         return self._workers.write_sample(order, self._device())
 
     async def _forget(self, order: ForgetTopology, envelope: Envelope) -> TopologyReleased:
-        """§4.4(6): the job's topology, its workers, whatever instances of it are left, their stores."""
+        """Draft §4.4(6): drop the job's topology, workers, remaining instances and local stores."""
         await self._workers.forget(order.job)
-        left = self._instances.ledger.of_job(order.job)
-        await asyncio.gather(*(self._instances.end(held, self._config.stop_grace_s) for held in left))
+        remaining = self._instances.ledger.of_job(order.job)
+        await asyncio.gather(
+            *(self._instances.end(instance, self._config.stop_grace_s) for instance in remaining)
+        )
         self._instances.ledger = self._instances.ledger.forget(order.job)
         await asyncio.to_thread(self._stores.drop, order.job)
         return TopologyReleased(job=order.job, cluster=self._config.cluster, node=self._config.node)
@@ -377,8 +379,8 @@ class ClusterAgent:
         )
 
     async def _report_status(self) -> None:
-        """At the start, on each change and reconnect, and now and then: the orchestrator may be new."""
-        told = True
+        """Send the status at the start, on each change and reconnect, and periodically for a new leader."""
+        reported = True
         while True:
             self._changed.clear()
             every = self._config.status_every_s
@@ -386,11 +388,11 @@ class ClusterAgent:
                 await self._bus.command(
                     subjects.NODE_STATUS, self._status(), deadline_s=every, sid=self._config.sid
                 )
-                told = True
+                reported = True
             except DmscError as error:
-                if told:
+                if reported:
                     log.warning("orchestrator not told of this node", node=self._config.sid, error=error.text)
-                told = False
+                reported = False
             with suppress(TimeoutError):
                 async with asyncio.timeout(every):
                     await self._changed.wait()
@@ -409,11 +411,11 @@ class ClusterAgent:
                 memory_total_bytes=memory.total,
                 instances=len(self._instances.ledger.held),
             )
-            with suppress(DmscError):  # a lost sample is no loss
+            with suppress(DmscError):  # a lost sample does no harm
                 await self._bus.publish(subjects.NODE_SAMPLE, sample, agent=self._config.sid)
 
     def readings(self) -> Iterator[metrics.MetricReading]:
-        """For whoever scrapes this process: its node, now."""
+        """The metrics of this node at this moment."""
         place = {"cluster": self._config.cluster, "node": self._config.node}
         memory = psutil.virtual_memory()
         if self._cpu is not None:
@@ -424,7 +426,7 @@ class ClusterAgent:
         yield metrics.NODE_INSTANCES(len(self._instances.ledger.held), **place)
 
     async def _tell(self, row: Subject, message: Message, **tokens: Any) -> None:
-        """A command that should arrive even if its receiver is being restarted; given up in the end.
+        """Send a command that should arrive even if its receiver is being restarted; give up in the end.
 
         Raises:
             DmscError: the receiver refuses it.
@@ -442,7 +444,7 @@ class ClusterAgent:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         agent = self._config.sid
-        served = [
+        subscriptions = [
             await self._bus.serve(subjects.START_INSTANCE, self._start, agent=agent),
             await self._bus.serve(subjects.STOP_INSTANCE, self._stop, agent=agent),
             await self._bus.serve(subjects.JUDGE, self._judge, agent=agent),
@@ -456,27 +458,27 @@ class ClusterAgent:
         try:
             yield
         finally:
-            await asyncio.gather(*(subscription.stop() for subscription in served))
+            await asyncio.gather(*(subscription.stop() for subscription in subscriptions))
 
     @asynccontextmanager
     async def _ending_instances(self) -> AsyncIterator[None]:
-        """At the end: stop all instances, then tell the registry which went, as far as it listens."""
+        """At the end stop all instances, then report their ends to the registry if it listens."""
         try:
             yield
         finally:
             self._tasks = None
             changes = await self._instances.end_all(self._config.stop_grace_s)
-            farewells = (
+            reports = (
                 self._bus.command(
                     subjects.INSTANCE_STATE,
                     change,
-                    deadline_s=_FAREWELL_S,
+                    deadline_s=_LAST_REPORTS_S,
                     agent=self._config.sid,
                     sid=change.sid,
                 )
                 for change in changes
             )
-            await asyncio.gather(*farewells, return_exceptions=True)
+            await asyncio.gather(*reports, return_exceptions=True)
 
     def _task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         if self._tasks is None:
@@ -485,7 +487,7 @@ class ClusterAgent:
         return self._tasks.create_task(work)
 
     def _fork_server_changed(self) -> None:
-        """It became ready (offer its devices, once known for good) or was lost (say that it is not warm)."""
+        """The fork server became ready (offer its devices) or was lost (report the node as not warm)."""
         ready = self._processes.ready
         if ready is not None:
             devices = () if self._config.device == "cpu" else ready.devices
@@ -494,19 +496,19 @@ class ClusterAgent:
             self._instances.offer(slots)
         self._changed.set()
 
-    async def _report_again(self) -> None:
+    async def _on_reconnect(self) -> None:
         self._changed.set()
 
-    async def _new_leader(self, message: Leadership, envelope: Envelope) -> None:
+    async def _on_leader(self, message: Leadership, envelope: Envelope) -> None:
         self._changed.set()
 
     def _device(self) -> str:
         return self._instances.ledger.slots[0].device if self._instances.ledger.slots else "cpu"
 
 
-def _first(group: BaseExceptionGroup[Unavailable]) -> Unavailable:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, Unavailable)
-    return found
+def _first_error(group: BaseExceptionGroup[Unavailable]) -> Unavailable:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Unavailable)
+    return error

@@ -1,4 +1,4 @@
-"""Which files of its node a job's processes may use: what the job names, and nothing else (ADR-0034)."""
+"""The files of its node that a job's processes may use: those that the job names, no others (ADR-0034)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.urls import UrlRules, fixed_part, local_path
 
 @dataclass(frozen=True, slots=True)
 class FileReach:
-    """Absolute paths: files and folders to read, folders to write into."""
+    """Absolute paths: files and folders to read, and folders to write to."""
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
@@ -27,45 +27,45 @@ def reach_of(
     more: Iterable[str] = (),
     rules: UrlRules | None = None,
 ) -> FileReach:
-    """What the processes of a job are given.
+    """The files that the processes of a job may use.
 
     Args:
-        job: its id: it writes below `artifacts/JOB` only.
-        spec: what it names.
-        closed: what nobody is given, whoever names it.
+        job: its id; it may write only below `artifacts/JOB`.
+        spec: the job, with the URLs that it names.
+        closed: files and folders that no job may use, even if it names them.
         more: other URLs to be read.
-        rules: what of it is allowed; None: all.
+        rules: the allowed URLs; None: all.
     """
-    named = (spec.data.source, spec.initial_weights, spec.resume_from, *more)
-    allowed = rules or UrlRules(everything=True)
+    urls = (spec.data.source, spec.initial_weights, spec.resume_from, *more)
+    rules_or_all = rules or UrlRules(everything=True)
     read = [
         fixed_part(path)
-        for url in named
-        if url and not allowed.refusal(url) and (path := local_path(url)) is not None
+        for url in urls
+        if url and not rules_or_all.refusal(url) and (path := local_path(url)) is not None
     ]
-    artifacts = None if allowed.refusal(spec.artifacts, write=True) else local_path(spec.artifacts)
+    artifacts = None if rules_or_all.refusal(spec.artifacts, write=True) else local_path(spec.artifacts)
     write = [] if artifacts is None else [os.path.join(artifacts, job)]
     return FileReach(
-        tuple(path for path in read if not _within(path, closed)),
-        tuple(path for path in write if not _within(path, closed)),
+        tuple(path for path in read if not _lies_in(path, closed)),
+        tuple(path for path in write if not _lies_in(path, closed)),
     )
 
 
 def reach_of_url(url: str, *, closed: Sequence[str] = (), rules: UrlRules | None = None) -> tuple[str, ...]:
-    """What a process is given that reads below one URL for others.
+    """The files that a process may use that reads below one URL for another process.
 
     Args:
-        url: of a job's, but of any job: not of the bus, and no secret.
-        closed: what nobody is given, whoever names it.
-        rules: what is allowed; None: all.
+        url: a URL of any job, neither of the bus nor a secret.
+        closed: files and folders that no job may use, even if it names them.
+        rules: the allowed URLs; None: all.
 
     Raises:
-        BadInput: it is not.
+        BadInput: the URL is not allowed.
     """
     if rules is not None and (reason := rules.refusal(url)):
         raise BadInput(reason)
     path = local_path(url)
-    if path is not None and _within(path, closed):
+    if path is not None and _lies_in(path, closed):
         raise BadInput(f"{url} lies in a folder that no job is given")
     return () if path is None else (path,)
 
@@ -73,10 +73,10 @@ def reach_of_url(url: str, *, closed: Sequence[str] = (), rules: UrlRules | None
 def reach_of_removal(
     job: str, artifacts: str, *, closed: Sequence[str] = (), rules: UrlRules | None = None
 ) -> tuple[str, ...]:
-    """What a process may write to that removes checkpoints of a job: its own part of `artifacts`.
+    """The folders that a process may write to that removes a job's checkpoints: its part of `artifacts`.
 
     Raises:
-        BadInput: that is not for jobs.
+        BadInput: jobs may not write there.
     """
     if rules is not None and (reason := rules.refusal(artifacts, write=True)):
         raise BadInput(reason)
@@ -84,12 +84,12 @@ def reach_of_removal(
     if path is None:
         return ()
     own = os.path.join(path, job)
-    if _within(own, closed):
+    if _lies_in(own, closed):
         raise BadInput(f"{artifacts} lies in a folder that no job is given")
     return (own,)
 
 
-def _within(path: str, folders: Iterable[str]) -> bool:
-    """Whether it lies in one of them, by what it stands for, whatever links lead there."""
+def _lies_in(path: str, folders: Iterable[str]) -> bool:
+    """Whether the path lies in one of the folders, with all symbolic links resolved."""
     real = os.path.realpath(path)
-    return any(os.path.commonpath((real, each)) == each for each in map(os.path.realpath, folders))
+    return any(os.path.commonpath((real, folder)) == folder for folder in map(os.path.realpath, folders))

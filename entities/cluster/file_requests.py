@@ -1,8 +1,7 @@
-"""Files that a node reads for the control plane, and checkpoints that it removes: a confined worker opens the
-URL, never the agent itself.
+"""Reads files and removes checkpoints for the control plane, in confined workers, never in the agent itself.
 
-A worker reads a whole block, so that a long download does not cost one per piece. Blocks serve only who reads
-on: whoever begins at a block's start gets what is there now.
+A worker reads a whole block, so that a long download does not cost a worker per piece. Cached blocks serve
+only continued reads: a read that begins at a block's start gets the present content.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from schemas.urls import BUS, SECRET, UrlRules
 
 BLOCK_BYTES = 8 << 20
 BLOCKS = 4
-"""Kept at a time: so many downloads at once have a worker per block, others one per piece."""
+"""Cached blocks: this many concurrent downloads need a worker per block, any others one per piece."""
 AT_ONCE = 8
-"""Workers; further questions wait."""
+"""Most workers at once; further requests wait."""
 READ_S = 20.0
-"""How long one may take: an object storage that does not answer holds up no others for longer."""
+"""Limit of one read: an object storage that does not answer delays other requests by no more than this."""
 REMOVE_S = 120.0
-"""How long a removal may take: an object storage takes them one by one. What is left is the next one's."""
+"""Limit of one removal: an object storage removes objects one by one. The next removal takes the rest."""
 REMOVALS_AT_ONCE = 2
 _WAIT_READY_S = 10.0
 
-_Reached = tuple[tuple[str, ...], tuple[str, ...]]
-"""What a worker may read, and write."""
+_Reach = tuple[tuple[str, ...], tuple[str, ...]]
+"""The paths that a worker may read, and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class _Block:
     size: int
 
     def piece(self, start: int, count: int) -> FilesRead | None:
-        """From its inside; None where the file goes on behind it, or begins before."""
+        """A piece from strictly inside the block; None if it begins or ends outside."""
         end = min(start + count, self.size)
         if not (self.start < start < self.start + len(self.data)) or end > self.start + len(self.data):
             return None
@@ -61,13 +60,13 @@ class NodeFileReader:
     """Answers `ReadFiles` and `RemoveCheckpoints`.
 
     Args:
-        processes: where the workers run.
-        package: where the module `files` is.
+        processes: the fork server that runs the workers.
+        package: the package of the module `tasks.files`.
         node: the agent's SID.
         logs: folder of the workers' log.
         urls: `--allow-url` of this node; None: any URL.
-        closed: files and folders that no job is given.
-        rules: the same as `urls`, ready to ask.
+        closed: files and folders that no job may use.
+        rules: the same as `urls`, parsed.
     """
 
     def __init__(
@@ -89,56 +88,58 @@ class NodeFileReader:
         self._closed = closed
         self._rules = rules
         self._numbers = itertools.count(1)
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._reads = asyncio.Semaphore(AT_ONCE)
         self._removals = asyncio.Semaphore(REMOVALS_AT_ONCE)
-        self._lookers = ThreadPoolExecutor(AT_ONCE + REMOVALS_AT_ONCE, "reach")
+        self._path_threads = ThreadPoolExecutor(AT_ONCE + REMOVALS_AT_ONCE, "reach")
         self._blocks: OrderedDict[tuple[str, ...], _Block] = OrderedDict()
 
     async def read(self, order: ReadFiles, envelope: Envelope) -> FilesRead:
-        """
+        """Read a piece of a file, or list a folder.
+
         Raises:
-            BadInput: this URL is not for jobs of this node, or can't be opened.
+            BadInput: jobs of this node may not use this URL, or it can't be opened.
             NotFound: there is no such file.
             Unavailable: the worker was lost, or took too long.
         """
         self._check(order.url, order.secrets)
 
-        def reached() -> _Reached:
+        def reach() -> _Reach:
             return reach_of_url(order.url, closed=self._closed, rules=self._rules), ()
 
         if order.what == "list":
-            asked = order.model_dump(include={"url", "what", "name", "after", "secrets"})
-            found, _ = await self._run(asked, reached)
-            return FilesRead(names=tuple(map(str, found["names"])), more=bool(found["more"]))
+            request = order.model_dump(include={"url", "what", "name", "after", "secrets"})
+            answer, _ = await self._run(request, reach)
+            return FilesRead(names=tuple(map(str, answer["names"])), more=bool(answer["more"]))
         key = (order.url, order.name, order.secrets)
-        known = self._blocks.get(key)
-        if known is not None and (piece := known.piece(order.start, order.count)) is not None:
+        block = self._blocks.get(key)
+        if block is not None and (piece := block.piece(order.start, order.count)) is not None:
             return piece
         count = BLOCK_BYTES if order.count else 0
-        asked = order.model_dump(include={"url", "what", "name", "start", "secrets"}) | {"count": count}
-        found, data = await self._run(asked, reached)
-        size = int(found["size"])
-        self._keep(key, _Block(order.start, data, size), order)
+        request = order.model_dump(include={"url", "what", "name", "start", "secrets"}) | {"count": count}
+        answer, data = await self._run(request, reach)
+        size = int(answer["size"])
+        self._cache(key, _Block(order.start, data, size), order)
         return FilesRead(data=data[: order.count], size=size)
 
     async def remove(self, order: RemoveCheckpoints, envelope: Envelope) -> Ack:
-        """
+        """Remove checkpoints of a job.
+
         Raises:
             BadInput: jobs of this node may not write there.
             Unavailable: the worker was lost, or took too long.
         """
         self._check(order.artifacts, order.secrets)
 
-        def reached() -> _Reached:
+        def reach() -> _Reach:
             return (), reach_of_removal(order.job, order.artifacts, closed=self._closed, rules=self._rules)
 
-        asked = {
+        request = {
             "what": "remove",
             "url": checkpoints_url(order.artifacts, order.job),
             "folders": list(order.folders),
             "secrets": order.secrets,
         }
-        await self._run(asked, reached, removes=True)
+        await self._run(request, reach, removes=True)
         return Ack()
 
     @staticmethod
@@ -146,7 +147,7 @@ class NodeFileReader:
         if url.startswith(BUS) or (url.startswith(SECRET) and not secrets):
             raise BadInput(f"{url}: a node opens files and object storages for others, nothing else")
 
-    def _keep(self, key: tuple[str, ...], block: _Block, order: ReadFiles) -> None:
+    def _cache(self, key: tuple[str, ...], block: _Block, order: ReadFiles) -> None:
         self._blocks.pop(key, None)
         if len(block.data) > order.count > 0:
             self._blocks[key] = block
@@ -154,20 +155,20 @@ class NodeFileReader:
                 self._blocks.popitem(last=False)
 
     async def _run(
-        self, asked: dict[str, Any], reached: Callable[[], _Reached], *, removes: bool = False
+        self, request: dict[str, Any], reach: Callable[[], _Reach], *, removes: bool = False
     ) -> tuple[dict[str, Any], bytes]:
-        """A worker's answer and the bytes that it read. `reached` looks at paths, which may take for ever."""
+        """A worker's answer and the bytes that it read. `reach` resolves paths, which may block for ever."""
         within_s = REMOVE_S if removes else READ_S
-        async with self._removals if removes else self._room:
+        async with self._removals if removes else self._reads:
             try:
                 async with asyncio.timeout(within_s):
-                    read, write = await asyncio.get_running_loop().run_in_executor(self._lookers, reached)
-                    return await self._run_once(asked, read, write)
+                    read, write = await asyncio.get_running_loop().run_in_executor(self._path_threads, reach)
+                    return await self._run_once(request, read, write)
             except TimeoutError:
-                raise Unavailable(f"{asked['url']}: no answer in {within_s:g} s on {self._node}") from None
+                raise Unavailable(f"{request['url']}: no answer in {within_s:g} s on {self._node}") from None
 
     async def _run_once(
-        self, asked: dict[str, Any], read: Sequence[str], write: Sequence[str]
+        self, request: dict[str, Any], read: Sequence[str], write: Sequence[str]
     ) -> tuple[dict[str, Any], bytes]:
         await self._processes.wait_ready(_WAIT_READY_S)
         assert self._processes.scratch is not None
@@ -179,7 +180,7 @@ class NodeFileReader:
             child = await self._processes.spawn(
                 f"files-{number}",
                 self._module,
-                {**asked, "urls": self._urls, "data": str(data)},
+                {**request, "urls": self._urls, "data": str(data)},
                 log_path=self._logs / f"{self._node}-files.log",
                 result=result,
                 read=read,
@@ -190,21 +191,21 @@ class NodeFileReader:
             except asyncio.CancelledError:
                 await self._processes.stop(child, 0.0)
                 raise
-            return await asyncio.to_thread(self._taken, result, data, asked, exit)
+            return await asyncio.to_thread(self._read_answer, result, data, request, exit)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def _taken(
-        self, result: Path, data: Path, asked: dict[str, Any], exit: Exit
+    def _read_answer(
+        self, result: Path, data: Path, request: dict[str, Any], exit: Exit
     ) -> tuple[dict[str, Any], bytes]:
-        found = read_result(result, exit, f"opening {asked['url']} on {self._node}")
-        if isinstance(found, Failure):
-            if exit.code != 0:  # killed, or lost with its fork server: no word on the file
-                raise Unavailable(found.text)
-            raise ErrorReply(code=found.code, text=found.text, retryable=False).to_exception()
+        answer = read_result(result, exit, f"opening {request['url']} on {self._node}")
+        if isinstance(answer, Failure):
+            if exit.code != 0:  # killed, or lost with its fork server: that says nothing about the file
+                raise Unavailable(answer.text)
+            raise ErrorReply(code=answer.code, text=answer.text, retryable=False).to_exception()
         try:
-            return found, read_foreign(data, BLOCK_BYTES) if asked["what"] == "piece" else b""
+            return answer, read_foreign(data, BLOCK_BYTES) if request["what"] == "piece" else b""
         except OSError as error:
             raise Unavailable(
-                f"reading {asked['url']} on {self._node} gave nothing: {error.strerror}"
+                f"reading {request['url']} on {self._node} gave nothing: {error.strerror}"
             ) from None

@@ -1,7 +1,7 @@
-"""The processes of a node agent: its fork server, supervised, and what that server spawned.
+"""The processes of a node agent: its supervised fork server, and the children of that server.
 
-The fork server (`workers/process/fork_server.py`) is another process: this side never imports torch. It is
-restarted whenever it dies; its children die with it and are reported as exits like any other.
+The fork server (`workers/process/fork_server.py`) is another process; this one never imports torch. It is
+restarted whenever it dies. Its children die with it, and their exits are reported like any other.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from entities.cluster.temporary_folder import TemporaryFolder
 from schemas.errors import Unavailable
 
 START_ATTEMPTS = 3
-"""A fork server that fails this often without ever having been ready ends the agent with its last line."""
+"""If the fork server fails this often without ever being ready, the agent ends with its last log line."""
 
 SPAWN_TIMEOUT_S = 30.0
-"""A fork takes milliseconds, the costly import before it seconds; a fork server that takes longer is stopped
-or starved."""
+"""A fork takes milliseconds, and a costly import before it seconds; a server that takes longer is stopped or
+starved."""
 
 KILL_TIMEOUT_S = 5.0
-"""From SIGKILL to the report of the exit; freeing tens of gigabytes takes seconds."""
+"""Limit from SIGKILL to the report of the exit; freeing tens of gigabytes takes seconds."""
 
 _CLOSE_GRACE_S = 3.0  # the server itself gives children 2 s
 _BACKOFF_S = (0.1, 5.0)  # between restarts: first, most
@@ -48,7 +48,7 @@ log = get_logger("cluster")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerReady:
-    """What a fork server said of itself. `method` is `fork`, or `spawn` where forking is unsafe."""
+    """A fork server's report when it is warm. `method` is `fork`, or `spawn` where forking is unsafe."""
 
     pid: int
     torch_version: str
@@ -60,11 +60,11 @@ class ForkServerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """How children are kept from what is not theirs (ADR-0034).
+    """Isolation of the children (ADR-0034).
 
-    `way`: `auto`, or a stricter or laxer one by name. `users`: LO-HI, from which each child gets a system
-    user of its own, where that is possible. `closed`: files and folders that no child ever sees. `read`:
-    folders that each may read besides its code.
+    `way` is `auto`, or the name of a stricter or laxer method. `users` is LO-HI, the range from which each
+    child gets its own system user, where that is possible. `closed` has files and folders that no child ever
+    sees, `read` folders that each may read besides its code.
     """
 
     way: str = "auto"
@@ -75,7 +75,7 @@ class Confinement:
 
 @dataclass(slots=True, kw_only=True)
 class Spawned:
-    """A process that the fork server was asked for. `exit` completes when it has ended."""
+    """A process that was requested from the fork server. `exit` completes when it has ended."""
 
     name: str
     log_path: Path
@@ -88,13 +88,13 @@ class ForkServerClient:
     """Starts, supervises and talks to one fork server. Use as `async with`; leaves nothing behind.
 
     Args:
-        name: for the log's file name.
+        name: part of the log's file name.
         logs: folder of log files.
         code_path: folders with users' modules, appended to the instances' `sys.path`.
         on_change: called when the server became ready or was lost.
         method: how it starts children: `auto`, `fork` or `spawn`.
-        at_once: otherwise the server is started by `begin`: it takes a core for seconds.
-        confinement: of the children; None: they do whatever this process's user may.
+        at_once: start the server at once; if false, `begin` starts it, because it takes a core for seconds.
+        confinement: isolation of the children; None: they may do whatever this process's user may.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ForkServerClient:
         confinement: Confinement | None = None,
     ) -> None:
         self._confinement = confinement
-        self._orders = 0
+        self._order_count = 0
         self._name = name
         self._logs = logs.absolute()
         self._code_path = tuple(os.path.abspath(path) for path in code_path)
@@ -123,9 +123,9 @@ class ForkServerClient:
         self._closing = False
         self._log_start = 0
         self._ready_event = asyncio.Event()
-        self._begun = asyncio.Event()
+        self._started = asyncio.Event()
         if at_once:
-            self._begun.set()
+            self._started.set()
         self.ready: ForkServerReady | None = None
         self.scratch: Path | None = None
         self._scratch: TemporaryFolder | None = None
@@ -137,7 +137,7 @@ class ForkServerClient:
 
     @property
     def pid(self) -> int | None:
-        """The fork server's own process, while there is one."""
+        """Process id of the fork server, while there is one."""
         return self._process.pid if self._process is not None else None
 
     async def __aenter__(self) -> ForkServerClient:
@@ -151,9 +151,9 @@ class ForkServerClient:
         self._closing = True
         assert self._supervisor is not None
         if self._writer is not None:
-            self._writer.write_eof()  # the server ends its children and itself, and says so meanwhile
+            self._writer.write_eof()  # the server ends its children, reports that, and ends itself
         else:
-            self._supervisor.cancel()  # between two servers: nothing to wait for
+            self._supervisor.cancel()  # no server runs: nothing to wait for
         try:
             await asyncio.wait({self._supervisor}, timeout=_CLOSE_GRACE_S)
         finally:
@@ -165,15 +165,15 @@ class ForkServerClient:
             self._forget_process()
 
     def begin(self) -> None:
-        """From here on there is a server."""
-        self._begun.set()
+        """Start the server, if the constructor did not."""
+        self._started.set()
 
     async def wait_ready(self, timeout_s: float | None = None) -> ForkServerReady:
-        """The server's account of itself, once it is warm.
+        """Wait until the server is warm and return its report.
 
         Raises:
             Unavailable: it does not start, or not within `timeout_s`.
-            BadInput: a link or a pipe stands where its log belongs.
+            BadInput: its log path is a link or a pipe.
         """
         assert self._supervisor is not None
         waiter = asyncio.ensure_future(self._ready_event.wait())
@@ -190,7 +190,7 @@ class ForkServerClient:
         raise Unavailable(f"{self._name}: the fork server is not ready yet; its log is {self.log_path}")
 
     async def failed(self) -> None:
-        """Returns when the client is closed; raises `Unavailable` when the server can't be started at all."""
+        """Return when the client is closed; raise `Unavailable` if the server can't be started at all."""
         assert self._supervisor is not None
         await asyncio.shield(self._supervisor)
 
@@ -216,11 +216,11 @@ class ForkServerClient:
             log_path: where its output goes (appended).
             threads: torch's compute threads in it.
             result: file that it may write its answer to.
-            needs: modules that it uses and that are costly to import: that is done once, before the fork.
-            read, write: files and folders that it has besides its code, where it is confined.
+            needs: modules that are costly to import, which the server imports once, before the fork.
+            read, write: files and folders that it may use besides its code, if it is confined.
 
         Raises:
-            Unavailable: the server is away, or the system gives no process.
+            Unavailable: the server is away, or the system starts no process.
         """
         if self._writer is None or self.ready is None:
             raise Unavailable(f"{self._name}: the fork server is restarting; try again")
@@ -236,14 +236,14 @@ class ForkServerClient:
             "needs": list(needs),
         }
         if self._confinement is not None:
-            order |= self._confined(payload, read, write)
+            order |= self._confined_fields(payload, read, write)
         self._children[name] = child
         self._send(order)
         try:
             async with asyncio.timeout(SPAWN_TIMEOUT_S):
                 await asyncio.shield(child.pid)
         except TimeoutError:
-            self.kill(child, signal.SIGKILL)  # obeyed right behind the order to spawn it
+            self.kill(child, signal.SIGKILL)  # obeyed right after the order to spawn it
             text = f"{self._name}: the fork server made no process in {SPAWN_TIMEOUT_S:.0f} s"
             raise Unavailable(text) from None
         except asyncio.CancelledError:
@@ -252,12 +252,12 @@ class ForkServerClient:
         return child
 
     def kill(self, child: Spawned, number: int) -> None:
-        """Send a signal through the fork server, which alone knows that the pid is still its child's."""
+        """Send a signal through the fork server: only it knows that the pid is still its child's."""
         if not child.exit.done() and self._writer is not None:
             self._send({"op": "kill", "id": child.name, "signal": int(number)})
 
     async def stop(self, child: Spawned, grace_s: float) -> Exit:
-        """SIGTERM, and SIGKILL after `grace_s` (at once if 0); returns how it ended.
+        """Send SIGTERM, and SIGKILL after `grace_s` (at once if 0); return how the process ended.
 
         Raises:
             Unavailable: not even SIGKILL ended it in time (its memory is large, or the fork server hangs).
@@ -271,12 +271,14 @@ class ForkServerClient:
             return await asyncio.wait_for(asyncio.shield(child.exit), KILL_TIMEOUT_S)
         raise Unavailable(f"{self._name}: {child.name} does not end, even by SIGKILL")
 
-    def _confined(self, payload: dict[str, Any], read: Sequence[str], write: Sequence[str]) -> dict[str, Any]:
-        """What an order has in addition: its secrets go by a file, past the fork server's memory."""
+    def _confined_fields(
+        self, payload: dict[str, Any], read: Sequence[str], write: Sequence[str]
+    ) -> dict[str, Any]:
+        """The fields of a confined order. The payload goes through a file, not the fork server's memory."""
         assert self._confinement is not None
         assert self.scratch is not None
-        self._orders += 1
-        path = self.scratch / f"order-{self._orders}"
+        self._order_count += 1
+        path = self.scratch / f"order-{self._order_count}"
         try:
             write_secret(path, json.dumps(payload))
         except OSError as error:
@@ -293,14 +295,14 @@ class ForkServerClient:
         self._writer.write(json.dumps(order).encode() + b"\n")
 
     async def _supervise(self) -> None:
-        await self._begun.wait()
+        await self._started.wait()
         failures, pause = 0, _BACKOFF_S[0]
         while True:
             self._log_start = file_size(self.log_path)
             try:
                 was_ready = await self._run_once()
             finally:
-                self._lose_server()
+                self._drop_server()
             if self._closing:
                 return
             failures = 0 if was_ready else failures + 1
@@ -313,28 +315,28 @@ class ForkServerClient:
             self.restarts += 1
 
     async def _run_once(self) -> bool:
-        """One life of the server: start it, listen until its end; whether it ever was ready."""
-        mine, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as unless_started:
-            unless_started.callback(mine.close)
+        """Start the server and handle its events until it ends; return whether it was ready."""
+        own_end, server_end = socket.socketpair()
+        with server_end, contextlib.ExitStack() as unless_started:
+            unless_started.callback(own_end.close)
             try:
                 self._scratch = TemporaryFolder()
                 self.scratch = self._scratch.path
                 with os.fdopen(plain(self.log_path, APPEND), "ab") as output:
                     self._process = await fork_server_process.start(
-                        self._arguments(self.scratch), theirs.fileno(), output.fileno()
+                        self._arguments(self.scratch), server_end.fileno(), output.fileno()
                     )
             except OSError as error:
                 log.warning("no process for the fork server", node=self._name, error=error.strerror)
                 return False
             unless_started.pop_all()
-        mine.setblocking(False)
-        reader, self._writer = await asyncio.open_unix_connection(sock=mine, limit=_LINE_LIMIT)
+        own_end.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=own_end, limit=_LINE_LIMIT)
         if self._closing:
             self._writer.write_eof()
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
-                self._heed(json.loads(line))
+                self._handle(json.loads(line))
         return self.ready is not None
 
     def _arguments(self, scratch: Path) -> list[str]:
@@ -346,7 +348,7 @@ class ForkServerClient:
                 arguments += ["--users", self._confinement.users]
         return arguments + [part for path in self._code_path for part in ("--code-path", path)]
 
-    def _heed(self, event: dict[str, Any]) -> None:
+    def _handle(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "ready":
             self._was_ready = True
@@ -377,16 +379,16 @@ class ForkServerClient:
                 Exit(code=event["code"], signal=name, last_line=last_line(child.log_path, child.log_start)),
             )
 
-    def _end_child(self, child: Spawned, exit: Exit, unborn: str = "") -> None:
+    def _end_child(self, child: Spawned, exit: Exit, error: str = "") -> None:
         self._children.pop(child.name, None)
         if not child.pid.done():
-            text = unborn or f"{self._name}: the fork server was lost; try again"
+            text = error or f"{self._name}: the fork server was lost; try again"
             child.pid.set_exception(Unavailable(text))
-            child.pid.exception()  # whoever asked may be gone
+            child.pid.exception()  # mark as retrieved: the caller may be gone
         if not child.exit.done():
             child.exit.set_result(exit)
 
-    def _lose_server(self) -> None:
+    def _drop_server(self) -> None:
         was_ready, self.ready = self.ready is not None, None
         self._ready_event.clear()
         self._kill_group()
@@ -397,7 +399,7 @@ class ForkServerClient:
             self._on_change()
 
     def _kill_group(self) -> None:
-        """Kill the server and all that it started. Not yet waited for, it keeps the group's id its own."""
+        """Kill the server and its children. The group's id is still its own, as it was not waited for."""
         if self._process is not None:
             self._process.kill_group()
 
@@ -414,7 +416,7 @@ class ForkServerClient:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A new file that only this process's user may read. Raises `OSError`, also if there is one already."""
+    """Write a new file that only this process's user may read; raises `OSError`, also if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "w") as file:
         file.write(text)
@@ -426,12 +428,12 @@ def file_size(path: Path) -> int:
 
 
 def last_line(path: Path, start: int = 0) -> str:
-    """The last line with text that was written to a log behind byte `start`, at most 4 KiB of it; or ''."""
+    """The last line with text of a log after byte `start`, at most 4 KiB of it; or ''."""
     return next(iter(last_lines(path, 1, start)), "")
 
 
 def last_lines(path: Path, count: int, start: int = 0) -> tuple[str, ...]:
-    """The last lines with text, oldest first, out of the last 4 KiB that a log has behind byte `start`."""
+    """The last lines with text, oldest first, within the last 4 KiB of a log after byte `start`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -443,14 +445,14 @@ def last_lines(path: Path, count: int, start: int = 0) -> tuple[str, ...]:
 
 
 def work_of(pid: int) -> ProcessWork:
-    """What a process has done so far; nothing if there is none, or the system does not tell."""
+    """The work of a process so far; zeros if there is no such process or the system does not tell."""
     cpu_s, moved_bytes = 0.0, 0
     with contextlib.suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
         cpu_s = float(times.user + times.system)
-    with contextlib.suppress(psutil.Error, AttributeError):  # another user's, or a system without
-        moved = psutil.Process(pid).io_counters()
-        moved_bytes = int(moved.read_chars + moved.write_chars)
+    with contextlib.suppress(psutil.Error, AttributeError):  # another user's, or not supported here
+        io = psutil.Process(pid).io_counters()
+        moved_bytes = int(io.read_chars + io.write_chars)
     return ProcessWork(cpu_s, moved_bytes)
 
 

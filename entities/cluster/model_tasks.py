@@ -1,7 +1,8 @@
 """Short-lived workers of a node agent: the analysis of a job's model (draft §5.3), and the closing sample.
 
-The control plane has no torch, so that a child of the fork server looks at the model and ends. Whatever
-happens to it, the orchestrator gets an answer: the topology, or one line that says why there is none.
+The control plane has no torch, so a child of the fork server loads the model, does the work and ends.
+Whatever happens to that worker, the orchestrator gets an answer: the topology, or one line that says why
+there is none.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from schemas.urls import UrlRules
 log = get_logger("cluster")
 
 _RESULT_BYTES = 64 << 20
-_ATTEMPTS = 3  # what a worker met by circumstance is no verdict on the job
+_ATTEMPTS = 3  # a failure by circumstance says nothing about the job
 _WAIT_READY_S = 30.0
 
 
@@ -52,24 +53,24 @@ class Failure:
 
 
 class ShortLivedWorkers:
-    """Runs them one at a time (a second would spoil the first one's measurements) and keeps topologies.
+    """Runs workers one at a time (a second one would disturb measurements) and keeps topologies.
 
-    One that gets on has all the time that it takes. An endless loop gets on, too: its user's cancelling the
-    job ends it, and nobody waits for it for longer than `alone_s`.
+    A worker that makes progress has no time limit. An endless loop makes progress, too: it ends when its user
+    cancels the job, and no other worker waits for it for longer than `alone_s`.
 
     Args:
-        processes: where they run.
+        processes: the fork server that runs them.
         agent: SID of the node agent.
-        package: where the modules `analysis` and `sample` are.
+        package: the package of the modules `tasks.analysis` and `tasks.sample`.
         place: the part of their payload that is the same for all: cluster, node, servers.
         logs: folder of their log files.
-        credential: what shows the bus that one is SID of job; arguments: these two.
-        start: owner of the tasks that wait for them.
-        tell: how results reach the orchestrator.
-        timeout_s: how long one may make no progress: neither compute nor read or write anything.
-        alone_s: after which the next one begins beside it.
-        closed: files and folders that no job is given.
-        rules: what else of a job's URLs it is not given; None: nothing.
+        credential: returns a worker's credential for the bus; arguments: SID and job.
+        start: starts the tasks that wait for them.
+        tell: sends results to the orchestrator.
+        timeout_s: longest time without progress: without computing, reading or writing.
+        alone_s: time after which the next worker begins beside the present one.
+        closed: files and folders that no job may use.
+        rules: the URLs that jobs may use; None: all.
     """
 
     def __init__(
@@ -101,14 +102,14 @@ class ShortLivedWorkers:
         self._logs = logs
         self._timeout_s = timeout_s
         self._alone_s = alone_s
-        self._lane = asyncio.Lock()
+        self._alone_lock = asyncio.Lock()
         self._running: dict[tuple[str, str], tuple[Message, asyncio.Task[Any]]] = {}
         self._specs: dict[str, JobSpec] = {}
         self._runs = 0
         self.topologies: dict[str, ModelTopology] = {}
 
     def analyse(self, order: Analyse, device: str) -> Ack:
-        """Accept an order to analyse; repeated, it neither starts a second worker nor forgets the answer."""
+        """Accept an order to analyse; a repetition starts no second worker, a known result is sent again."""
         topology = self.topologies.get(order.job)
         if topology is not None and self._specs.get(order.job) == order.spec:
             self._start(self._answer(subjects.TOPOLOGY, topology, order.job))
@@ -116,32 +117,32 @@ class ShortLivedWorkers:
         return self._accept("analysis", order.job, order, self._analyse(order, device))
 
     def write_sample(self, order: WriteSample, device: str) -> Ack:
-        """Accept an order to let the trained model write."""
+        """Accept an order to have the trained model generate text."""
         return self._accept("sample", order.job, order, self._write_sample(order, device))
 
     async def forget(self, job: str) -> None:
         """Drop a job's topology and end its workers; returns once they are gone."""
-        mine = [task for key, (_, task) in self._running.items() if key[1] == job]
-        for task in mine:
+        tasks = [task for key, (_, task) in self._running.items() if key[1] == job]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*mine, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.topologies.pop(job, None)
         self._specs.pop(job, None)
 
     def _accept(self, kind: str, job: str, order: Message, work: Coroutine[Any, Any, None]) -> Ack:
         key = (kind, job)
         if key in self._running:
-            earlier, task = self._running[key]
-            if earlier == order:
+            earlier_order, task = self._running[key]
+            if earlier_order == order:
                 work.close()
                 return Ack(note="under way")
             task.cancel()
         task = self._start(work)
         self._running[key] = (order, task)
-        task.add_done_callback(lambda done: self._done(key, done))
+        task.add_done_callback(lambda ended: self._forget_task(key, ended))
         return Ack()
 
-    def _done(self, key: tuple[str, str], task: asyncio.Task[Any]) -> None:
+    def _forget_task(self, key: tuple[str, str], task: asyncio.Task[Any]) -> None:
         if key in self._running and self._running[key][1] is task:
             del self._running[key]
 
@@ -152,32 +153,32 @@ class ShortLivedWorkers:
             log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
 
     async def _analyse(self, order: Analyse, device: str) -> None:
-        found = await self._run("analysis", order.job, order.spec, device, secrets=order.secrets)
-        topology = self._read_topology(found) if isinstance(found, dict) else found
+        result = await self._run("analysis", order.job, order.spec, device, secrets=order.secrets)
+        topology = self._read_topology(result) if isinstance(result, dict) else result
         if isinstance(topology, Failure):
-            failed = AnalysisFailed(job=order.job, code=topology.code, text=topology.text)
-            await self._answer(subjects.ANALYSIS_FAILED, failed, order.job)
+            failure = AnalysisFailed(job=order.job, code=topology.code, text=topology.text)
+            await self._answer(subjects.ANALYSIS_FAILED, failure, order.job)
             return
         self.topologies[order.job], self._specs[order.job] = topology, order.spec
         await self._answer(subjects.TOPOLOGY, topology, order.job)
 
-    def _read_topology(self, found: dict[str, Any]) -> ModelTopology | Failure:
+    def _read_topology(self, result: dict[str, Any]) -> ModelTopology | Failure:
         try:
-            return ModelTopology.model_validate(found["topology"])
+            return ModelTopology.model_validate(result["topology"])
         except (KeyError, ValidationError) as error:
             log.error("analysis gave an unusable topology", node=self._node, error=str(error))
             return Failure("internal", f"analysis on {self._node} gave an unusable topology; see its log")
 
     async def _write_sample(self, order: WriteSample, device: str) -> None:
-        found = await self._run(
+        result = await self._run(
             "sample", order.job, order.spec, device, weights_url=order.weights_url, secrets=order.secrets
         )
-        if isinstance(found, Failure):
-            log.warning("no sample", node=self._node, job=order.job, error=found.text)
-            written = SampleWritten(job=order.job, text="", error=found.text)
+        if isinstance(result, Failure):
+            log.warning("no sample", node=self._node, job=order.job, error=result.text)
+            reply = SampleWritten(job=order.job, text="", error=result.text)
         else:
-            written = SampleWritten(job=order.job, text=str(found.get("text", "")))
-        await self._answer(subjects.SAMPLE_WRITTEN, written, order.job)
+            reply = SampleWritten(job=order.job, text=str(result.get("text", "")))
+        await self._answer(subjects.SAMPLE_WRITTEN, reply, order.job)
 
     async def _run(
         self, kind: str, job: str, spec: JobSpec, device: str, **more: str
@@ -192,38 +193,41 @@ class ShortLivedWorkers:
             **more,
         }
         outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
-        async with self._alone(kind, job):
+        async with self._wait_for_turn(kind, job):
             for _ in range(_ATTEMPTS):
                 token = self._credential(sid, job)
                 try:
                     outcome = await self._run_once(kind, job, {**payload, "token": token}, spec)
                 except DmscError as error:
                     outcome = Failure(error.code, error.text)
-                if not isinstance(outcome, Failure) or not self._was_circumstance(outcome, token, sid, job):
+                if not isinstance(outcome, Failure) or not self._may_succeed_later(outcome, token, sid, job):
                     break
         return outcome
 
-    def _was_circumstance(self, failure: Failure, token: str | None, sid: str, job: str) -> bool:
-        """Whether another attempt may end otherwise: its fork server was lost, or the root of all credentials
-        was replaced while it worked (ADR-0039)."""
+    def _may_succeed_later(self, failure: Failure, token: str | None, sid: str, job: str) -> bool:
+        """Whether another attempt may succeed, because the failure says nothing about the job.
+
+        That is so if the fork server was lost, or if the root of all credentials was replaced while the
+        worker ran (ADR-0039).
+        """
         present = self._credential(sid, job) if failure.code == Refused.code else None
         if token is not None and present is not None and is_credential(token):
             return root_of(Credential.parse(present).chain[0]) != root_of(Credential.parse(token).chain[0])
         return failure.code == Unavailable.code
 
     @contextlib.asynccontextmanager
-    async def _alone(self, kind: str, job: str) -> AsyncIterator[None]:
-        """One after the other, in their order; whoever takes very long lets the next one go ahead."""
-        await self._lane.acquire()
-        held = True
+    async def _wait_for_turn(self, kind: str, job: str) -> AsyncIterator[None]:
+        """Wait for earlier workers; after `alone_s` the next worker may begin beside this one."""
+        await self._alone_lock.acquire()
+        locked = True
 
         def release() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._lane.release()
+            nonlocal locked
+            if locked:
+                locked = False
+                self._alone_lock.release()
 
-        def too_long() -> None:
+        def on_timeout() -> None:
             log.warning(
                 f"{kind} takes long: others no longer wait for it",
                 node=self._node,
@@ -232,7 +236,7 @@ class ShortLivedWorkers:
             )
             release()
 
-        timer = asyncio.get_running_loop().call_later(self._alone_s, too_long)
+        timer = asyncio.get_running_loop().call_later(self._alone_s, on_timeout)
         try:
             yield
         finally:
@@ -249,7 +253,7 @@ class ShortLivedWorkers:
         folder.mkdir(mode=0o700)
         result = folder / "result.json"
         weights = filter(None, [payload.get("weights_url")])
-        reached = reach_of(job, spec, closed=self._closed, rules=self._rules, more=weights)
+        reach = reach_of(job, spec, closed=self._closed, rules=self._rules, more=weights)
         child = await self._processes.spawn(
             f"{kind}-{job}-{self._runs}",
             f"{self._package}.tasks.{kind}",
@@ -257,12 +261,12 @@ class ShortLivedWorkers:
             log_path=self._logs / f"{job}-{kind}.log",
             threads=spec.training.compute_threads,
             result=result,
-            read=reached.read,
+            read=reach.read,
             write=(str(folder),),
         )
         where = f"{kind} of the model on {self._node}"
         try:
-            exit = await self._bounded(child)
+            exit = await self._wait_for_exit(child)
             if exit is None:
                 return Failure(
                     "no_progress", f"{where} made no progress for {self._timeout_s:.0f} s and was ended"
@@ -271,10 +275,12 @@ class ShortLivedWorkers:
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _bounded(self, child: Spawned) -> Exit | None:
-        """The worker's end, or None if it had to be killed: it did nothing for too long. Cancelled: kill it
-        too."""
-        done = ProcessWork()
+    async def _wait_for_exit(self, child: Spawned) -> Exit | None:
+        """Wait for the worker's exit; None if it was killed because it made no progress.
+
+        If cancelled, it kills the worker, too.
+        """
+        work = ProcessWork()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -282,8 +288,8 @@ class ShortLivedWorkers:
                         return await asyncio.shield(child.exit)
                 if not child.pid.done():
                     continue  # the fork server has its own deadline for that
-                before, done = done, work_of(child.pid.result())
-                if not done.gets_on(before, self._timeout_s):
+                before, work = work, work_of(child.pid.result())
+                if not work.gets_on(before, self._timeout_s):
                     break
             await self._kill(child)
             return None
@@ -299,29 +305,29 @@ class ShortLivedWorkers:
 
 
 def read_foreign(path: Path, most: int) -> bytes:
-    """A file that users' code may have made: no link is followed, no pipe waited for, no end of it believed.
+    """Read a file that users' code may have made, without following links or waiting for pipes.
 
     Raises:
-        OSError: it is not there, or no plain file, or larger than `most` bytes.
+        OSError: it is missing, or no plain file, or larger than `most` bytes.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        seen = os.fstat(file.fileno())
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size > most:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
             raise OSError(errno.EINVAL, "not the file of a result")
         return file.read(most)
 
 
 def read_result(path: Path, exit: Exit, where: str) -> dict[str, Any] | Failure:
-    """What a worker left: its result, its own account of a failure, or how it ended."""
+    """The result of a worker, the failure that it reported, or else a failure that says how it ended."""
     try:
-        found = json.loads(read_foreign(path, _RESULT_BYTES))
+        result = json.loads(read_foreign(path, _RESULT_BYTES))
     except (OSError, ValueError, RecursionError):
         if exit.code is None and exit.signal is None:
             return Failure("unavailable", f"{where} was lost with its fork server")
         return Failure("internal", f"{where} gave no result ({exit})")
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         return Failure("internal", f"{where} gave a result that is no object")
-    failed = found.get("failed")
-    if isinstance(failed, dict):
-        return Failure(str(failed.get("code", "internal")), str(failed.get("text", "")))
-    return found
+    failure = result.get("failed")
+    if isinstance(failure, dict):
+        return Failure(str(failure.get("code", "internal")), str(failure.get("text", "")))
+    return result

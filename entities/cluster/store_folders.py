@@ -1,8 +1,8 @@
-"""Where the instances of a node keep their local stores (draft §6), and when those go.
+"""The folders of the instances' local stores on a node (draft §6), and their removal.
 
-`<root>/<job>/<sid>/`: an instance's folder outlives its incarnations, so that the next one on this node finds
-what the former wrote. It goes with its job, or after a week in which nobody wrote to it: of a job that ended
-while its agent was away, nobody is told.
+The folder `<root>/<job>/<sid>/` outlives an incarnation, so that the next one on this node finds what the
+former one wrote. It is removed with its job, or after a week without a write, because an agent is not
+notified of jobs that ended while it was away.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pathlib import Path
 from bus.logs import get_logger
 
 LEFT_BEHIND_S = 7 * 86_400.0
-"""Age at which a job's folder is taken for one that nobody will ask for again."""
+"""Age without a write after which a job's folder is removed when an agent starts."""
 
 log = get_logger("cluster")
 
 
 class StoreFolders:
-    """The folders below `root`; `keep`: none is ever removed. All methods block on the disk, briefly."""
+    """The folders below `root`. With `keep` none is ever removed. All methods block briefly on the disk."""
 
     def __init__(self, root: Path, *, keep: bool = False) -> None:
         self._root = root.absolute()
         self._keep = keep
 
     def folder(self, job: str, sid: str) -> Path:
-        """An instance's own folder; it makes it itself. Both names are subject tokens: no path is in them."""
+        """An instance's own folder, not created here. Both names are subject tokens, so they hold no path."""
         return self._root / job / sid
 
     def drop(self, job: str) -> None:
-        """The job has been cleaned up."""
+        """Remove the stores of a job that has been cleaned up."""
         if not self._keep:
             _remove(self._root / job)
 
     def drop_left_behind(self) -> None:
-        """Folders of jobs that ended unheard, when the agent starts."""
+        """Remove folders of jobs that ended while the agent was away; called when it starts."""
         if self._keep or not self._root.is_dir():
             return
         oldest = time.time() - LEFT_BEHIND_S
@@ -55,34 +55,34 @@ def _remove(folder: Path) -> None:
 
 
 def renewal_of(incarnation: str) -> str:
-    """The file, in an instance's folder, of the credential that takes the place of the one it began with."""
+    """Name of the file, in an instance's folder, with the credential that replaces its first one."""
     return f"credential-{incarnation}"
 
 
 def write_for_instance(folder: Path, name: str, text: str) -> bool:
-    """A file in an instance's folder, for its system user alone; whether it is there now.
+    """Write a file to an instance's folder, readable only by its system user; return whether it succeeded.
 
-    The instance owns that folder: nothing that it has put there is followed, and nothing read.
+    The instance owns that folder: no link that it put there is followed, and nothing is read.
     """
     partial = f".{name}.{secrets.token_hex(8)}"
     try:
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         log.warning("no place for an instance's new credential", folder=str(folder), reason=error.strerror)
         return False
     try:
-        owner = os.fstat(place)
+        owner = os.fstat(folder_fd)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(partial, flags, 0o600, dir_fd=place), "w", encoding="ascii") as file:
+        with os.fdopen(os.open(partial, flags, 0o600, dir_fd=folder_fd), "w", encoding="ascii") as file:
             if owner.st_uid != os.geteuid():
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             file.write(text)
-        os.replace(partial, name, src_dir_fd=place, dst_dir_fd=place)
+        os.replace(partial, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(partial, dir_fd=place)
+            os.unlink(partial, dir_fd=folder_fd)
         log.warning("an instance has no new credential", folder=str(folder), reason=error.strerror)
         return False
     finally:
-        os.close(place)
+        os.close(folder_fd)
     return True

@@ -1,7 +1,7 @@
-"""A node's scratch folder: temporary files of its instances, gone with the agent however that ends.
+"""A node agent's temporary folder, removed with the agent however the agent ends.
 
-An agent that is killed can't tidy up after itself. Each holds a lock in its folder, which ends with its
-process: the next agent on the machine removes folders whose lock nobody holds.
+An agent that is killed can't clean up. Each agent holds a lock in its folder, which ends with its process;
+the next agent on the machine removes folders whose lock nobody holds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PREFIX = "dmsc-node-"
 LOCK = ".lock"
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 FRESH_S = 60.0
-"""A folder as young as this may not have its lock yet."""
+"""A folder younger than this may not have its lock yet."""
 
 
 class TemporaryFolder:
-    """One folder, from its making to `remove`."""
+    """A folder that exists and is locked until `remove`."""
 
     def __init__(self) -> None:
         sweep(Path(tempfile.gettempdir()))
@@ -32,7 +32,7 @@ class TemporaryFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def remove(self) -> None:
-        """Twice is fine."""
+        """Remove the folder; a second call does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -40,21 +40,21 @@ class TemporaryFolder:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Removes what killed agents of this user have left in `parent`; returns it."""
+    """Remove the folders in `parent` that killed agents of this user have left; return them."""
     removed = []
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
-            if time.time() - folder.lstat().st_mtime < FRESH_S or not _abandoned(folder):
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            if time.time() - folder.lstat().st_mtime < FRESH_S or not _is_abandoned(folder):
                 continue
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)
     return removed
 
 
-def _abandoned(folder: Path) -> bool:
-    """Raises `OSError` where there is no lock: another version's folder is left alone."""
-    seen = folder.lstat()
-    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+def _is_abandoned(folder: Path) -> bool:
+    """Whether nobody holds the folder's lock; raises `OSError` without a lock, as of another version."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(f"{folder} is not ours")
     lock = os.open(folder / LOCK, _FLAGS)
     try:

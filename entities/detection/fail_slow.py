@@ -1,9 +1,9 @@
-"""Fail-slow: an instance that became slower than it was, while the others did not (Gunawi et al., FAST 2018).
+"""Fail-slow: an instance became slower than it was, while the others did not (Gunawi et al., FAST 2018).
 
-Each instance is judged by itself: its service time against its own baseline, and that against how the
-job's other instances stand to theirs, so that neither a slow device, nor a machine that is busy for
-everybody, nor a harder phase of the data is blamed. A verdict needs several samples in a row, each with new
-work in it; so does its end. Pure: no clock, no I/O.
+Each instance is judged by the ratio of its service time to its own baseline, relative to the same ratio of
+the job's other instances. So a device that was always slow, a machine that is busy for all of them, and a
+harder phase of the data are not blamed. A verdict needs several samples in a row, each with new work in it;
+so does the end of slowness. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ class FailSlowConfig:
     """When an instance is called slow."""
 
     warmup: int = 3  # samples before a baseline stands; the first microbatches are never typical
-    factor: float = 2.0  # times its baseline, beside the others: below, windows and routes even it out
-    over: float = 1.4  # back below this it is well again; the gap to `factor` is the hysteresis
-    confirm: int = 3  # samples in a row, for either; one comes with each step
-    settles: int = 10  # samples until a baseline only creeps: before, what was slow at first is forgotten
-    creep: float = 0.02  # part by which it follows each sample then: the job's phases move all of them alike,
-    # which needs no following, and one that ages over an hour is not news
+    factor: float = 2.0  # times its baseline, relative to the others: below it windows and routes compensate
+    over: float = 1.4  # below this it is well again; the gap to `factor` is the hysteresis
+    confirm: int = 3  # samples in a row for a change of verdict; one comes with each step
+    settles: int = 10  # samples until a baseline moves slowly: until then a slow start is forgotten
+    creep: float = 0.02  # share of each sample in the baseline from then on: phases of the job change all
+    # instances alike and need no following, and an instance that ages over an hour is no sudden fault
 
     def __post_init__(self) -> None:
         if not 1 < self.over < self.factor:
@@ -31,7 +31,7 @@ class FailSlowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowVerdict:
-    """`slow` or well again, and the figures it was judged by."""
+    """The verdict `slow`, or well again if false, and its figures."""
 
     sid: str
     incarnation: str
@@ -41,7 +41,7 @@ class SlowVerdict:
 
 
 @dataclass(slots=True)
-class _Observed:
+class _InstanceHistory:
     incarnation: str
     present_ms: float = 0.0
     baseline_ms: float = 0.0
@@ -56,53 +56,53 @@ class _Observed:
 
 
 class FailSlow:
-    """The instances of one job."""
+    """Judges the instances of one job."""
 
     def __init__(self, config: FailSlowConfig = FailSlowConfig()) -> None:
         self._config = config
-        self._instances: dict[str, _Observed] = {}
+        self._instances: dict[str, _InstanceHistory] = {}
 
     def observe(self, sid: str, incarnation: str, service_ms: float, microbatches: int) -> SlowVerdict | None:
-        """A sample; what it changes about this instance.
+        """Take a sample; return a verdict if it changes the one on this instance.
 
         Args:
             sid, incarnation: of the instance.
             service_ms: its moving average per microbatch; above 0.
-            microbatches: how many it has done in all: without new ones a sample says nothing.
+            microbatches: how many it has done in all; a sample without new ones is ignored.
         """
         config = self._config
-        held = self._instances.get(sid)
-        if held is None or held.incarnation != incarnation:
-            held = self._instances[sid] = _Observed(incarnation)
-        if service_ms <= 0 or microbatches == held.microbatches:
+        instance = self._instances.get(sid)
+        if instance is None or instance.incarnation != incarnation:
+            instance = self._instances[sid] = _InstanceHistory(incarnation)
+        if service_ms <= 0 or microbatches == instance.microbatches:
             return None
-        held.microbatches = microbatches
-        held.present_ms = service_ms
-        held.samples += 1
-        if held.samples <= config.warmup:
-            held.baseline_ms = service_ms
+        instance.microbatches = microbatches
+        instance.present_ms = service_ms
+        instance.samples += 1
+        if instance.samples <= config.warmup:
+            instance.baseline_ms = service_ms
             return None
         others = self._others(sid)
-        beside = held.ratio / others
-        struck = beside < config.over if held.slow else beside >= config.factor
-        held.strikes = held.strikes + 1 if struck else 0
-        if not held.slow and beside < config.over:
-            rate = 0.2 if held.samples <= config.settles else config.creep
-            held.baseline_ms += rate * (service_ms - held.baseline_ms)
-        if held.strikes < config.confirm:
+        relative = instance.ratio / others
+        strike = relative < config.over if instance.slow else relative >= config.factor
+        instance.strikes = instance.strikes + 1 if strike else 0
+        if not instance.slow and relative < config.over:
+            rate = 0.2 if instance.samples <= config.settles else config.creep
+            instance.baseline_ms += rate * (service_ms - instance.baseline_ms)
+        if instance.strikes < config.confirm:
             return None
-        held.slow, held.strikes = not held.slow, 0
+        instance.slow, instance.strikes = not instance.slow, 0
         return SlowVerdict(
             sid=sid,
             incarnation=incarnation,
-            slow=held.slow,
-            usual_ms=held.baseline_ms,
-            evidence=self._evidence(sid, held, others),
+            slow=instance.slow,
+            usual_ms=instance.baseline_ms,
+            evidence=self._evidence(sid, instance, others),
         )
 
     def resume(self, sid: str, incarnation: str, usual_ms: float) -> None:
-        """This one was found slow before we came."""
-        self._instances[sid] = _Observed(
+        """Take over that this instance was judged slow by an earlier process."""
+        self._instances[sid] = _InstanceHistory(
             incarnation, baseline_ms=usual_ms, samples=self._config.settles, slow=True
         )
 
@@ -110,17 +110,18 @@ class FailSlow:
         self._instances.pop(sid, None)
 
     def _others(self, sid: str) -> float:
-        """How the job's other instances stand to their baselines: the median of them; 1 without any."""
+        """Median ratio of service time to baseline over the job's other instances; 1 if there are none."""
         ratios = [
-            one.ratio
-            for other, one in self._instances.items()
-            if other != sid and one.samples > self._config.warmup and not one.slow
+            instance.ratio
+            for other, instance in self._instances.items()
+            if other != sid and instance.samples > self._config.warmup and not instance.slow
         ]
         return max(median(ratios), 0.1) if ratios else 1.0
 
-    def _evidence(self, sid: str, held: _Observed, others: float) -> str:
-        now = (
-            f"{held.present_ms:.1f} ms per microbatch, {held.ratio:.1f}× its usual {held.baseline_ms:.1f} ms"
+    def _evidence(self, sid: str, instance: _InstanceHistory, others: float) -> str:
+        figures = (
+            f"{instance.present_ms:.1f} ms per microbatch, "
+            f"{instance.ratio:.1f}× its usual {instance.baseline_ms:.1f} ms"
         )
         beside = f"the job's others stand at {others:.1f}× theirs; {self._config.confirm} samples in a row"
-        return f"{sid} {'has become slow' if held.slow else 'is well again'}: {now}; {beside}"
+        return f"{sid} {'has become slow' if instance.slow else 'is well again'}: {figures}; {beside}"

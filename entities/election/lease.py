@@ -1,10 +1,10 @@
 """The rules of a leader's lease, without I/O and without a clock.
 
-The lease is a record that its holder writes again and again. Nothing expires it: whoever wants it
-measures, by their own clock, how long it has stood unchanged *before their eyes*, and then claims the next
-term by compare-and-set on the revision that they saw. So a server that is away, or a store that elects a
-leader, makes nobody lose the lease: in that time nobody can look, claim or renew. Nor does a machine that
-stands still for seconds: a time in which one did not look one has not seen.
+The lease is a record that its holder rewrites periodically. No server expires it. Each candidate measures, by
+its own clock, how long it has *observed* the record unchanged, and then claims the next term by
+compare-and-set on the revision that it saw. So nobody loses the lead while the server is away or the store
+elects its own leader: in that time nobody can read, claim or renew. Nor does a machine that stands still for
+seconds cost anybody the lead: time in which a candidate did not look counts at most as a late look.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from schemas.leadership import Leadership
 
 RENEWALS = 4
-"""Renewals per lease: three may be lost before anybody else may claim."""
+"""Renewals per lease: three may be lost before another candidate may claim."""
 SURE = 0.75
-"""Share of the lease for which its holder trusts its last renewal; the rest is for unequal clocks."""
+"""Share of the lease for which its holder trusts its last renewal; the rest allows for unequal clocks."""
 LATE = 2
-"""The time since the last look counts for at most so many times `look_s`: whoever looks later than that stood
-still, and the holder may have stood still beside them.
+"""The time since the last look counts as at most this many times `look_s`: a candidate that looks later than
+that stood still, and the holder on the same machine may have stood still too.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeadershipLeaseConfig:
-    """How leadership changes hands."""
+    """Timing of the leader's lease."""
 
     lease_s: float = 1.0  # shorter finds a dead leader sooner; must outlast a pause of the leader's process
-    look_s: float = 0.2  # how often a follower looks; failover: lease_s + look_s if looks come in time
-    attempt_s: float = 1.0  # one read or write; a store that elects a leader answers nobody meanwhile
+    look_s: float = 0.2  # how often a candidate reads it; failover: lease_s + look_s if looks are on time
+    attempt_s: float = 1.0  # limit per read or write; a store that elects its leader does not answer
 
     def __post_init__(self) -> None:
-        if not 0 < LATE * self.look_s < self.lease_s:  # one late look alone is no lease's length
+        if not 0 < LATE * self.look_s < self.lease_s:  # one late look must not count as a whole lease
             raise ValueError(
                 f"look_s {self.look_s} must be above 0 and below 1/{LATE} of lease_s {self.lease_s}"
             )
@@ -43,35 +43,35 @@ class LeadershipLeaseConfig:
 
 
 class Silence:
-    """How long the lease has stood unchanged before our eyes."""
+    """How long a candidate has observed the lease unchanged."""
 
     def __init__(self, look_s: float) -> None:
-        self._most = LATE * look_s
+        self._longest_gap = LATE * look_s
         self._revision: int | None = None
-        self._looked = 0.0
-        self._silent = 0.0
+        self._last_look = 0.0
+        self._silence_s = 0.0
 
     def see(self, revision: int, now: float) -> float:
-        """It was read: seconds for which it has been the same without a gap in our looking."""
+        """Note a read; return the seconds for which the revision was observed unchanged without a gap."""
         if revision != self._revision:
-            self._revision, self._silent = revision, 0.0
+            self._revision, self._silence_s = revision, 0.0
         else:
-            self._silent += min(now - self._looked, self._most)
-        self._looked = now
-        return self._silent
+            self._silence_s += min(now - self._last_look, self._longest_gap)
+        self._last_look = now
+        return self._silence_s
 
     def blink(self) -> None:
-        """It could not be read: its holder may not have been able to write either. Begin anew."""
+        """Note a failed read and start anew: the holder may not have been able to write either."""
         self._revision = None
 
 
 def claimable(held: Leadership, silence_s: float) -> bool:
-    """Whether the next term may be claimed. The holder's own word counts for how long its lease is."""
+    """Whether the next term may be claimed. The length of the lease is what its holder wrote into it."""
     return held.released or silence_s >= held.lease_s
 
 
 def next_claim(above: int, *, incarnation: str, lease_s: float, node: str, pid: int) -> Leadership:
-    """The claim that follows the term `above`; 0: there was none."""
+    """The claim of the term that follows `above`; 0 means that there was no term."""
     return Leadership(
         incarnation=incarnation,
         term=above + 1,
@@ -82,10 +82,10 @@ def next_claim(above: int, *, incarnation: str, lease_s: float, node: str, pid: 
 
 
 def is_same_leadership(one: Leadership, other: Leadership) -> bool:
-    """Whether both are of one leader in one term."""
+    """Whether both records are of the same leader in the same term."""
     return (one.incarnation, one.term) == (other.incarnation, other.term)
 
 
 def sure_until(written_at: float, lease_s: float) -> float:
-    """Until when a holder that began its last successful renewal at `written_at` may act unasked."""
+    """Time until which a holder may act without a new renewal, if its last one began at `written_at`."""
     return written_at + SURE * lease_s

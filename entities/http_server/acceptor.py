@@ -1,7 +1,7 @@
-"""Takes connections from a listening socket, as many as there is room for.
+"""Accepts connections from a listening socket, as many as the limits allow.
 
-asyncio's own way of it tries again thousands of times, with a line for each, when there are no file
-descriptors left, waits a minute for a TLS handshake, and knows no limit.
+asyncio's own accept loop retries thousands of times, with a log line each, when no file descriptors are left,
+waits a minute for a TLS handshake, and has no limit.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from entities.http_server.connection_limits import OpenConnections
 log = get_logger("door")
 
 ACCEPTED = 64
-"""Connections taken in one turn of the loop; the others wait in the kernel."""
+"""Most connections accepted in one turn of the event loop; the others wait in the kernel."""
 TURNS = 8
-"""In so many never more than may owe a request: who has asked is read before newcomers push it out."""
+"""It takes at least this many turns to accept as many connections as may wait for a request: so a request
+that has arrived is read before new connections evict its connection."""
 HANDSHAKE_S = 10.0
+"""Limit of a TLS handshake."""
 PAUSE_S = 0.1
-"""Until the next try where one can't be taken."""
+"""Pause after a failed accept."""
 TOLD_S = 1.0
-"""Between two lines about that."""
+"""Least time between two log lines about failed accepts."""
 
 
 class Acceptor:
-    """Of one socket. Each connection gets a protocol of its own; `tls`: after a handshake."""
+    """Accepts from one socket. Each connection gets its own protocol, with `tls` after a handshake."""
 
     def __init__(
         self,
@@ -43,55 +45,57 @@ class Acceptor:
         self._tls = tls
         self._batch = max(1, min(ACCEPTED, room.bounds.waiting // TURNS))
         self._loop = asyncio.get_running_loop()
-        self._later: asyncio.TimerHandle | None = None
-        self._untold = 0
-        self._told_at = float("-inf")
+        self._retry: asyncio.TimerHandle | None = None
+        self._unlogged = 0
+        self._logged_at = float("-inf")
 
     def start(self) -> None:
-        self._later = None
-        self._loop.add_reader(self._sock.fileno(), self._take)
+        self._retry = None
+        self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def stop(self) -> None:
-        """Whoever comes now is no more our business; twice is fine."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        """Accept no more connections; a second call does nothing."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
 
-    def _take(self) -> None:
+    def _accept(self) -> None:
         for _ in range(self._batch):
             try:
                 connection, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._can_not(error)
+                self._pause(error)
                 return
             if not self._room.make_room():
                 connection.close()
-                self._tell("more connections than may be open at this door")
+                self._warn("more connections than may be open at this door")
                 continue
             connection.setblocking(False)
-            self._room.greets(self._loop.create_task(self._greet(connection)))
+            self._room.greets(self._loop.create_task(self._handshake(connection)))
 
-    def _can_not(self, error: OSError) -> None:
-        """No descriptors or no memory: the socket stays ready, and would be tried again without end. Whoever
-        has owed a request for longest makes room."""
-        self._tell(f"no connection can be taken: {error.strerror}")
+    def _pause(self, error: OSError) -> None:
+        """Handle a lack of descriptors or memory: drop the longest-waiting connection and pause.
+
+        Without a pause the socket would stay readable and accepting would be retried without end.
+        """
+        self._warn(f"no connection can be taken: {error.strerror}")
         self._room.end_oldest()
         self._loop.remove_reader(self._sock.fileno())
-        self._later = self._loop.call_later(PAUSE_S, self.start)
+        self._retry = self._loop.call_later(PAUSE_S, self.start)
 
-    def _tell(self, event: str) -> None:
-        self._untold += 1
-        if self._loop.time() - self._told_at >= TOLD_S:
+    def _warn(self, event: str) -> None:
+        self._unlogged += 1
+        if self._loop.time() - self._logged_at >= TOLD_S:
             port = self._sock.getsockname()[1]
-            log.warning(event, port=port, times=self._untold, open=len(self._room))
-            self._untold, self._told_at = 0, self._loop.time()
+            log.warning(event, port=port, times=self._unlogged, open=len(self._room))
+            self._unlogged, self._logged_at = 0, self._loop.time()
 
-    async def _greet(self, connection: socket.socket) -> None:
-        """Into the protocol's hands."""
+    async def _handshake(self, connection: socket.socket) -> None:
+        """Do the TLS handshake, if any, and hand the connection to its protocol."""
         try:
             await self._loop.connect_accepted_socket(
                 self._protocol,
@@ -99,7 +103,7 @@ class Acceptor:
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
             )
-        except (OSError, TimeoutError):  # an SSLError, too: it speaks no TLS, or too slowly
+        except (OSError, TimeoutError):  # includes SSLError: the client speaks no TLS, or is too slow
             connection.close()
         except asyncio.CancelledError:
             connection.close()

@@ -1,7 +1,7 @@
-"""The checkpoints of a job in the artifact store, as they are found there.
+"""The checkpoints of a job that the artifact store has.
 
-One folder each, `<version>-<epoch>-<number>`: no two tries of any orchestrator share one. A folder counts
-from the moment that its manifest is there, which is written last.
+Each has a folder `<version>-<epoch>-<number>`, which no two attempts of any orchestrator share. A folder
+counts as a checkpoint once it has a manifest, which is written last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _folder = re.compile(r"^(\d{8,})-(\d+)-(\d+)$")
 
 @dataclass(frozen=True, order=True)
 class CheckpointFolder:
-    """Sorts by age: version, then epoch, then the number of the try."""
+    """The name of a checkpoint's folder. Sorts by age: version, then epoch, then number of the attempt."""
 
     version: int
     epoch: int
@@ -30,11 +30,11 @@ class CheckpointFolder:
 
 
 Opener = Callable[[str], ReadableArtifacts]
-"""How this process comes by the files below a URL."""
+"""Opens the files below a URL for this process."""
 
 
 class PublishedCheckpoints:
-    """To be read. `url`: the folder of all checkpoints of one job."""
+    """Reads the checkpoints of one job; `url` is the folder of all of them."""
 
     def __init__(self, open_url: Opener, url: str) -> None:
         self._open_url = open_url
@@ -44,43 +44,43 @@ class PublishedCheckpoints:
         return f"{self.url}/{folder}"
 
     async def published(self) -> list[CheckpointFolder]:
-        """Those with a manifest, the newest first."""
+        """The folders with a manifest, the newest first."""
         return with_manifest(await self.all())
 
     async def all(self) -> dict[CheckpointFolder, set[str]]:
-        """Every folder, and the files in it."""
-        found: dict[CheckpointFolder, set[str]] = {}
+        """Every folder and the names of its files."""
+        folders: dict[CheckpointFolder, set[str]] = {}
         for name in await self._open_url(self.url).list():
             first, _, rest = name.partition("/")
             if match := _folder.match(first):
                 folder = CheckpointFolder(*(int(part) for part in match.groups()))
-                found.setdefault(folder, set()).add(rest)
-        return found
+                folders.setdefault(folder, set()).add(rest)
+        return folders
 
 
-def with_manifest(found: Mapping[CheckpointFolder, Container[str]]) -> list[CheckpointFolder]:
-    """Of all folders, those that are published; the newest first."""
-    return sorted((folder for folder, names in found.items() if MANIFEST_NAME in names), reverse=True)
+def with_manifest(folders: Mapping[CheckpointFolder, Container[str]]) -> list[CheckpointFolder]:
+    """The published ones of these folders, the newest first."""
+    return sorted((folder for folder, names in folders.items() if MANIFEST_NAME in names), reverse=True)
 
 
 async def read_manifest(open_url: Opener, url: str) -> CheckpointManifest:
     """The manifest in the folder `url`.
 
     Raises:
-        DamagedCheckpoint: there is none, or it can't be used.
+        DamagedCheckpoint: there is no manifest, or it can't be used.
     """
     where = f"{url}/{MANIFEST_NAME}"
     try:
         data = await open_url(url).get_bytes(MANIFEST_NAME)
     except NotFound:
         raise DamagedCheckpoint(f"{where} is missing") from None
-    except (Conflict, BadMessage) as error:  # the bus's store: pieces of it are gone, or not as stored
+    except (Conflict, BadMessage) as error:  # the bus's object store: chunks are missing or altered
         raise DamagedCheckpoint(f"{where} is damaged: {error.text}") from None
     return parse_manifest(data, where)
 
 
 async def checkpoints_at(open_url: Opener, url: str) -> list[str]:
-    """The checkpoints that a person may mean by `url`: this folder, or those in it, the newest first."""
+    """The checkpoints that a user may mean by `url`: this folder, or those in it, the newest first."""
     url = url.rstrip("/")
     artifacts = open_url(url)
     if await artifacts.exists(MANIFEST_NAME):
@@ -91,6 +91,6 @@ async def checkpoints_at(open_url: Opener, url: str) -> list[str]:
 
 
 def _age(path: str) -> tuple[int, ...]:
-    """For sorting by `CheckpointFolder`'s order; folders of other names come before all."""
+    """Sort key in `CheckpointFolder`'s order; folders with other names come first."""
     match = _folder.match(path.rsplit("/", 1)[-1])
     return tuple(int(part) for part in match.groups()) if match else ()

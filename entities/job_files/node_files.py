@@ -1,4 +1,4 @@
-"""Files below a job's URL, for who must not open it: the bus's own are fetched, all others a node reads."""
+"""Reads files below a job's URL without opening it here: from the bus's store, else through a node agent."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from schemas.registry import InstanceState, ServiceRecord
 from schemas.urls import SECRET
 
 ASKED = 8
-"""Nodes, one after the other, until one has the file."""
+"""Most nodes that are asked one after another until one has the file."""
 LOST = 2
-"""Of them, before the question is given up: a person waits."""
+"""The request fails after this many of them did not answer, because a user waits for it."""
 ANSWER_S = 30.0
-"""A node gives up sooner."""
+"""Limit for one node's answer; the node itself gives up sooner."""
 WHOLE_BYTES = 256 << 20
-"""Of a file that is taken as a whole."""
+"""Largest file that is read as a whole."""
 MOST_NAMES = 100_000
-"""In one folder: what is below a job's URL is of that job's making."""
+"""Most files listed in one folder: its content is up to the job."""
 
 
 def files_of(
@@ -34,15 +34,16 @@ def files_of(
     secrets: str = "",
     near: Collection[str] = (),
 ) -> ReadableArtifacts:
-    """The folder that `url` names; nothing is opened here but the bus's object store.
+    """The folder that `url` names. This process itself opens nothing but the bus's object store.
 
     Args:
         agents: SIDs of the node agents that may be asked, and the keys that secrets are sealed to for them.
-        secrets: JSON, what the job's URLs stand for; empty: this process may not hand that on.
-        near: of the agents, those to ask first.
+        secrets: JSON, the secret URLs that the job's URLs stand for; empty if this process may not pass
+            them on.
+        near: the agents to ask first.
 
     Raises:
-        BadInput: this process's rules don't let jobs name it, or it stands for a secret.
+        BadInput: this process's rules forbid jobs this URL, or it stands for a secret.
     """
     if url.startswith(SCHEME):
         return open_on_bus(url, bus)
@@ -54,7 +55,7 @@ def files_of(
 
 
 def agents_of(records: Mapping[str, ServiceRecord]) -> dict[str, str]:
-    """The node agents that are up, as the registry has them; it knows no keys."""
+    """The node agents that the registry shows as active, with empty keys: the registry has none."""
     return {
         sid: ""
         for sid, record in records.items()
@@ -63,8 +64,11 @@ def agents_of(records: Mapping[str, ServiceRecord]) -> dict[str, str]:
 
 
 class NodeFiles(ReadableArtifacts):
-    """Read by nodes. Each question is complete in itself: where a node is lost, or has no such file, the next
-    one is asked, and who answered is asked first from then on."""
+    """A folder that node agents read.
+
+    Each request is self-contained: if a node does not answer or has no such file, the next one is asked. An
+    agent that answered is asked first from then on.
+    """
 
     def __init__(
         self,
@@ -76,12 +80,12 @@ class NodeFiles(ReadableArtifacts):
     ) -> None:
         super().__init__(url)
         self.answered: set[str] = set()
-        """Who has found something."""
+        """The agents that found something."""
         self._near = near
         self._bus = bus
         self._agents = agents
         self._secrets = secrets
-        self._order: dict[str, float] = {}
+        self._rank: dict[str, float] = {}
 
     async def get_bytes(self, name: str) -> bytes:
         if (size := await self.size(name)) > WHOLE_BYTES:
@@ -92,15 +96,15 @@ class NodeFiles(ReadableArtifacts):
         end = None if length is None else start + length
         while end is None or start < end:
             count = PIECE_BYTES if end is None else min(PIECE_BYTES, end - start)
-            question = ReadFiles(url=self.url, what="piece", name=name, start=start, count=count)
-            found = await self._ask(question)
-            if not found.data:
-                return  # its end, or it has become shorter
-            yield found.data
-            start += len(found.data)
+            request = ReadFiles(url=self.url, what="piece", name=name, start=start, count=count)
+            answer = await self._request(request)
+            if not answer.data:
+                return  # the end of the file, which may have become shorter
+            yield answer.data
+            start += len(answer.data)
 
     async def size(self, name: str) -> int:
-        return (await self._ask(ReadFiles(url=self.url, what="piece", name=name))).size
+        return (await self._request(ReadFiles(url=self.url, what="piece", name=name))).size
 
     async def exists(self, name: str) -> bool:
         try:
@@ -109,59 +113,64 @@ class NodeFiles(ReadableArtifacts):
             return False
         return True
 
-    async def _ask(self, question: ReadFiles) -> FilesRead:
-        """
+    async def _request(self, request: ReadFiles) -> FilesRead:
+        """Send a request to one agent after another until one has an answer.
+
         Raises:
-            NotFound: no node has it.
-            BadInput: no node lets its jobs name it, or it is no plain file.
+            NotFound: no node has the file.
+            BadInput: no node's rules allow jobs this URL, or it is no plain file.
             Unavailable: no node is up, or none answered.
         """
-        question = question.model_copy(update={"secrets": self._secrets})
-        missing: NotFound | None = None
-        refused: BadInput | None = None
-        lost: list[Unavailable] = []
-        nothing: FilesRead | None = None
+        request = request.model_copy(update={"secrets": self._secrets})
+        not_found: NotFound | None = None
+        bad_input: BadInput | None = None
+        unanswered: list[Unavailable] = []
+        empty_answer: FilesRead | None = None
         keys = self._agents()
-        for agent in self._turns(keys):
+        for agent in self._agent_order(keys):
             try:
-                found: FilesRead = await self._bus.request(
-                    READ_FILES, question, timeout_s=ANSWER_S, seal_to=keys[agent], agent=agent
+                answer: FilesRead = await self._bus.request(
+                    READ_FILES, request, timeout_s=ANSWER_S, seal_to=keys[agent], agent=agent
                 )
             except NotFound as error:
-                missing = error
+                not_found = error
             except BadInput as error:
-                refused = error
+                bad_input = error
             except Unavailable as error:
-                self._order[agent] = 2.0
-                lost.append(error)
-                if len(lost) == LOST:
+                self._rank[agent] = 2.0
+                unanswered.append(error)
+                if len(unanswered) == LOST:
                     break
             else:
-                if question.what == "piece" or found.names or question.after:
-                    self._order[agent] = -2.0
+                if request.what == "piece" or answer.names or request.after:
+                    self._rank[agent] = -2.0
                     self.answered.add(agent)
-                    return found
-                nothing = found
-        if lost:
-            raise Unavailable(f"{self.url}: no node could read it: {lost[-1].text}") from None
-        if nothing is not None:
-            return nothing
-        raise missing or refused or Unavailable(f"{self.url}: no node is up to read it; `dmsc join` adds one")
+                    return answer
+                empty_answer = answer
+        if unanswered:
+            raise Unavailable(f"{self.url}: no node could read it: {unanswered[-1].text}") from None
+        if empty_answer is not None:
+            return empty_answer
+        raise (
+            not_found
+            or bad_input
+            or Unavailable(f"{self.url}: no node is up to read it; `dmsc join` adds one")
+        )
 
-    def _turns(self, agents: Iterable[str]) -> Sequence[str]:
-        """Who answered before, then the near ones, then the others, each by chance, then who was lost."""
+    def _agent_order(self, agents: Iterable[str]) -> Sequence[str]:
+        """The agents to ask, in order: answered before, near, others (random within each), unresponsive."""
         for agent in agents:
-            self._order.setdefault(agent, random.random() - (agent in self._near))
-        return sorted(agents, key=self._order.__getitem__)[:ASKED]
+            self._rank.setdefault(agent, random.random() - (agent in self._near))
+        return sorted(agents, key=self._rank.__getitem__)[:ASKED]
 
     async def list(self, prefix: str = "") -> list[str]:
         names: tuple[str, ...] = ()
         more = True
         while more:
             after = names[-1] if names else ""
-            found = await self._ask(ReadFiles(url=self.url, what="list", name=prefix, after=after))
-            names += found.names
-            more = found.more and bool(found.names)
+            answer = await self._request(ReadFiles(url=self.url, what="list", name=prefix, after=after))
+            names += answer.names
+            more = answer.more and bool(answer.names)
             if len(names) > MOST_NAMES:
                 raise BadInput(f"{self.url}: more than {MOST_NAMES:,} files")
         return [*names]

@@ -1,1 +1,8 @@
-"""Presence."""
+"""How MG, SR and SMO know who is in the mesh, and how MG and SR make themselves known.
+
+`RegistryFollower` keeps a copy of the registry current by Type 2 (draft §4.3), `keep_registered` sends the
+node registration of draft §4.4(1) to the orchestrator, and `InstanceSubscriptions` subscribes to the messages
+of a changing set of instances. Gateways and routers use all three.
+This package decides nothing: it never writes a registry record, and it goes on with its last copy while the
+registry is away. Registering a service in the registry itself is `bus.mesh.registration`.
+"""

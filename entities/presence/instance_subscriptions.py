@@ -1,6 +1,6 @@
-"""What the instances of one cluster publish, and only those: a subscription per (job, SID).
+"""Subscriptions to the messages of one cluster's instances: one subscription per (job, SID).
 
-A wildcard would have each router and gateway decode the traffic of the whole mesh (DESIGN §8).
+With a wildcard each router and gateway would decode the traffic of the whole mesh (DESIGN §8).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from schemas.registry import ServiceRecord
 log = get_logger("instance-feed")
 
 RETRY_S = 0.3
-"""Pause before subscriptions that could not be made are tried again."""
+"""Pause before failed subscriptions are tried again."""
 
 TOGETHER = 16
-"""Subscriptions that are asked for at once: each waits for the server's word, thousands of them seconds. With
-more nothing else would have its turn meanwhile."""
+"""Subscriptions made at once: each waits for the server's answer, so thousands one by one would take seconds.
+With more at once, nothing else on the event loop would run meanwhile."""
 
 Handler = Callable[[Any, Envelope], Awaitable[None]]
 
@@ -41,13 +41,13 @@ class InstanceSubscriptions:
         self._due = asyncio.Event()
 
     async def run(self, wanted: Callable[[], Iterable[ServiceRecord]]) -> None:
-        """Follow what is wanted, asking again after each `refresh`; until cancelled."""
+        """Follow the instances that `wanted` returns, again after each `refresh`, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
             try:
                 await self.follow(wanted())
-            except DmscError as error:  # the bus is away: subscriptions that stand come back by themselves
+            except DmscError as error:  # the bus is away: existing subscriptions come back by themselves
                 log.info(
                     "subscriptions not complete yet", row=self._row.name, code=error.code, error=error.text
                 )
@@ -63,7 +63,7 @@ class InstanceSubscriptions:
         return frozenset(self._subscriptions)
 
     async def follow(self, records: Iterable[ServiceRecord]) -> None:
-        """From now on listen to exactly these instances."""
+        """Subscribe to exactly these instances from now on."""
         wanted = {(record.job, record.sid) for record in records if record.job is not None}
         async with self._lock:
             for key in self._subscriptions.keys() - wanted:

@@ -1,6 +1,6 @@
-"""MG and SR register with the orchestrator (draft §4.4(1)): at start, on a reconnect, every 10 s.
+"""MG and SR register with the orchestrator (draft §4.4(1)): at start, after a reconnect, and every 10 s.
 
-And whenever a new one leads: it knows only whom it overheard.
+They also register when a new orchestrator leads, because it knows only the nodes that it has heard itself.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from schemas.signals import NodeRegistration
 
 log = get_logger("mesh-registration")
 
-REPEAT_S = 10.0  # a new orchestrator learns of everyone within this time, also where a message was lost
+REPEAT_S = 10.0  # a new orchestrator learns of every node within this time, even if a message is lost
 
 
 async def keep_registered(bus: Bus, registration: NodeRegistration) -> None:
     """Repeat the registration until cancelled; an absent orchestrator is no error."""
-    again = asyncio.Event()
+    due = asyncio.Event()
 
-    async def reconnected() -> None:
-        again.set()
+    async def on_reconnect() -> None:
+        due.set()
 
-    async def new_leader(message: Leadership, envelope: Envelope) -> None:
-        again.set()
+    async def on_leader(message: Leadership, envelope: Envelope) -> None:
+        due.set()
 
-    bus.on_reconnect(reconnected)
-    await bus.subscribe(subjects.LEADER, new_leader)
+    bus.on_reconnect(on_reconnect)
+    await bus.subscribe(subjects.LEADER, on_leader)
     while True:
-        again.clear()
+        due.clear()
         try:
             await bus.command(
                 subjects.MESH_REGISTRATION, registration, deadline_s=REPEAT_S, sid=registration.sid
@@ -45,6 +45,6 @@ async def keep_registered(bus: Bus, registration: NodeRegistration) -> None:
             pause_s = REPEAT_S
         try:
             async with asyncio.timeout(pause_s):
-                await again.wait()
+                await due.wait()
         except TimeoutError:
             pass

@@ -1,8 +1,8 @@
-"""A holder's copy of the registry, kept current by Type 2 (draft §4.3): calls go on while the SRD is away.
+"""A copy of the registry, kept current by Type 2 (draft §4.3), so that calls go on while the SRD is away.
 
-`RegistryView` is the pure part: apply an advertisement, or say that there is a gap.
-`RegistryFollower` is the asyncio part: it listens, and asks for a snapshot at start, on a gap, and
-after a reconnect. Routers, gateways and the orchestrator use it.
+`RegistryView` is the pure part: it applies an advertisement or reports a gap.
+`RegistryFollower` is the asyncio part: it listens, and requests a snapshot at start, on a gap, and after a
+reconnect. Routers and gateways use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GroupT = TypeVar("GroupT")
 
 
 class _Members:
-    """Some of the records, in order of SID: a stage may have thousands, and is read at each change."""
+    """A subset of the records, kept in order of SID: a stage may have thousands, read at each change."""
 
     def __init__(self) -> None:
         self._sids: list[str] = []
@@ -53,52 +53,54 @@ class _Members:
 
 
 class RegistryView:
-    """Records by SID, as of `revision` of the registry."""
+    """The records by SID, as of the registry's `revision`."""
 
     def __init__(self) -> None:
         self.revision = 0
         self.records: dict[str, ServiceRecord] = {}
-        self._of_jobs: dict[str, dict[int | None, _Members]] = {}
-        self._of_clusters: dict[str, _Members] = {}
+        self._jobs: dict[str, dict[int | None, _Members]] = {}
+        self._clusters: dict[str, _Members] = {}
 
     def apply(self, advertisement: RouteAdvertisement) -> frozenset[str] | None:
-        """The SIDs that changed; None where this advertisement does not follow what we hold."""
+        """Apply an advertisement; return the SIDs that changed, or None if there is a gap before it."""
         if advertisement.full:
             return self._replace(advertisement.revision, advertisement.changed)
         if advertisement.revision == self.revision and advertisement.previous < advertisement.revision:
             return frozenset()  # a duplicate
         if not advertisement.previous <= self.revision <= advertisement.revision:
-            return None  # something in between was missed, or the registry was set up anew
+            return None  # an advertisement was missed, or the registry was set up anew
         self.revision = advertisement.revision
         touched = {record.sid for record in advertisement.changed if self._put(record)}
         touched |= {sid for sid in advertisement.removed if self._drop(sid) is not None}
         return frozenset(touched)
 
     def snapshot(self, resolved: Resolved) -> frozenset[str]:
-        """Take over the registry's answer to a `Resolve` without filters; the SIDs that differ."""
+        """Take over the registry's answer to a `Resolve` without filters; return the SIDs that differ."""
         return self._replace(resolved.revision, resolved.records)
 
     def instances(
         self, *, job: str | None = None, stage: int | None = None, cluster: str | None = None
     ) -> tuple[ServiceRecord, ...]:
-        """Records that belong to jobs, in order of SID. Looks at those of the cluster, or of the job, or of
-        its stage, alone."""
+        """The records that belong to jobs and match every given filter, in order of SID.
+
+        It reads only the records of the cluster if `cluster` is given, else only those of the job or stage.
+        """
         if cluster is not None:
             return tuple(
                 record
-                for record in self._of_clusters.get(cluster, ())
+                for record in self._clusters.get(cluster, ())
                 if (job is None or record.job == job) and (stage is None or record.stage == stage)
             )
-        jobs = self._of_jobs.values() if job is None else (self._of_jobs.get(job, {}),)
-        held = [
+        jobs = self._jobs.values() if job is None else (self._jobs.get(job, {}),)
+        groups = [
             members
             for stages in jobs
             for number, members in stages.items()
             if stage is None or number == stage
         ]
-        if len(held) == 1:
-            return tuple(held[0])
-        return tuple(sorted(chain.from_iterable(held), key=lambda record: record.sid))
+        if len(groups) == 1:
+            return tuple(groups[0])
+        return tuple(sorted(chain.from_iterable(groups), key=lambda record: record.sid))
 
     def active(self, *, job: str, stage: int) -> tuple[ServiceRecord, ...]:
         """The active instances of one stage of a job, in order of SID."""
@@ -107,15 +109,15 @@ class RegistryView:
         )
 
     def _replace(self, revision: int, records: Iterable[ServiceRecord]) -> frozenset[str]:
-        fresh = {record.sid: record for record in records}
-        gone = self.records.keys() - fresh.keys()
+        new_records = {record.sid: record for record in records}
+        gone = self.records.keys() - new_records.keys()
         for sid in gone:
             self._drop(sid)
         self.revision = revision
-        return frozenset(gone | {sid for sid, record in fresh.items() if self._put(record)})
+        return frozenset(gone | {sid for sid, record in new_records.items() if self._put(record)})
 
     def _put(self, record: ServiceRecord) -> bool:
-        """Whether it is news."""
+        """Store a record; return whether it differs from the present one."""
         before = self.records.get(record.sid)
         if before == record:
             return False
@@ -123,18 +125,18 @@ class RegistryView:
             self._drop(record.sid)
         self.records[record.sid] = record
         if record.job is not None:
-            self._of_jobs.setdefault(record.job, {}).setdefault(record.stage, _Members()).put(record)
-            self._of_clusters.setdefault(record.endpoint.cluster, _Members()).put(record)
+            self._jobs.setdefault(record.job, {}).setdefault(record.stage, _Members()).put(record)
+            self._clusters.setdefault(record.endpoint.cluster, _Members()).put(record)
         return True
 
     def _drop(self, sid: str) -> ServiceRecord | None:
         record = self.records.pop(sid, None)
         if record is not None and record.job is not None:
-            stages = self._of_jobs[record.job]
+            stages = self._jobs[record.job]
             _drop_from(stages, record.stage, sid)
             if not stages:
-                del self._of_jobs[record.job]
-            _drop_from(self._of_clusters, record.endpoint.cluster, sid)
+                del self._jobs[record.job]
+            _drop_from(self._clusters, record.endpoint.cluster, sid)
         return record
 
 
@@ -151,11 +153,11 @@ def _drop_from(groups: dict[GroupT, _Members], group: GroupT, sid: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FollowConfig:
-    """How a holder asks for snapshots."""
+    """How a follower requests snapshots."""
 
     request_timeout_s: float = 2.0  # one page of records
-    retry_s: float = 0.3  # pause before asking again while the registry is away
-    buffered: int = 1024  # deltas kept while a snapshot is under way; more cost another snapshot
+    retry_s: float = 0.3  # pause before the next request while the registry is away
+    buffered: int = 1024  # deltas kept while a snapshot is under way; beyond it another snapshot is needed
 
 
 class RegistryFollower:
@@ -172,18 +174,18 @@ class RegistryFollower:
         self.gaps = 0
         self.snapshots = 0
         self.informed = False
-        """Whether the view was ever complete: before that, an empty view says nothing."""
+        """Whether the view was ever complete; before that, an empty view means nothing."""
         self._bus = bus
         self._on_change = on_change
         self._config = config or FollowConfig()
         self._behind = asyncio.Event()
-        self._early: deque[RouteAdvertisement] = deque(maxlen=self._config.buffered)
-        self._turned = asyncio.Condition()
+        self._buffer: deque[RouteAdvertisement] = deque(maxlen=self._config.buffered)
+        self._changed = asyncio.Condition()
 
     async def follow(self) -> None:
         """Listen until cancelled. `current` is set while the view follows the registry without a gap."""
-        self._bus.on_reconnect(self._reconnected)
-        subscription = await self._bus.subscribe(subjects.ADVERTISEMENT, self._heard)
+        self._bus.on_reconnect(self._on_reconnect)
+        subscription = await self._bus.subscribe(subjects.ADVERTISEMENT, self._on_advertisement)
         self._behind.set()
         try:
             while True:
@@ -193,17 +195,17 @@ class RegistryFollower:
             await subscription.stop(drain=False)
 
     async def wait_for(self, condition: Callable[[RegistryView], bool], timeout_s: float) -> bool:
-        """Wait until `condition` holds in the view; False once `timeout_s` has passed."""
+        """Wait until `condition` holds for the view; return False if `timeout_s` passes first."""
         try:
-            async with asyncio.timeout(timeout_s), self._turned:
-                await self._turned.wait_for(lambda: condition(self.view))
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: condition(self.view))
         except TimeoutError:
             return condition(self.view)
         return True
 
-    async def _heard(self, message: RouteAdvertisement, envelope: Envelope) -> None:
+    async def _on_advertisement(self, message: RouteAdvertisement, envelope: Envelope) -> None:
         if self._behind.is_set() and not message.full:
-            self._early.append(message)
+            self._buffer.append(message)
             return
         touched = self.view.apply(message)
         if touched is None:
@@ -211,13 +213,13 @@ class RegistryFollower:
             log.info(
                 "registry gap", held=self.view.revision, previous=message.previous, revision=message.revision
             )
-            self._early.append(message)
-            self._fall_behind()
+            self._buffer.append(message)
+            self._mark_behind()
             return
         if message.full:
             self.informed = True
-            self._caught_up()
-        await self._tell(touched)
+            self._mark_current()
+        await self._notify(touched)
 
     async def _catch_up(self) -> None:
         try:
@@ -232,34 +234,34 @@ class RegistryFollower:
         self.snapshots += 1
         self.informed = True
         self._behind.clear()
-        early, self._early = list(self._early), deque(maxlen=self._config.buffered)
-        for advertisement in early:
+        buffer, self._buffer = list(self._buffer), deque(maxlen=self._config.buffered)
+        for advertisement in buffer:
             if advertisement.revision <= self.view.revision:
                 continue
-            more = self.view.apply(advertisement)
-            if more is None:
-                self._fall_behind()
+            changes = self.view.apply(advertisement)
+            if changes is None:
+                self._mark_behind()
                 break
-            touched |= more
+            touched |= changes
         if not self._behind.is_set():
             self.current.set()
-        await self._tell(frozenset(touched))
+        await self._notify(frozenset(touched))
 
-    def _fall_behind(self) -> None:
+    def _mark_behind(self) -> None:
         self.current.clear()
         self._behind.set()
 
-    def _caught_up(self) -> None:
+    def _mark_current(self) -> None:
         self.snapshots += 1  # a full advertisement is one
-        self._early.clear()
+        self._buffer.clear()
         self._behind.clear()
         self.current.set()
 
-    async def _tell(self, touched: frozenset[str]) -> None:
+    async def _notify(self, touched: frozenset[str]) -> None:
         if touched and self._on_change is not None:
             self._on_change(touched)
-        async with self._turned:
-            self._turned.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
-    async def _reconnected(self) -> None:
-        self._fall_behind()
+    async def _on_reconnect(self) -> None:
+        self._mark_behind()

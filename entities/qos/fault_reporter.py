@@ -1,8 +1,8 @@
-"""MG and SR report what they saw break to the orchestrator (draft §4.4(5), §5.5), until it has heard.
+"""MG and SR report faults to the orchestrator until it acknowledges them (draft §4.4(5), §5.5).
 
-A report is a hint: the orchestrator alone decides. An incarnation's death is told once, as is each count of
-its device's errors; a broken link, a failed request or slowness may come again for the same incarnation,
-and is told again after a while.
+A report is a hint: only the orchestrator decides. The death of an incarnation is reported once, and so is
+each error count of its device. A broken link, a failed request or slowness can happen again to the same
+incarnation, so it is reported again after `again_s`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log = get_logger("faults")
 
 @dataclass(frozen=True, kw_only=True)
 class FaultReporterConfig:
-    """How reports are sent."""
+    """Timing and bounds of fault reports."""
 
-    deadline_s: float = 30.0  # one command, which repeats itself; then it is logged and begun again
-    again_s: float = 5.0  # a link or request of the same incarnation is reported again after this
-    queue: int = 1024  # reports that wait; the newest are dropped beyond it, and counted
-    at_once: int = 16  # reports under way
-    give_up_s: float = 300.0  # a report this old is of no use to anyone
-    remembered: int = 4096  # (sid, incarnation, kind) told before
+    deadline_s: float = 30.0  # of one command, which repeats itself; after it a new one is sent
+    again_s: float = 5.0  # a link or request fault of the same incarnation is reported again after this
+    queue: int = 1024  # waiting reports; beyond it the newest are dropped and counted
+    at_once: int = 16  # reports sent concurrently
+    give_up_s: float = 300.0  # a report this old is useless
+    remembered: int = 4096  # (sid, incarnation, kind) reported before
 
 
 def death_of(record: ServiceRecord, reporter: str) -> FaultReport:
@@ -47,29 +47,29 @@ def death_of(record: ServiceRecord, reporter: str) -> FaultReport:
 
 
 class FaultLedger:
-    """What was told before. Pure: the time comes in."""
+    """The faults that were reported before. Pure: the time comes in."""
 
     def __init__(self, config: FaultReporterConfig) -> None:
         self._config = config
-        self._told: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        self._reported: OrderedDict[tuple[str, ...], float] = OrderedDict()
 
     def is_news(self, report: FaultReport, now: float) -> bool:
-        """Whether to tell it; remembers that it was."""
+        """Whether this report is new or due again; if so it counts as reported."""
         key: tuple[str, ...] = (report.sid, report.incarnation, report.kind)
         if report.device is not None:
             key = (*key, str(report.device))
         if report.kind == "unreachable" or report.silent:
-            # what one says that is fenced itself must not hide another's
+            # a report by a witness that is fenced itself must not suppress another witness's report
             key = (*key, f"from {report.witness}", str(report.silent))
-        told = self._told.get(key)
-        if told is not None and (
-            report.kind in ("instance", "node", "device") or now - told < self._config.again_s
+        reported_at = self._reported.get(key)
+        if reported_at is not None and (
+            report.kind in ("instance", "node", "device") or now - reported_at < self._config.again_s
         ):
             return False
-        self._told[key] = now
-        self._told.move_to_end(key)
-        while len(self._told) > self._config.remembered:
-            self._told.popitem(last=False)
+        self._reported[key] = now
+        self._reported.move_to_end(key)
+        while len(self._reported) > self._config.remembered:
+            self._reported.popitem(last=False)
         return True
 
 
@@ -84,7 +84,7 @@ class FaultReporter:
         self.dropped = 0
 
     def report(self, report: FaultReport) -> bool:
-        """Take a report; False where it was told before or the queue is full."""
+        """Queue a report; False if it was reported before or the queue is full."""
         if not self._ledger.is_news(report, asyncio.get_running_loop().time()):
             return False
         try:

@@ -1,4 +1,4 @@
-"""Type 5 downward, as routers and gateways hold it (draft §4.3, §4.4(4)): one policy per job."""
+"""Type 5 downward (draft §4.3, §4.4(4)): the communication policies that a router or gateway has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from schemas.signals import CommunicationPolicy
 
 
 class PolicyBook:
-    """The communication policies that a router or gateway holds, one per job; a higher revision wins."""
+    """The active communication policy of each job; a higher revision wins."""
 
     def __init__(self, remembered_ended: int = 1024) -> None:
         self.active: dict[str, CommunicationPolicy] = {}
@@ -14,7 +14,7 @@ class PolicyBook:
         self._remembered_ended = remembered_ended
 
     def take(self, policy: CommunicationPolicy) -> str:
-        """`adopted`, `ended` (again, where repeated), or why nothing changed: `held`, `older`."""
+        """Take a policy; return `adopted` or `ended` (also if repeated), or `held` or `older` if ignored."""
         if policy.ended:
             if self._ended.get(policy.job, -1) > policy.revision:
                 return "older"
@@ -23,8 +23,8 @@ class PolicyBook:
             while len(self._ended) > self._remembered_ended:
                 del self._ended[next(iter(self._ended))]
             return "ended"
-        held = self.active.get(policy.job)
-        if policy.revision <= max(held.revision if held else -1, self._ended.get(policy.job, -1)):
-            return "held" if held == policy else "older"
+        active = self.active.get(policy.job)
+        if policy.revision <= max(active.revision if active else -1, self._ended.get(policy.job, -1)):
+            return "held" if active == policy else "older"
         self.active[policy.job] = policy
         return "adopted"

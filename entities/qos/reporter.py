@@ -1,4 +1,4 @@
-"""MG and SR tell the orchestrator how a job goes in their cluster (draft §4.3 Type 5 up, §4.4(6))."""
+"""MG and SR report each job's quality of service in their cluster (draft §4.3 Type 5 upward, §4.4(6))."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = get_logger("qos-reporter")
 
 
 class QosReporter:
-    """Type 5 of one gateway or router, for each job that it has a policy of; `every_s` apart."""
+    """Sends the Type 5 reports of one gateway or router, every `every_s` for each job with a policy."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class QosReporter:
         self._links = links
 
     async def run(self) -> None:
-        """Report until cancelled; what can't be sent is left out."""
+        """Report until cancelled; a report that can't be sent is dropped."""
         dropped = self._bus.counters.dropped
         while True:
             await asyncio.sleep(self._every_s)
@@ -64,7 +64,7 @@ class QosReporter:
                     log.info("type 5 not sent", code=error.code, error=error.text)
 
     async def end(self, job: str, note: str) -> None:
-        """The last word about a job, for SMO and SRD: what it took, and what was cleared away (`note`)."""
+        """Send the termination report of a job to SMO and SRD: its totals, and what was removed (`note`)."""
         microbatches, sent_bytes = self._window.forget(job)
         report = TerminationReport(
             sid=self._sid, job=job, microbatches=microbatches, bytes=sent_bytes, note=note

@@ -1,6 +1,6 @@
 """Type 5 upward: one cluster's communication quality over a window (draft §4.3, §4.4(3)).
 
-Routers and gateways add what they hear, and take a report each second. No I/O, no clock.
+Routers and gateways add samples, calls and microbatches, and take a report each second. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Sums:
 
 
 class QosWindow:
-    """Sums per job since the last report, and totals for the report of its termination."""
+    """Sums per job since the last report, and totals for its termination report."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
@@ -35,7 +35,7 @@ class QosWindow:
         self._ecc_errors: dict[str, dict[str, tuple[int, int]]] = {}
 
     def add_sample(self, sample: InstanceSample) -> None:
-        """Link counters in a sample are since the instance's last one, so they add up."""
+        """Add a sample. Its link counters cover the time since the instance's last sample, so they add up."""
         sums = self._of(sample.job)
         for link in sample.links:
             sums.sent_bytes += link.sent_bytes
@@ -48,7 +48,7 @@ class QosWindow:
             self._add_device(sample.job, sample.node, sample.device)
 
     def _add_device(self, job: str, node: str, device: DeviceSample) -> None:
-        """Several instances may share a device: its errors are counted once."""
+        """Add a device's figures. Several instances may share a device; its errors are counted once."""
         if device.temperature_c is not None:
             sums = self._of(job)
             sums.hottest_c = max(device.temperature_c, sums.hottest_c or device.temperature_c)
@@ -59,24 +59,24 @@ class QosWindow:
             counts[f"{node}/{device.device}"] = (first, device.ecc_errors)
 
     def add_call(self, job: str, duration_ms: float, *, failed: bool) -> None:
-        """One request of the gateway to an instance of the job."""
+        """Add one request of the gateway to an instance of the job."""
         sums = self._of(job)
         sums.calls += 1
         sums.failed_calls += failed
         sums.call_ms += duration_ms
 
     def add_microbatch(self, job: str) -> None:
-        """A microbatch was accounted for by an instance of this cluster."""
+        """Count a microbatch that an instance of this cluster accounted for."""
         self._of(job).microbatches += 1
         self.total_microbatches[job] = self.total_microbatches.get(job, 0) + 1
 
     def report(
         self, job: str, *, sid: str, cluster: str, window_s: float, instances: int, lost: int = 0
     ) -> QosReport:
-        """What was heard of `job` in the last `window_s` seconds; starts the next window.
+        """The report of `job` over the last `window_s` seconds; starts the next window.
 
         Tokens/s: every token passes every stage, so the cluster's rate is that of its fastest stage,
-        summed over the stage's instances. Latency is per transfer, or per call where none was seen.
+        summed over the stage's instances. Latency is per transfer, or per call if there was no transfer.
         `lost` is how many messages our own bounded queues dropped in the window.
         """
         sums = self._sums.pop(job, _Sums())
@@ -84,7 +84,7 @@ class QosWindow:
         for stage, rate in sums.tokens_per_s.values():
             per_stage[stage] = per_stage.get(stage, 0.0) + rate
         tries = sums.transfers + sums.link_errors + sums.calls
-        heard = len(sums.tokens_per_s) + sums.microbatches
+        received = len(sums.tokens_per_s) + sums.microbatches
         errors = [last - first for first, last in self._ecc_errors.get(job, {}).values()]
         if sums.transfers:
             latency_ms = sums.transfer_ms / sums.transfers
@@ -98,7 +98,7 @@ class QosWindow:
             throughput_tokens_per_s=max(per_stage.values(), default=0.0),
             latency_ms=latency_ms,
             error_rate=(sums.link_errors + sums.failed_calls) / tries if tries else 0.0,
-            loss_rate=lost / (lost + heard) if lost else 0.0,
+            loss_rate=lost / (lost + received) if lost else 0.0,
             bandwidth_bytes_per_s=sums.sent_bytes / (sums.transfer_ms / 1e3) if sums.transfer_ms > 0 else 0.0,
             instances=instances,
             job=job,
@@ -107,7 +107,7 @@ class QosWindow:
         )
 
     def forget(self, job: str) -> tuple[int, int]:
-        """Drop the job; its microbatches and bytes in total."""
+        """Drop the job; return its total microbatches and bytes."""
         self._sums.pop(job, None)
         self._ecc_errors.pop(job, None)
         return self.total_microbatches.pop(job, 0), self.total_bytes.pop(job, 0)

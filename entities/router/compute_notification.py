@@ -1,7 +1,7 @@
-"""Type 4: what a router tells the gateways of its cluster's instances, and when that is news. Pure.
+"""Type 4: what a router reports to gateways on its cluster's instances, and when it sends it. Pure.
 
-Load, heterogeneity and latency of each instance, and of each stage of a job in this cluster (draft §4.3).
-It is sent when a gateway could decide otherwise by it, not whenever some figure moved.
+A notification has load, heterogeneity and latency of each instance, and of each stage of a job in this
+cluster (draft §4.3). It is sent when it could change a gateway's decision, not whenever a figure changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas.signals import CommunicationPolicy, ComputeEntry, StageLoad
 from schemas.step import Member
 
 QUEUE_CHANGE = 2
-"""Microbatches by which a queue must have changed, and by as many as it was long: less is noise."""
+"""A queue's change counts if it is at least this many microbatches and at least the queue's former length."""
 
 LATENCY_CHANGE_MS = 5.0
 NOTHING_MEASURED = Figures("")
@@ -29,10 +29,10 @@ def compute_entries(
     weights: Mapping[Member, float] | None = None,
     kept: Memo[ComputeEntry] | None = None,
 ) -> tuple[ComputeEntry, ...]:
-    """Load, speed and latency of these instances; what was measured of another incarnation says nothing.
+    """Load, speed and latency of these instances; figures of other incarnations are ignored.
 
-    `weights`: health, as a part of the policy's weight; 1 where it is not named. `kept` (`kept_loads`) has
-    what was told before, so that only what has changed is made anew.
+    `weights` is the health of each instance, as a factor of the policy's weight; 1 where it has none. `kept`
+    (from `kept_loads`) has the earlier entries, so that only changed ones are built anew.
     """
     kept = kept or kept_loads()
     entries = []
@@ -60,7 +60,7 @@ def compute_entries(
 
 
 def kept_loads() -> Memo[ComputeEntry]:
-    """What a router keeps of its Type 4 between two of them."""
+    """The entries that a router keeps between two Type 4 messages."""
     return Memo(_entry)
 
 
@@ -93,17 +93,17 @@ def _entry(
 def stage_loads(
     entries: Iterable[ComputeEntry], policies: Mapping[str, CommunicationPolicy]
 ) -> tuple[StageLoad, ...]:
-    """The same per stage of a job: what it can do, how unequal its instances are, how long transfers take."""
+    """The same per stage of a job: its rate, how unequal its instances are, and its transfer latencies."""
     stages: dict[tuple[str, int], list[ComputeEntry]] = {}
     for entry in entries:
         if entry.state is InstanceState.ACTIVE and entry.weight > 0:
             stages.setdefault((entry.job, entry.stage), []).append(entry)
-    found = []
+    loads = []
     for (job, stage), members in sorted(stages.items()):
         times = [entry.service_ms for entry in members if entry.service_ms > 0]
         latencies = sorted(entry.latency_ms for entry in members)
         policy = policies.get(job)
-        found.append(
+        loads.append(
             StageLoad(
                 job=job,
                 stage=stage,
@@ -116,29 +116,29 @@ def stage_loads(
                 latency_p95_ms=latencies[int(0.95 * (len(latencies) - 1))],
             )
         )
-    return tuple(found)
+    return tuple(loads)
 
 
 def is_news(before: tuple[ComputeEntry, ...] | None, after: tuple[ComputeEntry, ...]) -> bool:
-    """Whether a gateway that holds `before` should hear `after`."""
+    """Whether a gateway that has `before` should get `after`."""
     if before is None or len(before) != len(after):
         return True
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
-    if any(_what(old) != _what(new) for old, new in changed):
+    if any(_identity(old) != _identity(new) for old, new in changed):
         return True
     for old, new in changed:
         if abs(new.queue - old.queue) >= max(QUEUE_CHANGE, old.queue):
             return True
         if abs(new.service_ms - old.service_ms) > CHANGE * old.service_ms:
-            return True  # measured for the first time; or all of a cluster are slower, beside another one
+            return True  # first measurement, or a whole cluster became slower than another
         if abs(new.latency_ms - old.latency_ms) > max(LATENCY_CHANGE_MS, old.latency_ms / 2):
             return True
     if not changed:
         return False
-    then = relative({entry.sid: entry.service_ms for entry in before}, ALIKE)
-    now = relative({entry.sid: entry.service_ms for entry in after}, ALIKE)
-    return any(not 1 - CHANGE < now[sid] / then[sid] < 1 + CHANGE for sid in now)
+    ratios_before = relative({entry.sid: entry.service_ms for entry in before}, ALIKE)
+    ratios_after = relative({entry.sid: entry.service_ms for entry in after}, ALIKE)
+    return any(not 1 - CHANGE < ratios_after[sid] / ratios_before[sid] < 1 + CHANGE for sid in ratios_after)
 
 
-def _what(entry: ComputeEntry) -> tuple[object, ...]:
+def _identity(entry: ComputeEntry) -> tuple[object, ...]:
     return (entry.sid, entry.incarnation, entry.state, round(entry.weight, 2))

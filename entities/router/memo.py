@@ -1,7 +1,7 @@
-"""What was made of each instance last: made again only once what it is made of has changed. Pure.
+"""One cached result per instance, built again only if its inputs have changed. Pure.
 
-Of thousands of instances one has changed since a router looked at them last. The others' entries are the same
-objects as then: neither put into words nor checked again, and alike at first sight.
+Of thousands of instances only a few have changed since a router's last look. The entries of the others stay
+the same objects: they are not formatted and validated again, and comparing them by identity suffices.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-MadeT = TypeVar("MadeT")
+ResultT = TypeVar("ResultT")
 
 
-class Memo(Generic[MadeT]):
-    """By SID, what `make(sid, *basis)` gave; one per instance, until it is forgotten."""
+class Memo(Generic[ResultT]):
+    """The last result of `make(sid, *basis)` for each SID, until it is forgotten."""
 
-    def __init__(self, make: Callable[..., MadeT]) -> None:
+    def __init__(self, make: Callable[..., ResultT]) -> None:
         self._make = make
-        self._made: dict[str, tuple[tuple[object, ...], MadeT]] = {}
+        self._results: dict[str, tuple[tuple[object, ...], ResultT]] = {}
 
-    def of(self, sid: str, *basis: object) -> MadeT:
-        """The same object as before where `basis` equals that of last time."""
-        held = self._made.get(sid)
-        if held is not None and held[0] == basis:
-            return held[1]
-        made = self._make(sid, *basis)
-        self._made[sid] = (basis, made)
-        return made
+    def of(self, sid: str, *basis: object) -> ResultT:
+        """The result for `sid`: the same object as before if `basis` equals the last one."""
+        cached = self._results.get(sid)
+        if cached is not None and cached[0] == basis:
+            return cached[1]
+        result = self._make(sid, *basis)
+        self._results[sid] = (basis, result)
+        return result
 
     def forget(self, sid: str) -> None:
-        self._made.pop(sid, None)
+        self._results.pop(sid, None)

@@ -1,7 +1,7 @@
-"""The last samples of a cluster's instances, and what adds up from one to the next. Pure.
+"""The last samples of a cluster's instances, and sums over all samples, as metrics. Pure.
 
-A router keeps them as they come, which costs a look-up and a few additions a sample; readings are made when
-somebody asks. Who is not among the present instances any more has no readings.
+Taking a sample costs a look-up and a few additions; readings are made on a scrape. Instances that are no
+longer present have no readings.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from schemas.telemetry import (
 
 JOULES_PER_KWH = 3.6e6
 MOST_LINK_SERIES = 3_000
-"""Series of single links that one router tells; the sums of each instance are always there."""
+"""Most series of single links from one router; the sums of each instance are always there."""
 
 
 @dataclass(slots=True)
 class _LastSample:
-    """One SID. The sums outlive an incarnation, so that counters never fall; `microbatches` are those of
-    the incarnations before the present one."""
+    """The last sample and the sums of one SID.
+
+    The sums continue across incarnations, so that counters never fall; `microbatches` are those of the
+    earlier incarnations.
+    """
 
     sample: InstanceSample
     sent: int = 0
@@ -58,57 +61,59 @@ class _LastSample:
 
 
 class InstanceSamples:
-    """Of one cluster. `price_per_kwh`: what energy costs, in any currency; None: not told."""
+    """The samples of one cluster. `price_per_kwh` is the price of energy in any currency, None if unknown."""
 
     def __init__(self, cluster: str, price_per_kwh: float | None = None) -> None:
         self._cluster = cluster
         self._price_per_kwh = price_per_kwh
-        self._held: dict[str, _LastSample] = {}
-        self._energy_j: dict[tuple[str, str], float] = {}  # (node, device) → its counter, when last told
+        self._instances: dict[str, _LastSample] = {}
+        self._energy_j: dict[tuple[str, str], float] = {}  # (node, device) → its last counter
         self._job_energy_j: dict[str, float] = defaultdict(float)
 
     def take(self, sample: InstanceSample) -> None:
-        """One sample; they come in order."""
-        held = self._held.get(sample.sid)
-        if held is None:
-            held = self._held[sample.sid] = _LastSample(sample)
-        held.take(sample)
+        """Take a sample; samples come in order."""
+        instance = self._instances.get(sample.sid)
+        if instance is None:
+            instance = self._instances[sample.sid] = _LastSample(sample)
+        instance.take(sample)
         if sample.device is not None and sample.device.energy_j is not None:
             self._spend(sample.node, sample.device.device, sample.device.energy_j)
 
     def _spend(self, node: str, device: str, counter_j: float) -> None:
-        """What a device has used since it was last told of goes to the jobs on it, in equal parts."""
+        """Charge the energy that a device used since its last sample to the jobs on it, in equal parts."""
         before_j = self._energy_j.get((node, device), counter_j)
         self._energy_j[node, device] = counter_j
-        if counter_j <= before_j:  # the first word of it, or a driver that was started again
+        if counter_j <= before_j:  # the first sample, or a restarted driver
             return
         jobs = {
-            held.sample.job
-            for held in self._held.values()
-            if held.sample.node == node
-            and held.sample.device is not None
-            and held.sample.device.device == device
+            instance.sample.job
+            for instance in self._instances.values()
+            if instance.sample.node == node
+            and instance.sample.device is not None
+            and instance.sample.device.device == device
         }
         for job in jobs:
             self._job_energy_j[job] += (counter_j - before_j) / len(jobs)
 
     def forget(self, job: str) -> None:
-        """The job has ended: its series go."""
-        self._held = {sid: held for sid, held in self._held.items() if held.sample.job != job}
+        """Drop the series of an ended job."""
+        self._instances = {
+            sid: instance for sid, instance in self._instances.items() if instance.sample.job != job
+        }
         self._job_energy_j.pop(job, None)
 
     def readings(self, present: Collection[str]) -> Iterator[m.MetricReading]:
-        """Of the instances `present` (SIDs); the others are forgotten."""
-        for sid in self._held.keys() - set(present):
-            del self._held[sid]
+        """The readings of the instances `present` (SIDs); all others are forgotten."""
+        for sid in self._instances.keys() - set(present):
+            del self._instances[sid]
         busy: dict[tuple[str, str], list[float]] = defaultdict(list)
         links = 0
-        for held in self._held.values():
-            sample = held.sample
-            yield from self._instance(held)
+        for instance in self._instances.values():
+            sample = instance.sample
+            yield from self._instance(instance)
             if sample.stage >= 0:
                 busy[sample.job, str(sample.stage)].append(sample.busy)
-            for peer, figures in held.figures.items():
+            for peer, figures in instance.figures.items():
                 links += 1
                 if links <= MOST_LINK_SERIES // 3:
                     yield from self._link(sample, peer, figures)
@@ -121,17 +126,17 @@ class InstanceSamples:
                 cost = joules / JOULES_PER_KWH * self._price_per_kwh
                 yield m.JOB_ENERGY_COST(cost, job=job, cluster=self._cluster)
 
-    def _instance(self, held: _LastSample) -> Iterable[m.MetricReading]:
-        sample = held.sample
+    def _instance(self, instance: _LastSample) -> Iterable[m.MetricReading]:
+        sample = instance.sample
         label = {"job": sample.job, "stage": str(sample.stage), "sid": sample.sid, "cluster": self._cluster}
         yield m.IN_FLIGHT(sample.in_flight, **label)
-        yield m.MICROBATCHES(held.microbatches + sample.microbatches, **label)
+        yield m.MICROBATCHES(instance.microbatches + sample.microbatches, **label)
         yield m.RESIDENT(sample.resident_bytes, **label)
-        yield m.SENT(held.sent, **label)
-        yield m.RECEIVED(held.received, **label)
-        yield m.TRANSFERS(held.transfers, **label)
-        yield m.TRANSFER_S(held.transfer_ms / 1e3, **label)
-        yield m.LINK_ERRORS(held.errors, **label)
+        yield m.SENT(instance.sent, **label)
+        yield m.RECEIVED(instance.received, **label)
+        yield m.TRANSFERS(instance.transfers, **label)
+        yield m.TRANSFER_S(instance.transfer_ms / 1e3, **label)
+        yield m.LINK_ERRORS(instance.errors, **label)
         if sample.stage < 0:  # a data instance computes nothing
             return
         yield m.QUEUE(sample.queue, **label)
@@ -154,13 +159,13 @@ class InstanceSamples:
         yield m.LINK_LOSS(figures.loss, **label)
 
     def _devices(self) -> Iterable[m.MetricReading]:
-        """Each device once, however many instances are on it."""
+        """The readings of each device, once however many instances are on it."""
         devices: dict[tuple[str, str], DeviceSample] = {}
-        for held in self._held.values():
-            if held.sample.device is not None:
-                devices[held.sample.node, held.sample.device.device] = held.sample.device
+        for instance in self._instances.values():
+            if instance.sample.device is not None:
+                devices[instance.sample.node, instance.sample.device.device] = instance.sample.device
         for (node, name), device in devices.items():
-            told = (
+            gauges = (
                 (m.UTILIZATION, device.utilization),
                 (m.DEVICE_MEMORY, device.memory_used_bytes),
                 (m.DEVICE_MEMORY_TOTAL, device.memory_total_bytes),
@@ -171,7 +176,7 @@ class InstanceSamples:
                 (m.XID_ERRORS, None if device.xid_errors is None else len(device.xid_errors)),
             )
             label = {"cluster": self._cluster, "node": node, "device": name}
-            for metric, value in told:
+            for metric, value in gauges:
                 if value is not None:
                     yield metric(value, **label)
             if device.detail is not None:
@@ -179,7 +184,7 @@ class InstanceSamples:
 
 
 def _detail(detail: DeviceDetail, label: dict[str, str]) -> Iterator[m.MetricReading]:
-    told = (
+    gauges = (
         (m.POWER_LIMIT, detail.power_limit_w),
         (m.ECC_CORRECTED, detail.ecc_corrected),
         (m.PCIE_SENT, detail.pcie_sent_bytes),
@@ -187,7 +192,7 @@ def _detail(detail: DeviceDetail, label: dict[str, str]) -> Iterator[m.MetricRea
         (m.NVLINK_SENT, detail.nvlink_sent_bytes),
         (m.NVLINK_RECEIVED, detail.nvlink_received_bytes),
     )
-    for metric, value in told:
+    for metric, value in gauges:
         if value is not None:
             yield metric(value, **label)
     for domain, mhz in (("sm", detail.clock_mhz), ("memory", detail.memory_clock_mhz)):
@@ -199,7 +204,7 @@ def _detail(detail: DeviceDetail, label: dict[str, str]) -> Iterator[m.MetricRea
 
 
 def device_errors(sample: DeviceSample | None) -> DeviceErrors | None:
-    """What is wrong with the device; None where nothing is, or nobody can tell."""
+    """The errors of a device; None if it has none or does not report them."""
     if sample is None:
         return None
     xids = tuple(code for code in sample.xid_errors or () if code not in APPLICATION_XIDS)

@@ -1,9 +1,9 @@
 """SR, service router: one per cluster (draft §3, §4.3 Types 2, 4 and 5, §4.4).
 
-It follows the registry (Type 2), holds the orchestrator's policies (Type 5 down), and writes the
-weighted route tables that its cluster's instances watch. It hears its cluster's samples, tells the
-gateways and the other routers about them (Type 4), aggregates them for the orchestrator (Type 5 up), and
-reports faults, slow instances among them.
+It follows the registry (Type 2), keeps the orchestrator's policies (Type 5 down), and writes the weighted
+route tables that its cluster's instances watch. It receives its cluster's samples, reports on them to the
+gateways and the other routers (Type 4), aggregates them for the orchestrator (Type 5 up), and reports faults,
+including slow instances.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ log = get_logger("router")
 
 
 TURN_S = 0.002
-"""Pause after the tables of a stage: everything else gets its turn, what changes them first of all."""
+"""Pause after the tables of a stage, in which everything else runs, above all what changes tables."""
 
 StageKey = tuple[str, int]
 """(job, stage)."""
@@ -74,12 +74,12 @@ class RouterConfig:
     cluster: str
     sid: str = ""  # default: router-<cluster>
     node: str = "mesh"
-    compute_gap_s: float = 0.2  # at most 5 Type 4 a second, however many samples come
+    compute_gap_s: float = 0.2  # at most 5 Type 4 messages a second, however many samples come
     compute_every_s: float = 5.0  # Type 4 without a change, for gateways that started later
     report_every_s: float = 1.0  # Type 5 while a job runs
-    retry_s: float = 0.2  # pause before a table that the bucket did not take is written again
-    energy_price: float | None = None  # of a kWh in any currency, for the metrics; None: not told
-    measured_s: float = 1.0  # least pause between tables of a stage that only measurements have changed
+    retry_s: float = 0.2  # pause before a failed write of a table is repeated
+    energy_price: float | None = None  # of a kWh in any currency, for the metrics; None: unknown
+    measured_s: float = 1.0  # least pause between tables of a stage that differ only in measurements
     fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
     ejection: EjectionConfig = field(default_factory=EjectionConfig)
     follow: FollowConfig = field(default_factory=FollowConfig)
@@ -105,22 +105,22 @@ class Router:
         self._bus = bus
         self._tables = RouteTables(bus, config.cluster)
         self._table_lock = asyncio.Lock()
-        self._places: dict[str, tuple[str, int | None, str]] = {}  # SID → job, stage, cluster
-        # Stages to look at again, in order: instances changed; time passed; the bucket did not take a table.
+        self._place_of: dict[str, tuple[str, int | None, str]] = {}  # SID → job, stage, cluster
+        # Stages to decide again, in order: instances changed; time has passed; a table's write failed.
         self._changed: dict[StageKey, None] = {}
         self._due: dict[StageKey, None] = {}
         self._failed: dict[StageKey, None] = {}
-        self._kept_routes, self._kept_loads = kept_routes(), kept_loads()
-        self._heard: set[StageKey] = set()  # something was measured since they were looked at
-        self._dirty = asyncio.Event()
+        self._route_memo, self._load_memo = kept_routes(), kept_loads()
+        self._newly_measured: set[StageKey] = set()  # measured since the last decision
+        self._tables_due = asyncio.Event()
         self._measured = LoadStatistics()
         self._links = LinkStatistics()
         self._samples = InstanceSamples(config.cluster, config.energy_price)
         self._route_changes: Counter[tuple[str, int]] = Counter()
         self._slow: dict[str, FailSlow] = {}
         self._ejections: dict[tuple[str, int], Ejection] = {}
-        self._feed = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._sampled)
-        self._compute_news = asyncio.Event()
+        self._feed = InstanceSubscriptions(bus, subjects.INSTANCE_SAMPLE, self._on_sample)
+        self._compute_due = asyncio.Event()
         self._qos = QosWindow()
         self._reporter = QosReporter(
             bus,
@@ -140,12 +140,14 @@ class Router:
         subscriptions: list[Subscription | Watch] = []
         async with asyncio.TaskGroup() as tasks:
             try:
-                subscriptions.append(await self._tables.guard(self._mend_table))
+                subscriptions.append(await self._tables.guard(self._on_overwritten_table))
                 subscriptions += [
-                    await self._bus.serve(subjects.QOS_POLICY, self._policy, sid=config.sid),
-                    await self._bus.subscribe(subjects.LINK_FAULT, self._link_fault, cluster=config.cluster),
+                    await self._bus.serve(subjects.QOS_POLICY, self._on_policy, sid=config.sid),
                     await self._bus.subscribe(
-                        subjects.COMPUTE, self._told, ignored=subjects.COMPUTE(cluster=config.cluster)
+                        subjects.LINK_FAULT, self._on_link_fault, cluster=config.cluster
+                    ),
+                    await self._bus.subscribe(
+                        subjects.COMPUTE, self._on_compute, ignored=subjects.COMPUTE(cluster=config.cluster)
                     ),
                 ]
                 for work in (
@@ -170,7 +172,7 @@ class Router:
                 await self._feed.stop()
 
     # --- Type 5 down: policy ---------------------------------------------------------------------------
-    async def _policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
+    async def _on_policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
         before = self.book.active.get(message.job)
         outcome = self.book.take(message)
         log.info("policy", job=message.job, revision=message.revision, outcome=outcome, reason=message.reason)
@@ -178,11 +180,11 @@ class Router:
             await self._end(message.job)
         elif outcome == "adopted":
             await self._write_tables(message.job, changed_stages(before, message))
-            self._compute_news.set()
+            self._compute_due.set()
         return Ack(note=outcome)
 
     async def _end(self, job: str) -> None:
-        """Draft §4.4(6): the job's tables go, and SMO and SRD hear of it."""
+        """Remove an ended job's tables and report that to SMO and SRD (draft §4.4(6))."""
         async with self._table_lock:
             await self._tables.remove(job)
             self._ejections = {key: value for key, value in self._ejections.items() if key[0] != job}
@@ -195,39 +197,39 @@ class Router:
     # --- Type 2 → route tables ---------------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
         records = self.follower.view.records
-        moved = ours = False
+        places_changed = own_cluster = False
         for sid in sids:
             record = records.get(sid)
-            before = self._places.pop(sid, None)
-            here = None
+            before = self._place_of.pop(sid, None)
+            after = None
             if record is not None and record.job is not None:
-                here = self._places[sid] = (record.job, record.stage, record.endpoint.cluster)
-            moved = moved or here != before
-            for job, stage, cluster in (place for place in (before, here) if place is not None):
-                ours = ours or cluster == self.config.cluster
+                after = self._place_of[sid] = (record.job, record.stage, record.endpoint.cluster)
+            places_changed = places_changed or after != before
+            for job, stage, cluster in (place for place in (before, after) if place is not None):
+                own_cluster = own_cluster or cluster == self.config.cluster
                 if stage is not None:
                     self._changed[job, stage] = None
             if record is None:
                 self._measured.forget(sid)
                 self._links.forget(sid)
-                self._kept_routes.forget(sid)
-                self._kept_loads.forget(sid)
-                for judge in self._slow.values():
-                    judge.forget(sid)
+                self._route_memo.forget(sid)
+                self._load_memo.forget(sid)
+                for fail_slow in self._slow.values():
+                    fail_slow.forget(sid)
                 continue
             if record.state is InstanceState.FAULTED and self._is_ours(record):
                 self._report_faulted(record)
-        self._dirty.set()
-        if moved:
+        self._tables_due.set()
+        if places_changed:
             self._feed.refresh()
-        if ours:
-            self._compute_news.set()
+        if own_cluster:
+            self._compute_due.set()
 
     async def _keep_tables(self) -> None:
-        """One stage after the other, those whose instances changed first: all of a large job take a while."""
+        """Write tables, one stage at a time, because a large job takes a while; changed stages come first."""
         while True:
-            await self._dirty.wait()
-            self._dirty.clear()
+            await self._tables_due.wait()
+            self._tables_due.clear()
             while not self._failed and (waiting := self._changed or self._due):
                 job, stage = key = next(iter(waiting))
                 self._changed.pop(key, None)
@@ -235,51 +237,53 @@ class Router:
                     del self._due[key]
                     self._judge_latency(job, stage)
                 await self._write_tables(job, frozenset({stage}))
-                await asyncio.sleep(TURN_S)  # what has come meanwhile may be more urgent
+                await asyncio.sleep(TURN_S)  # a newer change may be more urgent
             if self._failed:
                 await asyncio.sleep(self.config.retry_s)
                 self._changed, self._failed = self._failed | self._changed, {}
-                self._dirty.set()
+                self._tables_due.set()
 
     async def _write_tables(self, job: str, only: frozenset[int] | None = None) -> None:
-        """The tables of a job's stages, or only of these."""
+        """Decide and write the tables of a job's stages, or of the stages `only`."""
         if not self.follower.informed:
-            return  # knowing nothing is no reason to empty a table; the first full state brings us back
+            return  # without any registry state no table may be emptied; the first full state calls again
         async with self._table_lock:
             policy = self.book.active.get(job)
             if policy is None:
                 return
             now = asyncio.get_running_loop().time()
-            stages = [one for one in policy.stages if one.stage >= 0 and (only is None or one.stage in only)]
+            stages = [
+                stage for stage in policy.stages if stage.stage >= 0 and (only is None or stage.stage in only)
+            ]
             for number, stage in enumerate(stages):
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
                 health = self._health(job, stage.stage, instances, now)
                 decision = decide_table(
-                    policy, stage, instances, self._measured, health, self._links, self._kept_routes
+                    policy, stage, instances, self._measured, health, self._links, self._route_memo
                 )
                 try:
                     await self._write_table(policy, stage, decision, now)
                 except DmscError as error:
                     log.warning("route table not written yet", job=job, code=error.code, error=error.text)
-                    self._failed |= dict.fromkeys((job, one.stage) for one in stages[number:])
-                    self._dirty.set()
+                    self._failed |= dict.fromkeys((job, stage.stage) for stage in stages[number:])
+                    self._tables_due.set()
                     return
 
     async def _write_table(
         self, policy: CommunicationPolicy, stage: StagePolicy, decision: TableDecision, now: float
     ) -> None:
-        known = await self._tables.known(policy.job, stage.stage)
-        worth = worth_writing(known.decision, decision)
-        waits = worth == "measured" and now - known.at < self.config.measured_s
-        if waits:
-            self._heard.add((policy.job, stage.stage))
-        if waits or worth == "no":
+        last = await self._tables.known(policy.job, stage.stage)
+        urgency = worth_writing(last.decision, decision)
+        postponed = urgency == "measured" and now - last.at < self.config.measured_s
+        if postponed:
+            self._newly_measured.add((policy.job, stage.stage))
+        if postponed or urgency == "no":
             return
         table = RouteTable(
             job=policy.job,
             cluster=self.config.cluster,
             stage=stage.stage,
-            revision=known.revision + 1,
+            revision=last.revision + 1,
             router=self.config.sid,
             entries=decision.entries,
             algorithm=decision.algorithm,
@@ -291,27 +295,26 @@ class Router:
             "route table", job=policy.job, stage=stage.stage, revision=table.revision, reason=table.reason
         )
 
-    async def _mend_table(self, key: str, revision: int) -> None:
-        """Somebody wrote over a table of ours: it is written again."""
+    async def _on_overwritten_table(self, key: str, revision: int) -> None:
+        """Have a table written again whose value in the bucket can't be read."""
         stage = self._tables.overwritten(key, revision, self.book.active)
         if stage is not None:
             self._changed[stage] = None
-            self._dirty.set()
+            self._tables_due.set()
 
     async def _remeasure(self) -> None:
-        """Looks at tables again as time passes: where something was measured, or somebody is ejected or comes
-        back."""
+        """Decide tables again periodically: those with new measurements, ejections or returns."""
         while True:
             await asyncio.sleep(self.config.measured_s)
-            heard, self._heard = self._heard, set()
-            heard |= {key for key, ejection in self._ejections.items() if ejection.suspects}
+            measured, self._newly_measured = self._newly_measured, set()
+            measured |= {key for key, ejection in self._ejections.items() if ejection.suspects}
             for policy in self.book.active.values():
-                self._due |= dict.fromkeys(heard & {(policy.job, stage.stage) for stage in policy.stages})
+                self._due |= dict.fromkeys(measured & {(policy.job, stage.stage) for stage in policy.stages})
             if self._due:
-                self._dirty.set()
+                self._tables_due.set()
 
     def _judge_latency(self, job: str, stage: int) -> None:
-        """Far outliers of a stage count as failing, by what the instances of all clusters say."""
+        """Count faults of far outliers in latency among a stage's instances of all clusters."""
         latencies: dict[Member, float] = {}
         for record in self.follower.view.active(job=job, stage=stage):
             figures = self._measured.of(record.sid, record.incarnation)
@@ -331,7 +334,7 @@ class Router:
         return self._ejection(job, stage).health(active, now)
 
     # --- samples → Types 4 and 5 up ------------------------------------------------------------------------
-    async def _sampled(self, message: InstanceSample, envelope: Envelope) -> None:
+    async def _on_sample(self, message: InstanceSample, envelope: Envelope) -> None:
         if self._measured.add(message):
             self._judge_speed(message)
         if (errors := device_errors(message.device)) is not None:
@@ -347,25 +350,26 @@ class Router:
                 )
             )
         self._links.add(message)
-        self._heard |= {(message.job, message.stage), (message.job, message.stage + 1)}  # and its links' ends
+        # The next stage, too: the sample's links end there.
+        self._newly_measured |= {(message.job, message.stage), (message.job, message.stage + 1)}
         self._samples.take(message)
         if message.job in self.book.active:
             self._qos.add_sample(message)
-        self._compute_news.set()
+        self._compute_due.set()
 
     async def _notify_compute(self) -> None:
         revision = 0
-        last: tuple[ComputeEntry, ...] | None = None
+        last_entries: tuple[ComputeEntry, ...] | None = None
         while True:
-            due = False
+            periodic = False
             try:
                 async with asyncio.timeout(self.config.compute_every_s):
-                    await self._compute_news.wait()
+                    await self._compute_due.wait()
             except TimeoutError:
-                due = True
-            self._compute_news.clear()
+                periodic = True
+            self._compute_due.clear()
             entries = self._compute_entries()
-            if due or is_news(last, entries):
+            if periodic or is_news(last_entries, entries):
                 revision += 1
                 message = ComputeNotification(
                     router=self.config.sid,
@@ -376,13 +380,13 @@ class Router:
                 )
                 try:
                     await self._bus.publish(subjects.COMPUTE, message, cluster=self.config.cluster)
-                    last = entries
+                    last_entries = entries
                 except DmscError as error:
                     log.info("type 4 not sent", code=error.code, error=error.text)
             await asyncio.sleep(self.config.compute_gap_s)
 
     def _compute_entries(self) -> tuple[ComputeEntry, ...]:
-        ours = self.follower.view.instances(cluster=self.config.cluster)
+        own_cluster = self.follower.view.instances(cluster=self.config.cluster)
         now = asyncio.get_running_loop().time()
         weights: dict[Member, float] = {}
         for (job, stage), ejection in self._ejections.items():
@@ -391,22 +395,22 @@ class Router:
             everyone = self.follower.view.instances(job=job, stage=stage)
             health = self._health(job, stage, everyone, now)
             weights.update((member, state.factor) for member, state in health.items())
-        return compute_entries(ours, self._measured, self.book.active, weights, self._kept_loads)
+        return compute_entries(own_cluster, self._measured, self.book.active, weights, self._load_memo)
 
-    async def _told(self, message: ComputeNotification, envelope: Envelope) -> None:
-        """What another cluster's router says of its instances (draft §3: routers are linked)."""
+    async def _on_compute(self, message: ComputeNotification, envelope: Envelope) -> None:
+        """Take the figures of another cluster's router on its instances (draft §3: routers are linked)."""
         for entry in message.entries:
             record = self.follower.view.records.get(entry.sid)
-            theirs = record is not None and record.endpoint.cluster == message.cluster
-            if theirs and entry.job in self.book.active:
+            own_instance = record is not None and record.endpoint.cluster == message.cluster
+            if own_instance and entry.job in self.book.active:
                 self._measured.add_told(entry)
-                self._heard.add((entry.job, entry.stage))
+                self._newly_measured.add((entry.job, entry.stage))
 
     def _judge_speed(self, sample: InstanceSample) -> None:
         if sample.job not in self.book.active or sample.stage < 0 or sample.service_ms <= 0:
             return
-        judge = self._slow.setdefault(sample.job, FailSlow(self.config.fail_slow))
-        verdict = judge.observe(sample.sid, sample.incarnation, sample.service_ms, sample.microbatches)
+        fail_slow = self._slow.setdefault(sample.job, FailSlow(self.config.fail_slow))
+        verdict = fail_slow.observe(sample.sid, sample.incarnation, sample.service_ms, sample.microbatches)
         if verdict is None:
             return
         log.warning("instance speed", sid=sample.sid, slow=verdict.slow, evidence=verdict.evidence)
@@ -423,10 +427,10 @@ class Router:
             )
 
     def readings(self) -> Iterator[MetricReading]:
-        """For whoever scrapes this process: its cluster's instances, by their last samples."""
-        ours = self.follower.view.instances(cluster=self.config.cluster)
+        """The metrics of this router's cluster, by the last samples of its instances."""
+        own_cluster = self.follower.view.instances(cluster=self.config.cluster)
         over = (InstanceState.FAULTED, InstanceState.GONE)
-        yield from self._samples.readings({record.sid for record in ours if record.state not in over})
+        yield from self._samples.readings({record.sid for record in own_cluster if record.state not in over})
         for (job, stage), count in self._route_changes.items():
             yield ROUTE_CHANGES(count, job=job, stage=str(stage), cluster=self.config.cluster)
         yield REFUSED_SAMPLES(self._measured.refused, cluster=self.config.cluster)
@@ -434,13 +438,13 @@ class Router:
     # --- faults ------------------------------------------------------------------------------------------
     def _report_faulted(self, record: ServiceRecord) -> None:
         if record.stage is not None and record.stage < 0:
-            return  # data instances are the gateway's
+            return  # the gateway reports data instances
         self._faults.report(death_of(record, self.config.sid))
 
-    async def _link_fault(self, message: LinkFault, envelope: Envelope) -> None:
-        told = "does not reach it" if message.unreachable else "lost its link to it"
-        self._count_fault(message, told)
-        # without its incarnation nobody knows whether it is fenced itself: then it is no witness
+    async def _on_link_fault(self, message: LinkFault, envelope: Envelope) -> None:
+        fault = "does not reach it" if message.unreachable else "lost its link to it"
+        self._count_fault(message, fault)
+        # a reporter without an incarnation may be fenced itself, so it is no valid witness
         witness = Member(sid=message.reporter, incarnation=message.reporter_incarnation or "unknown")
         self._faults.report(
             FaultReport(
@@ -449,14 +453,17 @@ class Router:
                 sid=message.peer,
                 incarnation=message.peer_incarnation,
                 kind="unreachable" if message.unreachable else "link",
-                evidence=f"{message.reporter} {told}: {message.text}",
+                evidence=f"{message.reporter} {fault}: {message.text}",
                 witness=witness,
                 silent=message.silent,
             )
         )
 
-    def _count_fault(self, message: LinkFault, told: str) -> None:
-        """Against the instance's health, for this cluster's senders; the orchestrator judges by itself."""
+    def _count_fault(self, message: LinkFault, fault: str) -> None:
+        """Count a link fault against the instance's health for this cluster's senders.
+
+        The orchestrator judges the fault independently.
+        """
         record = self.follower.view.records.get(message.peer)
         if (
             record is None
@@ -467,9 +474,10 @@ class Router:
         if record.stage is None or record.stage < 0:
             return
         now = asyncio.get_running_loop().time()
-        self._ejection(message.job, record.stage).failed(member_of(record), f"{message.reporter} {told}", now)
+        ejection = self._ejection(message.job, record.stage)
+        ejection.failed(member_of(record), f"{message.reporter} {fault}", now)
         self._changed[message.job, record.stage] = None
-        self._dirty.set()
+        self._tables_due.set()
 
     def _is_ours(self, record: ServiceRecord) -> bool:
         return record.kind is EntityKind.INSTANCE and record.endpoint.cluster == self.config.cluster

@@ -1,8 +1,8 @@
-"""Type 2 (draft §4.3), the sender's side: deltas at once, the full state again and again.
+"""Sender of Type 2, the registry's advertisements (draft §4.3): deltas at once, the full state periodically.
 
-A change that comes alone is sent at once; further ones wait until `coalesce_s` after it and go together.
-Each delta says which revision it builds on. The full state of a small mesh is one message; that of a large
-one goes in pieces, spread over the period, so that nobody, here or there, is ever busy with all of it.
+A single change is sent at once; changes within `coalesce_s` after it are sent together. Each delta names the
+revision that it builds on. The full state of a small mesh is one message; that of a large mesh is sent in
+pieces over the period, so that neither sender nor receivers are busy with all of it at once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = get_logger("service-registry")
 
 
 CHUNK_BYTES = 256 << 10
-"""And so much of records at most: far below any server's largest message."""
+"""Most bytes of records per advertisement: far below any server's largest message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvertiseConfig:
-    """How changes and the full state are told."""
+    """How changes and the full state are advertised."""
 
     coalesce_s: float = 0.01  # changes this close share one Type 2; longer saves messages, delays routes
-    full_every_s: float = 10.0  # the periodic full state of draft §4.3; heals whoever missed a delta
+    full_every_s: float = 10.0  # the periodic full state of draft §4.3; repairs views that missed a delta
     chunk_records: int = 256  # records per advertisement: what a reader decodes in one go
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class AdvertiseConfig:
 
 
 class RegistryAdvertiser:
-    """`revision` counts what was written; `advertised` is what readers have been told of."""
+    """Advertises written changes: `revision` counts writes, `advertised` is the last revision sent."""
 
     def __init__(
         self,
@@ -59,72 +59,72 @@ class RegistryAdvertiser:
         self._config = config
         self._confirmed = confirmed
         self._pending: set[str] = set()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._full_due = asyncio.Event()
-        self._turn = asyncio.Lock()  # of deltas, lest their chain come out of order
+        self._send_lock = asyncio.Lock()  # sends one at a time: deltas must go out in order
 
     def written(self, sids: Collection[str]) -> None:
-        """These are in the bucket now."""
+        """Note that the bucket has these records now; they are due for a delta."""
         self.revision += len(sids)
         self._pending.update(sids)
-        self._news.set()
+        self._changed.set()
 
     def full_soon(self) -> None:
-        """Send the full state: somebody may have missed anything."""
+        """Have the full state sent soon, because receivers may have missed changes."""
         self._full_due.set()
 
     async def deltas(self) -> None:
         """Advertise changes until cancelled."""
         while True:
-            await self._news.wait()
+            await self._changed.wait()
             await self.flush()
             await asyncio.sleep(self._config.coalesce_s)
 
     async def flush(self) -> None:
-        """Advertise now what was written."""
-        async with self._turn:
-            self._news.clear()
+        """Advertise all written changes now."""
+        async with self._send_lock:
+            self._changed.clear()
             if not self._pending:
                 return
             await self._confirmed()
             sids, self._pending = sorted(self._pending), set()
             previous, self.advertised = self.advertised, self.revision
             for chunk in self._chunks(sids):
-                await self._tell(previous, chunk)
+                await self._send(previous, chunk)
                 previous = self.advertised  # further chunks of the same revision build on the first
 
     async def full(self) -> None:
-        """The full state at start, when asked for, and periodically, until cancelled."""
+        """Advertise the full state at start, on request and periodically, until cancelled."""
         while True:
-            began = time.monotonic()
+            start = time.monotonic()
             self._full_due.clear()
-            await self._whole()
+            await self._send_full()
             try:
-                async with asyncio.timeout(max(0.0, began + self._config.full_every_s - time.monotonic())):
+                async with asyncio.timeout(max(0.0, start + self._config.full_every_s - time.monotonic())):
                     await self._full_due.wait()
             except TimeoutError:
                 pass
 
-    async def _whole(self) -> None:
+    async def _send_full(self) -> None:
         chunks = list(self._chunks(self._core.sids()))
         if len(chunks) <= 1:
             await self.flush()
-            async with self._turn:
+            async with self._send_lock:
                 await self._confirmed()
-                await self._tell(self.advertised, self._core.sids(), full=True)
+                await self._send(self.advertised, self._core.sids(), full=True)
             return
         # In pieces that add and never remove: a receiver at another revision asks for a snapshot.
         pause_s = self._config.full_every_s / (len(chunks) + 1)
         for chunk in chunks:
             await self.flush()
-            async with self._turn:
+            async with self._send_lock:
                 await self._confirmed()
-                there = [sid for sid in chunk if self._core.packed(sid) is not None]
-                await self._tell(self.advertised, there)
+                present = [sid for sid in chunk if self._core.packed(sid) is not None]
+                await self._send(self.advertised, present)
             await asyncio.sleep(pause_s)
 
     def _chunks(self, sids: Collection[str]) -> Iterator[list[str]]:
-        """What fits into one advertisement each."""
+        """Split `sids` into lists whose records fit into one advertisement each."""
         chunk: list[str] = []
         size = 0
         for sid in sids:
@@ -138,7 +138,7 @@ class RegistryAdvertiser:
         if chunk:
             yield chunk
 
-    async def _tell(self, previous: int, sids: Collection[str], *, full: bool = False) -> None:
+    async def _send(self, previous: int, sids: Collection[str], *, full: bool = False) -> None:
         changed: list[Packed[Any]] = []
         removed: list[str] = []
         for sid in sids:

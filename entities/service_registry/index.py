@@ -1,9 +1,9 @@
-"""What the registry's records are found by (draft §1, "content-semantic addressing"), without I/O.
+"""The registry's index by content (draft §1, "content-semantic addressing"), without I/O.
 
-Records of the same content (all but their name, incarnation and measured capability) form a group; each
-value that can be asked for leads to its groups. A query takes the shortest of these lists, looks at its
-groups, and then only at members of those that match: the replicas of a stage are one group per cluster
-and state, so that ten thousand records are a few hundred groups.
+Records of the same content (all but their name, incarnation and measured capability) form a group. Each
+value that a query may ask for has a list of its groups. A query takes the shortest of these lists, looks at
+its groups, and then only at the members of the groups that match. The replicas of a stage are one group per
+cluster and state, so ten thousand records are a few hundred groups.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from schemas.envelope import EntityKind
 from schemas.registry import InstanceState, Resolve, ServiceRecord, TensorSchema
 
 Boundary = tuple[tuple[tuple[int, ...], str], ...]
-"""Shape and dtype of each tensor at a unit's boundary, as plain values: models take several times as long
-to be hashed and compared, which is done for every registration."""
+"""Shape and dtype of each tensor at a unit's boundary, as plain values: hashing and comparing, which each
+registration does, takes several times as long with pydantic models."""
 
 
 def _plain(tensors: tuple[TensorSchema, ...]) -> Boundary:
@@ -26,7 +26,7 @@ def _plain(tensors: tuple[TensorSchema, ...]) -> Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What records of one group have in common."""
+    """The fields that all records of one group share."""
 
     prefix: str
     kind: EntityKind
@@ -55,7 +55,7 @@ class Content:
         )
 
     def keys(self) -> Iterator[tuple[str, Hashable]]:
-        """All that leads here."""
+        """Every (field, value) under which this content is indexed."""
         path = self.prefix
         while path:
             yield "prefix", path
@@ -76,7 +76,7 @@ class Content:
             yield "output", self.output_schema
 
     def matches(self, query: Resolve) -> bool:
-        """Whether a record of this content has all that the query asks of it."""
+        """Whether a record of this content meets every filter of the query on its content."""
         if query.prefix is not None:
             prefix = query.prefix.rstrip("/")
             if self.prefix != prefix and not self.prefix.startswith(prefix + "/"):
@@ -103,44 +103,44 @@ class ContentGroup:
 
 
 class RegistryIndex:
-    """Groups by content, and by each value that leads to them."""
+    """Groups by content, and by each indexed value."""
 
     def __init__(self) -> None:
         self._groups: dict[Content, ContentGroup] = {}
-        self._leading: dict[tuple[str, Hashable], dict[ContentGroup, None]] = {}
+        self._groups_by_key: dict[tuple[str, Hashable], dict[ContentGroup, None]] = {}
         self.examined = 0
-        """Groups and members that the last query looked at."""
+        """Groups and members that the last query examined."""
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def add(self, sid: str, record: ServiceRecord) -> ContentGroup:
-        """Files a record that is not there yet."""
+        """Add a record that is not in the index yet."""
         content = Content.of(record)
         group = self._groups.get(content)
         if group is None:
             group = self._groups[content] = ContentGroup(content)
             for key in content.keys():  # noqa: SIM118  # its own method, not a dict's
-                self._leading.setdefault(key, {})[group] = None
+                self._groups_by_key.setdefault(key, {})[group] = None
         group.sids.add(sid)
         return group
 
     def remove(self, sid: str, group: ContentGroup) -> None:
-        """Takes a record away; a group without members goes with all that leads to it."""
+        """Remove a record; a group without members is removed from every list."""
         group.sids.discard(sid)
         if group.sids:
             return
         del self._groups[group.content]
         for key in group.content.keys():  # noqa: SIM118  # its own method, not a dict's
-            groups = self._leading.get(key)
+            groups = self._groups_by_key.get(key)
             if groups is None:
-                continue  # a tag may stand there twice
+                continue  # a record may have a tag twice
             groups.pop(group, None)
             if not groups:
-                del self._leading[key]
+                del self._groups_by_key[key]
 
     def find(self, query: Resolve) -> Iterator[str]:
-        """SIDs whose content matches, in no order."""
+        """The SIDs whose content matches, in no order."""
         self.examined = 0
         for group in list(self._shortest(query)):
             self.examined += 1
@@ -149,7 +149,7 @@ class RegistryIndex:
                 yield from group.sids
 
     def _shortest(self, query: Resolve) -> dict[ContentGroup, None] | list[ContentGroup]:
-        wanted: list[tuple[str, Hashable]] = [("tag", tag) for tag in query.tags]
+        keys: list[tuple[str, Hashable]] = [("tag", tag) for tag in query.tags]
         for name, value in (
             ("kind", query.kind),
             ("job", query.job),
@@ -161,29 +161,29 @@ class RegistryIndex:
             ("output", _plain(query.output_schema or ()) or None),
         ):
             if value is not None:
-                wanted.append((name, value))
+                keys.append((name, value))
         if query.prefix is not None:
-            wanted.append(("prefix", query.prefix.rstrip("/")))
-        if not wanted:
+            keys.append(("prefix", query.prefix.rstrip("/")))
+        if not keys:
             return list(self._groups.values())
-        return min((self._leading.get(key, {}) for key in wanted), key=len)
+        return min((self._groups_by_key.get(key, {}) for key in keys), key=len)
 
 
 class RouteIds:
     """Allocates the lowest free route id, from 1 (draft §4.4(1): routing identifiers).
 
-    Takes memory for those that are in use or were, whatever numbers are wanted: those come from records
-    that others send.
+    Its memory grows with the ids that are or were in use, never with the size of a requested number, because
+    requested numbers come from records that others send.
     """
 
     def __init__(self) -> None:
         self._used: set[int] = set()
-        self._free: list[int] = []  # below `_next` and released; each once
-        self._listed: set[int] = set()  # what stands in `_free`
+        self._free: list[int] = []  # heap of released ids below `_next`, each once
+        self._listed: set[int] = set()  # the members of `_free`
         self._next = 1
 
     def take(self, wanted: int = 0) -> int:
-        """`wanted` if it is free and above 0, else the lowest free one."""
+        """Take id `wanted` if it is free and above 0, else the lowest free id."""
         if wanted > 0 and wanted not in self._used:
             self._used.add(wanted)
             return wanted
@@ -201,7 +201,7 @@ class RouteIds:
         return number
 
     def release(self, number: int) -> None:
-        """Gives it back; twice is fine."""
+        """Give an id back; a second call does nothing."""
         if number not in self._used:
             return
         self._used.remove(number)

@@ -1,7 +1,7 @@
-"""The registry that leads: it alone answers, writes and advertises (draft §4.3 Types 1 and 2, §4.4(1), (6)).
+"""The leading registry: it alone answers, writes and advertises (draft §4.3 Types 1 and 2, §4.4(1), (6)).
 
 Each change is in the bucket before it is answered and advertised. Every answer waits until the lead is
-surely ours, so that one that was frozen tells nothing that another one knows better.
+confirmed, so that a registry that was frozen never sends outdated answers.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from schemas.telemetry import DeadLetter
 log = get_logger("service-registry")
 
 FEW = 64
-"""Up to so many changes of one lot are told one by one in the log."""
+"""Up to this many changes of one batch get a log line each; larger batches get one line in all."""
 TOGETHER = 256
-"""Registrations that are decided in one go: some ten milliseconds, in which nothing else runs."""
+"""Registrations decided in one batch: some ten milliseconds, in which nothing else runs."""
 SHOWN = 8
-"""So many SIDs stand in one line of the log."""
+"""SIDs shown in one log line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +58,15 @@ class ServiceRegistryConfig:
     node: str = "mesh"
     page_records: int = 1024  # records per answer: what a reader decodes in one go
     page_bytes: int = 512 << 10  # and their size, below any server's largest message
-    registering: int = 2048  # registrations in work at a time; each waits for the bucket, so they go together
-    lot: int = 1000  # records written in one go: what the server takes as one batch
-    write_retry_s: float = 0.2  # pause before a write that the bucket did not take is repeated
+    registering: int = 2048  # registrations handled at once; each waits for the bucket, so they share writes
+    lot: int = 1000  # records written at once: what the server takes as one batch
+    write_retry_s: float = 0.2  # pause before a failed write is repeated
     replicas: int = 1  # of streams and buckets: 1 on an embedded server, 3 on a cluster
     remembered_terminations: int = 1024  # jobs whose termination reports are kept for the release's answer
 
 
 class RegistryLeader:
-    """One term of a registry. `serve` ends by cancellation only."""
+    """One term of a registry. `serve` ends only by cancellation."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class RegistryLeader:
         self._incarnation = incarnation
         self._holder = connection_name(bus.sender)
         self._now = bus.pulse.now
-        self._crowded = False
+        self._large_batch = False
         self.drain = True
-        """Whether what was asked is still answered at the end: not once somebody else leads."""
-        self._terminated: dict[str, set[str]] = {}
+        """Whether requests in flight are still answered at the end; not once another registry leads."""
+        self._termination_reports: dict[str, set[str]] = {}
         self._writer = RegistryWriter(
             bus.bucket(subjects.REGISTRY_RECORD),
             self.core.packed,
@@ -97,16 +97,16 @@ class RegistryLeader:
         self.advertiser = RegistryAdvertiser(bus, self.core, config.advertise, confirmed, 0)
 
     async def serve(self, began: Callable[[], None]) -> None:
-        """Take over what the bucket holds, then serve until cancelled; `began` is called in between."""
+        """Take over the bucket's records, call `began`, then serve until cancelled."""
         self._bus.pulse.attend()
-        with self._bus.pulse.held():  # leases run in it: a server that stands still silences everybody
+        with self._bus.pulse.held():  # leases use its clock: a server that stands still silences everybody
             await self._serve(began)
 
     async def _serve(self, began: Callable[[], None]) -> None:
         moved = await self._reload()
-        forget = self._bus.on_reconnect(self._reconnected)
+        forget = self._bus.on_reconnect(self._on_reconnect)
         subscriptions: list[Subscription] = []
-        feed = await self._listen_for_departures()
+        disconnects = await self._subscribe_disconnects()
         bus, many = self._bus, self.config.registering
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -136,18 +136,18 @@ class RegistryLeader:
                     await asyncio.gather(*stops, return_exceptions=True)
         finally:
             forget()
-            if feed is not None:
-                await self._bus.link.unsubscribe(feed)
+            if disconnects is not None:
+                await self._bus.link.unsubscribe(disconnects)
 
     # --- Type 1 and discovery ------------------------------------------------------------------------
     async def _register(
-        self, asked: Sequence[tuple[Registration, Envelope]]
+        self, requests: Sequence[tuple[Registration, Envelope]]
     ) -> list[RegistrationLease | DmscError]:
-        """Many in a storm: they are decided one by one, written and answered together."""
-        return await self._admit_all(asked, self._admit)
+        """A batch of registrations: decided one by one, written and answered together."""
+        return await self._admit_all(requests, self._admit)
 
     async def _register_failed(self, message: Registration, envelope: Envelope) -> RegistrationLease:
-        """A node agent registers an instance that failed before it could do so itself."""
+        """A node agent registers an instance that failed before it could register itself."""
         (answer,) = await self._admit_all([(message, envelope)], self._admit_failed)
         if isinstance(answer, DmscError):
             raise answer
@@ -155,33 +155,35 @@ class RegistryLeader:
 
     async def _admit_all(
         self,
-        asked: Sequence[tuple[Registration, Envelope]],
+        requests: Sequence[tuple[Registration, Envelope]],
         admit: Callable[[ServiceRecord, Sender, float], frozenset[str]],
     ) -> list[RegistrationLease | DmscError]:
         await self._confirmed()
         now = self._now()
         touched: set[str] = set()
-        refused: dict[int, DmscError] = {}
-        for number, (message, envelope) in enumerate(asked):
+        refusals: dict[int, DmscError] = {}
+        for number, (message, envelope) in enumerate(requests):
             try:
                 touched |= admit(message.record, envelope.sender, now)
             except DmscError as error:
-                refused[number] = error
-        held = {message.record.sid for number, (message, _) in enumerate(asked) if number not in refused}
+                refusals[number] = error
+        admitted = {
+            message.record.sid for number, (message, _) in enumerate(requests) if number not in refusals
+        }
         unwritten = await self._writer.write_each(touched)
-        await self._writer.settled(held - touched)
-        if touched and not self._crowded:
-            for record in (message.record for message, _ in asked if message.record.sid in touched):
+        await self._writer.settled(admitted - touched)
+        if touched and not self._large_batch:
+            for record in (message.record for message, _ in requests if message.record.sid in touched):
                 log.info("registered", sid=record.sid, state=record.state, incarnation=record.incarnation)
         return [
-            refused.get(number) or unwritten.get(message.record.sid) or self._lease(message.record.sid)
-            for number, (message, _) in enumerate(asked)
+            refusals.get(number) or unwritten.get(message.record.sid) or self._lease(message.record.sid)
+            for number, (message, _) in enumerate(requests)
         ]
 
     def _admit(self, record: ServiceRecord, speaker: Sender, now: float) -> frozenset[str]:
         if record.sid == self._bus.sender.name:
             raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
-        if self._bus.link.guarded:  # else nobody is known by name
+        if self._bus.link.guarded:  # on an open bus, senders' names are not verified
             refuse_strange(record, speaker)
         return self.core.register(record, now, connection_name(speaker))
 
@@ -209,7 +211,7 @@ class RegistryLeader:
         return await self._move(message)
 
     async def _change_instance(self, message: StateChange, envelope: Envelope) -> Ack:
-        """A node agent tells of an instance of its own."""
+        """A node agent reports the state of one of its instances."""
         await self._confirmed()
         if self._bus.link.guarded:
             refuse_others_state(message.sid, envelope.sender.name, self.core.record(message.sid))
@@ -218,7 +220,7 @@ class RegistryLeader:
     async def _move(self, message: StateChange) -> Ack:
         touched = self.core.change(message, self._now())
         await self._writer.write(touched)
-        if touched and not self._crowded:
+        if touched and not self._large_batch:
             log.info("state changed", sid=message.sid, state=message.state, reason=message.reason)
         return Ack()
 
@@ -226,22 +228,22 @@ class RegistryLeader:
         await self._confirmed()
         await self.advertiser.flush()  # else the next delta would not build on this answer's revision
         page, after = self.core.page(message, self.config.page_bytes, self.config.page_records)
-        told = {"revision": self.advertiser.advertised, "next_after": after}
-        return assemble(Resolved, told, {"records": page})
+        head = {"revision": self.advertiser.advertised, "next_after": after}
+        return assemble(Resolved, head, {"records": page})
 
     async def _release(self, message: ReleaseJob, envelope: Envelope) -> Ack:
         await self._confirmed()
         touched = self.core.release(message.job)
         await self._writer.write(touched)
-        reporters = sorted(self._terminated.pop(message.job, set()))
+        reporters = sorted(self._termination_reports.pop(message.job, set()))
         note = f"released {len(touched)} records; communication ended at {', '.join(reporters) or 'nobody'}"
         log.info("job released", job=message.job, records=len(touched), ended_at=reporters)
         return Ack(note=note)
 
     async def _termination(self, message: TerminationReport, envelope: Envelope) -> None:
-        self._terminated.setdefault(message.job, set()).add(message.sid)
-        while len(self._terminated) > self.config.remembered_terminations:
-            self._terminated.pop(next(iter(self._terminated)))
+        self._termination_reports.setdefault(message.job, set()).add(message.sid)
+        while len(self._termination_reports) > self.config.remembered_terminations:
+            self._termination_reports.pop(next(iter(self._termination_reports)))
         log.info("communication ended", job=message.job, at=message.sid, microbatches=message.microbatches)
 
     # --- the bucket is the truth ---------------------------------------------------------------------
@@ -252,13 +254,13 @@ class RegistryLeader:
         """
         name = self._bus.sender.name
         bucket = self._bus.bucket(subjects.REGISTRY_RECORD)
-        loaded = []
+        records = []
         for entry in await bucket.entries(strict=True):
-            # Under another's key it is not ours: its revision would make the true record's next write fail.
+            # A record under a foreign key is skipped: its revision would fail the true record's next write.
             if isinstance(entry.message, ServiceRecord) and entry.message.sid == entry.key:
-                loaded.append(entry.message)
+                records.append(entry.message)
                 self._writer.knows(entry.message.sid, entry.revision)
-        me = ServiceRecord(
+        own_record = ServiceRecord(
             sid=name,
             prefix="entity/service-registry",
             kind=EntityKind.SERVICE_REGISTRY,
@@ -267,29 +269,29 @@ class RegistryLeader:
             endpoint=Endpoint(cluster="mesh", node=self.config.node, metrics=self._bus.metrics_url),
         )
         now = self._now()
-        moved = self.core.load(loaded, now) | self.core.register(me, now)
+        moved = self.core.load(records, now) | self.core.register(own_record, now)
         await self._confirmed()
-        mine = self.core.packed(name)
-        assert mine is not None
-        revision = await bucket.put(mine, sid=name)
+        packed = self.core.packed(name)
+        assert packed is not None
+        revision = await bucket.put(packed, sid=name)
         self._writer.knows(name, revision)
         self.advertiser.revision = self.advertiser.advertised = revision
         return moved - {name}
 
     async def _unreadable(self, message: DeadLetter, envelope: Envelope) -> None:
-        """Somebody could not read one of our records: what stands there is kept, and the record written."""
-        found = subjects.REGISTRY_RECORD.matches(message.subject)
-        if found is None or self.core.packed(found["sid"]) is None:
+        """Rewrite one of our records that a reader could not read; the unreadable value was archived."""
+        tokens = subjects.REGISTRY_RECORD.matches(message.subject)
+        if tokens is None or self.core.packed(tokens["sid"]) is None:
             return
         with contextlib.suppress(DmscError):
-            await self._bus.bucket(subjects.REGISTRY_RECORD).get(leader=True, sid=found["sid"])
+            await self._bus.bucket(subjects.REGISTRY_RECORD).get(leader=True, sid=tokens["sid"])
             return  # it has been written again
-        self._writer.soon({found["sid"]})
+        self._writer.soon({tokens["sid"]})
 
     def _written(self, sids: Collection[str]) -> None:
         self.advertiser.written(sids)
-        self._crowded = len(sids) > FEW
-        if self._crowded:
+        self._large_batch = len(sids) > FEW
+        if self._large_batch:
             log.info("records changed", count=len(sids), records=len(self.core))
 
     # --- time -----------------------------------------------------------------------------------------
@@ -297,29 +299,29 @@ class RegistryLeader:
         while True:
             await asyncio.sleep(self.config.lease.tick_s)
             if not self._bus.connected:
-                continue  # we hear nobody: silence means nothing
+                continue  # nothing can be heard, so silence means nothing
             now = self._now()
-            mine = Heartbeat(
+            own_beat = Heartbeat(
                 sid=self._bus.sender.name, incarnation=self._incarnation, state=InstanceState.ACTIVE
             )
-            self.core.heartbeat(mine, now)
+            self.core.heartbeat(own_beat, now)
             touched = self.core.tick(now)
             if touched:
                 log.warning("leases expired", count=len(touched), sids=sorted(touched)[:SHOWN])
                 self._writer.soon(touched)
 
-    async def _listen_for_departures(self) -> DurableSubscription | None:
+    async def _subscribe_disconnects(self) -> DurableSubscription | None:
         try:
-            return await subscribe_disconnects(self._bus, self._departed)
+            return await subscribe_disconnects(self._bus, self._connection_closed)
         except Refused as error:
             log.info("closed connections are noticed by silence only", reason=error.text)
             return None
 
-    def _departed(self, holder: str, why: str) -> None:
+    def _connection_closed(self, holder: str, why: str) -> None:
         if holder != self._holder and self.core.departed(holder, why, self._now()):
             log.info("connection closed", holder=holder, reason=why)
 
-    async def _reconnected(self) -> None:
-        """Nobody could be heard while we were cut off: everyone gets a lease again, and the full state."""
+    async def _on_reconnect(self) -> None:
+        """Nothing could be heard while disconnected: extend every lease and advertise the full state."""
         self.core.forgive(self.config.lease.expiry_s, self._now())
         self.advertiser.full_soon()

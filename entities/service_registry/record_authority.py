@@ -1,8 +1,8 @@
-"""Who may say what to the registry: a record is believed of its own SID, and of a node agent's instances.
+"""Who may register what: a sender its own record, and a node agent the records of its instances.
 
-The server holds the subject to its speaker, and `bus.messaging.attribution` the SIDs in the message to the
-subject. What else is in a record follows from the SID: of which kind and job it is. Pure; for guarded buses
-alone, as elsewhere nobody is known by name.
+The server checks that the sender may use the subject; `bus.messaging.attribution` checks that the SIDs in the
+message match the subject. This module checks the rest: a record's kind and job must follow from its SID.
+Pure. Only guarded buses use it: elsewhere the names of senders are not verified.
 """
 
 from __future__ import annotations
@@ -19,47 +19,52 @@ _CONTROL_PLANE = (
 
 
 def refuse_strange(record: ServiceRecord, speaker: Sender) -> None:
-    """Of a record that `speaker` registers of itself.
+    """Check a record that `speaker` registers for itself.
 
     Raises:
-        Refused: it makes itself something that it is not.
+        Refused: kind, job or prefix of the record don't belong to this speaker or SID.
     """
-    why = _not_itself(record)
+    reason = _mismatch(record)
     if record.kind is not speaker.kind:
-        why = f"a {speaker.kind} registers as {record.kind}"
-    if why:
-        raise Refused(f"record of {record.sid}: {why}", sid=record.sid)
+        reason = f"a {speaker.kind} registers as {record.kind}"
+    if reason:
+        raise Refused(f"record of {record.sid}: {reason}", sid=record.sid)
 
 
 def refuse_foreign(record: ServiceRecord, agent: str, held: ServiceRecord | None) -> None:
-    """Of a record that a node agent registers for an instance; `held`: what the registry knows of that SID.
+    """Check a record that a node agent registers for an instance.
+
+    Args:
+        record: the new record.
+        agent: name of the node agent.
+        held: the registry's present record of that SID, if any.
 
     Raises:
-        Refused: it is no faulted instance of the agent's node, or another's that lives.
+        Refused: it is no faulted instance of the agent's node, or a living instance of another node.
     """
-    why = _not_itself(record)
+    reason = _mismatch(record)
     if record.kind is not EntityKind.INSTANCE or record.state is not InstanceState.FAULTED:
-        why = "a node agent registers instances that have failed, nothing else"
+        reason = "a node agent registers instances that have failed, nothing else"
     elif _agent_of(record) != agent:
-        why = f"it names the node of {_agent_of(record)}, and {agent} says so"
+        reason = f"it names the node of {_agent_of(record)}, and {agent} says so"
     elif held is not None and held.state is not InstanceState.FAULTED:
-        why = why or _of_another(held, agent)
-    if why:
-        raise Refused(f"record of {record.sid}: {why}", sid=record.sid)
+        reason = reason or _foreign_instance(held, agent)
+    if reason:
+        raise Refused(f"record of {record.sid}: {reason}", sid=record.sid)
 
 
 def refuse_others_state(sid: str, agent: str, held: ServiceRecord | None) -> None:
-    """Of a state that a node agent tells; `held`: what the registry knows of that SID.
+    """Check a state that a node agent reports; `held` is the registry's present record of that SID.
 
     Raises:
         Refused: it is not one of the agent's instances.
     """
-    why = "" if held is None else _of_another(held, agent)
-    if why:
-        raise Refused(f"state of {sid}: {why}", sid=sid)
+    reason = "" if held is None else _foreign_instance(held, agent)
+    if reason:
+        raise Refused(f"state of {sid}: {reason}", sid=sid)
 
 
-def _of_another(held: ServiceRecord, agent: str) -> str:
+def _foreign_instance(held: ServiceRecord, agent: str) -> str:
     if held.kind is not EntityKind.INSTANCE:
         return f"it is a {held.kind}, of which {agent} tells nothing"
     if _agent_of(held) != agent:
@@ -71,18 +76,18 @@ def _agent_of(record: ServiceRecord) -> str:
     return names.agent_name(record.endpoint.cluster, record.endpoint.node)
 
 
-def _not_itself(record: ServiceRecord) -> str:
-    """Why whoever is called so can't have such a record; empty where it can."""
+def _mismatch(record: ServiceRecord) -> str:
+    """Why a sender with this SID can't have such a record; empty where it can."""
     sid, kind = record.sid, record.kind
     if kind is EntityKind.INSTANCE:
         if record.job is None or sid == record.job or names.job_of(sid) != record.job:
             return f"an instance of job {record.job} is called {record.job}-…"
-        return _unlike(record, f"train/{record.job}")
+        return _prefix_mismatch(record, f"train/{record.job}")
     if record.job is not None or record.stage is not None:
         return f"a {kind} is of no job and no stage"
     if kind is EntityKind.FUNCTIONAL_MODULE:
-        if (why := names.taken(sid)) is not None:
-            return why
+        if (reason := names.taken(sid)) is not None:
+            return reason
         module = record.prefix.removeprefix("module/")
         if record.prefix != f"module/{module}" or names.module_of(sid) != names.module_of(module):
             return f"its prefix is {record.prefix}, and its module {names.module_of(sid)}"
@@ -90,16 +95,16 @@ def _not_itself(record: ServiceRecord) -> str:
     if kind is EntityKind.CLUSTER:
         if sid != _agent_of(record):
             return f"the agent of that node is called {_agent_of(record)}"
-        return _unlike(record, f"entity/{kind}")
+        return _prefix_mismatch(record, f"entity/{kind}")
     if kind in _CONTROL_PLANE:
         if sid != kind and not sid.startswith(f"{kind}-"):
             return f"a {kind} is called {kind} or {kind}-…"
-        return _unlike(record, f"entity/{kind}")
+        return _prefix_mismatch(record, f"entity/{kind}")
     return f"a {kind} has no record"
 
 
-def _unlike(record: ServiceRecord, prefix: str) -> str:
-    """Why it is not found below this prefix; empty where it is."""
+def _prefix_mismatch(record: ServiceRecord, prefix: str) -> str:
+    """Why the record is not below this prefix; empty where it is."""
     if record.prefix == prefix or record.prefix.startswith(f"{prefix}/"):
         return ""
     return f"its prefix is {record.prefix}, not {prefix}"

@@ -1,8 +1,8 @@
-"""SRD, service registry and discovery (draft §3): of any number of registries one leads, the others wait.
+"""SRD, service registry and discovery (draft §3): one registry leads, any number of others stand by.
 
-Registrations are leased records in the bucket `registry`, which is the truth: whoever gets the lead reads it
-and goes on. What was answered before is in it. The decisions are in `registry_core.py`; what a leader does,
-in `registry_leader.py`.
+Registrations are leased records in the bucket `registry`, which is the source of truth: a new leader reads it
+and goes on. Each answered change is in it. The decisions are in `core.py`; the work of a leader is in
+`leader.py`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ log = get_logger("service-registry")
 
 ROLE = "service-registry"
 STANDBY_AFTER_S = 0.3
-"""Who gets the lead sooner than this never shows up as waiting."""
+"""A registry that gets the lead sooner than this never registers as a standby."""
 LOOK_AGAIN_S = 5.0
-"""How long one that meets a newer version's records waits until it looks again."""
+"""Pause of a registry that met records of a newer version, before it stands for the lead again."""
 PRESENT_AGAIN_S = 1.0
-"""Pause before a registration that the leader did not take is tried again."""
+"""Pause before a registration that the leader refused is tried again."""
 
 
 class ServiceRegistry:
-    """One registry: waits until it has the lead, leads until it has lost it, and again."""
+    """One registry: it waits for the lead, leads until it loses the lead, and waits again."""
 
     def __init__(self, bus: Bus, config: ServiceRegistryConfig | None = None) -> None:
         self.config = config or ServiceRegistryConfig()
         self.leader: RegistryLeader | None = None
         self._bus = bus
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._deregistrations: set[asyncio.Task[None]] = set()
         self._candidate = LeaderCandidate(bus, self.config.lead, role=ROLE, node=self.config.node)
 
     @property
@@ -54,7 +54,7 @@ class ServiceRegistry:
 
     @property
     def revision(self) -> int:
-        """What was written so far, while it leads."""
+        """Number of the last written change, while it leads."""
         assert self.leader is not None, "it does not lead"
         return self.leader.advertiser.revision
 
@@ -68,34 +68,34 @@ class ServiceRegistry:
                 await self._lead(ready)
         finally:
             await self._candidate.release()
-            await asyncio.gather(*self._leaving, return_exceptions=True)
+            await asyncio.gather(*self._deregistrations, return_exceptions=True)
 
     async def _stand_by(self, ready: asyncio.Event) -> None:
-        """Returns with the lead."""
-        winning = asyncio.create_task(self._candidate.won(), name="candidate")
+        """Wait for the lead, registered as a standby."""
+        election = asyncio.create_task(self._candidate.won(), name="candidate")
         try:
-            await asyncio.wait({winning}, timeout=STANDBY_AFTER_S)
-            if not winning.done():
+            await asyncio.wait({election}, timeout=STANDBY_AFTER_S)
+            if not election.done():
                 log.info("standing by")
                 ready.set()
-                async with self._present():
-                    await asyncio.wait({winning})
-            winning.result()
+                async with self._standby_registration():
+                    await asyncio.wait({election})
+            election.result()
         finally:
-            winning.cancel()
-            await asyncio.gather(winning, return_exceptions=True)
+            election.cancel()
+            await asyncio.gather(election, return_exceptions=True)
 
     async def _lead(self, ready: asyncio.Event) -> None:
-        """Returns once somebody else leads."""
+        """Lead until another registry does."""
         term = self._candidate.term
         log.info("leading", term=term)
-        # With each term a new incarnation, so that the one before is fenced.
+        # Each term has a new incarnation, so that the one before is fenced.
         incarnation = f"{self._bus.sender.incarnation}-t{term}"
         self.leader = RegistryLeader(self._bus, self.config, self._candidate.confirmed, incarnation)
-        keeping = asyncio.create_task(self._candidate.keep(), name="lease")
+        renewal = asyncio.create_task(self._candidate.keep(), name="lease")
         serving = asyncio.create_task(self.leader.serve(ready.set), name="serve")
         try:
-            await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({renewal, serving}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 refusal = _refusal(serving)
                 log.error("this registry does not lead", reason=refusal.text)
@@ -104,25 +104,25 @@ class ServiceRegistry:
                 await asyncio.sleep(LOOK_AGAIN_S)
                 return
             self.leader.drain = False
-            log.error("leading no more", term=term, reason=keeping.result())
+            log.error("leading no more", term=term, reason=renewal.result())
         finally:
-            for task in (serving, keeping):  # what is in flight is answered while the lead is still ours
+            for task in (serving, renewal):  # requests in flight are answered while the lead is still ours
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             self.leader = None
 
     @contextlib.asynccontextmanager
-    async def _present(self) -> AsyncIterator[None]:
-        """Registered with whoever leads, so that people see who stands by."""
-        keeping = asyncio.create_task(self._keep_present(), name="presence")
+    async def _standby_registration(self) -> AsyncIterator[None]:
+        """Stay registered with the leader, so that users see which registries stand by."""
+        registration = asyncio.create_task(self._keep_registered(), name="presence")
         try:
             yield
         finally:
-            keeping.cancel()  # not waited for: it takes leave of a leader, which may be ourselves by then
-            self._leaving.add(keeping)
-            keeping.add_done_callback(self._leaving.discard)
+            registration.cancel()  # not awaited: it deregisters with a leader, which may be this process
+            self._deregistrations.add(registration)
+            registration.add_done_callback(self._deregistrations.discard)
 
-    async def _keep_present(self) -> None:
+    async def _keep_registered(self) -> None:
         incarnation = self._bus.sender.incarnation
         record = ServiceRecord(
             sid=standby(self._bus.sender.name, incarnation),
@@ -145,7 +145,7 @@ class ServiceRegistry:
 
 
 def _refusal(serving: asyncio.Task[None]) -> NewerRecord:
-    """Why it does not serve; any other error is raised."""
+    """Why `serving` refused to lead; any other error is raised."""
     error = serving.exception()
     if isinstance(error, NewerRecord):
         return error

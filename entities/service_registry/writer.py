@@ -1,8 +1,8 @@
-"""The registry's records on their way into the bucket: many at a time, each by compare-and-set.
+"""Writes the registry's records to the bucket: in batches, each record by compare-and-set.
 
-While one lot is written the next one gathers, as a database commits in groups: a storm of registrations
-costs a few round trips, a single one costs one. Each write names the revision that its key must have, so
-that a registry that was frozen while another one took over can't overwrite what that one wrote.
+While one batch is written the next one gathers, like group commit in a database: a burst of registrations
+costs a few round trips, a single registration costs one. Each write names the revision that its key must
+have, so that a registry that was frozen during a takeover can't overwrite its successor's records.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ Read = Callable[[str], Packed[ServiceRecord] | None]
 
 
 class _Receipt:
-    """Of records that somebody waits for, all together."""
+    """The outcome of several records that one caller waits for together."""
 
     def __init__(self, count: int) -> None:
         self.errors: dict[str, DmscError] = {}
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._left = count
+        self._remaining = count
 
-    def told(self, sid: str, error: DmscError | None) -> None:
+    def settle(self, sid: str, error: DmscError | None) -> None:
         if error is not None:
             self.errors[sid] = error
-        self._left -= 1
-        if not self._left and not self.done.done():  # else whoever asked has left
+        self._remaining -= 1
+        if not self._remaining and not self.done.done():  # else the caller was cancelled
             self.done.set_result(None)
 
 
 class RegistryWriter:
-    """Writes what `read(sid)` gives at that moment: None deletes.
+    """Writes what `read(sid)` returns at the time of the write; None deletes the key.
 
     Args of the constructor:
-        bucket: Where the records are.
-        read: The present record.
-        confirmed: Returns while we lead; waits otherwise.
-        written: Told the SIDs of each lot once the bucket has them.
-        lot: Most records in flight.
-        retry_s: Pause before a lot that the bucket did not take is repeated.
+        bucket: The bucket of the records.
+        read: Returns the present record of a SID.
+        confirmed: Returns while this registry leads; waits otherwise.
+        written: Called with the SIDs of each batch once the bucket has them.
+        lot: Most records per batch.
+        retry_s: Pause before a failed batch is repeated.
     """
 
     def __init__(
@@ -68,22 +68,22 @@ class RegistryWriter:
         self._retry_s = retry_s
         self._revisions: dict[str, int] = {}
         self._waiting: dict[str, list[_Receipt]] = {}
-        self._flying: dict[str, list[_Receipt]] = {}
-        self._something = asyncio.Event()
+        self._in_flight: dict[str, list[_Receipt]] = {}
+        self._has_work = asyncio.Event()
 
     def knows(self, sid: str, revision: int) -> None:
-        """The bucket holds this record with this revision."""
+        """Note the revision that the bucket has for this record."""
         self._revisions[sid] = revision
 
     def soon(self, sids: Collection[str]) -> None:
-        """Have these written, without waiting for it."""
+        """Queue these records for writing, without waiting for it."""
         for sid in sids:
             self._waiting.setdefault(sid, [])
         if sids:
-            self._something.set()
+            self._has_work.set()
 
     async def write(self, sids: Collection[str]) -> None:
-        """Returns once the bucket has these, or newer ones.
+        """Write these records; return once the bucket has them or newer ones.
 
         Raises:
             BadMessage: the bucket will never take one of them.
@@ -92,59 +92,59 @@ class RegistryWriter:
             raise error
 
     async def write_each(self, sids: Collection[str]) -> dict[str, DmscError]:
-        """As `write`; returns why the bucket will never take some of them."""
+        """Like `write`, but return the errors of records that the bucket will never take, by SID."""
         self.soon(sids)
-        return await self._told([self._waiting[sid] for sid in sids])
+        return await self._wait([self._waiting[sid] for sid in sids])
 
     async def settled(self, sids: Iterable[str]) -> None:
-        """Returns once nothing of these is on its way: what is repeated may not be written yet."""
-        waiting, flying = self._waiting, self._flying
-        pending = [waiting[sid] if sid in waiting else flying.get(sid) for sid in sids]
-        await self._told([those for those in pending if those is not None])
+        """Wait until no write of these is pending: the write of a repeated request may still be under way."""
+        waiting, in_flight = self._waiting, self._in_flight
+        pending = [waiting[sid] if sid in waiting else in_flight.get(sid) for sid in sids]
+        await self._wait([receipts for receipts in pending if receipts is not None])
 
     @staticmethod
-    async def _told(pending: Collection[list[_Receipt]]) -> dict[str, DmscError]:
+    async def _wait(pending: Collection[list[_Receipt]]) -> dict[str, DmscError]:
         if not pending:
             return {}
         receipt = _Receipt(len(pending))
-        for each in pending:
-            each.append(receipt)
+        for receipts in pending:
+            receipts.append(receipt)
         await receipt.done
         return receipt.errors
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            await self._something.wait()
-            chosen = list(itertools.islice(self._waiting, self._lot))
-            self._flying = {sid: self._waiting.pop(sid) for sid in chosen}
+            await self._has_work.wait()
+            batch = list(itertools.islice(self._waiting, self._lot))
+            self._in_flight = {sid: self._waiting.pop(sid) for sid in batch}
             if not self._waiting:
-                self._something.clear()
-            await self._write(chosen)
-            self._flying = {}
+                self._has_work.clear()
+            await self._write(batch)
+            self._in_flight = {}
 
-    async def _write(self, left: list[str]) -> None:
-        while left:
+    async def _write(self, sids: list[str]) -> None:
+        while sids:
             await self._confirmed()
             writings = [
-                Writing({"sid": sid}, self._read(sid), self._revisions.get(sid, 0)) for sid in left
-            ]  # the newest, also where this write waited for an older one
+                Writing({"sid": sid}, self._read(sid), self._revisions.get(sid, 0)) for sid in sids
+            ]  # the newest records, even if this write waited for an older one
             outcomes = await self._bucket.write_many(writings)
-            done, again, problem = [], [], None
-            for sid, writing, outcome in zip(left, writings, outcomes, strict=True):
+            done, repeats, problem = [], [], None
+            for sid, writing, outcome in zip(sids, writings, outcomes, strict=True):
                 if isinstance(outcome, BadMessage):
                     log.error("record can't be written", sid=sid, error=outcome.text)
-                    self._tell(sid, outcome)
+                    self._settle(sid, outcome)
                     continue
                 if isinstance(outcome, DmscError):
                     try:
-                        resolved = await self._resolved(sid, outcome)
-                    except NewerRecord as newer:  # not ours to overwrite
+                        known = await self._refresh_revision(sid, outcome)
+                    except NewerRecord as newer:  # written by a newer version: must not be overwritten
                         log.error("record can't be written", sid=sid, error=newer.text)
-                        self._tell(sid, newer)
+                        self._settle(sid, newer)
                         continue
-                    again.append(sid)
-                    if not resolved:
+                    repeats.append(sid)
+                    if not known:
                         problem = outcome
                     continue
                 done.append(sid)
@@ -155,21 +155,24 @@ class RegistryWriter:
             if done:
                 self._written(done)
                 for sid in done:
-                    self._tell(sid)
+                    self._settle(sid)
             if problem is not None:
                 log.warning(
-                    "records not written yet", count=len(again), code=problem.code, error=problem.text
+                    "records not written yet", count=len(repeats), code=problem.code, error=problem.text
                 )
                 await asyncio.sleep(self._retry_s)
-            left = again
+            sids = repeats
 
-    def _tell(self, sid: str, error: DmscError | None = None) -> None:
-        for receipt in self._flying.pop(sid, ()):
-            receipt.told(sid, error)
+    def _settle(self, sid: str, error: DmscError | None = None) -> None:
+        for receipt in self._in_flight.pop(sid, ()):
+            receipt.settle(sid, error)
 
-    async def _resolved(self, sid: str, error: DmscError) -> bool:
-        """Whether the write may be repeated at once: a mark of a deleted key, a write of ours whose answer
-        was lost, or one of the registry before us stood there. What we write next is newer than all."""
+    async def _refresh_revision(self, sid: str, error: DmscError) -> bool:
+        """Whether the write may be repeated at once, now that the key's revision is known.
+
+        A conflict comes from the marker of a deleted key, from our own write whose answer was lost, or from a
+        write of the previous leader. Our next write is newer than all of them.
+        """
         if not isinstance(error, Conflict):
             return False
         try:

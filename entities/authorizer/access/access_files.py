@@ -1,4 +1,4 @@
-"""The users' file and the rules' file, each read again when it changes."""
+"""The users' file and the rules' file, each reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from entities.authorizer.access.reloaded_file import ReloadedFile
 
 
 class UserFile(ReloadedFile[tuple[User, ...]]):
-    """The users, read again when the file changed. A broken edit keeps the users from before."""
+    """The users of a file, reloaded when it changes. A broken edit keeps the earlier users."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, parse_users, "tokens file", "write a users list there")
@@ -21,7 +21,7 @@ class UserFile(ReloadedFile[tuple[User, ...]]):
 
 
 class RulesFile:
-    """The rules: those of a file, or the default ones."""
+    """The rules of a file, or the default ones."""
 
     def __init__(self, path: Path | None) -> None:
         remedy = "`dmsc access default` prints one to begin with"
@@ -33,9 +33,9 @@ class RulesFile:
 
     @property
     def problem(self) -> str:
-        """Why the file as it is now is not in use; empty where it is."""
+        """Why the file's present content is not in use; empty if it is."""
         return "" if self._file is None else self._file.problem
 
     def refresh(self) -> bool:
-        """Look at the file; True where the rules are new. Never raises."""
+        """Check the file; True if the rules have changed. Never raises."""
         return self._file is not None and self._file.refresh()

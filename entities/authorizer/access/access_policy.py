@@ -1,6 +1,6 @@
-"""The rules of Type 3 (draft §4.3): a small file with comments, and a pure decision.
+"""The rules of Type 3 (draft §4.3): a small commented file, and a pure decision.
 
-The first rule that matches decides. `access.yaml` beside this module is the default, and explains the form.
+The first rule that matches decides. `access.yaml` beside this module has the default and explains the format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEYS = ("name", "roles", "users", "actions", "resources", "own", "effect", "aud
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One entry of the file. Empty `roles`, `users`, `resources`: any."""
+    """One entry of the file. Empty `roles`, `users` or `resources` mean any."""
 
     name: str
     line: int
@@ -40,7 +40,7 @@ class Rule:
     audit: bool = False
 
     def misfit(self, user: User, action: str, resource: str) -> str:
-        """Why it does not concern this, leaving aside whose the resource is; empty where it does."""
+        """Why the rule does not match, apart from the resource's owner; empty if it matches."""
         if self.roles and user.role not in self.roles:
             return f"for {', '.join(sorted(self.roles))}, not for a {user.role}"
         if self.users and user.name not in self.users:
@@ -54,7 +54,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuotaRule:
-    """One entry under `quotas`. Empty `roles`, `users`: any."""
+    """One entry under `quotas`. Empty `roles` or `users` mean any."""
 
     roles: frozenset[Role] = frozenset()
     users: frozenset[str] = frozenset()
@@ -75,7 +75,7 @@ class AccessPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ruling:
-    """The answer, and the rule that gave it; None where no rule did."""
+    """The answer, and the rule that gave it; None if no rule matched."""
 
     decision: AccessDecision
     rule: Rule | None = None
@@ -134,7 +134,7 @@ def parse_policy(text: str, where: str) -> AccessPolicy:
 
 
 def _entries(root: Any) -> list[Any]:
-    """The nodes of the list under `rules`, for their places in the file."""
+    """The YAML nodes of the list under `rules`, for their line numbers."""
     return next(list(value.value) for key, value in root.value if key.value == "rules")
 
 
@@ -152,10 +152,10 @@ def _parse_rule(entry: Any, line: int, place: str) -> Rule:
     if not actions:
         raise BadInput(f"{place}: actions: must be a list of actions or patterns (* is all)")
     roles = _texts(entry, "roles", place)
-    wrong = [role for role in roles if role not in {known.value for known in Role}]
-    if wrong:
+    unknown_roles = [role for role in roles if role not in {known.value for known in Role}]
+    if unknown_roles:
         known = ", ".join(role.value for role in Role)
-        raise BadInput(f"{place}: roles: {wrong[0]!r} is not one of {known}")
+        raise BadInput(f"{place}: roles: {unknown_roles[0]!r} is not one of {known}")
     effect = entry.get("effect", "allow")
     if effect not in ("allow", "deny"):
         raise BadInput(f"{place}: effect: must be allow or deny")
@@ -186,9 +186,11 @@ def _parse_quota(entry: Any, place: str) -> QuotaRule:
     if unknown:
         raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; a quota has {', '.join(_QUOTA_KEYS)}")
     roles = _texts(entry, "roles", place)
-    wrong = [role for role in roles if role not in {known.value for known in Role}]
-    if wrong:
-        raise BadInput(f"{place}: roles: {wrong[0]!r} is not one of {', '.join(role.value for role in Role)}")
+    unknown_roles = [role for role in roles if role not in {known.value for known in Role}]
+    if unknown_roles:
+        raise BadInput(
+            f"{place}: roles: {unknown_roles[0]!r} is not one of {', '.join(role.value for role in Role)}"
+        )
     for key in _QUOTA_KEYS[3:]:
         limit = entry.get(key)
         if limit is not None and (
@@ -210,35 +212,35 @@ def _parse_quota(entry: Any, place: str) -> QuotaRule:
 
 
 def _texts(entry: dict[str, Any], key: str, place: str) -> tuple[str, ...]:
-    found = entry.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+    value = entry.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
         raise BadInput(f"{place}: {key}: must be a list of texts")
-    return tuple(found)
+    return tuple(value)
 
 
 # --- deciding --------------------------------------------------------------------------------------------
 def needs_owner(policy: AccessPolicy, user: User, action: str, resource: str) -> bool:
-    """Whether the answer depends on whose the resource is."""
-    first = next((rule for rule in policy.rules if not rule.misfit(user, action, resource)), None)
-    return first is not None and first.own
+    """Whether the answer depends on the resource's owner."""
+    deciding = next((rule for rule in policy.rules if not rule.misfit(user, action, resource)), None)
+    return deciding is not None and deciding.own
 
 
 def quota_of(policy: AccessPolicy, user: User) -> Quota | None:
-    """The first entry that fits; None: no limit."""
+    """The quota of the first entry that matches the user; None: no limit."""
     return next((entry.quota for entry in policy.quotas if entry.fits(user)), None)
 
 
 def decide(
     policy: AccessPolicy, user: User, action: str, resource: str, owner: str | None, valid_s: float
 ) -> Ruling:
-    """Type 3's answer. `owner` is whose `resource` is, where `needs_owner` asked for it.
+    """The answer to a Type 3 request. `owner` is the resource's owner, needed only if `needs_owner` says so.
 
-    Denials have `valid_s` 0, so that a new right takes effect at once; what is audited has, too, so that each
-    use is asked for.
+    Denials have `valid_s` 0, so that a new right takes effect at once. So have audited permissions, so that
+    each use is requested.
     """
     about: dict[str, Any] = {"user": user.name, "role": user.role}
-    fitting = [rule for rule in policy.rules if not rule.misfit(user, action, resource)]
-    for rule in fitting:
+    matching = [rule for rule in policy.rules if not rule.misfit(user, action, resource)]
+    for rule in matching:
         if rule.own and owner != user.name:
             continue
         if rule.effect == "deny":
@@ -246,32 +248,32 @@ def decide(
             return Ruling(
                 decision=AccessDecision(allow=False, reason=reason, rule=rule.name, **about), rule=rule
             )
-        whose = " what is theirs" if rule.own else ""
+        owner_text = " what is theirs" if rule.own else ""
         decision = AccessDecision(
             allow=True,
-            reason=f"{user.role} may {action}{whose} (rule {rule.name})",
+            reason=f"{user.role} may {action}{owner_text} (rule {rule.name})",
             valid_s=0.0 if rule.audit else valid_s,
             rule=rule.name,
             **about,
         )
         return Ruling(decision=decision, rule=rule)
-    if any(rule.own and rule.effect == "allow" for rule in fitting):
-        whose = f"it is {owner}'s" if owner else f"no such {action.partition('.')[0]}, or nobody's"
-        reason = f"{user.role} {user.name} may {action} only what is theirs; {resource}: {whose}"
+    if any(rule.own and rule.effect == "allow" for rule in matching):
+        owner_text = f"it is {owner}'s" if owner else f"no such {action.partition('.')[0]}, or nobody's"
+        reason = f"{user.role} {user.name} may {action} only what is theirs; {resource}: {owner_text}"
     else:
         reason = f"{user.role} {user.name} may not {action}"
     return Ruling(decision=AccessDecision(allow=False, reason=reason, **about))
 
 
 def nobody(reason: str) -> Ruling:
-    """The answer to a token that is nobody's (any more)."""
+    """The denial for a token that belongs to no user (any more)."""
     return Ruling(decision=AccessDecision(allow=False, reason=reason))
 
 
 def explain(
     policy: AccessPolicy, user: User, action: str, resource: str, owner: str | None
 ) -> AccessExplanation:
-    """The decision, and of each rule up to the one that decides, why it did not."""
+    """The decision, and why each rule before the deciding one did not decide."""
     ruling = decide(policy, user, action, resource, owner, 0.0)
     return AccessExplanation(
         user=user.name,

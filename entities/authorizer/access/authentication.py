@@ -1,4 +1,4 @@
-"""Who asks (draft §3 AAM): from a token to a user, by the users' file or by this mesh's signature.
+"""Authentication (draft §3 AAM): from a token to a user, by the users' file or by this mesh's signature.
 
 The file is the simple way; its tokens do not expire:
 
@@ -7,8 +7,8 @@ The file is the simple way; its tokens do not expire:
         role: researcher
         token_sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
 
-Only hashes are kept, so that a copied file opens nothing. `printf %s TOKEN | sha256sum` makes one.
-What a user may do is in `access_policy.py`.
+The file has only hashes, so that a copy of it gives no access. `printf %s TOKEN | sha256sum` makes a hash.
+`access_policy.py` decides what a user may do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HASH = re.compile(r"^[0-9a-f]{64}$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """A user, as one of their tokens tells. Those of the file have tokens that do not expire."""
+    """A user, identified by one of their tokens. Tokens of the file do not expire."""
 
     name: str
     role: Role
@@ -48,7 +48,7 @@ class User:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Users:
-    """All that is known of users at a moment. Revocations by token id, and by user name."""
+    """All users and revocations at a moment. Revocations are by token id, user name or credential id."""
 
     listed: tuple[User, ...] = ()
     records: Mapping[str, UserRecord] = field(default_factory=dict)
@@ -94,8 +94,8 @@ def _parse_user(entry: Any, place: str) -> User:
     name, role, token_sha256 = (entry.get(key) for key in ("name", "role", "token_sha256"))
     if not isinstance(name, str) or not name:
         raise BadInput(f"{place}.name: must be a text")
-    if (why := names.taken(name)) is not None:
-        raise BadInput(f"{place}.name: {name!r}: {why}; choose another")
+    if (reason := names.taken(name)) is not None:
+        raise BadInput(f"{place}.name: {name!r}: {reason}; choose another")
     if role not in {known.value for known in Role}:
         raise BadInput(f"{place}.role: {role!r} is not one of {', '.join(known.value for known in Role)}")
     if not isinstance(token_sha256, str) or not _HASH.match(token_sha256):
@@ -105,9 +105,9 @@ def _parse_user(entry: Any, place: str) -> User:
 
 @dataclass(frozen=True, slots=True)
 class UnknownUser:
-    """A token that is nobody's, or nobody's any more. `name`: whom a genuine token names.
+    """The answer to a token that is not valid. `name` is the user that a genuine token names.
 
-    `missing`: it is genuine, and its user is not known here: gone, or so new that we have not heard of them.
+    `missing` means that the token is genuine but its user is not known here: removed, or too new.
     """
 
     reason: str
@@ -116,36 +116,36 @@ class UnknownUser:
 
 
 def identify(users: Users | tuple[User, ...], token: str, now: float | None = None) -> User | None:
-    """Whose token it is; None where it is nobody's, has expired or was revoked.
+    """The user of a token; None if it is unknown, has expired or was revoked.
 
-    `now`: seconds since the epoch; default: this moment.
+    `now` is in seconds since the epoch; by default the present time.
     """
-    found = recognise(users, token, now or time.time())
-    return found if isinstance(found, User) else None
+    user = recognise(users, token, now or time.time())
+    return user if isinstance(user, User) else None
 
 
 def recognise(users: Users | tuple[User, ...], token: str, now: float) -> User | UnknownUser:
-    """The same, with the reason."""
+    """The user of a token, or the reason why it is not valid."""
     if not isinstance(users, Users):
         users = Users(listed=users)
     if user_tokens.looks_like_one(token):
         return _by_signature(users, token, now)
-    found = _by_hash(users.listed, token)
-    if found is None:
+    user = _by_hash(users.listed, token)
+    if user is None:
         return UnknownUser("unknown token; ask the operator for one")
-    if found.token_id in users.revoked_tokens:
-        return _revoked(found.name, users.revoked_tokens[found.token_id])
-    return found
+    if user.token_id in users.revoked_tokens:
+        return _revoked_token(user.name, users.revoked_tokens[user.token_id])
+    return user
 
 
 def _by_hash(listed: tuple[User, ...], token: str) -> User | None:
-    """Compares with every user in constant time, so that time tells nothing."""
+    """Find a user by the token's hash; compares with every user in constant time, against timing attacks."""
     digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-    found: User | None = None
+    match: User | None = None
     for user in listed:
         if hmac.compare_digest(user.token_sha256, digest):
-            found = user
-    return found
+            match = user
+    return match
 
 
 def _by_signature(users: Users, token: str, now: float) -> User | UnknownUser:
@@ -157,10 +157,10 @@ def _by_signature(users: Users, token: str, now: float) -> User | UnknownUser:
         return UnknownUser(str(error))
     name = claims.subject
     if claims.id in users.revoked_tokens:
-        return _revoked(name, users.revoked_tokens[claims.id])
-    of_user = users.revoked_users.get(name)
-    if of_user is not None and claims.issued_at <= of_user.at:
-        return _revoked(name, of_user)
+        return _revoked_token(name, users.revoked_tokens[claims.id])
+    revocation = users.revoked_users.get(name)
+    if revocation is not None and claims.issued_at <= revocation.at:
+        return _revoked_token(name, revocation)
     record = users.records.get(name)
     if record is None:
         return UnknownUser(f"there is no user {name} any more", name, missing=True)
@@ -173,6 +173,8 @@ def _by_signature(users: Users, token: str, now: float) -> User | UnknownUser:
     )
 
 
-def _revoked(name: str, revocation: Revocation) -> UnknownUser:
-    why = f" ({revocation.reason})" if revocation.reason else ""
-    return UnknownUser(f"this token of {name} was revoked by {revocation.by}{why}; ask for a new one", name)
+def _revoked_token(name: str, revocation: Revocation) -> UnknownUser:
+    reason = f" ({revocation.reason})" if revocation.reason else ""
+    return UnknownUser(
+        f"this token of {name} was revoked by {revocation.by}{reason}; ask for a new one", name
+    )

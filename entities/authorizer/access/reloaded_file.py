@@ -1,4 +1,4 @@
-"""A file that is read again when it changes; a broken edit keeps what was there before."""
+"""A file that is reloaded when it changes; after a broken edit the earlier value stays."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ T = TypeVar("T")
 
 
 class ReloadedFile(Generic[T]):
-    """`value` is what `parse(text, path)` made of the file. Raises `BadInput` at first, never later.
+    """A parsed file; `value` is the result of `parse(text, path)`. Only the constructor raises `BadInput`.
 
     Args of the constructor:
-        what: how the log calls it, e.g. "tokens file".
-        remedy: what to do where it can't be read.
+        path: the file.
+        parse: makes the value from the file's text and path.
+        what: its name in the log, e.g. "tokens file".
+        remedy: what to do if it can't be read.
     """
 
     def __init__(self, path: Path, parse: Callable[[str, str], T], what: str, remedy: str) -> None:
@@ -30,21 +32,21 @@ class ReloadedFile(Generic[T]):
         self._remedy = remedy
         self._seen = self._stamp()
         self.value: T = self._read()
-        self.problem = ""  # why the present file is not the one in use; empty where it is
+        self.problem = ""  # why the file's present content is not in use; empty if it is
 
     async def keep_fresh(self, every_s: float) -> None:
-        """Looks at the file every so often, until cancelled."""
+        """Check the file every `every_s`, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             self.refresh()
 
     def refresh(self) -> bool:
-        """Look at the file; True where the value is new. Never raises."""
+        """Check the file; True if the value has changed. Never raises."""
         try:
-            seen = self._stamp()
-            if seen == self._seen:
+            stamp = self._stamp()
+            if stamp == self._seen:
                 return False
-            self._seen = seen
+            self._seen = stamp
             self.value = self._read()
         except BadInput as error:
             if error.text != self.problem:

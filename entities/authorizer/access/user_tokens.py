@@ -1,8 +1,8 @@
 """User tokens: JSON web tokens (RFC 7519) signed with the mesh's Ed25519 key (`EdDSA`, RFC 8037).
 
-One algorithm, one header, byte for byte: what a token says of its own algorithm is compared, never obeyed.
-(PyJWT does the same and more; its import takes 250 ms and 13 MB where PyNaCl takes 40 ms and 1.3 MB. The
-tests hold the two against each other.)
+There is one algorithm and one header, byte for byte: the algorithm that a token names is compared, never
+obeyed. (PyJWT does the same and more; its import takes 250 ms and 13 MB, PyNaCl's 40 ms and 1.3 MB. The tests
+compare the two.)
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from schemas.errors import BadInput
 ISSUER = "dmsc"
 MOST_CHARACTERS = 4096
 SKEW_S = 30.0
-"""A token may come from an authorizer whose clock is this much ahead."""
+"""Largest accepted lead of the clock of an authorizer that issued a token."""
 
 
-def _encoded(data: bytes) -> str:
+def _encode(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
-HEADER = _encoded(b'{"alg":"EdDSA","typ":"JWT"}')
+HEADER = _encode(b'{"alg":"EdDSA","typ":"JWT"}')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claims:
-    """What a token says. Times are seconds since the epoch."""
+    """The claims of a token. Times are seconds since the epoch."""
 
     subject: str
     id: str
@@ -47,16 +47,16 @@ class Claims:
 
 
 class TokenRefused(Exception):
-    """The token opens nothing; the text says why, in words for whoever sent it."""
+    """The token is not valid; the text says why, for the user who sent it."""
 
 
 def looks_like_one(token: str) -> bool:
-    """Whether this is meant to be a JSON web token (and not a plain one of the users' file)."""
+    """Whether this looks like a JSON web token, not like a plain token of the users' file."""
     return token.startswith("eyJ") and token.count(".") == 2
 
 
 def issue(key: SigningKey, claims: Claims) -> str:
-    """The token."""
+    """Sign the claims; return the token."""
     body = {
         "iss": ISSUER,
         "sub": claims.subject,
@@ -64,29 +64,29 @@ def issue(key: SigningKey, claims: Claims) -> str:
         "iat": claims.issued_at,
         "exp": claims.expires_at,
     }
-    signed = f"{HEADER}.{_encoded(json.dumps(body, separators=(',', ':')).encode())}"
-    return f"{signed}.{_encoded(key.sign(signed.encode()).signature)}"
+    content = f"{HEADER}.{_encode(json.dumps(body, separators=(',', ':')).encode())}"
+    return f"{content}.{_encode(key.sign(content.encode()).signature)}"
 
 
 def read(key: VerifyKey, token: str, now: float) -> Claims:
-    """The claims of a token that this mesh's key has signed and that lasts. Raises `TokenRefused`."""
+    """The claims of a valid token that this mesh's key has signed; raises `TokenRefused` otherwise."""
     header, _, rest = token.partition(".")
     body, _, signature = rest.partition(".")
     if len(token) > MOST_CHARACTERS or header != HEADER:
         raise TokenRefused("this token is not one of this mesh's")
     try:
-        key.verify(f"{header}.{body}".encode(), _decoded(signature))
-        said = json.loads(_decoded(body))
+        key.verify(f"{header}.{body}".encode(), _decode(signature))
+        body_claims = json.loads(_decode(body))
         claims = Claims(
-            subject=str(said["sub"]),
-            id=str(said["jti"]),
-            issued_at=float(said["iat"]),
-            expires_at=float(said["exp"]),
+            subject=str(body_claims["sub"]),
+            id=str(body_claims["jti"]),
+            issued_at=float(body_claims["iat"]),
+            expires_at=float(body_claims["exp"]),
         )
     except (BadSignatureError, ValueError, binascii.Error, KeyError, TypeError):
-        # another mesh's token looks like this as well: it was signed with another key
+        # so does the token of another mesh, which was signed with another key
         raise TokenRefused("this token is not one of this mesh's") from None
-    if said.get("iss") != ISSUER or not is_token(claims.id):
+    if body_claims.get("iss") != ISSUER or not is_token(claims.id):
         raise TokenRefused("this token is not one of this mesh's")
     if now >= claims.expires_at:
         raise TokenRefused(f"this token of {claims.subject} has expired; ask for a new one")
@@ -96,7 +96,7 @@ def read(key: VerifyKey, token: str, now: float) -> Claims:
 
 
 def load_key(path: Path) -> SigningKey:
-    """The signing key in a file. Raises `BadInput` with one line, which never quotes it."""
+    """The signing key in a file. Raises `BadInput` with one line, which never quotes the key."""
     try:
         text = path.read_text(encoding="ascii").strip()
         mode = path.stat().st_mode & 0o077

@@ -1,7 +1,7 @@
 """Writes the audit stream: one chain for all authorizers (`schemas.audit`).
 
 A privileged act is recorded before it is permitted: without a record there is no permission. Refusals are
-recorded behind the answer, a few by themselves and the rest counted (`refusals.py`).
+recorded after the answer, a few one by one and the rest as counts (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from schemas.signals import AccessDecision, Role
 log = get_logger("audit")
 
 DEADLINE_S = 8.0
-"""How long one record may take; a cluster that elects a leader takes most of it."""
+"""Limit for writing one record; a server cluster that elects its leader takes most of it."""
 PAUSE_S = 0.02
 
 
 class AuditTrail:
-    """One authorizer's part in the chain."""
+    """Writes one authorizer's records to the chain."""
 
     def __init__(
         self,
@@ -41,21 +41,20 @@ class AuditTrail:
         refusals: Refusals | None = None,
         archive: AuditArchive | None = None,
     ) -> None:
-        """`refusals`: those that it writes, where somebody else has them, too; they outlive it. `archive`:
-        keeps up with what is written."""
+        """`refusals` is given if others share it, too, and it outlives this; `archive` copies the records."""
         self._archive = archive
         self.refusals = refusals or Refusals(authorizer)
         self._bus = bus
         self._authorizer = authorizer
-        self._turn = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     async def act(self, kind: AuditKind, *, asked: str = "", **what: Any) -> None:
-        """Records what is about to be done. Raises `Unavailable` where it can't: then it must not be.
+        """Record an act that is about to be done. Raises `Unavailable` on failure: it must not be done then.
 
-        `asked`: the envelope id of the request. One that is repeated may reach several authorizers, and the
+        `asked` is the envelope id of the request. A repeated request may reach several authorizers, and the
         stream keeps one record of it.
         """
-        id = _id(asked, kind, what) if asked else None
+        id = _record_id(asked, kind, what) if asked else None
         try:
             await self._write(made(self._authorizer, kind, id=id, allow=True, **what))
         except DmscError as error:
@@ -74,12 +73,12 @@ class AuditTrail:
         rule: str = "",
         gateway: str = "",
     ) -> None:
-        """Records a refusal, behind the scenes. `user` is empty where it is not known. Never raises."""
+        """Queue the record of a refusal. `user` is empty if unknown. Never raises and never waits."""
         refusal = Refusal(user=user, action=action, resource=resource, reason=reason)
         self.refusals.add(user, "refused", refusal, role=role, rule=rule, gateway=gateway)
 
     async def run(self) -> None:
-        """Writes refusals until cancelled; what waits then is still written, if that takes no time."""
+        """Write refusals until cancelled; waiting ones are then still written, within a second."""
         try:
             await self._write_refusals(window_over=False)
             while True:
@@ -91,14 +90,15 @@ class AuditTrail:
 
     async def _write_refusals(self, *, window_over: bool) -> None:
         while self.refusals.waiting:
-            await self._try(self.refusals.waiting[0])  # stays until then: it is stored once, however often
+            # It stays queued until it is written; with its id it is stored once, however often it is tried.
+            await self._write_or_count(self.refusals.waiting[0])
             self.refusals.waiting.popleft()
         if window_over:
             for record in self.refusals.close():
-                await self._try(record)
+                await self._write_or_count(record)
 
-    async def _try(self, record: AuditRecord) -> None:
-        """Nobody waits for a refusal's record: one that can't be written is counted, and told by the log."""
+    async def _write_or_count(self, record: AuditRecord) -> None:
+        """Write a refusal's record; a failure is counted and logged, as nobody waits for the record."""
         try:
             await self._write(record)
         except DmscError as error:
@@ -113,19 +113,25 @@ class AuditTrail:
             )
 
     async def _write(self, record: AuditRecord) -> int:
-        """Behind whatever is last; other authorizers write as well, so it may take several attempts."""
+        """Append a record to the chain; it may take several attempts, as other authorizers write as well."""
         failure: DmscError | None = None
-        async with self._turn:
+        async with self._write_lock:
             deadline = time.monotonic() + DEADLINE_S
             while time.monotonic() < deadline:
                 try:
                     last, before = await self._bus.tail(subjects.AUDIT)
                     if self._archive is not None:
                         self._archive.admit(last)
-                    said = before.message if before is not None else None
-                    linked = chained(record, last + 1, said if isinstance(said, AuditRecord) else None)
+                    message = before.message if before is not None else None
+                    record_in_chain = chained(
+                        record, last + 1, message if isinstance(message, AuditRecord) else None
+                    )
                     number = await self._bus.append_behind(
-                        subjects.AUDIT, linked, message_id=record.id, last=last, authorizer=self._authorizer
+                        subjects.AUDIT,
+                        record_in_chain,
+                        message_id=record.id,
+                        last=last,
+                        authorizer=self._authorizer,
                     )
                     if self._archive is not None:
                         self._archive.wrote()
@@ -138,14 +144,14 @@ class AuditTrail:
         raise failure or Unavailable("other authorizers write at the same time")
 
 
-def _id(asked: str, kind: AuditKind, what: dict[str, Any]) -> str:
-    """With the act in it: an asker that gives several acts one envelope id hides none of them."""
+def _record_id(asked: str, kind: AuditKind, what: dict[str, Any]) -> str:
+    """The id of an act's record. It depends on the act, so acts with the same envelope id hide no other."""
     text = json.dumps([asked, kind, what], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def about(decision: AccessDecision, action: str, resource: str, gateway: str) -> dict[str, Any]:
-    """A decision as a record tells it."""
+    """The fields of a decision in an audit record."""
     return {
         "user": decision.user,
         "role": decision.role,

@@ -1,9 +1,9 @@
-"""How many refusals are recorded one by one, so that nobody can fill the audit stream by being refused. Pure.
+"""Limits how many refusals get a record each, so that refused clients can't fill the audit stream. Pure.
 
-Refusals come in groups: at the gateways' doors a user is one, and all strangers together; at the bus's door
-whoever is refused as the same, from the same host, for the same reason. Each group has a few records per
-window; what comes beyond is counted, and told in one record at the window's end. So nothing is lost silently,
-and the stream grows by at most `(each + 1) * (groups + 1)` records per window.
+Refusals are grouped: at gateways, each user is a group, and all unknown users together; at the bus,
+connections with the same name, host and reason are a group. Each group has a few records per window; further
+refusals are counted and reported in one record at the end of the window. So nothing is lost silently, and the
+stream grows by at most `(each + 1) * (groups + 1)` records per window.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class RateLimitedRecordsConfig:
-    """Bounds: 17 groups × 4 records of 0.7 kB in 5 minutes are 14 MB a day at most."""
+    """Bounds of records: 17 groups × 4 records of 0.7 kB in 5 minutes are 14 MB a day at most."""
 
     window_s: float = 300.0
-    each: int = 3  # recorded one by one, per group and window
-    groups: int = 16  # told apart; the others are counted together
+    each: int = 3  # refusals with a record each, per group and window
+    groups: int = 16  # separate groups; refusals of all others are counted together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Who was refused what, and why. `user` is empty where nobody is known."""
+    """A refusal: which user was refused which action, and why. `user` is empty if unknown."""
 
     user: str = ""
     action: str = ""
@@ -33,45 +33,45 @@ class Refusal:
 
 @dataclass(slots=True)
 class AggregatedRefusals:
-    """What was not recorded one by one."""
+    """The count of a group's refusals without a record each."""
 
     last: Refusal
     count: int = 0
-    others: bool = False  # of several groups: those beyond what is told apart
+    others: bool = False  # of several groups: those beyond the separate ones
 
 
-class _Others:
-    """In place of a group: all beyond those that are told apart."""
+class _OtherGroups:
+    """The group of all refusals beyond the separate groups."""
 
 
 @dataclass(slots=True)
 class RateLimitedRecords:
-    """The present window. Times are any clock's seconds, handed in."""
+    """The present window. Times are seconds of any clock, passed in."""
 
     config: RateLimitedRecordsConfig = field(default_factory=RateLimitedRecordsConfig)
-    _ends: float = 0.0
-    _seen: dict[Hashable, int] = field(default_factory=dict)
-    _folded: dict[Hashable, AggregatedRefusals] = field(default_factory=dict)
+    _window_end: float = 0.0
+    _counts: dict[Hashable, int] = field(default_factory=dict)
+    _aggregates: dict[Hashable, AggregatedRefusals] = field(default_factory=dict)
 
     def take(self, group: Hashable, refusal: Refusal, now: float) -> bool:
-        """Counts a refusal; True where it is to be recorded by itself."""
-        if not self._seen:
-            self._ends = now + self.config.window_s
-        key = group if group in self._seen or len(self._seen) < self.config.groups else _Others
-        self._seen[key] = self._seen.get(key, 0) + 1
-        if self._seen[key] <= self.config.each:
+        """Count a refusal; True if it is to get a record of its own."""
+        if not self._counts:
+            self._window_end = now + self.config.window_s
+        key = group if group in self._counts or len(self._counts) < self.config.groups else _OtherGroups
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if self._counts[key] <= self.config.each:
             return True
-        folded = self._folded.setdefault(key, AggregatedRefusals(refusal, others=key is _Others))
-        folded.count += 1
-        folded.last = refusal
+        aggregate = self._aggregates.setdefault(key, AggregatedRefusals(refusal, others=key is _OtherGroups))
+        aggregate.count += 1
+        aggregate.last = refusal
         return False
 
     def due(self, now: float) -> float | None:
-        """Seconds until the window ends; None where nothing was refused in it."""
-        return max(0.0, self._ends - now) if self._seen else None
+        """Seconds until the window ends; None if it has no refusal."""
+        return max(0.0, self._window_end - now) if self._counts else None
 
     def close(self) -> list[AggregatedRefusals]:
-        """Ends the window; what is to be told of it."""
-        folded = list(self._folded.values())
-        self._seen, self._folded = {}, {}
-        return folded
+        """End the window; return the counts to record."""
+        aggregates = list(self._aggregates.values())
+        self._counts, self._aggregates = {}, {}
+        return aggregates

@@ -1,7 +1,7 @@
-"""Refusals on their way to the audit stream: from before there is a bus, bounded, and in nobody's way.
+"""A bounded queue of refusals for the audit stream, usable before there is a bus and without waiting.
 
-The first of each group wait here to be written, the rest are counted (`folding.py`); `audit_trail.py` writes
-what waits.
+The first refusals of each group are queued here, the rest are counted (`rate_limited_records.py`);
+`audit_trail.py` writes the queue.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from schemas.audit import AuditKind, AuditRecord
 from schemas.signals import Role
 
 WAITING = 256
-"""Refusals that wait to be written; beyond, they are only counted."""
+"""Most queued refusals; further ones are only counted."""
 EVERYBODY_ELSE = "*"
-"""Who is named where a record counts refusals of several."""
+"""The user in a record that counts refusals of several users."""
 _SHORT = 200
 
 
 class Refusals:
-    """Those of one authorizer at one door."""
+    """The refusals of one authorizer, of requests or of connections."""
 
     def __init__(self, authorizer: str, config: RateLimitedRecordsConfig | None = None) -> None:
         self.unwritten = 0
         self.waiting: deque[AuditRecord] = deque()
-        """To be written, oldest first; whoever has written one takes it off."""
+        """The records to be written, oldest first; the writer removes each after writing it."""
         self._authorizer = authorizer
-        self._folding = RateLimitedRecords(config or RateLimitedRecordsConfig())
-        self._news = asyncio.Event()
+        self._limiter = RateLimitedRecords(config or RateLimitedRecordsConfig())
+        self._changed = asyncio.Event()
 
     def add(self, group: Hashable, kind: AuditKind, refusal: Refusal, **more: Any) -> None:
-        """`more`: further fields of the record. Never raises, never waits."""
-        if self._folding.take(group, refusal, time.monotonic()):
+        """Add a refusal; `more` has further fields of the record. Never raises, never waits."""
+        if self._limiter.take(group, refusal, time.monotonic()):
             if len(self.waiting) < WAITING:
                 self.waiting.append(made(self._authorizer, kind, **_fields(refusal), **more))
             else:
                 self.unwritten += 1
-        self._news.set()
+        self._changed.set()
 
     def close(self) -> list[AuditRecord]:
-        """Ends the window; what tells how many were only counted in it."""
+        """End the window; return the records of refusals that were only counted."""
         return [
-            made(self._authorizer, "folded", count=one.count, **_fields(one.last, one))
-            for one in self._folding.close()
+            made(self._authorizer, "folded", count=aggregate.count, **_fields(aggregate.last, aggregate))
+            for aggregate in self._limiter.close()
         ]
 
     async def news(self) -> bool:
-        """Returns when there is something to do; True: the window has ended."""
+        """Wait until there is something to write; True if the window has ended."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._folding.due(time.monotonic())):
-                await self._news.wait()
-        self._news.clear()
-        return self._folding.due(time.monotonic()) == 0.0
+            async with asyncio.timeout(self._limiter.due(time.monotonic())):
+                await self._changed.wait()
+        self._changed.clear()
+        return self._limiter.due(time.monotonic()) == 0.0
 
 
-def made(authorizer: str, kind: AuditKind, *, id: str | None = None, **what: Any) -> AuditRecord:
-    """A record that is no link of the chain yet; without `id`, unlike any other."""
-    short = {
+def made(authorizer: str, kind: AuditKind, *, id: str | None = None, **fields: Any) -> AuditRecord:
+    """A record that is not in the chain yet; without `id` it gets a unique one."""
+    short_fields = {
         key: value[:_SHORT] if isinstance(value, str) and not isinstance(value, Role) else value
-        for key, value in what.items()
+        for key, value in fields.items()
     }
     return AuditRecord(
-        id=id or secrets.token_hex(8), at=time.time(), authorizer=authorizer, kind=kind, **short
+        id=id or secrets.token_hex(8), at=time.time(), authorizer=authorizer, kind=kind, **short_fields
     )
 
 
-def _fields(refusal: Refusal, folded: AggregatedRefusals | None = None) -> dict[str, str]:
-    user = EVERYBODY_ELSE if folded is not None and folded.others else refusal.user
+def _fields(refusal: Refusal, aggregate: AggregatedRefusals | None = None) -> dict[str, str]:
+    user = EVERYBODY_ELSE if aggregate is not None and aggregate.others else refusal.user
     return {
         "user": user,
         "action": refusal.action,

@@ -1,7 +1,7 @@
-"""AAM at the server's own door: who may connect, and to what (draft §3 AAM; ADR-0022).
+"""The AAM's decisions on connections to the bus: who may connect, and to which subjects (draft §3; ADR-0022).
 
 `ConnectionAuthorizer.decide` is pure but for the log, its counters and the users. Several may run, in any
-process that has the keys: each answers for whatever connection the server asks it about. No secret is logged.
+process that has the keys: each answers the requests that the server sends it. No secret is logged.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from schemas.signals import Role
 log = get_logger("authorizer.callout")
 
 USER_CONNECTION_S = 24 * 3600.0
-"""A user's connection is made again after this; a removed user's is ended at once (`evictions`)."""
+"""A user must reconnect after this; a removed user's connections are closed at once (`disconnection`)."""
 REMEMBERED = 100
+"""Most texts of refusals kept."""
 NAME_MOST = 120
 """Characters of the name that a caller gives itself, for logs and the audit."""
 TOLD_MOST = 1_000
-"""Refusals logged one by one; then only each hundredth: who knocks a million times fills no disk."""
+"""Refusals logged one by one; then only each hundredth, so that a million attempts fill no disk."""
 
 PresentUsers = Callable[[], Users | tuple[User, ...]]
 
 
 class Jobs(Protocol):
-    """Those whose instances may come in, and those whose instances may not any more."""
+    """The jobs whose instances may connect, and those whose instances may no longer."""
 
     @property
     def going(self) -> Collection[str]: ...
@@ -57,17 +58,17 @@ class Jobs(Protocol):
     def ended(self) -> Collection[str]: ...
 
     async def news(self) -> None:
-        """Returns once another job is known."""
+        """Wait until another job is known."""
 
 
 class Reporter(Protocol):
-    """A line and its fields."""
+    """Takes a log line and its fields."""
 
     def __call__(self, event: str, **fields: str) -> object: ...
 
 
 class ConnectionAuthorizer:
-    """Decides about connections."""
+    """Decides on connections."""
 
     def __init__(
         self,
@@ -81,12 +82,18 @@ class ConnectionAuthorizer:
         jobs: Jobs | None = None,
         revocations_read: asyncio.Event | None = None,
     ) -> None:
-        """`tell` takes the lines about those who were let in; by default they go to the log.
-        `refusals`: where who was not is put down for the audit stream. `jobs`: without,
-        no instance is let in. `revocations_read`: until it is set, only authorizers are let in; without,
-        `users` has all revocations already.
+        """Make an authorizer of connections.
 
-        `account`: where they are put; `roots`: by which credentials are checked, if not those of `keys`.
+        Args:
+            keys: the guard's keys.
+            users: returns the present users and revocations.
+            tell: takes the lines about accepted connections; by default they go to the log.
+            roots: the roots by which credentials are checked; by default those of `keys`.
+            account: the account that connections are put into.
+            refusals: takes refused connections, for the audit stream.
+            jobs: the jobs; without them no instance may connect.
+            revocations_read: until it is set, only authorizers may connect; None: `users` has all revocations
+                already.
         """
         self.account = account
         self.granted: Counter[str] = Counter()  # by kind or role
@@ -104,10 +111,10 @@ class ConnectionAuthorizer:
     async def at_door(
         self, servers: Sequence[str], name: str, *, patience_s: float = 30.0
     ) -> AsyncIterator[AuthCallout]:
-        """Answers the servers until the end of the block.
+        """Answer the servers until the block ends.
 
         Raises:
-            BusUnreachable, Refused: as `AuthCallout.running`.
+            BusUnreachable, Refused: see `AuthCallout.running`.
         """
         async with AuthCallout.running(
             servers, self._keys, self, name=name, patience_s=patience_s
@@ -116,22 +123,23 @@ class ConnectionAuthorizer:
             yield callout
 
     def decide(self, caller: Caller) -> ConnectionGrant:
-        """
+        """Decide on a caller's connection.
+
         Raises:
             Refused: the reason, for the log.
-            NotKnownYet: an instance's job is not known, or nothing that was revoked is.
+            NotKnownYet: an instance's job is not known yet, or the revocations are not read yet.
         """
         try:
-            what, grant = self._decide(caller, time.time())
+            kind, grant = self._decide(caller, time.time())
         except NotKnownYet:
             raise
         except Refused as error:
             self.left_out(caller, error)
             raise
-        self.granted[what] += 1
+        self.granted[kind] += 1
         where = {} if self.account == ACCOUNT else {"account": self.account}
         self._tell(
-            "let in", connection=caller.name[:NAME_MOST], host=caller.host, as_=grant.name, what=what, **where
+            "let in", connection=caller.name[:NAME_MOST], host=caller.host, as_=grant.name, what=kind, **where
         )
         return grant
 
@@ -139,40 +147,42 @@ class ConnectionAuthorizer:
         if not caller.token:
             raise Refused("no credential and no token", why="nothing")
         if caller.signature:
-            checked = self._checked(caller, now)
-            identity = checked.identity
-            if identity.kind is not EntityKind.AUTHORIZER:  # by whose connection the revocations are read
+            credential = self._check_credential(caller, now)
+            identity = credential.identity
+            if identity.kind is not EntityKind.AUTHORIZER:  # its connection reads the revocations
                 self._wait_for_revocations(identity.name)
-            self._refuse_ended(checked)
-            name = connection_by(identity.name, (checked.root, *checked.ids))
+            self._refuse_ended(credential)
+            name = connection_by(identity.name, (credential.root, *credential.ids))
             return identity.kind, ConnectionGrant(
-                name, of_identity(identity), checked.expires_at, self.account
+                name, of_identity(identity), credential.expires_at, self.account
             )
         self._wait_for_revocations("who shows a token")
-        found = recognise(self._users(), caller.token, now)
-        if isinstance(found, UnknownUser):
-            why = "user" if found.name else "unknown"
-            reason = found.reason if found.name else "neither a credential of this mesh nor a user's token"
-            raise Refused(reason, why=why, user=found.name)
-        return self._user(found, caller, now)
+        user = recognise(self._users(), caller.token, now)
+        if isinstance(user, UnknownUser):
+            why = "user" if user.name else "unknown"
+            reason = user.reason if user.name else "neither a credential of this mesh nor a user's token"
+            raise Refused(reason, why=why, user=user.name)
+        return self._grant_user(user, caller, now)
 
     def _wait_for_revocations(self, who: str) -> None:
-        """
+        """Check that revocations are known.
+
         Raises:
-            NotKnownYet: what was revoked has yet to be read.
+            NotKnownYet: the revocations are not read yet.
         """
         if self._revocations_read is not None and not self._revocations_read.is_set():
             raise NotKnownYet(f"{who} waits until what was revoked is known here", why="early")
 
-    def _refuse_ended(self, checked: Checked) -> None:
-        """
+    def _refuse_ended(self, credential: Checked) -> None:
+        """Check that a credential still counts.
+
         Raises:
             Refused: it was revoked, or its job has ended.
-            NotKnownYet: it is an instance's of a job that is not known.
+            NotKnownYet: it belongs to an instance of a job that is not known.
         """
-        users, who = self._users(), checked.identity
+        users, who = self._users(), credential.identity
         revoked = users.revoked_credentials if isinstance(users, Users) else {}
-        for id in checked.ids:
+        for id in credential.ids:
             if id in revoked:
                 why = f": {revoked[id].reason}" if revoked[id].reason else ""
                 raise Refused(
@@ -187,7 +197,7 @@ class ConnectionAuthorizer:
             raise NotKnownYet(f"no record of the job of {who.name} is known here", why="job")
 
     async def news(self, caller: Caller) -> None:
-        """Returns once what was revoked is known, or another job."""
+        """Wait until the revocations are known, or another job is."""
         if self._revocations_read is not None and not self._revocations_read.is_set():
             await self._revocations_read.wait()
         elif self._jobs is None:
@@ -195,8 +205,8 @@ class ConnectionAuthorizer:
         else:
             await self._jobs.news()
 
-    def _checked(self, caller: Caller, now: float) -> Checked:
-        """Of this mesh's root; for a while also of the one before it, for as long as that counts."""
+    def _check_credential(self, caller: Caller, now: float) -> Checked:
+        """Check a credential by this mesh's root, or by the root before it for as long as that one counts."""
         assert caller.signature
         roots, root = self.roots(), root_of(caller.token)
         if root == roots.before != roots.root and now >= roots.before_until:
@@ -207,34 +217,34 @@ class ConnectionAuthorizer:
             )
         old = root != roots.root and roots.counts(root, now)
         root = root if old else roots.root
-        checked = check(caller.token, caller.nonce, caller.signature, root, now)
-        expires_at = min(checked.expires_at, int(roots.before_until)) if old else checked.expires_at
-        return replace(checked, expires_at=expires_at, root=id_of(root))
+        credential = check(caller.token, caller.nonce, caller.signature, root, now)
+        expires_at = min(credential.expires_at, int(roots.before_until)) if old else credential.expires_at
+        return replace(credential, expires_at=expires_at, root=id_of(root))
 
-    def _user(self, user: User, caller: Caller, now: float) -> tuple[str, ConnectionGrant]:
+    def _grant_user(self, user: User, caller: Caller, now: float) -> tuple[str, ConnectionGrant]:
         inbox = inbox_of_token(caller.token)
         permissions = of_role(user.role, inbox)
-        module = module_of(user, caller.name.partition("/")[0], self._names())
+        module = module_of(user, caller.name.partition("/")[0], self._user_names())
         if module is not None:
             permissions = permissions.with_(of_users_module(module, user.name, inbox))
         expires = int(now + USER_CONNECTION_S)
-        if user.expires_at is not None:  # with the token, so does the connection
+        if user.expires_at is not None:  # the connection expires with the token
             expires = min(expires, int(user.expires_at))
         return user.role, ConnectionGrant(connection_of(user.name), permissions, expires, self.account)
 
-    def _names(self) -> set[str]:
+    def _user_names(self) -> set[str]:
         users = self._users()
         if not isinstance(users, Users):
             users = Users(listed=users)
         return {*(user.name for user in users.listed), *users.records}
 
     def knows(self, token: str) -> bool:
-        """Whether this is, or was, a token of one of our users."""
-        found = recognise(self._users(), token, time.time())
-        return isinstance(found, User) or bool(found.name)
+        """Whether this is or was a token of one of our users."""
+        user = recognise(self._users(), token, time.time())
+        return isinstance(user, User) or bool(user.name)
 
     def left_out(self, caller: Caller, error: Refused) -> None:
-        """Notes who is not let in, for the log and the audit."""
+        """Count and log a refused connection, and queue it for the audit."""
         self.refused[str(error.fields.get("why", "credential"))] += 1
         self.reasons.append(error.text)
         if self._refusals is not None:
@@ -247,8 +257,11 @@ class ConnectionAuthorizer:
 
 
 def refused_connection(caller: Caller, error: Refused) -> Refusal:
-    """As the audit tells it. `user` is a user whose token was shown, and opens nothing any more; the name in
-    `resource` is what the caller said."""
+    """A refused connection for the audit.
+
+    `user` is the user whose token was shown and is no longer valid; the name in `resource` is what the caller
+    gave.
+    """
     name = plain(caller.name.partition("/")[0])[:NAME_MOST]
     return Refusal(
         user=str(error.fields.get("user", "")),
@@ -259,14 +272,16 @@ def refused_connection(caller: Caller, error: Refused) -> Refusal:
 
 
 def module_of(user: User, sid: str, users: Collection[str] = ()) -> Identity | None:
-    """The functional module that a user may run under this SID: one that bears the user's name, `alice` or
-    `alice-…`; an administrator any. A viewer runs none. `users`: the names of all: `alice-smith` is not
-    alice's where there is a user of that name."""
+    """The functional module that a user may run under this SID; None if they may not run it.
+
+    A user may run modules with the user's name, `alice` or `alice-…`, an administrator any, a viewer none.
+    `users` has the names of all: `alice-smith` is not alice's if there is a user of that name.
+    """
     longer = (name for name in users if name != user.name and names.is_users(name, user.name))
-    mine = names.is_users(sid, user.name) and not any(names.is_users(sid, name) for name in longer)
-    if user.role is Role.VIEWER or not is_token(sid) or not (mine or user.role is Role.ADMIN):
+    own = names.is_users(sid, user.name) and not any(names.is_users(sid, name) for name in longer)
+    if user.role is Role.VIEWER or not is_token(sid) or not (own or user.role is Role.ADMIN):
         return None
-    if names.taken(sid) is not None:  # not even an administrator's module is called like an entity
+    if names.taken(sid) is not None:  # not even an administrator's module may have an entity's name
         return None
-    owner = user.name if user.role is Role.RESEARCHER else ""  # others may change anybody's jobs themselves
+    owner = user.name if user.role is Role.RESEARCHER else ""  # other roles may change any job themselves
     return Identity(name=sid, kind=EntityKind.FUNCTIONAL_MODULE, module=names.module_of(sid), owner=owner)

@@ -1,8 +1,7 @@
-"""Who loses the right to be connected while connected: their connections are ended, whoever took the right.
+"""Closes the connections of clients that lose the right to be connected.
 
-A guard hears of revocations and of the ends of jobs by watching the buckets. It refuses whoever knocks from
-that moment on, and has the servers end what is open; where a server did not answer, again and again until all
-have.
+A guard learns of revocations and ended jobs by watching the buckets. From then on it refuses new connections
+of these clients, and it has the servers close the open ones. It repeats that until all servers have answered.
 """
 
 from __future__ import annotations
@@ -17,46 +16,46 @@ from entities.authorizer.disconnection import Disconnections
 from schemas.access import Revocation
 
 SKEW_S = 30.0
-"""How far the clock of who revokes may be behind ours."""
+"""How far the clock of the process that revokes may be behind ours."""
 TICK_S = 1e-6
-"""Two revocations of one user are this far apart at least."""
+"""Least time between two revocations of one user."""
 LAST_WORDS_S = 3.0
-"""After its job has ended, an instance that is being stopped may still write its log this long."""
+"""How long an instance that is being stopped may still write its log after its job has ended."""
 AGAIN_FIRST_S, AGAIN_MOST_S = 1.0, 30.0
-"""Pauses before what did not work is tried again."""
+"""First and longest pause before a retry."""
 
 
 class Expulsions:
-    """Ends connections of revoked credentials, of users whose tokens were revoked, and of instances of jobs
-    that ended.
+    """Closes connections of revoked credentials, of users with revoked tokens, and of ended jobs' instances.
 
-    Older revocations come again whenever the bucket is read anew. Of users only what is revoked while we
-    watch counts, since who comes in later came by a newer token. A credential that is revoked stays so.
+    Old revocations are delivered again whenever the bucket is read anew. For users, only revocations during
+    the watch count, because a later connection was made with a newer token. A revoked credential stays
+    revoked.
     """
 
     def __init__(self, evictions: Disconnections, jobs: JobStates) -> None:
         self._evictions = evictions
         self._jobs = jobs
         self._since = time.time() - SKEW_S
-        self._done: dict[tuple[str, str], float] = {}
+        self._last_revocation: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, str], None] = {}
-        self._some = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._job_ended = asyncio.Event()
         jobs.heard = self._job_ended.set
 
     def revoked(self, revocation: Revocation) -> None:
-        what = (revocation.kind, revocation.id)
+        key = (revocation.kind, revocation.id)
         if revocation.kind == "credential":
-            if what not in self._done:
-                self._done[what] = revocation.at
-                self._wait_for(what)
-        elif revocation.at >= max(self._since, self._done.get(what, 0.0) + TICK_S):
-            self._done[what] = revocation.at
-            self._wait_for(("user", revocation.user))
+            if key not in self._last_revocation:
+                self._last_revocation[key] = revocation.at
+                self._queue(key)
+        elif revocation.at >= max(self._since, self._last_revocation.get(key, 0.0) + TICK_S):
+            self._last_revocation[key] = revocation.at
+            self._queue(("user", revocation.user))
 
-    def _wait_for(self, what: tuple[str, str]) -> None:
-        self._waiting[what] = None
-        self._some.set()
+    def _queue(self, key: tuple[str, str]) -> None:
+        self._waiting[key] = None
+        self._has_work.set()
 
     @asynccontextmanager
     async def carried_out(self) -> AsyncIterator[None]:
@@ -70,8 +69,8 @@ class Expulsions:
 
     async def _end_revoked(self) -> None:
         while True:
-            await self._some.wait()
-            self._some.clear()
+            await self._has_work.wait()
+            self._has_work.clear()
             pause_s = AGAIN_FIRST_S
             while self._waiting:
                 for kind, id in tuple(self._waiting):

@@ -1,4 +1,4 @@
-"""Which jobs there are, as their records say: an instance's credential begins and ends with its job."""
+"""Running and ended jobs by their records: an instance's credential begins and ends with its job."""
 
 from __future__ import annotations
 
@@ -12,38 +12,40 @@ from schemas.job import ENDED
 
 
 class JobStates:
-    """`going` and `ended` are the present state; `heard` is called for each job that ends, and once for all
-    that had before. A job in neither is not known: its record is not read yet, or there is no such job."""
+    """The jobs in `going` and `ended`; `heard` is called when a job ends, and once for all earlier ends.
+
+    A job in neither set is not known: its record is not read yet, or there is no such job.
+    """
 
     def __init__(self) -> None:
         self.going: set[str] = set()
         self.ended: set[str] = set()
         self.heard: Callable[[], None] = lambda: None
-        self._news = asyncio.Event()
+        self._added = asyncio.Event()
         self._watch: Watch | None = None
         self._current = False
-        self._seen: set[str] | None = None  # while all records are read anew
+        self._initial: set[str] | None = None  # jobs seen while all records are read anew
 
     async def start(self, bus: Bus) -> None:
-        self._seen = set()
-        self._watch = await bus.bucket(subjects.JOB_RECORD).watch(self._changed)
+        self._initial = set()
+        self._watch = await bus.bucket(subjects.JOB_RECORD).watch(self._on_change)
 
     async def stop(self) -> None:
         if self._watch is not None:
             await self._watch.stop()
 
     async def news(self) -> None:
-        """Returns once another job is known."""
-        await self._news.wait()
+        """Wait until another job is known."""
+        await self._added.wait()
 
-    async def _changed(self, change: Change) -> None:
+    async def _on_change(self, change: Change) -> None:
         job = change.key
-        if self._seen is not None and job:
-            self._seen.add(job)
+        if self._initial is not None and job:
+            self._initial.add(job)
         if not job:
-            if self._seen is not None:  # records that went away while nobody watched
-                self.going &= self._seen
-                self._seen = None
+            if self._initial is not None:  # drop records that were removed without a watch
+                self.going &= self._initial
+                self._initial = None
             self._current = True
             self.heard()
         elif change.message is None:
@@ -58,5 +60,5 @@ class JobStates:
         elif job not in self.going:
             self.ended.discard(job)
             self.going.add(job)
-            self._news.set()
-            self._news = asyncio.Event()
+            self._added.set()
+            self._added = asyncio.Event()

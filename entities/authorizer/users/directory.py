@@ -1,6 +1,6 @@
-"""Who is a user at this moment: the users' file, records and revocations on the bus, the key.
+"""The present users: from the users' file, the records and revocations on the bus, and the key.
 
-Every process that has to know from whom a token is keeps one: the authorizers, and the callout's responders.
+Every process that identifies tokens keeps a directory: the authorizers and the auth callout's responders.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = get_logger("authorizer")
 
 
 class UserDirectory:
-    """`users` is the present state, for `identify`. `key` signs; None: tokens of the file are all there is.
+    """The present users in `users`, for `identify`. `key` signs tokens; None: only the file's tokens exist.
 
-    `read` is set once everything that was revoked before is known: until then nobody can say that a token or
-    a credential still opens anything.
+    `read` is set once all earlier revocations are known; until then no token or credential can be called
+    valid.
 
-    Raises `BadInput` with one line where the file or the key is missing or wrong.
+    Raises `BadInput` with one line if the file or the key is missing or wrong.
     """
 
     def __init__(self, tokens_file: Path, key_file: Path | None) -> None:
@@ -42,83 +42,90 @@ class UserDirectory:
         self.revoked: Callable[[Revocation], None] = lambda revocation: None
         self.read = asyncio.Event()
         self._records: UserRecords | None = None
-        self._known: dict[str, UserRecord] = {}
-        self._revoked: dict[str, Revocation] = {}
+        self._user_records: dict[str, UserRecord] = {}
+        self._revocations: dict[str, Revocation] = {}
         self._watches: list[Watch] = []
         self.users = self._snapshot()
 
     async def start(self, bus: Bus) -> None:
-        """Returns once records and revocations are followed; the first come within milliseconds, and set
-        `read`. Until then there are the users of the file."""
+        """Follow records and revocations; return once both watches exist.
+
+        The first ones come within milliseconds and set `read`. Until then only the file's users are known.
+        """
         self._records = UserRecords(bus)
         try:
-            self._watches = [await bus.bucket(subjects.REVOCATION).watch(self._revocation_changed)]
-        except NotFound:  # a new mesh, which has not even the bucket: nothing was revoked
+            self._watches = [await bus.bucket(subjects.REVOCATION).watch(self._on_revocation)]
+        except NotFound:  # a new mesh without the bucket: nothing was revoked
             self.read.set()
             raise
-        self._watches.append(await self._records.watch(self._record_changed))
+        self._watches.append(await self._records.watch(self._on_record))
 
     async def stop(self) -> None:
         for watch in self._watches:
             await watch.stop()
 
     def refresh(self) -> bool:
-        """Look at the file; True where it has changed."""
+        """Check the file; True if it has changed."""
         changed = self.file.refresh()
         if changed:
             self.users = self._snapshot()
         return changed
 
     async def recognise(self, token: str) -> User | UnknownUser:
-        """Whose token it is; one whose user is not known here is asked for once more, at the bus."""
-        found = recognise(self.users, token, time.time())
-        if self._records and isinstance(found, UnknownUser) and found.missing and is_token(found.name):
+        """The user of a token; a user who is not known here is looked up on the bus once more."""
+        user = recognise(self.users, token, time.time())
+        if self._records and isinstance(user, UnknownUser) and user.missing and is_token(user.name):
             try:
-                known = await self._records.get(found.name)
+                stored = await self._records.get(user.name)
             except DmscError as error:
-                log.warning("user record not readable", user=found.name, code=error.code, error=error.text)
+                log.warning("user record not readable", user=user.name, code=error.code, error=error.text)
                 raise
-            if known is not None:
-                self.learn(known.record)
+            if stored is not None:
+                self.learn(stored.record)
                 return recognise(self.users, token, time.time())
-        return found
+        return user
 
     def learn(self, record: UserRecord) -> None:
-        """A record that was just written or read: the watch would tell it a moment later."""
-        self._known[record.name] = record
+        """Take a record that was just written or read, before the watch delivers it."""
+        self._user_records[record.name] = record
         self.users = self._snapshot()
 
     def forget(self, name: str) -> None:
-        self._known.pop(name, None)
+        self._user_records.pop(name, None)
         self.users = self._snapshot()
 
     def learn_revocation(self, revocation: Revocation) -> None:
-        self._revoked[f"{revocation.kind}.{revocation.id}"] = revocation
+        self._revocations[f"{revocation.kind}.{revocation.id}"] = revocation
         self.users = self._snapshot()
         self.revoked(revocation)
 
-    async def _record_changed(self, change: Change) -> None:
+    async def _on_record(self, change: Change) -> None:
         if change.message is None:
             if change.key:
                 self.forget(change.key)
         else:
             self.learn(change.message)
 
-    async def _revocation_changed(self, change: Change) -> None:
+    async def _on_revocation(self, change: Change) -> None:
         if change.message is not None:
             self.learn_revocation(change.message)
         elif not change.key:
             self.read.set()
-        elif self._revoked.pop(change.key, None) is not None:
+        elif self._revocations.pop(change.key, None) is not None:
             self.users = self._snapshot()
 
     def _snapshot(self) -> Users:
-        revoked = self._revoked.values()
         return Users(
             listed=self.file.users,
-            records=dict(self._known),
-            revoked_tokens={each.id: each for each in revoked if each.kind == "token"},
-            revoked_users={each.id: each for each in revoked if each.kind == "user"},
-            revoked_credentials={each.id: each for each in revoked if each.kind == "credential"},
+            records=dict(self._user_records),
+            revoked_tokens=self._revocations_of("token"),
+            revoked_users=self._revocations_of("user"),
+            revoked_credentials=self._revocations_of("credential"),
             key=None if self.key is None else self.key.verify_key,
         )
+
+    def _revocations_of(self, kind: str) -> dict[str, Revocation]:
+        """The revocations of a kind, by the id of what is revoked."""
+        return {
+            revocation.id: revocation for revocation in self._revocations.values() if revocation.kind == kind
+        }

@@ -1,7 +1,7 @@
-"""Users and their tokens, changed for whoever may. Only the AAM writes the buckets; each change is audited.
+"""Carries out commands on users and tokens. Only the AAM writes the buckets; each change is audited.
 
-A revocation is written before anything else is done, so that whatever fails behind it leaves a token that
-opens nothing, never one that nobody remembers.
+A revocation is written before anything else is done, so that a later failure leaves a token that is not
+valid, never a valid token without a record.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from schemas.signals import Role
 log = get_logger("authorizer")
 
 ThrowOut = Callable[[str], Awaitable[int | None]]
-"""Ends the bus connections of a user; how many there were."""
+"""Closes the bus connections of a user; returns their number."""
 
 ATTEMPTS = 5
 REMEMBERED_TOKENS = 32
-"""Tokens listed per user; older ones stay valid until they expire, and go with a revocation of the user."""
+"""Tokens listed per user; older ones stay valid until they expire or the user is revoked."""
 
 
 async def nobody_to_throw_out(name: str) -> int | None:
-    """Where users have no connections to the bus of their own."""
+    """Close nothing, in meshes where users have no connections to the bus."""
     return 0
 
 
@@ -53,11 +53,11 @@ class TokenConfig:
 
 
 CLUSTERS_S = 2.0
-"""How long the registry is asked for the clusters' names."""
+"""Limit for the registry's answer about clusters and modules."""
 
 
 class UserOperations:
-    """Carries out what the rules have already allowed."""
+    """Carries out commands that the rules have already allowed."""
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class UserOperations:
         self._config = config or TokenConfig()
 
     async def carry_out(self, command: UserCommand, actor: User) -> UserAnswer:
-        """
+        """Carry out a user command.
+
         Raises:
-            BadInput, NotFound, Conflict: in one line.
+            BadInput, NotFound, Conflict: with one line.
             Unavailable: it can't be recorded on the audit stream; nothing was done.
         """
         if command.op == "list":
@@ -93,21 +94,21 @@ class UserOperations:
 
     async def _list(self) -> tuple[UserInfo, ...]:
         users = self._directory.users
-        found = [
+        infos = [
             UserInfo(
                 name=user.name, role=user.role, source="file", revoked=user.token_id in users.revoked_tokens
             )
             for user in users.listed
         ]
-        found += [self._info(record) for record in await self._records.all()]
-        return tuple(sorted(found, key=lambda user: user.name))
+        infos += [self._info(record) for record in await self._records.all()]
+        return tuple(sorted(infos, key=lambda info: info.name))
 
     def _info(self, record: UserRecord) -> UserInfo:
-        """With the tokens that still open something."""
+        """A user's information, with the tokens that are still valid."""
         users, now = self._directory.users, time.time()
-        of_user = users.revoked_users.get(record.name)
-        since = of_user.at if of_user is not None else 0.0
-        good = tuple(
+        revocation = users.revoked_users.get(record.name)
+        since = revocation.at if revocation is not None else 0.0
+        valid = tuple(
             token
             for token in record.tokens
             if token.expires_at > now and token.issued_at > since and token.id not in users.revoked_tokens
@@ -118,7 +119,7 @@ class UserOperations:
             source="mesh",
             created_at=record.created_at,
             created_by=record.created_by,
-            tokens=good,
+            tokens=valid,
         )
 
     async def _add(self, command: UserCommand, actor: User) -> UserAnswer:
@@ -127,7 +128,7 @@ class UserOperations:
         names.refuse_taken("user", command.name)
         if command.name in await self._clusters():
             raise Conflict(f"there is a cluster {command.name}: choose another name")
-        if module := await self._module_called(command.name):
+        if module := await self._module_named(command.name):
             raise Conflict(f"there is a module {module} of the mesh's own: choose another name")
         if command.role is None:
             raise BadInput(f"user {command.name}: which role? {', '.join(role.value for role in Role)}")
@@ -136,7 +137,7 @@ class UserOperations:
                 f"user {command.name} is in the users' file; choose another name, or take it out there"
             )
         claims = self._claims(command, actor)
-        await self._note(actor, command, role=command.role)
+        await self._audit_command(actor, command, role=command.role)
         record = UserRecord(
             name=command.name,
             role=command.role,
@@ -153,36 +154,38 @@ class UserOperations:
         return self._answer(record, claims, actor)
 
     async def _clusters(self) -> set[str]:
-        """Their agents are called `<cluster>-…`, as a user's modules are called `<user>-…`."""
+        """The clusters' names: their agents are called `<cluster>-…`, like a user's modules `<user>-…`."""
         try:
-            found = await resolve(self._bus, Resolve(kind=EntityKind.CLUSTER), timeout_s=CLUSTERS_S)
-        except DmscError as error:  # a mesh that is just starting; the next who looks is a person
+            answer = await resolve(self._bus, Resolve(kind=EntityKind.CLUSTER), timeout_s=CLUSTERS_S)
+        except DmscError as error:  # a mesh that is just starting; the user may try again
             log.warning("clusters not known", reason=error.text)
             return set()
-        return {record.endpoint.cluster for record in found.records}
+        return {record.endpoint.cluster for record in answer.records}
 
-    async def _module_called(self, name: str) -> str:
-        """A module that is no user's, and would bear the name of this one; empty if there is none."""
+    async def _module_named(self, name: str) -> str:
+        """A module of no user whose name would belong to a user `name`; empty if there is none."""
         try:
-            found = await resolve(self._bus, Resolve(kind=EntityKind.FUNCTIONAL_MODULE), timeout_s=CLUSTERS_S)
+            answer = await resolve(
+                self._bus, Resolve(kind=EntityKind.FUNCTIONAL_MODULE), timeout_s=CLUSTERS_S
+            )
         except DmscError as error:
             log.warning("modules not known", reason=error.text)
             return ""
-        theirs = (record.sid for record in found.records if owner_of(record) is None)
-        return next((sid for sid in theirs if names.is_users(sid, name)), "")
+        mesh_modules = (record.sid for record in answer.records if owner_of(record) is None)
+        return next((sid for sid in mesh_modules if names.is_users(sid, name)), "")
 
     async def _token(self, command: UserCommand, actor: User) -> UserAnswer:
         self._refuse_listed(command.name)
-        await self._record(command.name)  # before it is audited: one line where there is no such user
+        await self._record(command.name)  # before auditing: fails with one line if there is no such user
         claims = self._claims(command, actor)
-        await self._note(actor, command)
+        await self._audit_command(actor, command)
         for _ in range(ATTEMPTS):
-            known = await self._record(command.name)
-            present = tuple(token for token in known.record.tokens if token.expires_at > time.time())
+            stored = await self._record(command.name)
+            present = tuple(token for token in stored.record.tokens if token.expires_at > time.time())
             tokens = (*present, _issued(claims, actor))[-REMEMBERED_TOKENS:]
-            record = known.record.model_copy(update={"tokens": tokens})
+            record = stored.record.model_copy(update={"tokens": tokens})
             try:
-                await self._records.update(record, known.revision)
+                await self._records.update(record, stored.revision)
             except Conflict:
                 continue
             return self._answer(record, claims, actor)
@@ -191,22 +194,22 @@ class UserOperations:
     async def _revoke(self, command: UserCommand, actor: User) -> UserAnswer:
         listed = next((user for user in self._directory.users.listed if user.name == command.name), None)
         if listed is not None:
-            await self._note(actor, command)
+            await self._audit_command(actor, command)
             await self._write(self._revocation("token", listed.token_id, command, actor), None)
             note = f"the token of {command.name} in the users' file opens nothing any more"
         elif command.token_id is not None:
             await self._record(command.name)
-            await self._note(actor, command)
+            await self._audit_command(actor, command)
             await self._write(
                 self._revocation("token", command.token_id, command, actor), self._config.most_s
             )
             note = f"token {command.token_id} of {command.name} opens nothing any more"
         else:
             await self._record(command.name)
-            await self._note(actor, command)
+            await self._audit_command(actor, command)
             await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
             note = f"all tokens that {command.name} had open nothing any more"
-        await self._evict(command, actor)
+        await self._disconnect(command, actor)
         return UserAnswer(
             users=tuple(user for user in await self._list() if user.name == command.name), note=note
         )
@@ -214,16 +217,16 @@ class UserOperations:
     async def _remove(self, command: UserCommand, actor: User) -> UserAnswer:
         self._refuse_listed(command.name)
         await self._record(command.name)
-        await self._note(actor, command)
-        # their tokens stay revoked, also should there be a user of this name again
+        await self._audit_command(actor, command)
+        # the tokens stay revoked even if a user of this name is added again
         await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
         await self._records.delete(command.name)
         self._directory.forget(command.name)
-        await self._evict(command, actor)
+        await self._disconnect(command, actor)
         return UserAnswer(note=f"{command.name} is no user any more")
 
-    async def _evict(self, command: UserCommand, actor: User) -> None:
-        """What the tokens opened before is closed, too. Revoked they are, whether this works or not."""
+    async def _disconnect(self, command: UserCommand, actor: User) -> None:
+        """Close the user's connections, too. The tokens are revoked whether or not this works."""
         ended = await self._throw_out(command.name)
         if ended:
             await self._audit.act(
@@ -246,9 +249,9 @@ class UserOperations:
         if lasts_s > self._config.most_s:
             raise BadInput(f"--expires: at most {self._config.most_s / 86_400:g} days")
         now = time.time()
-        of_user = self._directory.users.revoked_users.get(command.name)
-        if of_user is not None:  # written by an authorizer whose clock is ahead of ours
-            now = max(now, of_user.at + 1e-3)
+        revocation = self._directory.users.revoked_users.get(command.name)
+        if revocation is not None:  # written by an authorizer whose clock is ahead of ours
+            now = max(now, revocation.at + 1e-3)
         return Claims(subject=command.name, id=secrets.token_hex(8), issued_at=now, expires_at=now + lasts_s)
 
     def _answer(self, record: UserRecord, claims: Claims, actor: User) -> UserAnswer:
@@ -258,10 +261,10 @@ class UserOperations:
         return UserAnswer(users=(self._info(record),), token=token, issued=_issued(claims, actor))
 
     async def _record(self, name: str) -> KnownUser:
-        known = await self._records.get(name) if is_token(name) else None
-        if known is None:
+        stored = await self._records.get(name) if is_token(name) else None
+        if stored is None:
             raise NotFound(f"there is no user {name!r}; `dmsc user list` shows who is")
-        return known
+        return stored
 
     def _refuse_listed(self, name: str) -> None:
         if any(user.name == name for user in self._directory.users.listed):
@@ -280,18 +283,18 @@ class UserOperations:
         try:
             await self._revocations.put(revocation, ttl_s=ttl_s, **tokens)
         except DmscError:
-            # unknown whether it was written; to write it again is the same
+            # unknown whether it was written; writing it again has the same result
             await self._revocations.put(revocation, ttl_s=ttl_s, **tokens)
         self._directory.learn_revocation(revocation)
 
-    async def _note(self, actor: User, command: UserCommand, role: Role | None = None) -> None:
-        what = {
+    async def _audit_command(self, actor: User, command: UserCommand, role: Role | None = None) -> None:
+        summary = {
             "add": f"added as {role}" if role else "added",
             "token": "a token issued",
             "revoke": f"token {command.token_id} revoked" if command.token_id else "all tokens revoked",
             "remove": "removed",
         }[command.op]
-        reason = f"{what}: {command.reason}" if command.reason else what
+        reason = f"{summary}: {command.reason}" if command.reason else summary
         await self._audit.act(
             "users",
             user=actor.name,

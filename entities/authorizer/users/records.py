@@ -1,5 +1,7 @@
-"""Users as they are kept in the bucket `users`: sealed to the authorizers, so that who reads the bucket, or
-overhears somebody who does, learns no more than their names."""
+"""The records of users in the bucket `users`, sealed to the authorizers.
+
+So a reader of the bucket, or a listener on the bus, learns no more than the users' names.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ log = get_logger("authorizer")
 
 @dataclass(frozen=True, slots=True)
 class KnownUser:
-    """A record and the revision that a change of it names."""
+    """A record and its revision, which an update must name."""
 
     record: UserRecord
     revision: int
 
 
 class UserRecords:
-    """The bucket `users`, opened. A record that can't be opened is passed over, and named in the log."""
+    """The records of the bucket `users`, unsealed. A record that can't be unsealed is skipped and logged."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -33,45 +35,47 @@ class UserRecords:
 
     async def get(self, name: str) -> KnownUser | None:
         entry = await self._bucket.get(leader=True, name=name)
-        record = None if entry is None else self._opened(entry.message)
+        record = None if entry is None else self._unseal(entry.message)
         return None if entry is None or record is None else KnownUser(record, entry.revision)
 
     async def all(self) -> list[UserRecord]:
-        opened = [self._opened(entry.message) for entry in await self._bucket.entries()]
-        return [record for record in opened if record is not None]
+        records = [self._unseal(entry.message) for entry in await self._bucket.entries()]
+        return [record for record in records if record is not None]
 
     async def create(self, record: UserRecord) -> None:
-        """Raises `Conflict` where there is one of that name."""
-        await self._bucket.create(self._stored(record), name=record.name)
+        """Create a record; raises `Conflict` if there is one of that name."""
+        await self._bucket.create(self._seal(record), name=record.name)
 
     async def update(self, record: UserRecord, revision: int) -> None:
-        """Raises `Conflict` where it was changed meanwhile."""
-        await self._bucket.update(self._stored(record), revision=revision, name=record.name)
+        """Update a record; raises `Conflict` if it was changed meanwhile."""
+        await self._bucket.update(self._seal(record), revision=revision, name=record.name)
 
     async def delete(self, name: str) -> None:
         await self._bucket.delete(name=name)
 
     async def watch(self, handler: WatchHandler) -> Watch:
-        """As `Bucket.watch`; messages are `UserRecord`s."""
+        """Like `Bucket.watch`, with `UserRecord`s as messages."""
 
-        async def open_first(change: Change) -> None:
+        async def on_change(change: Change) -> None:
             if change.message is None:
                 await handler(change)
                 return
-            record = self._opened(change.message)
+            record = self._unseal(change.message)
             if record is not None:
                 await handler(Change(change.key, change.revision, record))
 
-        return await self._bucket.watch(open_first)
+        return await self._bucket.watch(on_change)
 
     async def seal_old(self) -> int:
-        """Seals what an older version has left in the clear, or what was sealed under an older root; how many
-        there were."""
+        """Seal records that an older version left in the clear or that were sealed under an older root.
+
+        Returns their number.
+        """
         if not self._bus.keyring.of_kind(EntityKind.AUTHORIZER):
             return 0
         count = 0
         for entry in await self._bucket.entries():
-            record = self._opened(entry.message)
+            record = self._unseal(entry.message)
             if record is not None and not self._bus.keyring.is_current(
                 entry.message.sealed, EntityKind.AUTHORIZER
             ):
@@ -84,16 +88,16 @@ class UserRecords:
             log.info("user records sealed anew", records=count)
         return count
 
-    def _stored(self, record: UserRecord) -> StoredUser:
+    def _seal(self, record: UserRecord) -> StoredUser:
         keyring = self._bus.keyring
         key = keyring.of_kind(EntityKind.AUTHORIZER)
-        if not key:  # no guard: there is nobody to keep it from
+        if not key:  # without a guard there is no key to seal with
             return StoredUser(**dict(record))
         return StoredUser(
             name=record.name, sealed=keyring.seal(record.model_dump_json(), key, _about(record.name))
         )
 
-    def _opened(self, message: object) -> UserRecord | None:
+    def _unseal(self, message: object) -> UserRecord | None:
         if not isinstance(message, StoredUser):
             return None
         try:
