@@ -45,9 +45,9 @@ def tap(
         typer.Option(
             "--sample",
             metavar="SHARE",
-            help="Show only this share of the messages, e.g. 0.1. The choice depends only on message ids, so it"
-            " is the same each time. What a shown message caused is shown, too, if this tap saw all messages"
-            " in between.",
+            help="Show only this share of the messages, e.g. 0.1. The choice depends only on message ids, so"
+            " it is the same each time. What a shown message caused is shown, too, if this tap saw all"
+            " messages in between.",
         ),
     ] = None,
     microbatch: Annotated[
