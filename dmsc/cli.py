@@ -1,6 +1,6 @@
-"""The command line. Each command lives in `dmsc.commands`; this file only puts them together.
+"""The `dmsc` command line: registers the commands of `dmsc.commands` and runs the chosen one.
 
-Heavy libraries (nats, httpx, rich, FastAPI) are imported by the commands that need them, when they run.
+Commands import heavy libraries (nats, httpx, rich, FastAPI) only when they run, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dmsc.commands.security import access, audit, cert, credential, rotate, secr
 from dmsc.version import __version__
 
 EPILOG = (
-    "Exit codes: 0 done, 1 the job failed or an error, 2 bad input or usage, 3 unreachable, 4 refused,"
-    " 130 Ctrl-C. DMSC_DEBUG=1 shows tracebacks."
+    "Exit codes: 0 done, 1 the job failed or an error occurred, 2 bad input or usage, 3 unreachable,"
+    " 4 refused, 130 Ctrl-C. DMSC_DEBUG=1 shows tracebacks."
 )
 
 app = typer.Typer(
     name="dmsc",
-    help="Train large models as microservices on a bus. First: `dmsc up`, then `dmsc train FILE.yaml`.",
+    help="Train large models as microservices on a bus. Start with `dmsc up`, then `dmsc train FILE.yaml`.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -35,8 +35,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"dmsc {__version__}")
         raise typer.Exit
 
@@ -118,20 +118,24 @@ def main() -> None:
 
 
 MOST = 1 << 20
-"""Some systems say 2³⁰ or "infinity", and programs that we start may walk over all of them."""
-_WHERE_INFINITE_IS_NOT = 10_240
-"""macOS: OPEN_MAX, whatever the hard limit says."""
+"""The highest limit that is set. Some systems allow 2³⁰ or "infinity" open files, and a program that we start
+may loop over all descriptors."""
+_MACOS_OPEN_MAX = 10_240
+"""macOS refuses more than OPEN_MAX, even where the hard limit is infinite."""
 
 
 def raise_open_files() -> int:
-    """The soft limit up to the hard one, for this process and those it starts; what it is then."""
+    """Raise the soft limit of open files to the hard one, for this process and its children.
+
+    Returns the soft limit that holds afterwards.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
-    for wanted in (most, min(most, _WHERE_INFINITE_IS_NOT)):
-        if soft != resource.RLIM_INFINITY and wanted > soft:
+    for limit in (most, min(most, _MACOS_OPEN_MAX)):
+        if soft != resource.RLIM_INFINITY and limit > soft:
             try:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             except (ValueError, OSError):
                 continue
-            return wanted
+            return limit
     return soft

@@ -1,1 +1,12 @@
-"""Console."""
+"""What every command of `dmsc` shares at the terminal.
+
+This package decides how options that several commands have are named and read, how results are printed,
+which exit code an error gets, and how a command's coroutine is run. The modules of `dmsc.commands` call it.
+It never talks to the mesh itself; `ask_gateway` only opens a client for the command. Its modules import
+the schemas and the client inside functions, so that `dmsc --help` stays quick.
+
+durations.py   durations as people type them: 90s, 30m, 8h, 14d
+exit_codes.py  the exit codes and the errors that they stand for
+options.py     shared options, and printing of JSON, text and tables
+running.py     running a coroutine, asking a gateway, reporting an error
+"""

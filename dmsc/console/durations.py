@@ -10,15 +10,17 @@ _FORM = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) *(s|m|min|h|d)", re.ASCII)
 
 
 def parse_duration(text: str, option: str, *, zero: bool = False) -> float:
-    """Seconds, above 0 (`zero`: or 0) and up to 100 years, of `90s`, `30m` or `30min`, `8h`, `14d`, `1.5 h`.
+    """Return the seconds that a duration such as `90s`, `30m`, `30min`, `8h`, `14d` or `1.5 h` stands for.
+
+    The result is above 0 (with `zero`: 0 or above) and at most 100 years.
 
     Raises:
-        BadInput: it is none; names `option`.
+        BadInput: The text is no such duration. The message names `option`.
     """
-    from schemas.errors import BadInput  # here: commands start without the schemas
+    from schemas.errors import BadInput  # imported here so that commands start without the schemas
 
-    found = _FORM.fullmatch(text.strip())
-    seconds = -1.0 if found is None else float(found[1]) * _UNITS[found[2]]
+    match = _FORM.fullmatch(text.strip())
+    seconds = -1.0 if match is None else float(match[1]) * _UNITS[match[2]]
     if not 0 <= seconds <= _LONGEST_DAYS * _UNITS["d"] or (seconds == 0 and not zero):
         raise BadInput(f"{option} {text}: write it as 90s, 30m, 8h or 14d, of {_LONGEST_DAYS}d at most")
     return seconds

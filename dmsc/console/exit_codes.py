@@ -1,4 +1,4 @@
-"""The exit codes of every `dmsc` command, for scripts. The same table stands in `dmsc --help`."""
+"""The exit codes of every `dmsc` command, for scripts. `dmsc --help` shows the same table."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What a command's exit status means."""
+    """The meaning of a command's exit status."""
 
     OK = 0
-    FAILED = 1  # the job failed, or something went wrong that no input would mend
-    BAD_INPUT = 2  # usage, a bad job file, a taken port, a name that does not exist
+    FAILED = 1  # the job failed, or an error occurred that other input would not avoid
+    BAD_INPUT = 2  # wrong usage, a bad job file, a taken port, a name that does not exist
     UNREACHABLE = 3  # no mesh, no server, no gateway: retry later or start one
-    REFUSED = 4  # asked properly, not permitted: token or role
+    REFUSED = 4  # the request was valid, but the token or the role does not permit it
     INTERRUPTED = 130  # Ctrl-C
 
 
 def exit_code_of(error: DmscError) -> ExitCode:
-    """The exit code that stands for an error."""
+    """Return the exit code for an error."""
     from schemas import errors
 
     if isinstance(error, errors.BadInput | errors.NotFound):

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how data is printed."""
+"""Options that several commands share, and functions that print JSON, text and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schemas.plain_text import plain
 StateOption = Annotated[
     Path | None,
     typer.Option(
-        "--state", metavar="DIR", help="State folder of a mesh on this machine ($DMSC_STATE, .dmsc)."
+        "--state", metavar="DIR", help="The state folder of a mesh on this machine ($DMSC_STATE, .dmsc)."
     ),
 ]
 GatewayOption = Annotated[
@@ -34,17 +34,17 @@ AccessFileOption = Annotated[
         "--access-file",
         metavar="FILE",
         envvar="DMSC_ACCESS_FILE",
-        help="Who may do what; see `dmsc access default`. Read again whenever it changes.",
+        help="Rules of who may do what; see `dmsc access default`. The file is read again when it changes.",
     ),
 ]
 ModuleArgument = Annotated[
     str, typer.Argument(metavar="MODULE", help="A module's name; see `dmsc policy list`.", show_default=False)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; pydantic models as they travel."""
+    """Print one JSON document on stdout. Pydantic models look as they do on the wire."""
     print(json.dumps(_plain(value), indent=2))
 
 
@@ -52,19 +52,19 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value
 
 
 def print_text(text: str, *, error: bool = False) -> None:
-    """Text that others may have written: what would steer a terminal is shown as what it is."""
+    """Print text that others may have written. Terminal control characters are shown, not executed."""
     print(plain(text, keep="\n"), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
-    """Aligned columns; never cut on a pipe, so that `awk` can read them."""
+    """Print aligned columns. On a pipe no cell is cut, so that `awk` can read them."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
@@ -92,7 +92,7 @@ CodeOption = Annotated[
         "--code",
         metavar="PATH",
         envvar="DMSC_CODE",
-        help="Folder with your modules; repeatable (the working directory).",
+        help="A folder with your Python modules; repeatable (the working directory).",
     ),
 ]
 TrustOption = Annotated[
@@ -100,7 +100,7 @@ TrustOption = Annotated[
     typer.Option(
         "--trust-researchers",
         envvar="DMSC_TRUST_RESEARCHERS",
-        help="Let users' code do whatever this process's user may; else it is confined.",
+        help="Run users' code with all rights of this process's user, without confinement.",
     ),
 ]
 InstanceUsersOption = Annotated[
@@ -109,7 +109,7 @@ InstanceUsersOption = Annotated[
         "--instance-users",
         metavar="LO-HI",
         envvar="DMSC_INSTANCE_USERS",
-        help="As root: the numbers from which each instance gets a system user of its own (60578-61183).",
+        help="As root: the range of user ids from which each instance gets its own user (60578-61183).",
     ),
 ]
 AllowUrlOption = Annotated[
@@ -118,6 +118,6 @@ AllowUrlOption = Annotated[
         "--allow-url",
         metavar="PATH|URL",
         envvar="DMSC_ALLOW_URL",
-        help="A folder that all jobs may read, and put their artifacts below; repeatable.",
+        help="A folder that all jobs may read and write their artifacts to; repeatable.",
     ),
 ]

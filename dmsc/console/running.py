@@ -1,4 +1,4 @@
-"""From a command to the event loop and back to an exit code; errors become one line."""
+"""Runs a command's coroutine and turns its outcome into an exit code; each error becomes one line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 20.0
-"""How long a command waits for one answer of a gateway: longer than an orchestrator's failover."""
+"""Seconds that a command waits for one answer of a gateway; longer than an orchestrator's failover."""
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine. Being cancelled by a signal ends the command with code 130.
+    """Run a command's coroutine. If a signal cancels it, the command ends with code 130.
 
-    Log lines go to standard error, unless the command has said otherwise: what a script reads on standard
-    output is the answer and nothing else.
+    Log lines go to standard error, unless the command has configured logging itself, so that a script reads
+    nothing but the answer on standard output.
     """
     from bus.logs import log_for_people
 
@@ -42,7 +42,7 @@ def ask_gateway(
     state: Path | None,
     ask: Callable[[AsyncClient], Awaitable[T]],
 ) -> T:
-    """Run a command that is one conversation with a gateway, as the command's options name it."""
+    """Run a command that needs only a client of a gateway. The command's options name the gateway."""
     from dmsc.client.async_client import AsyncClient
 
     async def talk() -> T:
@@ -53,24 +53,27 @@ def ask_gateway(
 
 
 def leave(code: ExitCode) -> NoReturn:
-    """End the command with this code."""
+    """End the command with this exit code."""
     import typer
 
     raise typer.Exit(int(code))
 
 
 def report(error: BaseException) -> ExitCode:
-    """Say in one line (per problem) what went wrong; `DMSC_DEBUG=1` adds the traceback."""
+    """Print what went wrong, one line per problem, and return the exit code.
+
+    `DMSC_DEBUG=1` adds the traceback.
+    """
     from schemas.errors import DmscError
     from schemas.plain_text import plain
 
     if os.environ.get("DMSC_DEBUG"):
         traceback.print_exception(error)
-    found = _first(error, DmscError)
-    if isinstance(found, DmscError):
-        for line in found.text.splitlines() or [found.code]:
+    cause = _first(error, DmscError)
+    if isinstance(cause, DmscError):
+        for line in cause.text.splitlines() or [cause.code]:
             print(f"dmsc: {plain(line)}", file=sys.stderr)
-        return exit_code_of(found)
+        return exit_code_of(cause)
     text = plain(" ".join(str(error).split())) or "no message"
     print(
         f"dmsc: internal error: {type(error).__name__}: {text} (DMSC_DEBUG=1 shows where)",
@@ -79,12 +82,10 @@ def report(error: BaseException) -> ExitCode:
     return ExitCode.FAILED
 
 
-def _first(error: BaseException, wanted: type[BaseException]) -> BaseException | None:
-    """The first error of the wanted class in a (group of) errors and their causes."""
-    if isinstance(error, wanted):
+def _first(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The first error of this class: the error itself, or one in its exception group."""
+    if isinstance(error, kind):
         return error
     if isinstance(error, BaseExceptionGroup):
-        return next(
-            (found for inner in error.exceptions if (found := _first(inner, wanted)) is not None), None
-        )
+        return next((match for inner in error.exceptions if (match := _first(inner, kind)) is not None), None)
     return None

@@ -1,4 +1,4 @@
-"""What `dmsc doctor` looks at: one check per function, each says ✓ or ✗ and what to do about it."""
+"""The checks of `dmsc doctor`, one per function: each returns whether it passed, and a remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from schemas.registry import Heartbeat, InstanceState
 from workers.sandbox.confinement import ConfinementMethod
 
 MIN_SERVER = (2, 11)
-"""The first server with expiry markers of key-value entries."""
+"""The first version of nats-server that marks key-value entries as expired."""
 MAX_SKEW_S = 1.0
 MIN_FREE_BYTES = 2 << 30
 
@@ -46,7 +46,7 @@ _connect_s = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check. `remedy` is for those that are not `ok`."""
+    """The outcome of one check. `remedy` says what to do if the check is not `ok`."""
 
     name: str
     ok: bool
@@ -55,36 +55,38 @@ class Finding:
 
 
 async def examine(state: StateFolder, servers: str | None, bus_token: str | None) -> list[Finding]:
-    """All checks, in the order in which one would look; those that need a mesh are left out without one."""
-    found = [await _torch(), _disk(state), _sandbox(state)]
+    """Run all checks, the most basic ones first. Checks that need a mesh are skipped if there is none."""
+    findings = [await _torch(), _disk(state), _sandbox(state)]
     try:
         address = find_bus(servers, bus_token, state.path)
     except DmscError as error:
-        found.append(Finding("mesh", False, error.text, "start one with `dmsc up`, or name one with --bus"))
-        return [*found, *_default_ports()]
-    info = await _server(address, found)
+        findings.append(
+            Finding("mesh", False, error.text, "start one with `dmsc up`, or name one with --bus")
+        )
+        return [*findings, *_default_ports()]
+    info = await _server(address, findings)
     if info is None:
-        return found
+        return findings
     try:
         async with Bus.connect(
             address.servers, name="doctor", kind=EntityKind.CLIENT, token=address.token
         ) as bus:
-            found.append(Finding("bus token", True, "accepted"))
-            found.append(await _clocks(bus))
-            found.append(await _streams(bus))
+            findings.append(Finding("bus token", True, "accepted"))
+            findings.append(await _clocks(bus))
+            findings.append(await _streams(bus))
     except DmscError as error:
-        found.append(
+        findings.append(
             Finding(
                 "bus token", False, error.text, "take the one of the mesh: STATE/bus_token, or --bus-token"
             )
         )
-        return found
-    found += await _gateways(state, address.servers)
-    return found
+        return findings
+    findings += await _gateways(state, address.servers)
+    return findings
 
 
 async def _torch() -> Finding:
-    """In a process of its own, as instances are: this one stays small."""
+    """Import torch in a separate process, as instances do, so that this process stays small."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -103,35 +105,38 @@ async def _torch() -> Finding:
 
 
 def _disk(state: StateFolder) -> Finding:
-    place = next((each for each in (state.path, *state.path.parents) if each.exists()), Path("/"))
+    place = next((path for path in (state.path, *state.path.parents) if path.exists()), Path("/"))
     free = shutil.disk_usage(place).free
     text = f"{free / 2**30:.1f} GiB free at {place}"
     return Finding("disk", free >= MIN_FREE_BYTES, text, "make room, or put the state elsewhere with --state")
 
 
 def _sandbox(state: StateFolder) -> Finding:
-    """What holds users' code: of the mesh that runs there, or of one that would."""
+    """How users' code is confined: in the mesh that runs on this folder, else in one started now."""
     mesh = state.mesh()
-    held = (
+    confined = (
         way_here() is not ConfinementMethod.NONE
         if mesh is None
         else not mesh.sandbox.startswith(ConfinementMethod.NONE.described)
     )
     text = (mesh.sandbox if mesh is not None else "") or sentence(way_here(), trusted=False)
-    return Finding("sandbox", held, text, REMEDY)
+    return Finding("sandbox", confined, text, REMEDY)
 
 
 def _default_ports() -> list[Finding]:
-    found = []
+    findings = []
     for name, port in (("bus port", 4222), ("gateway port", 8080)):
         free = ports.is_free("127.0.0.1", port)
         remedy = "`dmsc up` takes a free one by itself"
-        found.append(Finding(name, free, f"{port} is {'free' if free else 'taken'}", remedy))
-    return found
+        findings.append(Finding(name, free, f"{port} is {'free' if free else 'taken'}", remedy))
+    return findings
 
 
-async def _server(address: BusAddress, found: list[Finding]) -> dict[str, Any] | None:
-    """The server's own greeting: it comes before any token is asked for."""
+async def _server(address: BusAddress, findings: list[Finding]) -> dict[str, Any] | None:
+    """The INFO line with which the first reachable server greets, before it asks for a token; None if none.
+
+    The outcome is appended to `findings`.
+    """
     for url in address.servers:
         where = urlsplit(url if "//" in url else f"nats://{url}")
         host, port = where.hostname or "127.0.0.1", where.port or 4222
@@ -143,7 +148,7 @@ async def _server(address: BusAddress, found: list[Finding]) -> dict[str, Any] |
             info: dict[str, Any] = json.loads(line.removeprefix(b"INFO "))
         except (OSError, TimeoutError, ValueError) as error:
             reason = str(error) or type(error).__name__
-            found.append(
+            findings.append(
                 Finding("server", False, f"{url}: {reason}", "is it up, and the port open to this machine?")
             )
             continue
@@ -152,10 +157,10 @@ async def _server(address: BusAddress, found: list[Finding]) -> dict[str, Any] |
         )
         recent = version >= MIN_SERVER
         newer = f"install nats-server {MIN_SERVER[0]}.{MIN_SERVER[1]} or newer"
-        found.append(Finding("server", recent, f"{url}: nats-server {info.get('version')}", newer))
+        findings.append(Finding("server", recent, f"{url}: nats-server {info.get('version')}", newer))
         jetstream = bool(info.get("jetstream"))
         text = "on" if jetstream else "off"
-        found.append(
+        findings.append(
             Finding("jetstream", jetstream, text, "start the server with -js, or `jetstream {}` in its file")
         )
         return info
@@ -163,15 +168,19 @@ async def _server(address: BusAddress, found: list[Finding]) -> dict[str, Any] |
 
 
 async def _clocks(bus: Bus) -> Finding:
-    """Heartbeats carry their sender's clock; the least delay seen is closest to the difference."""
+    """Compare clocks by heartbeats, which carry their sender's time.
+
+    A heartbeat's age is the clock difference plus its delay, so the smallest age is closest to the
+    difference.
+    """
     skews: dict[str, float] = {}
 
-    async def heard(message: Heartbeat, envelope: Envelope) -> None:
+    async def on_heartbeat(message: Heartbeat, envelope: Envelope) -> None:
         skew = time.time() - envelope.sent_at
         best = skews.get(envelope.sender.name)
         skews[envelope.sender.name] = skew if best is None or abs(skew) < abs(best) else best
 
-    subscription = await bus.subscribe(subjects.HEARTBEAT, heard)
+    subscription = await bus.subscribe(subjects.HEARTBEAT, on_heartbeat)
     await asyncio.sleep(_listen_s)
     await subscription.stop()
     if not skews:
@@ -186,14 +195,14 @@ async def _clocks(bus: Bus) -> Finding:
 
 
 async def _streams(bus: Bus) -> Finding:
-    """Whether the server has all that the mesh keeps: somebody may have deleted its store, or a stream."""
+    """Check that the server has all streams of the mesh; its store or a stream may have been deleted."""
     missing = []
     for config in stream_configs(1):
         try:
             await jetstream.call(bus.link, f"STREAM.INFO.{config['name']}")
         except NotFound:
             missing.append(config["name"])
-        except Refused:  # not for whoever asks to see: meeting points, for example
+        except Refused:  # this token may not see the stream, for example that of meeting points
             continue
         except DmscError as error:
             return Finding("streams", False, error.text, STORE_REMEDY)
@@ -211,14 +220,14 @@ async def _gateways(state: StateFolder, servers: Sequence[str]) -> list[Finding]
             mesh = await client.mesh()
     except DmscError as error:
         return [Finding("gateway", False, error.text, "name it with DMSC_GATEWAY and DMSC_TOKEN")]
-    found = [Finding("gateway", True, f"{len(mesh.services)} services, {len(mesh.nodes)} nodes")]
+    findings = [Finding("gateway", True, f"{len(mesh.services)} services, {len(mesh.nodes)} nodes")]
     places = [*servers, *find_gateway(state=state.path).urls, *(node.address for node in mesh.nodes)]
-    found.append(Finding("in the clear", True, in_the_clear(places) or "nothing leaves this machine"))
-    found += _versions(mesh)
-    found.append(_brokers(mesh))
-    found.append(_records(mesh))
-    found += await asyncio.gather(*(_tensor_address(node) for node in mesh.nodes))
-    return found
+    findings.append(Finding("in the clear", True, in_the_clear(places) or "nothing leaves this machine"))
+    findings += _versions(mesh)
+    findings.append(_brokers(mesh))
+    findings.append(_records(mesh))
+    findings += await asyncio.gather(*(_tensor_address(node) for node in mesh.nodes))
+    return findings
 
 
 def _versions(mesh: MeshStatus) -> list[Finding]:
@@ -230,15 +239,18 @@ def _versions(mesh: MeshStatus) -> list[Finding]:
 
 
 def _brokers(mesh: MeshStatus) -> Finding:
-    """Without one instances, agents, modules and users read nothing of a guarded bus."""
-    kind, there = EntityKind.BROKER, InstanceState.ACTIVE
-    names = sorted(each.sid for each in mesh.services if each.kind is kind and each.state is there)
+    """Check that a broker is active.
+
+    Without one, instances, agents, modules and users can read nothing from a guarded bus.
+    """
+    kind, active = EntityKind.BROKER, InstanceState.ACTIVE
+    names = sorted(record.sid for record in mesh.services if record.kind is kind and record.state is active)
     remedy = "start one: dmsc run broker"
     return Finding("broker", bool(names), ", ".join(names) or "none is registered", remedy)
 
 
 def _records(mesh: MeshStatus) -> Finding:
-    """What nobody could read in a bucket, and had its place taken by what was known."""
+    """Report records of buckets that could not be read and were replaced by their last known value."""
     notes = mesh.unreadable
     if not notes:
         return Finding("records", True, "all that were read lately could be")
@@ -252,7 +264,10 @@ def _records(mesh: MeshStatus) -> Finding:
 
 
 async def _tensor_address(node: NodeStatus) -> Finding:
-    """Can this machine reach that node's address? A refused connection is an answer; silence is a wall."""
+    """Check that this machine can reach a node's address.
+
+    A refused connection proves that it can; no answer means that a firewall drops packets.
+    """
     name = f"tensors {node.cluster}/{node.node}"
     remedy = "let peers through its firewall: join with --address and --ports LO-HI, and open that range"
     try:

@@ -1,7 +1,7 @@
 """Several meshes on one server, each a tenant in its own account: `dmsc up --tenant NAME …` (ADR-0028).
 
-The host is the server, its guard in this process, and a `dmsc up` per tenant, on a state folder of its own
-below the host's.
+The host consists of the server, its auth callout in this process, and one `dmsc up` per tenant. Each tenant
+has its own state folder below the host's.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from schemas.base import is_token
 from schemas.errors import BadInput
 
 STORE_BYTES, MEMORY_BYTES, CONNECTIONS = 64 << 30, 1 << 30, 1 << 16
-"""Of the server; the tenants share them equally, but for a quota that is asked for."""
+"""The limits of the server. Tenants share them equally; a quota replaces the share of the store."""
 STOP_S = 35.0
-"""A tenant's mesh ends in order within this; its parts have less."""
+"""Seconds within which a tenant's mesh stops in order; its own processes have less."""
 GIB = 1 << 30
 
-_look_every_s = 0.1
+_poll_interval_s = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions:
-    """What `dmsc up --tenant …` was asked for.
+    """The options of `dmsc up --tenant …`.
 
-    `mesh` is for each tenant, but for its state folder, which is the host's.
+    `mesh` applies to each tenant, except for its state folder, which is the host's.
     """
 
     tenants: tuple[str, ...]
     mesh: MeshOptions
-    quota_bytes: int | None = None  # on disk, per tenant and copy; None: an equal share
+    quota_bytes: int | None = None  # on disk, per tenant and replica; None: an equal share
 
     def __post_init__(self) -> None:
         """
         Raises:
-            BadInput: names that can't be, or less than a mesh's streams reserve.
+            BadInput: A name is not allowed or occurs twice, or a quota is less than a mesh's streams reserve.
         """
         for name in self.tenants:
             if not is_token(name):
@@ -68,7 +68,7 @@ class HostOptions:
 
     @property
     def limits(self) -> AccountLimits:
-        """Of each tenant."""
+        """The limits of each tenant's account."""
         share = len(self.tenants)
         return AccountLimits(
             store_bytes=self.quota_bytes or STORE_BYTES // share,
@@ -81,11 +81,11 @@ class HostOptions:
 async def running_host(
     options: HostOptions, say: Say, progress: Say | None = None, zygote: PreforkServer | None = None
 ) -> AsyncIterator[RunningMesh]:
-    """Start the server, its guard, and the tenants' meshes; stop them when the block ends.
+    """Start the server, its auth callout and the tenants' meshes, and stop them when the block ends.
 
     Raises:
-        BadInput: the state folder is in use or a mesh's, a port that was asked for is taken.
-        DmscError: a tenant's mesh can't be started.
+        BadInput: The state folder is in use or is that of one mesh, or a requested port is taken.
+        DmscError: A tenant's mesh can't be started.
     """
     folder = StateFolder(options.mesh.state)
     trusted = options.mesh.trust_researchers
@@ -114,8 +114,8 @@ async def running_host(
             _guarded(folder, tenants, [local(url) for url in bus.urls]),
         ):
             urls = [outer(local(url), options.mesh) for url in bus.urls]
-            for each in tenants.values():
-                each.write_host_servers(urls)
+            for tenant in tenants.values():
+                tenant.write_host_servers(urls)
             async with _started(options, folder, tenants, say, progress, zygote) as supervisor:
                 file = MeshFile(
                     servers=tuple(urls),
@@ -123,57 +123,58 @@ async def running_host(
                     started_at=started_at,
                     ready_at=time.time(),
                     sandbox=sentence(way, trusted=trusted, code=options.mesh.code),
-                    tenants={name: str(each.path) for name, each in tenants.items()},
+                    tenants={name: str(tenant.path) for name, tenant in tenants.items()},
                 )
                 async with tended(folder, file, bus, supervisor, zygote) as host:
                     yield host
 
 
 def _make_folders(options: HostOptions, folder: StateFolder, tenants: dict[str, StateFolder]) -> None:
-    """With roots, keys and users of their own, where they are missing."""
+    """Make the tenants' folders, each with its own root, keys and users, where these are missing."""
     if options.mesh.tls:
         certify(options.mesh, folder)
-    for each in tenants.values():
-        each.path.mkdir(parents=True, exist_ok=True)
-        each.path.chmod(0o700)
-        if not each.host_servers():
-            each.write_host_servers(["not-started-yet"])  # before its tokens: it gets no guard's keys
-        each.write_tokens()
+    for tenant in tenants.values():
+        tenant.path.mkdir(parents=True, exist_ok=True)
+        tenant.path.chmod(0o700)
+        if not tenant.host_servers():
+            tenant.write_host_servers(["not-started-yet"])  # before its tokens, so it gets no guard keys
+        tenant.write_tokens()
         if options.mesh.tls:
-            certify(options.mesh, each, by=folder)
+            certify(options.mesh, tenant, by=folder)
 
 
 @asynccontextmanager
 async def _guarded(
     folder: StateFolder, tenants: dict[str, StateFolder], urls: list[str]
 ) -> AsyncIterator[None]:
+    """Run the auth callout of all tenants' accounts for the block."""
     from entities.authorizer import AuthorizerConfig
     from entities.authorizer.tenant_guard import GUARD, Tenant, guarding_tenants
 
-    for each in tenants.values():
-        renewal.follow(each.bus_token(), each.path / "bus_token")
-    known = [
+    for tenant in tenants.values():
+        renewal.follow(tenant.bus_token(), tenant.path / "bus_token")
+    accounts = [
         Tenant(
             account=account_of(name),
             users=AuthorizerConfig(
-                tokens_file=each.tokens_file,
-                user_key=each.path / layout.USER_KEY,
+                tokens_file=tenant.tokens_file,
+                user_key=tenant.path / layout.USER_KEY,
                 servers=tuple(urls),
-                bus_token=each.bus_token(),
-                roots_file=each.roots_file,
+                bus_token=tenant.bus_token(),
+                roots_file=tenant.roots_file,
                 ends_old_roots=True,
                 sid=GUARD,
             ),
         )
-        for name, each in tenants.items()
+        for name, tenant in tenants.items()
     ]
     with os.fdopen(plain(folder.logs / "guard.log", APPEND), "a", encoding="utf-8") as record:
 
-        def tell(event: str, **fields: str) -> None:
+        def log(event: str, **fields: str) -> None:
             record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
             record.flush()
 
-        async with guarding_tenants(urls, folder.write_host_keys(), known, tell):
+        async with guarding_tenants(urls, folder.write_host_keys(), accounts, log):
             yield
 
 
@@ -186,18 +187,18 @@ async def _started(
     progress: Say | None,
     zygote: PreforkServer | None,
 ) -> AsyncIterator[Supervisor]:
-    """The tenants' meshes, ready."""
+    """Start the tenants' meshes and wait until they are ready."""
     mesh = options.mesh
-    wanted = len(tenants) * len(mesh.clusters)
-    found, remark = ports.choose(mesh.bind, mesh.http_port, HTTP_PORT, wanted, "--http-port")
+    count = len(tenants) * len(mesh.clusters)
+    http_ports, remark = ports.choose(mesh.bind, mesh.http_port, HTTP_PORT, count, "--http-port")
     say_if(say, remark and f"{remark.partition(',')[0]}, the gateways take free ones")
     follow = mesh.http_port != 0 and not remark
-    running = {name: pid for name, each in tenants.items() if (pid := each.owner()) is not None}
+    running = {name: pid for name, tenant in tenants.items() if (pid := tenant.owner()) is not None}
     for name, pid in running.items():
         say(f"the mesh of {name} runs already, by itself (pid {pid}); it is left alone")
     children = [
-        tenant_child(name, each, mesh, found[index * len(mesh.clusters)] if follow else 0)
-        for index, (name, each) in enumerate(tenants.items())
+        tenant_child(name, tenant, mesh, http_ports[index * len(mesh.clusters)] if follow else 0)
+        for index, (name, tenant) in enumerate(tenants.items())
         if name not in running
     ]
     async with Supervisor(
@@ -208,7 +209,10 @@ async def _started(
 
 
 def tenant_child(name: str, folder: StateFolder, mesh: MeshOptions, http_port: int) -> ChildSpec:
-    """The `dmsc up` of a tenant. `http_port`: its first gateway's; 0: any."""
+    """The child process that runs `dmsc up` for a tenant.
+
+    `http_port` is the port of the tenant's first gateway; 0: any.
+    """
     metrics = "off" if mesh.metrics_port is None else "0"
     return ChildSpec(
         name=f"tenant-{name}",
@@ -232,25 +236,25 @@ def tenant_child(name: str, folder: StateFolder, mesh: MeshOptions, http_port: i
 
 
 def _repeated(option: str, values: Sequence[str]) -> tuple[str, ...]:
-    return tuple(each for value in values for each in (option, value))
+    return tuple(word for value in values for word in (option, value))
 
 
 async def _until_ready(supervisor: Supervisor, tenants: dict[str, StateFolder], progress: Say | None) -> None:
-    told = ""
+    last_text = ""
     while True:
         if supervisor.failed.done():
             supervisor.failed.result()
-        missing = [name for name, each in tenants.items() if not _is_ready(each)]
+        missing = [name for name, tenant in tenants.items() if not _is_ready(tenant)]
         if not missing:
             return
         text = f"not ready yet: {', '.join(missing)}"
-        if progress is not None and text != told:
-            told = text
+        if progress is not None and text != last_text:
+            last_text = text
             progress(text)
-        await asyncio.wait({supervisor.failed}, timeout=_look_every_s)
+        await asyncio.wait({supervisor.failed}, timeout=_poll_interval_s)
 
 
 def _is_ready(folder: StateFolder) -> bool:
-    """By the present owner's own account; one that was killed leaves its own behind."""
+    """Whether a mesh is ready. The file must be its present owner's: a killed mesh leaves its file behind."""
     file = folder.mesh()
     return file is not None and file.ready_at is not None and file.pid == folder.owner()

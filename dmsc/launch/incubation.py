@@ -1,4 +1,7 @@
-"""The incubator of a mesh's fork servers, as long as the mesh runs (docs/adr/0030-an-incubator.md)."""
+"""Runs the incubator from which node agents' fork servers are forked, as long as the mesh runs.
+
+See docs/adr/0030-an-incubator.md.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ _GRACE_S = 5.0
 
 @contextmanager
 def incubating(log: Path, *options: str) -> Iterator[dict[str, str]]:
-    """What lets node agents find one, for their environment; nothing where there is one, or can be none.
+    """Run an incubator for the block; yield the environment variables with which node agents find it.
+
+    The mapping is empty if an incubator exists already, or if this system can't have one.
 
     Args:
-        log: file that what it prints is appended to.
-        options: for `python -m workers.process.incubator`.
+        log: The file to which the incubator's output is appended.
+        options: Options of `python -m workers.process.incubator`.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or os.environ.get(INCUBATOR):
         yield {}
@@ -34,7 +39,7 @@ def incubating(log: Path, *options: str) -> Iterator[dict[str, str]]:
         open(log, "ab", opener=plain) as output,
     ):
         listener.bind("\0" + name)
-        listener.listen()  # here, so that nobody comes too soon
+        listener.listen()  # before the incubator starts, so that no agent connects too early
         incubator = subprocess.Popen(
             [
                 *(sys.executable, "-m", "workers.process.incubator"),
@@ -46,10 +51,10 @@ def incubating(log: Path, *options: str) -> Iterator[dict[str, str]]:
             stdout=output,
             stderr=output,
             pass_fds=(listener.fileno(),),
-            start_new_session=True,  # a Ctrl-C is ours alone
+            start_new_session=True,  # so that a terminal's Ctrl-C reaches only this process
         )
     try:
         yield {INCUBATOR: name}
     finally:
-        incubator.kill()  # its fork servers have ended, or end with their agents
+        incubator.kill()  # fork servers have ended, or end with their agents
         incubator.wait(_GRACE_S)

@@ -1,4 +1,4 @@
-"""Which processes make a mesh on this machine: options in, a list of children out. Pure."""
+"""Which processes make a mesh on this machine: takes options and returns a list of children. Pure."""
 
 from __future__ import annotations
 
@@ -12,62 +12,64 @@ from dmsc.state import identities
 from schemas.names import agent_name
 
 USER_KEY = "user_key"
-AUDIT = "audit"
 """The file in the state folder with the key that signs users' tokens."""
+AUDIT = "audit"
+"""The folder in the state folder with the authorizer's audit records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshOptions:
-    """What `dmsc up` was asked for."""
+    """The options of `dmsc up`."""
 
     state: Path
     clusters: tuple[str, ...] = ("a", "b")
-    slots: int = 4  # stage instances per cluster; more than cores is allowed, they share them
+    slots: int = 4  # stage instances per cluster; may exceed the number of cores, which they then share
     nats_port: int | None = None  # None: 4222, or a free one if that is taken; 0: any
     http_port: int | None = (
         None  # None: 8080, or a free one; 0: any; the next clusters get the following ones
     )
-    servers: int = 1  # of the bus: 3 or 5 make a cluster, which bears the loss of 1 or 2
-    orchestrators: int = 1  # one leads; more than one: each in a process of its own
+    servers: int = 1  # NATS servers; 3 or 5 make a cluster, which survives the loss of 1 or 2
+    orchestrators: int = 1  # one leads; if there are several, each runs in a process of its own
     registries: int = 1  # likewise
     separate: bool = False  # one process per entity instead of one for the control plane
     bind: str = "127.0.0.1"
-    metrics_port: int | None = 0  # the first process's, the others follow; 0: any; None: none at all
+    metrics_port: int | None = 0  # the first process's; others take the next ones; 0: any; None: no metrics
     metrics_bind: str = "127.0.0.1"
-    monitor_port: int | None = None  # of NATS's own pages, on loopback; None: none; 0: any
-    address: str = "127.0.0.1"  # what other machines reach this one by
+    monitor_port: int | None = None  # of NATS's monitoring pages, on loopback; None: no pages; 0: any
+    address: str = "127.0.0.1"  # at which other machines reach this one
     node: str = "node"
     policies: tuple[str, ...] = ()  # built-in names or files
-    proxies: tuple[str, ...] = ()  # whose word on a client's address the HTTP doors believe
-    tls: bool = False  # the bus and the HTTP doors speak TLS
-    access_file: Path | None = None  # who may do what; None: the default rules
-    code: tuple[str, ...] = ()  # folders with users' modules; none: the working directory
+    proxies: tuple[str, ...] = ()  # whose X-Forwarded-For header the HTTP APIs trust
+    tls: bool = False  # whether the bus and the HTTP APIs use TLS
+    access_file: Path | None = None  # the access rules; None: the default rules
+    code: tuple[str, ...] = ()  # folders with users' Python modules; empty: the working directory
     allow_urls: tuple[str, ...] = ()  # folders and URLs that jobs may name
-    trust_researchers: bool = False  # users' code is not confined
-    instance_users: str | None = None  # LO-HI: system users for instances
-    researchers: bool = True  # False: nothing can hold their code, and they are not trusted
+    trust_researchers: bool = False  # True: users' code is not confined
+    instance_users: str | None = None  # LO-HI: ids of system users for instances
+    researchers: bool = True  # False: refused, since their code can't be confined and they are not trusted
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """One process: its name (also of its log file), arguments, and when it stops (lower first).
+    """One child process: its name (also that of its log file), its arguments, and when it stops.
 
-    The control plane stops first, so that the orchestrator ends its jobs and is not told of dying
-    instances; the node agents follow; functional modules go with the control plane.
+    Children with a lower `stop_order` stop first. The control plane stops before the node agents, so that the
+    orchestrator ends its jobs and gets no reports of dying instances. Functional modules stop with the
+    control plane.
     """
 
     name: str
     arguments: tuple[str, ...]
     stop_order: int
-    identities: tuple[Identity, ...] = ()  # as whom it may be on the bus
-    users_code: bool = False  # whether it runs a file that somebody has written: it is confined
-    may_leave: bool = False  # whether it may end in order by itself, and then stays away
+    identities: tuple[Identity, ...] = ()  # under which it may connect to the bus
+    users_code: bool = False  # whether it runs a user's file; it is then confined
+    may_leave: bool = False  # whether it may exit with code 0 by itself; it is then not restarted
 
 
 def with_metrics(children: Sequence[ChildSpec], ports: Sequence[int], bind: str) -> list[ChildSpec]:
-    """The same children, each with the port at which it tells its metrics; no ports: none does.
+    """Return the same children, each with the port at which it serves its metrics; without ports, none does.
 
-    Functional modules tell none: what they do is on the bus.
+    Functional modules serve no metrics, because their activity is visible on the bus.
     """
     own = iter(ports)
     return [
@@ -92,12 +94,12 @@ def lay_out(
     """The children of a mesh, in the order in which they start.
 
     Args:
-        options: what was asked for.
-        bus_url: where the servers listen, as processes of this machine reach them, with commas between.
-        http_ports: one per cluster.
-        tokens: the users' file.
-        logs: the folder of the instances' log files.
-        keys: the file of the authorizer's keys, where it guards the bus.
+        options: The options of the mesh.
+        bus_url: The servers' addresses for processes of this machine, separated by commas.
+        http_ports: The gateways' ports, one per cluster.
+        tokens: The users' file.
+        logs: The folder of the instances' log files.
+        keys: The file with the keys of the auth callout, if the authorizer guards the bus.
     """
     agents = [
         ChildSpec(
@@ -132,11 +134,11 @@ def lay_out(
             for child in _control_plane(options, http_ports, _files(options, tokens, keys))
         ),
         *modules,
-    ]  # agents load torch: they take longest
+    ]  # agents come first: they load torch and take longest
 
 
 def _users_code(options: MeshOptions) -> tuple[str, ...]:
-    """Where it lies, and what holds it."""
+    """The options of an agent about users' code: where it is, and how it is confined."""
     users = () if options.instance_users is None else ("--instance-users", options.instance_users)
     return (
         *(part for folder in options.code for part in ("--code", folder)),
@@ -151,17 +153,20 @@ def _allowed(options: MeshOptions) -> tuple[str, ...]:
 
 
 def _trust(options: MeshOptions) -> tuple[str, ...]:
-    """Where nothing could hold users' code, only operators have some."""
+    """The option that switches confinement off.
+
+    If code can't be confined, researchers are refused, so all users' code comes from operators.
+    """
     return ("--trust-researchers",) if options.trust_researchers or not options.researchers else ()
 
 
 def _files(options: MeshOptions, tokens: Path, keys: Path | None) -> tuple[str, ...]:
-    """What an authorizer is told: where its files are. The key of tokens lies beside the users' file."""
+    """The options of an authorizer about its files. The key of tokens is in the users' file's folder."""
     rules = () if options.access_file is None else ("--access-file", str(options.access_file))
     guard = () if keys is None else ("--keys", str(keys))
-    strangers = () if options.researchers else ("--no-researchers",)
-    beside = ("--user-key", str(tokens.with_name(USER_KEY)), "--audit-folder", str(tokens.with_name(AUDIT)))
-    return ("--tokens", str(tokens), *beside, *rules, *guard, *strangers)
+    researchers = () if options.researchers else ("--no-researchers",)
+    siblings = ("--user-key", str(tokens.with_name(USER_KEY)), "--audit-folder", str(tokens.with_name(AUDIT)))
+    return ("--tokens", str(tokens), *siblings, *rules, *guard, *researchers)
 
 
 def _clusters(child: ChildSpec) -> tuple[str, ...]:
@@ -172,7 +177,7 @@ def _clusters(child: ChildSpec) -> tuple[str, ...]:
 def _control_plane(
     options: MeshOptions, http_ports: Sequence[int], files: tuple[str, ...]
 ) -> list[ChildSpec]:
-    def doors(cluster: str, port: int) -> tuple[str, ...]:
+    def http_options(cluster: str, port: int) -> tuple[str, ...]:
         proxies = tuple(part for proxy in options.proxies for part in ("--proxy", proxy))
         return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind, *proxies)
 
@@ -191,7 +196,7 @@ def _control_plane(
         alone = ("service-registry", "authorizer", "orchestrator", "broker")
         together = tuple(entity for entity in alone if entity not in apart)
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
-        arguments += tuple(argument for pair in pairs for argument in doors(*pair))
+        arguments += tuple(argument for pair in pairs for argument in http_options(*pair))
         arguments += (*files, *_allowed(options))
         return [
             *registries,
@@ -212,7 +217,7 @@ def _control_plane(
         *(
             ChildSpec(
                 name=f"gateway-{cluster}",
-                arguments=("run", "gateway", *doors(cluster, port), *_allowed(options)),
+                arguments=("run", "gateway", *http_options(cluster, port), *_allowed(options)),
                 stop_order=3,
             )
             for cluster, port in pairs
@@ -221,12 +226,12 @@ def _control_plane(
 
 
 def numbered(entity: str, count: int) -> tuple[str, ...]:
-    """Process names of an entity that runs apart."""
+    """The process names of an entity that runs in processes of its own."""
     return (entity,) if count == 1 else tuple(f"{entity}-{number}" for number in range(1, count + 1))
 
 
 def expected_services(options: MeshOptions) -> frozenset[str]:
-    """SIDs that are active in the registry once the mesh is ready (the registry itself is not in it)."""
+    """The SIDs that must be active in the registry when the mesh is ready; the registry lists not itself."""
     return frozenset(
         {"authorizer", "orchestrator"}
         | {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in options.clusters}
@@ -235,7 +240,7 @@ def expected_services(options: MeshOptions) -> frozenset[str]:
 
 
 def child_arguments(child: ChildSpec, parent: int) -> list[str]:
-    """The arguments to `dmsc` of a child of the process `parent`, which it does not outlive."""
+    """The arguments to `dmsc` of a child that ends when the process `parent` ends."""
     return [*child.arguments, "--parent", str(parent)]
 
 

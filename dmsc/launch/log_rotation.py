@@ -1,8 +1,8 @@
-"""The log files of a mesh stay bounded: beyond a size a file is copied and begun anew.
+"""Keeps the log files of a mesh bounded: a file that is too large is copied and then truncated.
 
-Whoever writes into one keeps it open, so it can't be renamed away. All open it for appending, so it may be
-cut while they write: what they write between the copy's end and the cut is lost here, a line or two. Lines
-from `info` on are on the bus as well (`dmsc logs`).
+A writer keeps its file open, so the file can't be renamed. All writers open it in append mode, so it may be
+truncated while they write. What they write between the end of the copy and the truncation is lost here, a
+line or two. Lines of level `info` and above are on the bus as well (`dmsc logs`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from bus.logs import get_logger
 
 MOST_BYTES = 16 << 20
-"""Of one file, the same as the server's own log has (`bus.server.embedded`)."""
+"""The maximal size of a file; the NATS server's own log has the same limit (`bus.server.embedded`)."""
 KEPT = 2
-"""Former parts of each: NAME.log.1 is the latest."""
+"""How many former parts of each file are kept; NAME.log.1 is the latest."""
 LOOK_S = 10.0
 
 log = get_logger("logs")
@@ -29,21 +29,21 @@ log = get_logger("logs")
 
 @asynccontextmanager
 async def rotating(folder: Path, most_bytes: int = MOST_BYTES, look_s: float = LOOK_S) -> AsyncIterator[None]:
-    """For the block, the `*.log` files of `folder` are looked at every `look_s` seconds."""
+    """Rotate the `*.log` files of `folder` every `look_s` seconds, for the block."""
 
-    async def look() -> None:
+    async def run() -> None:
         failing = False
         while True:
             await asyncio.sleep(look_s)
             try:
                 await asyncio.to_thread(rotate, folder, most_bytes)
                 failing = False
-            except OSError as error:  # no space for the copy: it may pass
+            except OSError as error:  # no space for the copy: the next attempt may succeed
                 if not failing:
                     log.warning("log files can't be rotated", folder=str(folder), error=error.strerror)
                 failing = True
 
-    task = asyncio.create_task(look(), name="log rotation")
+    task = asyncio.create_task(run(), name="log rotation")
     try:
         yield
     finally:
@@ -52,24 +52,27 @@ async def rotating(folder: Path, most_bytes: int = MOST_BYTES, look_s: float = L
 
 
 def rotate(folder: Path, most_bytes: int = MOST_BYTES) -> list[Path]:
-    """Begins anew what is larger than `most_bytes`; which files these were. Raises `OSError` at the end where
-    one could not be."""
-    begun, failed = [], None
+    """Rotate each file that is larger than `most_bytes`, and return those files.
+
+    Raises:
+        OSError: A file could not be rotated; it is raised after the other files.
+    """
+    rotated, failed = [], None
     for path in sorted(folder.glob("*.log")):
         try:
-            if path.lstat().st_size > most_bytes and _begin_anew(path):
-                begun.append(path)
+            if path.lstat().st_size > most_bytes and _rotate_file(path):
+                rotated.append(path)
         except FileNotFoundError:
-            continue  # its job has ended
+            continue  # its job has ended, and the file was removed
         except OSError as error:
             failed = error
     if failed is not None:
         raise failed
-    return begun
+    return rotated
 
 
-def _begin_anew(path: Path) -> bool:
-    """False: somebody else is at it."""
+def _rotate_file(path: Path) -> bool:
+    """Copy a file and truncate it. Returns False if another process is rotating it."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:
         try:
             fcntl.flock(source, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -79,7 +82,7 @@ def _begin_anew(path: Path) -> bool:
         try:
             fresh.unlink(missing_ok=True)
             with fresh.open("xb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 20)  # until nobody has added anything
+                shutil.copyfileobj(source, copy, 1 << 20)  # until a read finds no new lines
             os.ftruncate(source.fileno(), 0)
         except OSError:
             fresh.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A mesh on this machine: server, tokens, processes, readiness, and an orderly end."""
+"""One mesh on this machine: starts the server and the processes, waits until it is ready, and stops it."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from workers.sandbox.confinement import ConfinementMethod
 NATS_PORT, HTTP_PORT = 4222, 8080
 
 _ready_limit_s = 60.0
-_look_every_s = 0.1
-_bury_every_s = 1.0
+_poll_interval_s = 0.1
+_reap_interval_s = 1.0
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningMesh:
-    """A mesh that is ready, or a host whose tenants are."""
+    """A mesh that is ready, or a host whose tenants are ready."""
 
     folder: StateFolder
     file: MeshFile
     supervisor: Supervisor
 
     async def failed(self) -> None:
-        """Until a part can't be kept alive; raises its error."""
+        """Wait until a process can't be kept alive, and raise its error."""
         await asyncio.shield(self.supervisor.failed)
 
 
@@ -60,17 +60,17 @@ class RunningMesh:
 async def running_mesh(
     options: MeshOptions, say: Say, progress: Say | None = None, zygote: PreforkServer | None = None
 ) -> AsyncIterator[RunningMesh]:
-    """Start a mesh, wait until it is ready, stop it when the block ends.
+    """Start a mesh, wait until it is ready, and stop it when the block ends.
 
     Args:
-        options: what to start.
-        say: gets lines that a person should keep: ports that were taken, children that died.
-        progress: gets what the mesh still waits for, each time that it changes.
-        zygote: forks the children, and ends with the mesh; without one they are started afresh.
+        options: What to start.
+        say: Gets lines that a person should keep, such as taken ports and children that died.
+        progress: Gets what the mesh still waits for, each time that this changes.
+        zygote: The prefork server, which forks the children; None: each child is started as a new process.
 
     Raises:
-        BadInput: the state folder is in use, a port that was asked for is taken, a setting can't be.
-        Unavailable: it did not become ready; the text says what is missing.
+        BadInput: The state folder is in use, a requested port is taken, or an option is wrong.
+        Unavailable: The mesh did not become ready; the text says what is missing.
     """
     way = way_here(trusted=options.trust_researchers)
     options = replace(options, researchers=options.trust_researchers or way is not ConfinementMethod.NONE)
@@ -79,7 +79,7 @@ async def running_mesh(
         raise not_one_mesh(folder)
     with folder.hold():
         folder.write_tokens()
-        renewal.follow(folder.bus_token(), folder.path / "bus_token")  # of connections of this process
+        renewal.follow(folder.bus_token(), folder.path / "bus_token")  # for this process's connections
         folder.logs.mkdir(exist_ok=True)
         if any(url.startswith("tls://") for url in folder.host_servers()):
             options = replace(options, tls=True)
@@ -91,10 +91,10 @@ async def running_mesh(
             bus = await stack.enter_async_context(_bus(options, folder, say))
             inner = [local(url) for url in bus.urls]
             await stack.enter_async_context(_brokered(folder, inner))
-            handing = HandingOver(folder)
+            handover = HandingOver(folder)
             incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
             supervisor, gateways, metrics = await stack.enter_async_context(
-                _started(options, folder, inner, incubator, handing, say, progress, started_at, zygote)
+                _started(options, folder, inner, incubator, handover, say, progress, started_at, zygote)
             )
             file = MeshFile(
                 servers=tuple(outer(url, options) for url in inner),
@@ -107,7 +107,7 @@ async def running_mesh(
                 metrics=metrics,
             )
             running = await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))
-            await stack.enter_async_context(handing.followed(supervisor, say))
+            await stack.enter_async_context(handover.followed(supervisor, say))
             yield running
 
 
@@ -119,42 +119,48 @@ async def tended(
     supervisor: Supervisor,
     zygote: PreforkServer | None,
 ) -> AsyncIterator[RunningMesh]:
-    """What is ready, for the block: its file says which processes run, also once some were started again."""
+    """Keep the mesh file current for the block: it lists the running processes, also after restarts."""
     file = replace(file, children=_pids(bus, supervisor), commands=supervisor.commands)
     folder.write_mesh(file)
     supervisor.ready = True
     bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
         replace(file, children=_pids(bus, supervisor))
     )
-    async with _buried(zygote, lambda: _pids(bus, supervisor)):
+    async with _reaping(zygote, lambda: _pids(bus, supervisor)):
         yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
 
 
 @asynccontextmanager
-async def _buried(zygote: PreforkServer | None, known: Callable[[], dict[str, int]]) -> AsyncIterator[None]:
-    """With a zygote, whoever a child leaves behind becomes ours: it is waited for when it ends."""
-    if zygote is None:
+async def _reaping(
+    prefork_server: PreforkServer | None, pids: Callable[[], dict[str, int]]
+) -> AsyncIterator[None]:
+    """Reap orphaned processes for the block.
+
+    With a prefork server, this process becomes the parent of processes whose parent has died, and must wait
+    for them when they end.
+    """
+    if prefork_server is None:
         yield
         return
 
-    async def bury() -> None:
+    async def reap() -> None:
         seen: int | None = None
         while True:
-            seen = reap_orphan({zygote.pid, *known().values()}, seen)
-            await asyncio.sleep(_bury_every_s)
+            seen = reap_orphan({prefork_server.pid, *pids().values()}, seen)
+            await asyncio.sleep(_reap_interval_s)
 
-    burying = asyncio.create_task(bury())
+    task = asyncio.create_task(reap())
     try:
         yield
     finally:
-        burying.cancel()
-        await asyncio.gather(burying, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def certify(options: MeshOptions, folder: StateFolder, by: StateFolder | None = None) -> None:
-    """A certificate for this machine's names, and a CA if there is none; believed from here on.
+    """Make a certificate for this machine's names if needed, and trust its CA in this process.
 
-    `by`: signed by that folder's CA instead.
+    A CA is made if the folder has none. With `by`, that folder's CA signs the certificate instead.
     """
     from bus.nats import tls_trust as trust
     from dmsc.state.certificates import CertificateFiles, make_certificates, still_good
@@ -173,7 +179,7 @@ def certify(options: MeshOptions, folder: StateFolder, by: StateFolder | None = 
 
 
 def _pids(bus: EmbeddedCluster | HostsBus, supervisor: Supervisor) -> dict[str, int]:
-    """Process ids by name, of those that live."""
+    """The ids of live processes by name."""
     servers = {
         "bus" if len(bus.servers) == 1 else f"bus-{number}": server.pid
         for number, server in enumerate(bus.servers, start=1)
@@ -186,7 +192,7 @@ def _pids(bus: EmbeddedCluster | HostsBus, supervisor: Supervisor) -> dict[str, 
 async def _bus(
     options: MeshOptions, folder: StateFolder, say: Say
 ) -> AsyncIterator[EmbeddedCluster | HostsBus]:
-    """The bus of this mesh: its own servers, with a guard in this process, or its host's."""
+    """The bus of this mesh: its own servers with an auth callout in this process, or the host's servers."""
     if folder.host_servers():
         yield await hosts_bus(folder)
         return
@@ -199,16 +205,16 @@ async def _bus(
 async def own_servers(
     options: MeshOptions, folder: StateFolder, say: Say, **how: Any
 ) -> AsyncIterator[EmbeddedCluster]:
-    """Servers of our own, started again on the same port and store if they should die.
+    """Run the mesh's own NATS servers; a server that dies is started again on the same port and store.
 
-    `how`: as for `EmbeddedServer`.
+    `how` has further arguments of `EmbeddedServer`.
     """
     port = options.nats_port
     if port is None and not ports.is_free(options.bind, NATS_PORT):
         say(f"port {NATS_PORT} is taken, using a free one for the bus")
         port = 0
     elif port:
-        ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # one clear line if it is taken
+        ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # raises a clear error if it is taken
     if options.monitor_port:
         ports.choose(LOOPBACK, options.monitor_port, 0, 1, "--monitor-port")
     port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
@@ -234,8 +240,11 @@ async def own_servers(
 
 @asynccontextmanager
 async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
-    """The second authorizer at the server's door, in this process, since it is there anyway: the control
-    plane's alone could not come back, since nobody gets in without one."""
+    """Run a second auth callout in this process for the block.
+
+    Nobody can connect to the bus without one. If the control plane's authorizer were the only one and died,
+    its restarted process could not connect.
+    """
     if folder.guard_keys() is None:
         yield
         return
@@ -252,19 +261,21 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
     )
     with os.fdopen(plain(folder.logs / "guard.log", APPEND), "a", encoding="utf-8") as record:
 
-        def tell(event: str, **fields: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk must keep nobody out
+        def log(event: str, **fields: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk must not prevent connections
                 record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
                 record.flush()
 
-        async with guarding(config, tell):
+        async with guarding(config, log):
             yield
 
 
 @asynccontextmanager
 async def _brokered(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
-    """The second broker, in this process, since it is there anyway: readers read on while the control plane,
-    with its own, is away."""
+    """Run a second broker in this process for the block.
+
+    Reads then work even while the control plane, with its own broker, is away.
+    """
     if folder.guard_keys() is None and not folder.host_servers():
         yield
         return
@@ -280,17 +291,18 @@ async def _started(
     folder: StateFolder,
     bus_urls: list[str],
     incubator: dict[str, str],
-    handing: HandingOver,
+    handover: HandingOver,
     say: Say,
     progress: Say | None,
     started_at: float,
     zygote: PreforkServer | None,
 ) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
-    """The children, up and ready; URLs of gateways by cluster, of metrics by process.
+    """Start the children and wait until they are ready.
 
-    A port of our own choice that someone took meanwhile is replaced.
+    Yields the supervisor, the gateways' URLs by cluster, and the metrics URLs by process. If a port that was
+    chosen here is taken meanwhile, another port is tried.
     """
-    # a port that was found free may be taken by the time a gateway listens: then any other will do, too
+    # A port that was free may be taken by the time a gateway listens; then any other port is tried.
     others = [] if options.http_port else [replace(options, http_port=0) for _ in range(2)]
     attempts = [options, *others]
     for attempt in attempts:
@@ -329,7 +341,7 @@ async def _started(
             children,
             logs=folder.logs,
             environment=environment,
-            secrets=handing.secrets_of,
+            secrets=handover.secrets_of,
             say=say,
             zygote=zygote,
         ) as supervisor:
@@ -345,26 +357,26 @@ async def _started(
 
 
 def _metered(options: MeshOptions, children: list[ChildSpec]) -> tuple[list[ChildSpec], dict[str, str]]:
-    """The children with ports for their metrics, and the URLs by process.
+    """The children with ports for their metrics, and the metrics URLs by process.
 
-    The ports stay the same over restarts. One that somebody takes meanwhile costs no process: it tells its
-    metrics at another one then, which `dmsc status` shows.
+    The ports stay the same over restarts. If another program takes one meanwhile, the process serves its
+    metrics at another port, which `dmsc status` shows.
     """
     if options.metrics_port is None:
         return layout.with_metrics(children, (), options.metrics_bind), {}
-    telling = [child.name for child in children if child.arguments[0] in ("run", "join")]
-    found, _ = ports.choose(options.metrics_bind, options.metrics_port, 0, len(telling), "--metrics-port")
+    names = [child.name for child in children if child.arguments[0] in ("run", "join")]
+    numbers, _ = ports.choose(options.metrics_bind, options.metrics_port, 0, len(names), "--metrics-port")
     host = own_address(options.metrics_bind)
-    urls = {name: f"http://{host}:{port}/metrics" for name, port in zip(telling, found, strict=True)}
-    return layout.with_metrics(children, found, options.metrics_bind), urls
+    urls = {name: f"http://{host}:{port}/metrics" for name, port in zip(names, numbers, strict=True)}
+    return layout.with_metrics(children, numbers, options.metrics_bind), urls
 
 
 async def _until_ready(
     options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None, progress: Say | None
 ) -> None:
-    """Ask the gateways until every service is active and every cluster offers a node."""
+    """Poll the gateways until every service is active and every cluster has a node."""
     expected = layout.expected_services(options)
-    missing, told = "", ""
+    missing, last_missing = "", ""
     async with AsyncClient(urls, token=token, timeout_s=2.0) as client:
         try:
             async with asyncio.timeout(_ready_limit_s):
@@ -377,16 +389,16 @@ async def _until_ready(
                         missing = error.text
                     if not missing:
                         return
-                    if progress is not None and missing != told:
-                        told = missing
-                        progress("waiting for the gateways" if told.startswith("no gateway") else told)
-                    await asyncio.wait({supervisor.failed}, timeout=_look_every_s)
+                    if progress is not None and missing != last_missing:
+                        last_missing = missing
+                        progress("waiting for the gateways" if missing.startswith("no gateway") else missing)
+                    await asyncio.wait({supervisor.failed}, timeout=_poll_interval_s)
         except TimeoutError:
             raise Unavailable(f"the mesh is not ready after {_ready_limit_s:.0f} s: {missing}") from None
 
 
 def lacking(status: MeshStatus, expected: frozenset[str], clusters: tuple[str, ...]) -> str:
-    """What a mesh still lacks, in words; empty when it is ready."""
+    """Describe what a mesh still lacks; empty if it is ready."""
     active = {service.sid for service in status.services if service.state is InstanceState.ACTIVE}
     absent = sorted(expected - active)
     if absent:
@@ -396,26 +408,28 @@ def lacking(status: MeshStatus, expected: frozenset[str], clusters: tuple[str, .
 
 
 def say_if(say: Say, text: str) -> None:
+    """Say a text unless it is empty."""
     if text:
         say(text)
 
 
 def local(url: str) -> str:
-    """The server's address for processes of this machine."""
+    """A server's address for processes of this machine."""
     return url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
 
 
 def outer(url: str, options: MeshOptions) -> str:
-    """The server's address for other machines, where it listens for them."""
+    """A server's address for other machines, if it listens for them; else the address itself."""
     if options.bind not in ("0.0.0.0", "::"):
         return url
     return url.replace("127.0.0.1", own_address(options.bind))
 
 
 async def stop_mesh(folder: StateFolder, limit_s: float) -> int | None:
-    """Stop the mesh that runs on this folder; returns its process id, None if there was none.
+    """Stop the mesh that runs on this folder; return its process id, or None if no mesh runs.
 
-    Raises `DmscError` if it is still there after `limit_s`.
+    Raises:
+        DmscError: The process still runs after `limit_s` seconds.
     """
     pid = folder.owner()
     if pid is None:
@@ -428,5 +442,5 @@ async def stop_mesh(folder: StateFolder, limit_s: float) -> int | None:
             raise DmscError(
                 f"pid {pid} has not stopped within {limit_s:.0f} s; see {folder.logs}, or kill -9 {pid}"
             )
-        await asyncio.sleep(_look_every_s)
+        await asyncio.sleep(_poll_interval_s)
     return pid

@@ -1,9 +1,9 @@
-"""A new root of all credentials, of a mesh that runs or of one that does not (ADR-0039).
+"""Rotation: replaces the root of all credentials of a mesh, whether it runs or not (ADR-0039).
 
-Who asks for it writes three files and has done. Whoever runs the mesh finds a root that its processes do not
-have, gives each a new credential, waits until node agents have given theirs to their instances, and writes
-down that the old root's connections may be ended, which the guard does. So it does not matter who is killed
-meanwhile: what is written down says what is left to do.
+The command `dmsc credential rotate` only writes three files. The process that runs the mesh notices a root
+that its processes do not have. It gives each process a new credential, waits until node agents have passed
+new credentials to their instances, and records that the old root's connections may be ended; the auth callout
+ends them. Any process may be killed meanwhile, because the files say what is left to do.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ if TYPE_CHECKING:
 log = get_logger("rotation")
 
 KEPT = 8
-"""Roots whose seals can still be opened."""
+"""How many former roots are kept, so that values sealed with them can still be opened."""
 LOOK_S = 0.5
 TAKE_S = 20.0
-"""How long node agents are waited for: they write a file for each instance."""
+"""Seconds to wait for node agents, which write a file for each instance."""
 HAND_OVER_S = 45.0
-"""How long the command waits for the mesh."""
+"""Seconds that the command waits for the mesh."""
 
 Say = Callable[[str], None]
 
 
 @contextmanager
-def _alone(folder: StateFolder) -> Iterator[bool]:
-    """Whether nobody else is writing the files of a rotation just now."""
-    with locked(folder.path / "rotation.lock") as mine:
-        yield mine
+def _lock(folder: StateFolder) -> Iterator[bool]:
+    """Try to lock the files of a rotation for the block; yield whether that worked."""
+    with locked(folder.path / "rotation.lock") as acquired:
+        yield acquired
 
 
 def begin(folder: StateFolder, grace_s: float) -> bool:
-    """Writes a new root down. The old one counts for `grace_s`, and at least until all have new credentials.
+    """Write a new root. The old root stays valid for `grace_s`, and at least until all have new credentials.
 
-    Returns whether a mesh runs, which then hands them over.
+    Returns whether a mesh runs, which then hands new credentials over.
 
     Raises:
-        BadInput: there is no root to replace, or another rotation is just being written down.
-        Unavailable: the mesh has not handed over the last one yet.
+        BadInput: There is no root to replace, or another rotation is being written.
+        Unavailable: The mesh has not completed the previous rotation yet.
     """
     root = folder.bus_token()
     if root is None or not is_root(root):
         raise BadInput(f"{folder.path}: there is no root of credentials to replace")
-    with _alone(folder) as mine:
-        if not mine:
+    with _lock(folder) as acquired:
+        if not acquired:
             raise BadInput(f"{folder.path}: another rotation is being written down; try again")
         runs = folder.owner() is not None
         with nullcontext() if runs else folder.hold():
@@ -80,11 +80,12 @@ def begin(folder: StateFolder, grace_s: float) -> bool:
 
 
 async def handed_over(folder: StateFolder) -> None:
-    """Waits until the mesh that runs has the new root, nobody is connected by an older one for whom it was
-    replaced, and all gateways answer again.
+    """Wait until the running mesh uses the new root and all gateways answer again.
+
+    By then, connections with credentials of the old root have ended, if their owners got new credentials.
 
     Raises:
-        Unavailable: it takes too long, or the mesh is gone.
+        Unavailable: It takes too long, or the mesh has ended.
     """
     try:
         async with asyncio.timeout(HAND_OVER_S):
@@ -117,23 +118,23 @@ async def _answers(client: AsyncClient) -> bool:
 
 
 class HandingOver:
-    """New roots for the children of one mesh."""
+    """Gives the children of one mesh credentials of a new root."""
 
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
-        self._given: dict[str, str] = {}  # child → the root of its credential
+        self._roots: dict[str, str] = {}  # child → the root of its credential
 
     def secrets_of(self, child: ChildSpec) -> dict[str, str]:
-        """What a child that starts is told alone: its credential, and where its next one will be."""
+        """The environment that only this starting child gets: its credential, and where the next will be."""
         folder, root = self._folder, self._folder.bus_token() or ""
         renewals.forget(folder, child.name)
-        self._given[child.name] = root
+        self._roots[child.name] = root
         text = credentials(root, child.identities, folder.roots_before())
         return {"DMSC_BUS_TOKEN": text, renewals.VARIABLE: str(renewals.place_of(folder, child.name))}
 
     @asynccontextmanager
     async def followed(self, supervisor: Supervisor, say: Say) -> AsyncIterator[None]:
-        """Hands new roots over, until the end of the block."""
+        """Hand new credentials over whenever the root changes, for the block."""
         task = asyncio.create_task(self._follow(supervisor, say), name="rotation")
         try:
             yield
@@ -146,38 +147,40 @@ class HandingOver:
             return
         while True:
             try:
-                await self._look(supervisor, say)
-            except (DmscError, OSError) as error:  # a full disk: the next look may find room
+                await self._check(supervisor, say)
+            except (DmscError, OSError) as error:  # a full disk, for example: the next attempt may succeed
                 log.warning("a rotation of the root is not carried on", reason=str(error))
             await asyncio.sleep(LOOK_S)
 
-    async def _look(self, supervisor: Supervisor, say: Say) -> None:
+    async def _check(self, supervisor: Supervisor, say: Say) -> None:
+        """Complete a rotation that is under way, if there is one."""
         folder, root = self._folder, self._folder.bus_token()
         if root is None or not folder.roots_file.exists():
             return
-        with _alone(folder) as mine:
-            if not mine:
+        with _lock(folder) as acquired:
+            if not acquired:
                 return
             folder.mend_roots(root)
         if not folder.roots().under_way:
             return
         await self._hand_over(root, supervisor)
-        with _alone(folder) as mine:
+        with _lock(folder) as acquired:
             roots = folder.roots()
-            if mine and roots.under_way and folder.bus_token() == root:
+            if acquired and roots.under_way and folder.bus_token() == root:
                 folder.write_roots(roots.handed(time.time()))
                 say("a new root of credentials: all processes have theirs")
 
     async def _hand_over(self, root: str, supervisor: Supervisor) -> None:
+        """Give each child a credential of the new root, and wait until the node agents have taken theirs."""
         folder = self._folder
         agents: dict[str, str] = {}
         for child in supervisor.children:
-            if not child.identities or self._given.get(child.name) == root:
+            if not child.identities or self._roots.get(child.name) == root:
                 continue
-            if child.users_code:  # confined: it sees no file of ours
+            if child.users_code:  # a confined child can't read the new credential's file
                 await supervisor.replace(child)
                 continue
-            self._given[child.name] = root
+            self._roots[child.name] = root
             text = credentials(root, child.identities, folder.roots_before())
             renewals.give(folder, child.name, text)
             if child.arguments[0] == "join":

@@ -1,4 +1,4 @@
-"""What a person sees while a mesh starts: lines to keep, and on a terminal what is still waited for."""
+"""What a person sees while a mesh starts: permanent lines, and on a terminal one line of progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from schemas.plain_text import plain
 
 
 class StartingView:
-    """`say` prints a line; `progress` keeps one moving line on a terminal until `close`. All on stderr."""
+    """Shows the start of a mesh on stderr.
+
+    `say` prints a line. `progress` updates one moving line, on a terminal only, until `close`.
+    """
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -22,7 +25,8 @@ class StartingView:
         self._began = time.monotonic()
 
     def say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # a file on a full disk, a terminal that is gone
+        """Print a line."""
+        with contextlib.suppress(OSError):  # stderr may be a file on a full disk, or a closed terminal
             text = plain(text, keep="\n")
             if self._status is not None:
                 self._console.print(text, markup=False, highlight=False)
@@ -30,7 +34,7 @@ class StartingView:
                 print(text, file=sys.stderr, flush=True)
 
     def progress(self, text: str) -> None:
-        """Show what is waited for, on a terminal only."""
+        """Show what the mesh waits for, on a terminal only."""
         if not self._console.is_terminal:
             return
         if self._status is None:
@@ -40,7 +44,7 @@ class StartingView:
         self._status.update(f"starting ({time.monotonic() - self._began:.0f} s)  [dim]{shown}[/]")
 
     def close(self) -> None:
-        """Take the moving line away; twice is fine."""
+        """Remove the moving line. Closing twice is fine."""
         if self._status is not None:
             self._status.stop()
             self._status = None

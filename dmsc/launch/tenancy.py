@@ -1,4 +1,4 @@
-"""A mesh that is one of several on a server (ADR-0028): where its bus is, and that it is there."""
+"""A mesh that is a tenant of a host (ADR-0028): finds the host's bus and checks that it can be used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _patience_s = 10.0
 
 @dataclass
 class HostsBus:
-    """The servers of a host whose tenant this mesh is: started, kept and guarded there."""
+    """The bus of a tenant's host. The host starts, supervises and guards the servers."""
 
     urls: tuple[str, ...]
     servers: tuple[EmbeddedServer, ...] = ()
@@ -24,10 +24,10 @@ class HostsBus:
 
 
 async def hosts_bus(folder: StateFolder) -> HostsBus:
-    """The bus of a tenant's folder, which lets it in.
+    """Connect to the bus of a tenant's host to check it, and return it.
 
     Raises:
-        Unavailable: the host is not there, or does not know this tenant.
+        Unavailable: The host does not run, or does not know this tenant.
     """
     urls = folder.host_servers()
     try:
@@ -40,7 +40,7 @@ async def hosts_bus(folder: StateFolder) -> HostsBus:
 
 
 def not_one_mesh(folder: StateFolder) -> BadInput:
-    """The error for one mesh on the folder of a host."""
+    """The error for starting one mesh on the folder of a host."""
     named = " ".join(f"--tenant {name}" for name in folder.tenants())
     return BadInput(
         f"{folder.path} is that of a host of tenants: start it with {named}, or take another folder"

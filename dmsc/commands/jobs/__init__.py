@@ -1,1 +1,12 @@
-"""Jobs."""
+"""Commands about jobs, recorded runs, chaos runs and simulations.
+
+They ask a gateway for what the user wants of a job, or hand the options to `dmsc.follow`, `dmsc.replay`,
+`dmsc.chaos` or `dmsc.simulation`. Only `dmsc.cli` and neighbouring commands call them.
+
+chaos.py     `chaos`: faults against a running job, and what they cost
+jobs.py      `jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`
+replay.py    `replay`: a policy against a recorded run
+runs.py      `runs list`, `runs export`, `runs import`
+simulate.py  `simulate`: a scenario under a virtual clock
+train.py     `train` and `attach`
+"""

@@ -1,4 +1,4 @@
-"""`dmsc chaos`: kill anything while a job trains, and see what it cost."""
+"""`dmsc chaos`: kills parts of a mesh while a job trains, and reports what that cost."""
 
 from __future__ import annotations
 
@@ -29,55 +29,64 @@ def chaos(
     job: Annotated[
         str, typer.Argument(metavar="JOB", help="A job file, or the id of a running job.", show_default=False)
     ],
-    seed: Annotated[int, typer.Option(min=0, help="Of the plan: the same seed gives the same one.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The seed of the fault plan; the same seed gives the same plan.")
+    ] = 0,
     every: Annotated[
-        str, typer.Option(metavar="INTERVAL", help="Between faults: 10s, 500ms, 2min, or 20steps.")
+        str, typer.Option(metavar="INTERVAL", help="The time between faults: 10s, 500ms, 2min, or 20steps.")
     ] = "10s",
     what: Annotated[
         str,
         typer.Option(
             metavar="KINDS",
-            help="instance, freeze, stage, whole-stage, cluster, orchestrator, gateway, router, registry,"
-            " server, server-freeze, no-room, garbage-value, disk-full; with commas.",
+            help="The kinds of faults, separated by commas: instance, freeze, stage, whole-stage, cluster,"
+            " orchestrator, gateway, router, registry, server, server-freeze, no-room, garbage-value,"
+            " disk-full.",
         ),
     ] = "instance,cluster,orchestrator,server",
     faults: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="At most so many; else until the job ends.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="The maximal number of faults (until the job ends)."),
     ] = None,
     reference: Annotated[
         str | None,
         typer.Option(
-            metavar="JOB", help="A finished job without faults to compare with, instead of a new one."
+            metavar="JOB", help="A finished job without faults to compare with, instead of a new clean run."
         ),
     ] = None,
     no_reference: Annotated[
-        bool, typer.Option("--no-reference", help="No clean run: no hash to compare, goodput is estimated.")
+        bool,
+        typer.Option(
+            "--no-reference", help="Skip the clean run: no hash is compared, and goodput is estimated."
+        ),
     ] = False,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; repeatable."),
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="Start a mesh for this on free ports, and stop it afterwards.")
+        bool,
+        typer.Option("--private", help="Start a mesh on free ports for this run, and stop it afterwards."),
     ] = False,
     separate: Annotated[
-        bool, typer.Option("--separate", help="With --private: a process for each entity.")
+        bool, typer.Option("--separate", help="With --private: run each entity in a process of its own.")
     ] = False,
     slots: Annotated[
-        int, typer.Option(min=1, help="With --private: stage instances per cluster, of two clusters.")
+        int, typer.Option(min=1, help="With --private: stage instances in each of the two clusters.")
     ] = 4,
     allow_url: AllowUrlOption = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput over time with the faults.")
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput and faults over time.")
     ] = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Bring a seeded plan of faults upon a job and report stalls, goodput, waste, lost, doubled, hash.
+    """Inject a seeded plan of faults into a job, and report stalls, goodput, waste, lost and doubled samples,
+    and whether the weights are the same.
 
-    A job file is run twice: undisturbed, then with the faults. The mesh must be on this machine (its state
-    folder is used), since processes are killed. Exit code 1 if anything was lost or doubled, if the weights
-    differ, or if a fault did not fire.
+    A job file is run twice: first without faults, then with them. The mesh must run on this machine, because
+    its processes are killed (they are found through its state folder). The exit code is 1 if anything was
+    lost or doubled, if the weights differ, or if a fault did not fire.
 
     Example: dmsc chaos examples/chaos-gpt.yaml --every 10s --what instance,orchestrator --plot chaos.svg
     """
@@ -109,11 +118,11 @@ def chaos(
     def say(text: str) -> None:
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
 
-    configure_logging(level="error")  # that the bus is away now and then is what was asked for
-    with running_prefork_server() if private else nullcontext() as zygote:
+    configure_logging(level="error")  # a bus that is away now and then is expected here
+    with running_prefork_server() if private else nullcontext() as prefork_server:
         small = FaultKind.DISK_FULL in options.kinds
         urls = (*(() if spec is None else named_urls(spec)), *(allow_url or ()))
-        own = _OwnMesh(separate, slots, zygote, small, urls) if private else None
+        own = _OwnMesh(separate, slots, prefork_server, small, urls) if private else None
         report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
     if plot is not None:
         _write_plot(report, plot)
@@ -130,11 +139,11 @@ def chaos(
 
 @dataclass(frozen=True)
 class _OwnMesh:
-    """The mesh of `--private`."""
+    """The options of the mesh that `--private` starts."""
 
     separate: bool
     slots: int
-    zygote: PreforkServer | None
+    prefork_server: PreforkServer | None
     small_disk: bool = False
     allow_urls: tuple[str, ...] = ()
 
@@ -163,7 +172,7 @@ async def _chaos(
 
 @asynccontextmanager
 async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIterator[Chaos]:
-    """Chaos for the mesh of a state folder, or for one of its own."""
+    """Open `Chaos` for the mesh of a state folder, or for a private mesh that is started and stopped here."""
     from dmsc.chaos.run import open_chaos
     from dmsc.chaos.store_faults import small_disk
     from dmsc.launch.mesh import running_mesh
@@ -180,7 +189,7 @@ async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIt
         options = _private_mesh(Path(name) / "state", own)
         say(f"starting a mesh of clusters {', '.join(options.clusters)}")
         async with (
-            running_mesh(options, say, zygote=own.zygote) as mesh,
+            running_mesh(options, say, zygote=own.prefork_server) as mesh,
             open_chaos(mesh.folder, say) as chaos,
         ):
             yield chaos

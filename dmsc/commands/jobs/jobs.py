@@ -1,4 +1,4 @@
-"""`dmsc jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`: what a gateway is asked for."""
+"""`dmsc jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`: requests to a gateway about jobs."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def jobs(
 
 def cancel(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
     ],
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """End a job; its instances are stopped and cleaned up.
+    """Cancel a job; its instances are stopped and cleaned up.
 
     Example: dmsc cancel stdlib-gpt-1
     """
@@ -79,15 +79,15 @@ def _ends(record: JobRecord) -> str:
 
 def park(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
     ],
-    reason: Annotated[str, typer.Option(help="Why; it stands beside the job until it is resumed.")] = "",
+    reason: Annotated[str, typer.Option(help="Why; shown with the job until it is resumed.")] = "",
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a job wait without slots, at the end of its open step, until `dmsc resume`.
+    """Pause a job at the end of its current step and free its slots, until `dmsc resume`.
 
     Example: dmsc park stdlib-gpt-1 --reason 'the urgent one first'
     """
@@ -97,14 +97,14 @@ def park(
 
 def resume(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
     ],
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a parked job go on from its last checkpoint, as soon as there is room.
+    """Continue a parked job from its last checkpoint, as soon as slots are free.
 
     Example: dmsc resume stdlib-gpt-1
     """
@@ -120,48 +120,49 @@ def _waits(record: JobRecord) -> str:
 
 def scale(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
     ],
     replicas: Annotated[
-        int, typer.Argument(min=1, metavar="REPLICAS", help="Working replicas.", show_default=False)
+        int,
+        typer.Argument(min=1, metavar="REPLICAS", help="The number of working replicas.", show_default=False),
     ],
     stage: Annotated[
-        int | None, typer.Option(min=0, help="Of this stage alone; else of all.", show_default=False)
+        int | None, typer.Option(min=0, help="Scale only this stage (all stages).", show_default=False)
     ] = None,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Give a running job more or fewer replicas; the result does not depend on it.
+    """Change the number of a running job's replicas; the training result does not depend on it.
 
     Example: dmsc scale stdlib-gpt-1 4 --stage 0
     """
-    told: str = ask_gateway(gateway, token, state, lambda client: client.scale(job, replicas, stage))
-    print_json({"job": job, "note": told}) if json else print_text(told)
+    note: str = ask_gateway(gateway, token, state, lambda client: client.scale(job, replicas, stage))
+    print_json({"job": job, "note": note}) if json else print_text(note)
 
 
 def move(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
     ],
     sid: Annotated[
-        str, typer.Argument(metavar="SID", help="The instance, see `dmsc routes`.", show_default=False)
+        str, typer.Argument(metavar="SID", help="The instance; see `dmsc routes`.", show_default=False)
     ],
     stage: Annotated[
-        int, typer.Argument(min=0, metavar="STAGE", help="Where it is to work.", show_default=False)
+        int, typer.Argument(min=0, metavar="STAGE", help="The stage it is moved to.", show_default=False)
     ],
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have an instance of a running job change its stage; the result does not depend on it.
+    """Move an instance of a running job to another stage; the training result does not depend on it.
 
     Example: dmsc move stdlib-gpt-1 stdlib-gpt-1-s0-r2 1
     """
-    told: str = ask_gateway(gateway, token, state, lambda client: client.move(job, sid, stage))
-    print_json({"job": job, "note": told}) if json else print_text(told)
+    note: str = ask_gateway(gateway, token, state, lambda client: client.move(job, sid, stage))
+    print_json({"job": job, "note": note}) if json else print_text(note)
 
 
 def status(
@@ -178,20 +179,20 @@ def status(
     if json:
         print_json(mesh)
         return
-    services = sorted(mesh.services, key=lambda each: (each.kind, each.endpoint.cluster, each.sid))
+    services = sorted(mesh.services, key=lambda record: (record.kind, record.endpoint.cluster, record.sid))
     print_table(
         ("service", "kind", "cluster", "node", "state", "pid", "metrics"),
         [
             (
-                each.sid,
-                each.kind.value,
-                each.endpoint.cluster,
-                each.endpoint.node,
-                each.state.value,
-                str(each.endpoint.pid or ""),
-                each.endpoint.metrics,
+                record.sid,
+                record.kind.value,
+                record.endpoint.cluster,
+                record.endpoint.node,
+                record.state.value,
+                str(record.endpoint.pid or ""),
+                record.endpoint.metrics,
             )
-            for each in services
+            for record in services
         ],
         title="services",
     )
@@ -207,7 +208,7 @@ def status(
                 ", ".join(sorted({slot.device_name or slot.device for slot in node.slots})),
                 f"{node.torch_version}{'' if node.warm else ' (warming up)'}",
             )
-            for node in sorted(mesh.nodes, key=lambda each: (each.cluster, each.node))
+            for node in sorted(mesh.nodes, key=lambda node: (node.cluster, node.node))
         ],
         title="nodes",
     )
@@ -231,7 +232,7 @@ def status(
 
 
 async def _mesh(client: AsyncClient) -> MeshStatus:
-    """Where nobody can tell, what the mesh waits for."""
+    """The mesh's status. Raises `Unavailable` with what the mesh waits for, if no status is available."""
     from schemas.errors import Unavailable
 
     try:

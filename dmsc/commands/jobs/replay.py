@@ -1,4 +1,4 @@
-"""`dmsc replay`: a recorded run against a policy, without a mesh."""
+"""`dmsc replay`: runs a policy against a recorded run, without a mesh."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 def replay(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="An exported file, or a job's id.", show_default=False)
+        str, typer.Argument(metavar="RUN", help="An exported run file, or a job's id.", show_default=False)
     ],
     policy: Annotated[
         str,
         typer.Option(
             "--policy",
             metavar="FILE.py|NAME",
-            help="Your file (FILE.py:Class if it has several), or a built-in name.",
+            help="Your file (FILE.py:Class if it has several policies), or the name of a built-in policy.",
             show_default=False,
         ),
     ],
@@ -44,11 +44,11 @@ def replay(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a policy against a recorded run: its suggestions beside those made then, and what each was worth.
+    """Run a policy against a recorded run; compare its suggestions with the recorded ones, and score both.
 
-    The record is fed to it in its own order with its own times, as fast as it goes; the same record and
-    policy print the same. How long it took goes to stderr. `the rules would say`: the orchestrator's
-    arbitration, if this policy had been the only active one.
+    The policy receives the record in its order and with its times, as fast as it can. The same record and
+    policy print the same output; the elapsed time goes to stderr. The column `the rules would say` shows what
+    the orchestrator would have decided if this policy had been the only active one.
 
     Example: dmsc replay j4f2a1.dmscrun --policy my_policy.py
     """
@@ -58,9 +58,9 @@ def replay(
     from dmsc.replay.session import Session
     from dmsc.state.state_folder import default_state
 
-    tried = load_policy(policy)
-    key = (tried.name, tried.version)
-    session = Session(tried)
+    candidate = load_policy(policy)
+    key = (candidate.name, candidate.version)
+    session = Session(candidate)
     began = time.perf_counter()
     story = run_async(
         feed(session, run, bus_or_none(bus, bus_token, state), Archive(state or default_state()))
@@ -71,13 +71,13 @@ def replay(
     else:
         print_table(COLUMNS, rows(story))
         print()
-        theirs = score_rows(story.scores)
-        print_table(SCORE_COLUMNS, [*score_rows({key: story.replayed_scores}, key), *theirs])
+        recorded = score_rows(story.scores)
+        print_table(SCORE_COLUMNS, [*score_rows({key: story.replayed_scores}, key), *recorded])
     _remark(story, took_s)
 
 
 async def feed(session: Session, run: str, address: BusAddress | None, archive: Archive) -> Story:
-    """All of the record through the session."""
+    """Feed the whole record to the session, and return the session's story."""
     from dmsc.replay.recordings import open_recording
 
     async with open_recording(run, address, archive) as recording:

@@ -1,4 +1,4 @@
-"""`dmsc runs`: recorded runs, and their files."""
+"""`dmsc runs …`: lists recorded runs, and exports and imports them as files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dmsc.replay.recordings import Listed
     from dmsc.state.settings import BusAddress
 
-app = typer.Typer(help="Recorded runs: list, export to one file, import.", no_args_is_help=True)
+app = typer.Typer(help="List recorded runs, export one to a file, import a file.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -26,9 +26,10 @@ def list_(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the runs that this mesh has on its streams, and those that were imported.
+    """List the runs in this mesh's streams and the imported runs.
 
-    `messages` counts those of the job's own subjects; an export adds the mesh's of that time.
+    `messages` counts only messages on the job's own subjects. An export also contains the mesh's messages of
+    that time.
 
     Example: dmsc runs list
     """
@@ -36,39 +37,42 @@ def list_(
     from dmsc.state.state_folder import default_state
 
     archive = Archive(state or default_state())
-    found = run_async(_list(bus_or_none(bus, bus_token, state))) + archive.list()
+    runs = run_async(_list(bus_or_none(bus, bus_token, state))) + archive.list()
     if json:
-        print_json([{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found])
+        print_json([{name: getattr(run, name) for name in run.__dataclass_fields__} for run in runs])
         return
     rows = [
         (
-            one.job,
-            one.name,
-            one.state,
-            str(one.steps),
-            *_time(one),
-            str(one.messages),
-            one.where,
+            run.job,
+            run.name,
+            run.state,
+            str(run.steps),
+            *_time(run),
+            str(run.messages),
+            run.where,
         )
-        for one in found
+        for run in runs
     ]
     print_table(("job", "name", "state", "steps", "began", "for", "messages", "where"), rows)
 
 
 @app.command()
 def export(
-    job: Annotated[str, typer.Argument(help="As `dmsc runs list` shows it.", show_default=False)],
+    job: Annotated[str, typer.Argument(help="The job's id; see `dmsc runs list`.", show_default=False)],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JOB.dmscrun, for example.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The file to write, for example JOB.dmscrun.", show_default=False
+        ),
     ],
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write everything that is recorded of a run into one file.
+    """Write the complete record of a run into one file.
 
-    Of a job that still runs: everything up to now.
+    For a job that still runs, the file contains everything up to now.
 
     Example: dmsc runs export j4f2a1 j4f2a1.dmscrun
     """
@@ -84,9 +88,9 @@ def import_(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a file, and keep it under its job's id beside this mesh's state, for `dmsc replay JOB`.
+    """Check a run file and copy it into this mesh's state folder, for `dmsc replay JOB`.
 
-    `dmsc replay FILE` needs no import.
+    `dmsc replay FILE` works without an import.
 
     Example: dmsc runs import j4f2a1.dmscrun
     """
@@ -99,7 +103,7 @@ def import_(
 
 
 def bus_or_none(bus: str | None, token: str | None, state: Path | None) -> BusAddress | None:
-    """The mesh's bus; None where no mesh runs and none was named."""
+    """The address of the mesh's bus; None if no mesh runs and no bus was named."""
     from dmsc.state.settings import find_bus
     from schemas.errors import BusUnreachable
 
@@ -139,9 +143,9 @@ def _say(header: RunHeader, what: str, json: bool) -> None:
     )
 
 
-def _time(one: Listed) -> tuple[str, str]:
-    """When it began, and for how long it ran."""
-    if not one.began:
+def _time(run: Listed) -> tuple[str, str]:
+    """The time when a run began, and its duration."""
+    if not run.began:
         return "", ""
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.began))
-    return began, f"{one.until - one.began:.0f} s"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began))
+    return began, f"{run.until - run.began:.0f} s"

@@ -1,4 +1,4 @@
-"""`dmsc simulate`: the mesh's decisions in virtual time, for thousands of instances."""
+"""`dmsc simulate`: simulates the mesh's decisions in virtual time, for up to thousands of instances."""
 
 from __future__ import annotations
 
@@ -17,30 +17,36 @@ if TYPE_CHECKING:
 
 def simulate(
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO.yaml", help="See docs/simulator.md.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="SCENARIO.yaml", help="The scenario; see docs/simulator.md.", show_default=False
+        ),
     ],
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Instead of the scenario's; the same seed, the same output.")
+        int | None,
+        typer.Option(min=0, help="The seed (the scenario's); the same seed gives the same output."),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario; repeatable."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput over time with the events.")
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput and events over time.")
     ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="At most so many; else one per core for long runs. The output does not depend on it."
+            min=1,
+            help="The maximal number of processes (one per core for long runs). The output does not depend"
+            " on it.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a scenario with the mesh's own registry, router, binder and step machines under a virtual clock.
+    """Simulate a scenario in virtual time, with the mesh's own registry, router, binder and step machines.
 
-    No mesh is needed. Files that the scenario names are looked for beside it. How long it took goes to
-    stderr, so that the same seed prints the same.
+    No mesh is needed. Files that the scenario names are searched in the scenario's folder. The elapsed time
+    goes to stderr, so that the same seed prints the same output.
 
     Example: dmsc simulate examples/simulate/slow-replica.yaml --plot slow.svg
     """
@@ -58,9 +64,9 @@ def simulate(
 
     if plot is not None and plot.suffix != ".svg":
         raise BadInput(f"--plot {plot}: only .svg is written")
-    wanted = load_scenario(scenario, set_ or ())
+    loaded = load_scenario(scenario, set_ or ())
     began = time.perf_counter()
-    report = carry_out(wanted, wanted.seed if seed is None else seed, scenario.parent, processes)
+    report = carry_out(loaded, loaded.seed if seed is None else seed, scenario.parent, processes)
     took_s = time.perf_counter() - began
     if plot is not None:
         _write_plot(report, plot)

@@ -1,4 +1,4 @@
-"""`dmsc train` and `dmsc attach`."""
+"""`dmsc train` and `dmsc attach`: submit a job and follow it, or follow a job that exists."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Where curve and weights go (runs/<name>-<job>)."),
+    typer.Option(
+        "--out", metavar="DIR", help="The folder for the loss curve and the weights (runs/<name>-<job>)."
+    ),
 ]
-PlainOption = Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines instead of the live view.")]
 
 
 def train(
@@ -29,11 +31,13 @@ def train(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Override a key, e.g. training.steps=20; repeatable."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a key of the job, e.g. training.steps=20; repeatable.",
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Submit and leave; `dmsc attach` follows.")
+        bool, typer.Option("--detach", "-d", help="Only submit the job; follow it with `dmsc attach`.")
     ] = False,
     out: OutOption = None,
     plain: PlainOption = False,
@@ -44,8 +48,9 @@ def train(
 ) -> None:
     """Train a job and follow it to its end.
 
-    The file is checked here first; each problem is one line with its place. Ctrl-C cancels the job, a
-    second Ctrl-C leaves at once. With --json each event is one line, the job's record the last.
+    The file is checked first; each problem is printed on one line with its place. Ctrl-C cancels the job; a
+    second Ctrl-C ends the command at once. With --json each event is one line, and the last line is the job's
+    record.
 
     Example: dmsc train examples/stdlib-gpt.yaml --set training.steps=50
     """
@@ -64,7 +69,7 @@ def train(
 
 def attach(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
     ],
     out: OutOption = None,
     plain: PlainOption = False,
@@ -73,10 +78,10 @@ def attach(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Follow a job that was submitted before, also one that has ended.
+    """Follow a job that was submitted earlier, even if it has ended.
 
-    Everything is replayed from the job's stream: curve and weights are written as if one had been here
-    from the start. Ctrl-C only stops watching, the job goes on.
+    All events are replayed from the job's stream, so the loss curve and the weights are written as if the
+    command had run from the start. Ctrl-C only stops following; the job continues.
 
     Example: dmsc attach stdlib-gpt-1
     """

@@ -1,4 +1,4 @@
-"""`dmsc demo`: a mesh of its own trains the example and goes away again."""
+"""`dmsc demo`: starts a private mesh, trains the example on it and stops the mesh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _root = Path(__file__).absolute().parents[3]
 
 def demo(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.yaml", help="The job (examples/stdlib-gpt.yaml).")
+        Path | None, typer.Argument(metavar="FILE.yaml", help="The job file (examples/stdlib-gpt.yaml).")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -38,9 +38,9 @@ def demo(
     out: OutOption = None,
     plain: PlainOption = False,
 ) -> None:
-    """Start a private mesh on free ports, train the example on two clusters, stop everything.
+    """Start a private mesh on free ports, train the example on two clusters, and stop everything.
 
-    Ctrl-C stops it cleanly at any moment. Several demos may run at once.
+    Ctrl-C stops it cleanly at any time. Several demos may run at once.
 
     Example: dmsc demo --set training.steps=30
     """
@@ -61,25 +61,25 @@ def demo(
             policies=(policy or str(_example("my_policy.py")),),
             allow_urls=named_urls(spec),
         )
-        with running_prefork_server() as zygote:
-            code = run_async(_demo(mesh, spec, follow, zygote))
+        with running_prefork_server() as prefork_server:
+            code = run_async(_demo(mesh, spec, follow, prefork_server))
     leave(code)
 
 
 def _example(name: str) -> Path:
-    """An example of the clone that we are in, or that this package is installed from."""
+    """The path of an example: in the working directory, else in the clone that this package runs from."""
     near = Path("examples") / name
     return near if near.exists() else _root / "examples" / name
 
 
 def _keep_logs(logs: Path, out: Path, view: StartingView) -> None:
-    """The mesh's folder goes away; what explains a failed job must not go with it."""
+    """Copy the logs out of the mesh's folder, which is deleted: they explain why the job failed."""
     shutil.copytree(logs, out / "logs", dirs_exist_ok=True)
     view.say(f"the processes' logs are in {out / 'logs'}")
 
 
 async def _demo(
-    options: MeshOptions, spec: JobSpec, follow_options: FollowOptions, zygote: PreforkServer | None
+    options: MeshOptions, spec: JobSpec, follow_options: FollowOptions, prefork_server: PreforkServer | None
 ) -> ExitCode:
     from contextlib import closing
 
@@ -93,11 +93,11 @@ async def _demo(
     view = StartingView()
     with interrupts() as signals, closing(view):
         view.say(f"starting a mesh of clusters {', '.join(options.clusters)}")
-        async with running_mesh(options, view.say, view.progress, zygote) as mesh:
+        async with running_mesh(options, view.say, view.progress, prefork_server) as mesh:
             view.close()
             took_s = (mesh.file.ready_at or 0.0) - mesh.file.started_at
-            door = next(iter(mesh.file.gateways.values()))
-            view.say(f"mesh ready in {took_s:.1f} s: bus {mesh.file.servers[0]}, door {door}")
+            gateway = next(iter(mesh.file.gateways.values()))
+            view.say(f"mesh ready in {took_s:.1f} s: bus {mesh.file.servers[0]}, gateway {gateway}")
             async with AsyncClient(state=options.state) as client:
                 record = await client.submit(spec)
                 code = await follow(client, record, follow_options, signals)

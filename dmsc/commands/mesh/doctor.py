@@ -1,4 +1,4 @@
-"""`dmsc doctor`: what is in the way, and what to do about it."""
+"""`dmsc doctor`: finds problems of this machine and its mesh, and says what to do about each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def doctor(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check this machine and the mesh it sees: torch, disk, server, tokens, clocks, tensor ports.
+    """Check this machine and its mesh: torch, disk, NATS server, tokens, clocks, tensor ports.
 
-    Exit code 1 if something is wrong. Reachability is seen from here: run it on each machine.
+    The exit code is 1 if a check fails. Reachability is tested from this machine, so run it on each machine.
 
     Example: dmsc doctor
     """
@@ -24,12 +24,12 @@ def doctor(
     from dmsc.launch.checks import examine
     from dmsc.state.state_folder import StateFolder, default_state
 
-    found = run_async(examine(StateFolder(state or default_state()), bus, bus_token))
+    checks = run_async(examine(StateFolder(state or default_state()), bus, bus_token))
     if json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(check) for check in checks])
     else:
-        for each in found:
-            print_text(f"{'✓' if each.ok else '✗'} {each.name}: {each.text}")
-            if not each.ok and each.remedy:
-                print_text(f"    → {each.remedy}")
-    leave(ExitCode.OK if all(each.ok for each in found) else ExitCode.FAILED)
+        for check in checks:
+            print_text(f"{'✓' if check.ok else '✗'} {check.name}: {check.text}")
+            if not check.ok and check.remedy:
+                print_text(f"    → {check.remedy}")
+    leave(ExitCode.OK if all(check.ok for check in checks) else ExitCode.FAILED)

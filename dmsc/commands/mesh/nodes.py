@@ -1,4 +1,4 @@
-"""`dmsc nodes`, `cordon`, `drain` and `uncordon`: which nodes take instances, and taking one out of use."""
+"""`dmsc nodes`, `cordon`, `drain` and `uncordon`: show nodes, and take them out of use and back."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from schemas.cluster import Cordon
     from schemas.door import Cordons, MeshStatus
 
-_look_every_s = 0.5
-_help = "A node's agent or name, or NODE/SLOT for one slot; see `dmsc nodes`."
+_poll_interval_s = 0.5
+_help = "The name of a node or of its agent, or NODE/SLOT for one slot; see `dmsc nodes`."
 PlaceArgument = Annotated[str, typer.Argument(metavar="NODE[/SLOT]", help=_help, show_default=False)]
 ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; shown with it.", show_default=False)
+    str, typer.Option("--reason", metavar="TEXT", help="Why; shown with the cordon.", show_default=False)
 ]
 
 
@@ -38,7 +38,7 @@ def nodes(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the nodes with their slots: what runs there, and what is cordoned, why and by whom.
+    """List nodes and slots: which instance runs in each slot, and who cordoned what and why.
 
     Example: dmsc nodes
     """
@@ -49,7 +49,7 @@ def nodes(
     whole = {cordon.agent: cordon for cordon in mesh.cordons if cordon.slot is None}
     single = {(cordon.agent, cordon.slot): cordon for cordon in mesh.cordons}
     rows = []
-    for node in sorted(mesh.nodes, key=lambda each: each.sid):
+    for node in sorted(mesh.nodes, key=lambda node: node.sid):
         rows.append((node.sid, node.cluster, "", "", "", _cordon_text(whole.get(node.sid))))
         rows += [
             (
@@ -79,7 +79,7 @@ def cordon(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let no new instances go to a node or slot; what runs there goes on.
+    """Place no new instances on a node or slot; instances that run there continue.
 
     Example: dmsc cordon b-node2/0 --reason 'noisy fan'
     """
@@ -95,7 +95,7 @@ def uncordon(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let new instances go to a node or slot again; of a node: also to all its slots.
+    """Allow new instances on a node or slot again; for a node, on all its slots too.
 
     Example: dmsc uncordon b-node2
     """
@@ -104,20 +104,23 @@ def uncordon(
 
 
 def drain(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="A node's agent or name.", show_default=False)],
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="The name of a node or of its agent.", show_default=False)
+    ],
     reason: ReasonOption = "",
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait until it is empty."),
+        typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait until the node is empty."),
     ] = 300.0,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Cordon a node and move what runs there elsewhere, one instance at a time, at step boundaries.
+    """Cordon a node and move its instances to other nodes, one at a time, at step boundaries.
 
-    Returns once the node is empty. After --timeout it goes on by itself; `dmsc uncordon` ends it.
+    The command returns once the node is empty. After --timeout the command fails, but the drain continues;
+    `dmsc uncordon` ends it.
 
     Example: dmsc drain b-node2 --timeout 60
     """
@@ -132,7 +135,7 @@ def drain(
     elif not left:
         print_text(f"{final.agent} is empty and cordoned")
     if left:
-        progress = next((one.progress for one in final.cordons if one.slot is None), "")
+        progress = next((cordon.progress for cordon in final.cordons if cordon.slot is None), "")
         print_text(f"{final.agent} is not empty after {timeout_s:g} s: {progress or left}", error=True)
         from dmsc.console.exit_codes import ExitCode
 
@@ -140,7 +143,7 @@ def drain(
 
 
 def parse_place(text: str) -> tuple[str, int | None]:
-    """`NODE` or `NODE/SLOT`. Raises `BadInput`."""
+    """Split `NODE` or `NODE/SLOT` into the node and the slot. Raises `BadInput`."""
     node, slash, slot = text.partition("/")
     if not slash:
         return node, None
@@ -152,26 +155,26 @@ def parse_place(text: str) -> tuple[str, int | None]:
 
 
 async def _drain(client: AsyncClient, node: str, reason: str, timeout_s: float) -> tuple[Cordons, str]:
-    """Asks and waits. Returns the node's cordons and what is left there, '' if nothing."""
+    """Request the drain and wait. Returns the node's cordons and the instances left there ('' if none)."""
     from schemas.door import Cordons
     from schemas.errors import DmscError
 
-    asked = await client.drain(node, reason=reason)
+    answer = await client.drain(node, reason=reason)
     deadline = time.monotonic() + timeout_s
     while True:
         mesh = await client.mesh()
-        mine = tuple(cordon for cordon in mesh.cordons if cordon.agent == asked.agent)
-        whole = next((cordon for cordon in mine if cordon.slot is None and cordon.draining), None)
+        cordons = tuple(cordon for cordon in mesh.cordons if cordon.agent == answer.agent)
+        whole = next((cordon for cordon in cordons if cordon.slot is None and cordon.draining), None)
         if whole is None:
-            raise DmscError(f"the drain of {asked.agent} was ended by someone else")
+            raise DmscError(f"the drain of {answer.agent} was ended by someone else")
         left = _left(mesh, whole)
         if not left or time.monotonic() >= deadline:
-            return Cordons(agent=asked.agent, cordons=mine), left
-        await asyncio.sleep(_look_every_s)
+            return Cordons(agent=answer.agent, cordons=cordons), left
+        await asyncio.sleep(_poll_interval_s)
 
 
 def _left(mesh: MeshStatus, cordon: Cordon) -> str:
-    """The instances that are still on the node, by what it says itself and by the registry."""
+    """The instances that are still on the node, according to the node itself and to the registry."""
     from schemas.envelope import EntityKind
     from schemas.registry import InstanceState
 

@@ -1,4 +1,4 @@
-"""`dmsc run` (entities in this process) and `dmsc join` (this machine's slots)."""
+"""`dmsc run` (runs entities in this process) and `dmsc join` (adds this machine's slots to a mesh)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MetricsPortOption = Annotated[
         "--metrics-port",
         metavar="PORT|off",
         envvar="DMSC_METRICS_PORT",
-        help="Where this process serves /metrics for Prometheus; 0: any free port.",
+        help="The port at which this process serves /metrics for Prometheus; 0: any free port.",
     ),
 ]
 MetricsBindOption = Annotated[
@@ -49,7 +49,7 @@ MetricsBindOption = Annotated[
         "--metrics-bind",
         metavar="ADDRESS",
         envvar="DMSC_METRICS_BIND",
-        help="Where /metrics listens; without a token, so think twice about 0.0.0.0.",
+        help="The address where /metrics listens. It needs no token, so be careful with 0.0.0.0.",
     ),
 ]
 
@@ -77,11 +77,14 @@ def run(
     http_port: Annotated[
         list[int] | None,
         typer.Option(
-            "--http-port", metavar="PORT", envvar="DMSC_HTTP_PORT", help="A gateway's HTTP door; per cluster."
+            "--http-port",
+            metavar="PORT",
+            envvar="DMSC_HTTP_PORT",
+            help="The port of a gateway's HTTP API; one per cluster.",
         ),
     ] = None,
     bind: Annotated[
-        str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="Where the HTTP doors listen.")
+        str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="The address where HTTP APIs listen.")
     ] = "127.0.0.1",
     tls_cert: Annotated[
         Path | None,
@@ -89,13 +92,13 @@ def run(
             "--tls-cert",
             metavar="FILE",
             envvar="DMSC_TLS_CERT",
-            help="HTTPS: the certificate; see dmsc cert.",
+            help="The certificate for HTTPS; see `dmsc cert`.",
         ),
     ] = None,
     tls_key: Annotated[
         Path | None,
         typer.Option(
-            "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="HTTPS: the certificate's key."
+            "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="The private key of the certificate."
         ),
     ] = None,
     proxy: Annotated[
@@ -104,25 +107,32 @@ def run(
             "--proxy",
             metavar="ADDRESS",
             envvar="DMSC_PROXY",
-            help="A proxy (or network) whose X-Forwarded-For a gateway believes; repeatable.",
+            help="A proxy (or network) whose X-Forwarded-For header a gateway trusts; repeatable.",
         ),
     ] = None,
     tokens: Annotated[
         Path | None,
         typer.Option(
-            "--tokens", metavar="FILE", envvar="DMSC_TOKENS", help="Users and roles, for the authorizer."
+            "--tokens",
+            metavar="FILE",
+            envvar="DMSC_TOKENS",
+            help="For the authorizer: the file of users, their roles and tokens.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="SID", help="An authorizer's or broker's; several have one each."),
+        typer.Option(
+            "--name",
+            metavar="SID",
+            help="For an authorizer or broker: its name; if several run, each needs its own.",
+        ),
     ] = None,
     no_researchers: Annotated[
         bool,
         typer.Option(
             "--no-researchers",
             envvar="DMSC_NO_RESEARCHERS",
-            help="The authorizer refuses researchers: nothing holds their code here.",
+            help="For the authorizer: refuse researchers, because this machine does not confine their code.",
         ),
     ] = False,
     keys: Annotated[
@@ -131,7 +141,7 @@ def run(
             "--keys",
             metavar="FILE",
             envvar="DMSC_GUARD_KEYS",
-            help="With which the authorizer guards the bus (guard.json of a state folder).",
+            help="For the authorizer: the keys of the bus's auth callout (guard.json of a state folder).",
         ),
     ] = None,
     access_file: AccessFileOption = None,
@@ -142,7 +152,7 @@ def run(
             "--user-key",
             metavar="FILE",
             envvar="DMSC_USER_KEY",
-            help="The key that signs users' tokens, for the authorizer; only it may read the file.",
+            help="For the authorizer: the key that signs users' tokens; no one else may read this file.",
         ),
     ] = None,
     audit_folder: Annotated[
@@ -151,7 +161,7 @@ def run(
             "--audit-folder",
             metavar="DIR",
             envvar="DMSC_AUDIT_FOLDER",
-            help="Where the authorizer keeps the audit's records, and their signed head, off the bus.",
+            help="For the authorizer: where it keeps the audit records and their signed head, off the bus.",
         ),
     ] = None,
     replicas: Annotated[
@@ -163,7 +173,7 @@ def run(
         typer.Option(
             metavar="NAME,NAME",
             envvar="DMSC_PRECEDENCE",
-            help="For the orchestrator: which policy prevails over which, the first over all.",
+            help="For the orchestrator: policies by descending precedence; the first prevails over all.",
             show_default=False,
         ),
     ] = "",
@@ -175,7 +185,7 @@ def run(
             "--peak-tflops",
             min=0.001,
             envvar="DMSC_PEAK_TFLOPS",
-            help="Peak of one device in 10¹² FLOP/s at the job's precision, for MFU.",
+            help="Peak of one device in 10¹² FLOP/s at the job's precision, to compute MFU.",
         ),
     ] = None,
     energy_price: Annotated[
@@ -184,11 +194,11 @@ def run(
             "--energy-price",
             min=0,
             envvar="DMSC_ENERGY_PRICE",
-            help="Price of a kWh, for the cost of energy.",
+            help="Price of one kWh, to compute the cost of energy.",
         ),
     ] = None,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
     ] = 30.0,
     state: StateOption = None,
     log_level: LevelOption = "info",
@@ -196,7 +206,7 @@ def run(
 ) -> None:
     """Run one or several entities in this process, until SIGTERM or Ctrl-C.
 
-    Everything can be said by environment as well, for containers.
+    For containers, most options can be set by environment variables instead.
 
     Example: DMSC_BUS=nats://nats:4222 dmsc run gateway router --cluster a --http-port 8080
     """
@@ -256,7 +266,7 @@ def join(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option("--token", help="The bus's token ($DMSC_BUS_TOKEN); others see it in `ps`."),
+        typer.Option("--token", help="The bus's token ($DMSC_BUS_TOKEN); other users can see it in `ps`."),
     ] = None,
     credential: Annotated[
         Path | None,
@@ -264,7 +274,7 @@ def join(
             "--credential",
             metavar="FILE",
             envvar="DMSC_CREDENTIAL",
-            help="What `dmsc credential agent` wrote, instead of the token.",
+            help="A credential file written by `dmsc credential agent`, instead of the token.",
         ),
     ] = None,
     cluster: Annotated[
@@ -277,13 +287,17 @@ def join(
     slots: Annotated[
         int | None,
         typer.Option(
-            min=0, envvar="DMSC_SLOTS", help="Stage instances at a time (one per GPU, else per core)."
+            min=0,
+            envvar="DMSC_SLOTS",
+            help="How many stage instances may run at a time (one per GPU, else one per core).",
         ),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", envvar="DMSC_ADDRESS", help="How other nodes reach this one's tensor ports."
+            metavar="ADDRESS",
+            envvar="DMSC_ADDRESS",
+            help="The address at which other nodes reach this node's tensor ports.",
         ),
     ] = None,
     ports: Annotated[
@@ -291,7 +305,7 @@ def join(
         typer.Option(
             metavar="LO-HI",
             envvar="DMSC_PORTS",
-            help="Port range of the tensor links (any); open it for peers.",
+            help="The port range of tensor links (any); open it in the firewall for other nodes.",
         ),
     ] = None,
     code: CodeOption = None,
@@ -300,7 +314,7 @@ def join(
     instance_users: InstanceUsersOption = None,
     logs: Annotated[
         Path | None,
-        typer.Option("--logs", metavar="DIR", envvar="DMSC_LOGS", help="The instances' log files."),
+        typer.Option("--logs", metavar="DIR", envvar="DMSC_LOGS", help="The folder of instances' log files."),
     ] = None,
     stores: Annotated[
         Path | None,
@@ -308,17 +322,19 @@ def join(
             "--stores",
             metavar="DIR",
             envvar="DMSC_STORES",
-            help="The instances' local stores (`stores` beside the logs).",
+            help="The folder of instances' local stores (`stores` beside the logs).",
         ),
     ] = None,
     keep_stores: Annotated[
         bool,
-        typer.Option("--keep-stores", envvar="DMSC_KEEP_STORES", help="Keep them when their job has ended."),
+        typer.Option(
+            "--keep-stores", envvar="DMSC_KEEP_STORES", help="Keep local stores after their job has ended."
+        ),
     ] = False,
     metrics_port: MetricsPortOption = "0",
     metrics_bind: MetricsBindOption = "127.0.0.1",
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
     ] = 30.0,
     state: StateOption = None,
     log_level: LevelOption = "info",
@@ -326,8 +342,9 @@ def join(
 ) -> None:
     """Add this machine's slots to a mesh, until SIGTERM or Ctrl-C.
 
-    No ranks, no master address: the bus's address and a credential are all. `dmsc doctor` says if peers can
-    reach it. A new credential that is put in place of FILE is taken up while it runs.
+    It needs only the bus's address and a credential; there are no ranks and there is no master address.
+    `dmsc doctor` tells whether other nodes can reach this one. If the credential file is replaced by a newer
+    one, the running command uses the new one.
 
     Example: dmsc join nats://10.0.0.5:4222 --credential b.cred --cluster b --slots 2 --ports 40000-40100
     """
@@ -347,7 +364,7 @@ def join(
     agent = (identities.agent(cluster, node),)
     bus = replace(bus, token=identities.own(bus.token, agent))
     follow_renewals(bus.token, agent, credential)
-    held = confinement(
+    limits = confinement(
         trusted=trust_researchers,
         users=instance_users,
         closed=closed_files(state or default_state(), credential, logs, stores),
@@ -366,12 +383,12 @@ def join(
         stores=None if stores is None else stores.absolute(),
         keep_stores=keep_stores,
         allow_urls=tuple(allow_url or ()),
-        confinement=held,
+        confinement=limits,
     )
     run_parts(
         [agent_part(options)],
         bus,
-        logs=options.logs if parent is None else None,  # a mesh's own are looked after by `dmsc up`
+        logs=options.logs if parent is None else None,  # `dmsc up` rotates the logs of its own processes
         parent=parent,
         level=log_level,
         patience_s=wait,
@@ -390,12 +407,21 @@ def run_parts(
     metrics: MetricsOptions | None = None,
     logs: Path | None = None,
 ) -> None:
-    """Run these services in this process until a signal; `parent`: and not longer than that process.
+    """Run these services in this process until a signal arrives.
 
-    `logs`: a folder of log files that are kept bounded meanwhile.
+    Args:
+        parts: The services to run.
+        address: The bus.
+        parent: The id of a parent process. This process ends when that process ends.
+        level: The log level.
+        patience_s: How long to wait for the bus at startup.
+        replicas: Copies of streams and buckets, which this process then creates or adjusts first. None:
+            another process, which knows the number, does that.
+        metrics: Where /metrics is served. None: this process serves no /metrics.
+        logs: A folder of log files to rotate meanwhile.
 
-    `replicas`: of streams and buckets, which are then made or adjusted first. None: others do that, who
-    know how many there are to be. `metrics`: where they are told; None: not at a port of their own.
+    Raises:
+        BadInput: The log level is unknown.
     """
     from bus.files.artifacts import open_only_bus
     from bus.logs import configure_logging
@@ -405,15 +431,15 @@ def run_parts(
     from schemas.errors import BadInput
     from workers.sandbox.kernel import keep_private
 
-    keep_private()  # instances may run as our user
+    keep_private()  # instances may run as the same user, and must not read this process's memory
     open_only_bus()
     if parent is not None:
         end_with_parent(parent)
     if level not in ("debug", "info", "warning", "error"):
         raise BadInput(f"--log-level {level}: debug, info, warning or error")
     configure_logging(level=level)
-    # What thousands of instances send is made of small objects without cycles: looking for some each time
-    # that 700 more are there takes a sixth of a busy registry's time.
+    # Messages of thousands of instances are small objects without cycles. With the default threshold of 700,
+    # searching for cycles takes a sixth of a busy registry's time.
     gc.set_threshold(20_000, 20, 50)
 
     async def serve_all() -> None:
@@ -429,7 +455,7 @@ def run_parts(
 
 
 def metrics_options(port: str, bind: str) -> MetricsOptions | None:
-    """What `--metrics-port` and `--metrics-bind` say; None: off."""
+    """The options that `--metrics-port` and `--metrics-bind` name; None: off."""
     from dmsc.metrics.listener import MetricsOptions
     from dmsc.process.composition import own_address
 
@@ -438,7 +464,7 @@ def metrics_options(port: str, bind: str) -> MetricsOptions | None:
 
 
 def port_or_off(port: str, option: str) -> int | None:
-    """What an option says that takes a port, 0 or `off`; None: off. Raises `BadInput`."""
+    """The number of an option that takes a port, 0 or `off`; None: off. Raises `BadInput`."""
     from schemas.errors import BadInput
 
     if port == "off":

@@ -1,4 +1,4 @@
-"""`dmsc up` and `dmsc down`: a mesh on this machine."""
+"""`dmsc up` and `dmsc down`: start and stop a mesh on this machine."""
 
 from __future__ import annotations
 
@@ -43,37 +43,44 @@ def up(
         typer.Option("--cluster", metavar="NAME", help="A cluster to start; repeatable (a, b)."),
     ] = None,
     slots: Annotated[
-        int, typer.Option(min=0, help="Stage instances that each cluster may run at a time.")
+        int, typer.Option(min=0, help="How many stage instances each cluster may run at a time.")
     ] = 4,
     nats_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="The bus's port (4222, or a free one); 0: any.")
+        int | None, typer.Option(metavar="PORT", help="The bus's port (4222, else a free one); 0: any.")
     ] = None,
     http_port: Annotated[
         int | None,
         typer.Option(
-            metavar="PORT", help="The first gateway's port, the others follow (8080, or free ones); 0: any."
+            metavar="PORT",
+            help="The first gateway's port; the others take the next ones (8080, else free ones); 0: any.",
         ),
     ] = None,
     bind: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 lets other machines join.")
+        str,
+        typer.Option(metavar="ADDRESS", help="The address to listen on; 0.0.0.0 lets other machines join."),
     ] = "127.0.0.1",
     metrics_port: Annotated[
         str,
         typer.Option(
             metavar="PORT|off",
             envvar="DMSC_METRICS_PORT",
-            help="Where the first process serves /metrics for Prometheus, the others follow; 0: any.",
+            help="The port at which the first process serves /metrics for Prometheus; other processes take"
+            " the next ones; 0: any.",
         ),
     ] = "0",
     metrics_bind: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", envvar="DMSC_METRICS_BIND", help="Where /metrics listens; no token."),
+        typer.Option(
+            metavar="ADDRESS",
+            envvar="DMSC_METRICS_BIND",
+            help="The address where /metrics listens. It needs no token.",
+        ),
     ] = "127.0.0.1",
     monitor_port: Annotated[
         str,
         typer.Option(
             metavar="PORT|off",
-            help="Where NATS serves its own pages, on loopback alone; they show all connections; 0: any.",
+            help="The port of NATS's monitoring pages, on loopback only; they show all connections; 0: any.",
         ),
     ] = "off",
     proxy: Annotated[
@@ -81,23 +88,31 @@ def up(
         typer.Option(
             "--proxy",
             metavar="ADDRESS",
-            help="A proxy (or network) whose X-Forwarded-For the gateways believe; repeatable.",
+            help="A proxy (or network) whose X-Forwarded-For header gateways trust; repeatable.",
         ),
     ] = None,
     servers: Annotated[
-        int, typer.Option(min=1, help="The bus's servers: 3 or 5 bear the loss of one or two.")
+        int, typer.Option(min=1, help="How many NATS servers to run; 3 or 5 survive the loss of one or two.")
     ] = 1,
     orchestrators: Annotated[
-        int, typer.Option(min=1, help="One leads, the others take over when it dies.")
+        int,
+        typer.Option(min=1, help="How many orchestrators to run; one leads, another takes over if it dies."),
     ] = 1,
-    registries: Annotated[int, typer.Option(min=1, help="One leads, the others take over when it dies.")] = 1,
-    separate: Annotated[bool, typer.Option("--separate", help="A process for each entity.")] = False,
+    registries: Annotated[
+        int, typer.Option(min=1, help="How many registries to run; one leads, another takes over if it dies.")
+    ] = 1,
+    separate: Annotated[
+        bool, typer.Option("--separate", help="Run each entity in a process of its own.")
+    ] = False,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="NAME|FILE", help="A functional module to run; repeatable."),
+        typer.Option(
+            "--policy", metavar="NAME|FILE", help="A policy to run as functional module; repeatable."
+        ),
     ] = None,
     tls: Annotated[
-        bool, typer.Option("--tls", help="Encrypt the bus and the gateways, by a CA in the state folder.")
+        bool,
+        typer.Option("--tls", help="Encrypt the bus and the gateways, with a CA made in the state folder."),
     ] = False,
     access_file: AccessFileOption = None,
     code: CodeOption = None,
@@ -109,25 +124,28 @@ def up(
         typer.Option(
             "--tenant",
             metavar="NAME",
-            help="Instead: a mesh per tenant on one server, which see nothing of each other; repeatable.",
+            help="Start one mesh for this tenant; all tenants share the server but are isolated from each"
+            " other; repeatable.",
         ),
     ] = None,
     quota: Annotated[
         float | None,
         typer.Option(
-            "--quota", metavar="GIB", help="What each tenant may keep on the bus (64, shared equally)."
+            "--quota",
+            metavar="GIB",
+            help="How much each tenant may store on the bus (64 GiB, shared equally among tenants).",
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when ready; stop with `dmsc down`.")
+        bool, typer.Option("--detach", "-d", help="Return when the mesh is ready; stop it with `dmsc down`.")
     ] = False,
     json: JsonOption = False,
     parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
 ) -> None:
-    """Start a mesh on this machine: server, all entities, one node agent per cluster.
+    """Start a mesh on this machine: NATS server, all entities, one node agent per cluster.
 
-    Stays in the foreground; Ctrl-C stops everything in order (exit code 0 once it was ready). State and
-    logs are in .dmsc (--state).
+    The command stays in the foreground. Ctrl-C stops everything in order; the exit code is then 0 if the mesh
+    was ready. State and logs are in .dmsc (--state).
 
     Example: dmsc up --cluster a --cluster b --slots 2
     """
@@ -164,16 +182,16 @@ def up(
         from dmsc.process.parent_death import end_with_parent
 
         end_with_parent(parent)
-    with running_prefork_server() as zygote:
-        run_async(_up(running, json, zygote))
+    with running_prefork_server() as prefork_server:
+        run_async(_up(running, json, prefork_server))
 
 
 def down(
     state: StateOption = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long it may take.")] = 40.0,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long the stop may take.")] = 40.0,
     json: JsonOption = False,
 ) -> None:
-    """Stop the mesh of a state folder in order, and wait until it is gone.
+    """Stop the mesh of a state folder in order, and wait until it has ended.
 
     Example: dmsc down --state .dmsc
     """
@@ -261,7 +279,7 @@ def _mesh(options: MeshOptions, quota: float | None) -> Running:
 
     if quota is not None:
         raise BadInput("--quota is of tenants; name them with --tenant")
-    return lambda say, progress, zygote: running_mesh(options, say, progress, zygote)
+    return lambda say, progress, prefork_server: running_mesh(options, say, progress, prefork_server)
 
 
 def _host(options: MeshOptions, tenants: list[str], quota: float | None) -> Running:
@@ -274,10 +292,10 @@ def _host(options: MeshOptions, tenants: list[str], quota: float | None) -> Runn
         raise BadInput(f"--quota {quota:g}: must be GiB above 0")
     bytes_ = None if quota is None else int(quota * GIB)
     host = HostOptions(tenants=tuple(tenants), mesh=options, quota_bytes=bytes_)
-    return lambda say, progress, zygote: running_host(host, say, progress, zygote)
+    return lambda say, progress, prefork_server: running_host(host, say, progress, prefork_server)
 
 
-async def _up(running: Running, json: bool, zygote: PreforkServer | None) -> None:
+async def _up(running: Running, json: bool, prefork_server: PreforkServer | None) -> None:
     import asyncio
 
     from dmsc.launch.starting_view import StartingView
@@ -299,20 +317,20 @@ async def _up(running: Running, json: bool, zygote: PreforkServer | None) -> Non
     ready = False
     with interrupts(stop):
         try:
-            async with running(view.say, view.progress, zygote) as mesh:
+            async with running(view.say, view.progress, prefork_server) as mesh:
                 view.close()
                 _show(mesh.folder, mesh.file, json, detached=False)
                 ready = True
                 await mesh.failed()
         except asyncio.CancelledError:
             if not (ready and stopping):
-                raise  # stopped before it was ready: that is not success
+                raise  # a mesh that was stopped before it was ready is no success
         finally:
             view.close()
 
 
 def _detached(options: MeshOptions, json: bool) -> None:
-    """Start the same command in a session of its own; wait until it is ready or has failed."""
+    """Start the same command in its own session, and wait until the mesh is ready or has failed."""
     from bus.files.plain_files import plain
     from dmsc.state.state_folder import StateFolder
 
@@ -325,7 +343,7 @@ def _detached(options: MeshOptions, json: bool) -> None:
     arguments = [argument for argument in sys.argv[1:] if argument not in ("-d", "--detach")]
     environment = {**os.environ, "DMSC_STATE": str(folder.path)}
     log.unlink(missing_ok=True)
-    with open(log, "ab", opener=plain) as out:  # to be cut where it ends: `log_rotation`
+    with open(log, "ab", opener=plain) as out:  # append mode, so that `log_rotation` can truncate the file
         process = subprocess.Popen(
             [sys.executable, "-m", "dmsc", *arguments],
             stdin=subprocess.DEVNULL,
@@ -348,7 +366,7 @@ def _detached(options: MeshOptions, json: bool) -> None:
 
 
 def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) -> None:
-    """What runs, where, and how to go on."""
+    """Print what runs and where, and the commands to use next."""
     if json:
         from dataclasses import asdict
 
@@ -367,10 +385,10 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     console = Console(soft_wrap=True)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column()
-    table.add_column(overflow="fold")  # a path is whole, however narrow the terminal
+    table.add_column(overflow="fold")  # a path is shown whole, even in a narrow terminal
 
     def row(*cells: str) -> None:
-        table.add_row(*(Text(plain(cell)) for cell in cells))  # a folder may be called [red]
+        table.add_row(*(Text(plain(cell)) for cell in cells))  # Text, since a folder may be named [red]
 
     row("bus", ", ".join(mesh.servers))
     for name, place in mesh.tenants.items():

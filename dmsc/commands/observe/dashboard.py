@@ -1,4 +1,4 @@
-"""`dmsc dashboard`: the mesh in a browser."""
+"""`dmsc dashboard`: opens a gateway's dashboard in a browser."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOp
 from dmsc.console.running import run_async
 
 _read_s = 5.0
-"""A browser has read the page that leads on by then."""
+"""Seconds after which a browser has read the page that redirects to the dashboard."""
 
 
 def dashboard(
     show: Annotated[
-        bool, typer.Option("--print", help="Print the address, token and all, instead of opening it.")
+        bool, typer.Option("--print", help="Print the address, with your token, instead of opening it.")
     ] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
@@ -24,8 +24,8 @@ def dashboard(
 ) -> None:
     """Open the dashboard of a mesh in the browser, or print its address.
 
-    The token stands in the address's fragment, which a browser sends to nobody; the page takes it out at once
-    and keeps it in that tab. Without a token the page asks for one.
+    Your token is in the address's fragment, which a browser sends to no server. The page removes it from the
+    address at once and keeps it only in that tab. Without a token, the page asks for one.
 
     Example: dmsc dashboard --print
     """
@@ -51,7 +51,11 @@ def dashboard(
 
 
 def _opened(address: str) -> bool:
-    """By way of a page that only we can read and that leads there: whoever lists processes sees its path."""
+    """Open the address in a browser, and return whether that worked.
+
+    The browser gets the path of a private page that redirects to the address, so that the token is not
+    visible in the list of processes.
+    """
     import html
     import os
     import tempfile
@@ -71,7 +75,10 @@ def _opened(address: str) -> bool:
 
 
 def dashboard_url(gateway: str, token: str | None) -> str:
-    """A gateway's dashboard; the token in the fragment, never in the query: servers and proxies log those."""
+    """The address of a gateway's dashboard.
+
+    The token is in the fragment, never in the query, because servers and proxies log queries.
+    """
     from urllib.parse import quote
 
     return f"{gateway.rstrip('/')}/dashboard/" + (f"#token={quote(token, safe='')}" if token else "")

@@ -1,4 +1,4 @@
-"""`dmsc faults`: the fault queue: what failed, why, what was done about it."""
+"""`dmsc faults`: shows the fault queue: what failed, why, and what was done about it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def faults(
         str | None, typer.Argument(metavar="[JOB]", help="Only this job's faults.", show_default=False)
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Every record as it comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Print each record as it arrives, until Ctrl-C.")
     ] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List faults, oldest first: task, kind, verdict, what was done. --json has their logs, too.
+    """List faults, oldest first, with their task, kind, verdict and remedy. --json also shows their logs.
 
     Example: dmsc faults j1a2b3c --follow
     """
@@ -71,17 +71,17 @@ async def _follow(client: AsyncClient, job: str | None, json: bool) -> None:
 
 
 def line_of(record: FaultRecord) -> str:
-    """One record as a line of `--follow`."""
+    """Format one record as a line of `--follow`."""
     clock = time.strftime("%H:%M:%S", time.localtime(record.changed_at))
     verdict = f" {record.verdict}" if record.verdict else ""
-    said = record.action or (record.log[0] if record.log else "")
+    outcome = record.action or (record.log[0] if record.log else "")
     what = f"{record.kind} {task_text(record.task)}:{verdict}"
     tries = f"[{record.attempts} of {record.limit + 1}]"
-    return f"{clock} {record.id} {record.state.value:<8} {what} {tries} {said}"
+    return f"{clock} {record.id} {record.state.value:<8} {what} {tries} {outcome}"
 
 
 def task_text(task: FaultTask) -> str:
-    """A fault's task in a few words: what, then where."""
+    """Describe a fault's task in a few words: where it ran, then which step, microbatch and stage it was."""
     what = [
         f"{name} {value}"
         for name, value in (("step", task.step), ("microbatch", task.microbatch), ("stage", task.stage))

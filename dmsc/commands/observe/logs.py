@@ -1,4 +1,4 @@
-"""`dmsc logs`: the services' structured log lines, from the bus."""
+"""`dmsc logs`: shows the services' structured log lines, read from the bus."""
 
 from __future__ import annotations
 
@@ -31,24 +31,29 @@ def logs(
         str | None, typer.Option("--sid", metavar="SID", help="Only lines of this service.")
     ] = None,
     grep: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match.")
+        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match this expression.")
     ] = None,
     correlation: Annotated[
         str | None,
-        typer.Option("--correlation", metavar="ID", help="Only lines of what one request began, see `tap`."),
+        typer.Option(
+            "--correlation", metavar="ID", help="Only lines caused by this request; `dmsc tap` shows ids."
+        ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="WHEN", help="From then on: 30s, 5m, 2h, 1d ago, or an ISO time."),
+        typer.Option(
+            "--since", metavar="WHEN", help="Only lines since then: 30s, 5m, 2h or 1d ago, or an ISO time."
+        ),
     ] = None,
     level: Annotated[
-        str, typer.Option("--level", metavar="LEVEL", help="At least: info, warning, error or critical.")
+        str,
+        typer.Option("--level", metavar="LEVEL", help="The lowest level: info, warning, error or critical."),
     ] = "info",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Then print new lines as they arrive, until Ctrl-C.")
     ] = False,
     last: Annotated[
-        int, typer.Option("--last", "-n", metavar="N", min=1, help="At most so many past lines.")
+        int, typer.Option("--last", "-n", metavar="N", min=1, help="The maximal number of past lines.")
     ] = 200,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
@@ -72,17 +77,23 @@ def logs(
     after = None if since is None else parse_since(since, time.time())
     address = find_bus(bus, bus_token, state)
 
-    def wanted(line: LogLine) -> bool:
+    def selected(line: LogLine) -> bool:
         loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
         about = (job is None or line.job == job) and correlation in (None, line.correlation)
         return loud and about and bool(pattern.search(text_of(line)))
 
-    run_async(_logs(address, sid, wanted, after, follow, last, json))
+    run_async(_logs(address, sid, selected, after, follow, last, json))
 
 
 def parse_since(text: str, now: float) -> float:
-    """`30s`, `5m`, `2h`, `1d` ago, or an ISO 8601 time (local, unless it says otherwise), as seconds since
-    the epoch. Raises `BadInput`."""
+    """Return the time that a text names, as seconds since the epoch.
+
+    The text is a duration before `now` (`30s`, `5m`, `2h`, `1d`) or an ISO 8601 time, which is local if it
+    names no zone.
+
+    Raises:
+        BadInput: The text is neither.
+    """
     from datetime import datetime
 
     from schemas.errors import BadInput
@@ -100,7 +111,7 @@ def parse_since(text: str, now: float) -> float:
 async def _logs(
     address: BusAddress,
     sid: str | None,
-    wanted: Callable[[LogLine], bool],
+    selected: Callable[[LogLine], bool],
     after: float | None,
     follow: bool,
     last: int,
@@ -119,22 +130,22 @@ async def _logs(
         end = 0
         async for recorded in bus.history(subjects.LOG, since=after, **tokens):
             end = recorded.sequence
-            if isinstance(recorded.message, LogLine) and wanted(recorded.message):
+            if isinstance(recorded.message, LogLine) and selected(recorded.message):
                 past.append(recorded)
         for recorded in past:
             _show(recorded, json)
         if not follow:
             return
         coming = bus.history(subjects.LOG, start=end + 1, follow=True, **tokens)
-        if not end and after is not None:  # nothing since then: all that comes is
+        if not end and after is not None:  # the stream holds nothing since then, so all new lines count
             coming = bus.history(subjects.LOG, since=after, follow=True, **tokens)
         async for recorded in coming:
-            if isinstance(recorded.message, LogLine) and wanted(recorded.message):
+            if isinstance(recorded.message, LogLine) and selected(recorded.message):
                 _show(recorded, json)
 
 
 def text_of(line: LogLine) -> str:
-    """The line as `--grep` sees it: event, then `key=value` fields."""
+    """Format a line as `--grep` sees it: the event, then `key=value` fields."""
     words = [line.event, *(f"{key}={value}" for key, value in line.fields.items() if key not in _quiet)]
     return plain(" ".join(words))
 

@@ -1,4 +1,4 @@
-"""`dmsc store`: what an instance keeps in its local store."""
+"""`dmsc store`: shows the content of an instance's local store."""
 
 from __future__ import annotations
 
@@ -18,24 +18,31 @@ if TYPE_CHECKING:
 
 def store(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, see `dmsc jobs`.", show_default=False)
+        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
     ],
     sid: Annotated[
         str,
         typer.Argument(
-            metavar="SID", help="The instance, see `dmsc status`; s0-r0 will do.", show_default=False
+            metavar="SID",
+            help="The instance; see `dmsc status`. The short form s0-r0 works, too.",
+            show_default=False,
         ),
     ],
     table: Annotated[
         str,
-        typer.Option("--table", "-t", help="configuration, metrics, events, versions, snapshots or audit."),
+        typer.Option(
+            "--table",
+            "-t",
+            help="The table: configuration, metrics, events, versions, snapshots or audit.",
+        ),
     ] = "events",
     column: Annotated[
-        list[str] | None, typer.Option("--column", "-c", metavar="NAME", help="Only these; repeatable.")
+        list[str] | None,
+        typer.Option("--column", "-c", metavar="NAME", help="Only this column; repeatable."),
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only rows with this; repeatable."),
+        typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only rows with this value; repeatable."),
     ] = None,
     after: Annotated[
         int | None,
@@ -44,18 +51,18 @@ def store(
             metavar="ID",
             min=0,
             max=(1 << 63) - 1,
-            help="The first rows after this one, not the last ones.",
+            help="Show the first rows after the row with this id, instead of the last rows.",
         ),
     ] = None,
     last: Annotated[
-        int, typer.Option("--last", "-n", metavar="N", min=1, max=1000, help="At most so many rows.")
+        int, typer.Option("--last", "-n", metavar="N", min=1, max=1000, help="The maximal number of rows.")
     ] = 50,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what an instance recorded, oldest first: its own account, over all its incarnations on its node.
+    """Show what an instance recorded in its local store, oldest first, over all incarnations on its node.
 
     Example: dmsc store stdlib-gpt-1 s0-r0 --table audit --where outcome=refused
     """
@@ -92,10 +99,10 @@ def _query(
     if table not in get_args(StoreTable):
         raise BadInput(f"--table {table}: {', '.join(get_args(StoreTable))}")
     equal: dict[str, Scalar] = {}
-    for each in where:
-        name, sign, value = each.partition("=")
+    for condition in where:
+        name, sign, value = condition.partition("=")
         if not sign:
-            raise BadInput(f"--where {each}: write it as COLUMN=VALUE, for example outcome=refused")
+            raise BadInput(f"--where {condition}: write it as COLUMN=VALUE, for example outcome=refused")
         equal[name] = value
     return StoreQuery.model_validate(
         {

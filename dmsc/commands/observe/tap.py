@@ -1,4 +1,4 @@
-"""`dmsc tap`: see what travels on the bus, decoded."""
+"""`dmsc tap`: shows the messages on the bus, decoded."""
 
 from __future__ import annotations
 
@@ -23,26 +23,31 @@ def tap(
     pattern: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PATTERN]...", help="Subjects: 'signal.>', 'step.claim.*.*', '$KV.jobs.>'; all."
+            metavar="[PATTERN]...",
+            help="Subjects, for example 'signal.>', 'step.claim.*.*', '$KV.jobs.>' (all subjects).",
         ),
     ] = None,
     filter_: Annotated[
         list[str] | None,
         typer.Option(
-            "--filter", metavar="FIELD=VALUE", help="Also !=, <, >; sender.name=gateway-*; repeatable."
+            "--filter",
+            metavar="FIELD=VALUE",
+            help="Only messages with this value, for example sender.name=gateway-*; also with !=, < and >;"
+            " repeatable.",
         ),
     ] = None,
-    replies: Annotated[bool, typer.Option("--replies", help="Also the answers to requests.")] = False,
+    replies: Annotated[bool, typer.Option("--replies", help="Also show replies to requests.")] = False,
     rate: Annotated[
-        bool, typer.Option("--rate", help="Messages and bytes a second, instead of messages.")
+        bool, typer.Option("--rate", help="Show messages and bytes per second instead of messages.")
     ] = False,
     sample: Annotated[
         float | None,
         typer.Option(
             "--sample",
             metavar="SHARE",
-            help="Only this share of the messages, 0.1 for a tenth. Which ones follows from their ids: the "
-            "same each time, and with a message all that it caused, as far as this tap saw all between.",
+            help="Show only this share of the messages, e.g. 0.1. The choice depends only on message ids, so"
+            " it is the same each time. What a shown message caused is shown, too, if this tap saw all"
+            " messages in between.",
         ),
     ] = None,
     microbatch: Annotated[
@@ -54,24 +59,29 @@ def tap(
         typer.Option(
             "--follow",
             metavar="ID",
-            help="The tree of messages that this one caused (--ids shows ids): what streams hold, then live.",
+            help="Show the tree of messages that this message caused, first from the streams, then live."
+            " --ids shows ids.",
         ),
     ] = None,
     past: Annotated[
-        bool, typer.Option("--past", help="With --follow: only what the streams hold, then leave.")
+        bool, typer.Option("--past", help="With --follow: show only messages in the streams, then end.")
     ] = False,
     record: Annotated[
         Path | None,
-        typer.Option("--record", metavar="FILE", help="Also keep what is shown in a new file, redacted."),
+        typer.Option("--record", metavar="FILE", help="Also write what is shown to a new file, redacted."),
     ] = None,
     read: Annotated[
         Path | None,
-        typer.Option("--read", metavar="FILE", help="Show a recorded file (or run) instead of a bus."),
+        typer.Option(
+            "--read", metavar="FILE", help="Read a recorded tap file or run file instead of the bus."
+        ),
     ] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Each message's id, and its cause's.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Bytes instead of decoded messages.")] = False,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="Also show the id of each message and of its cause.")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show bytes instead of decoded messages.")] = False,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Leave after so many messages.")
+        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="End after N messages.")
     ] = None,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
@@ -82,8 +92,9 @@ def tap(
 ) -> None:
     """Show messages of the mesh as they travel, each decoded by its schema, until Ctrl-C.
 
-    The mesh never waits for a tap: what comes too fast is dropped here, and the number shown at the end.
-    Tokens, passwords and credentials show as ***. With a token of your own, a gateway says what you may see.
+    The mesh never waits for a tap. Messages that arrive too fast are dropped here, and their number is shown
+    at the end. Tokens, passwords and credentials are shown as ***. If you use your own token, a gateway
+    decides what you may see.
 
     Example: dmsc tap 'signal.>' --filter sender.name=gateway-a --record signals.dmsctap
     """
@@ -93,7 +104,7 @@ def tap(
     from dmsc.tapping.printing import Printer
     from dmsc.tapping.role import given_token
 
-    wanted = tapping.TapRequest(
+    request = tapping.TapRequest(
         patterns=tuple(pattern or [">"]),
         filters=tuple(filter_ or ()),
         replies=replies,
@@ -107,15 +118,15 @@ def tap(
     )
     printer = Printer(raw=raw, json=json, ids=ids)
     if read is not None:
-        tapping.read(read, wanted, printer)
+        tapping.read(read, request, printer)
         return
     address = find_bus(bus, bus_token, state)
-    if address.token is None:  # a user's own token is shown to the bus as well, which goes by its role
+    if address.token is None:  # the bus takes a user's own token, too, and permits what the role may
         address = replace(address, token=given_token(token))
-    door = tapping.TapRole(gateway, token, state)
+    role = tapping.TapRole(gateway, token, state)
 
     async def listen() -> None:
-        with interrupts():  # by whatever signal it ends, a recording is closed in order
-            await tapping.listen(address, wanted, printer, door)
+        with interrupts():  # a recording is closed in order, whichever signal ends the command
+            await tapping.listen(address, request, printer, role)
 
     run_async(listen())

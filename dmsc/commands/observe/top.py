@@ -1,4 +1,4 @@
-"""`dmsc routes` and `dmsc top`: who gets what share and why, and how busy everything is, live."""
+"""`dmsc routes` and `dmsc top`: show how work is shared among instances and why, and how busy they are."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _redraw_s = 0.5
 
 
 def routes(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job; else all.")] = None,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job (all).")] = None,
     links: Annotated[
-        bool, typer.Option("--links", help="Also each link: latency, bandwidth, loss, trend.")
+        bool, typer.Option("--links", help="Also show each link: latency, bandwidth, loss, trend.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Redraw on changes, until Ctrl-C.")] = False,
     gateway: GatewayOption = None,
@@ -41,12 +41,16 @@ def routes(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show per stage who gets what share and why: the routers' tables beside what is measured.
+    """Show how the work of each stage is shared among instances, and why: routing tables and measurements.
 
-    Weight and reason are the table's; share is of the last 10 steps' microbatches; the rest is the instance's
-    last word. With --links, each link as its sender measures it: what a transfer takes (ms/transfer), how
-    much longer than over the sender's best link to that stage (beside best: that is what routes around it),
-    and what part of the sender's bytes went over it lately. With --watch and --json: one document a line.
+    Weight and reason come from the router's table. Share is the instance's part of the microbatches of the
+    last 10 steps. The other columns come from the instance's last sample.
+
+    With --links, each link is shown as its sender measures it: the time of a transfer (ms/transfer), how much
+    longer it takes than over the sender's best link to that stage (beside best; this is why work is routed
+    around a link), and the link's part of the bytes that the sender sent lately.
+
+    With --watch and --json, each line is one document.
 
     Example: dmsc routes gpt-1 --links --watch
     """
@@ -76,7 +80,7 @@ def routes(
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="One picture instead of a live one.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state once and end.")] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     bus: BusOption = None,
@@ -86,7 +90,8 @@ def top(
 ) -> None:
     """Show jobs, nodes and instances with their load, live, until Ctrl-C.
 
-    The mesh never waits for it: it listens to what travels anyway. With --json: one document a line.
+    The command only listens to messages that travel anyway; the mesh never waits for it. With --json, each
+    line is one document.
 
     Example: dmsc top --once
     """
@@ -104,7 +109,7 @@ def top(
 
 
 class _Addresses:
-    """Where the mesh is, as the options name it."""
+    """The addresses of the mesh that the options name."""
 
     def __init__(
         self,

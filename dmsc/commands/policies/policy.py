@@ -1,4 +1,4 @@
-"""`dmsc policy …`: functional modules, from a new file to one that runs, is asked and is ordered about."""
+"""`dmsc policy …`: write a policy, run it as functional module, ask it, and change its state."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ from schemas.base import is_token
 from schemas.errors import BadInput
 
 app = typer.Typer(
-    help="Write a policy, add it to a running mesh, ask it, order it about.", no_args_is_help=True
+    help="Write policies, run them in a mesh, ask them, change their state, compare versions.",
+    no_args_is_help=True,
 )
 
 VersionOption = Annotated[
-    str | None, typer.Option("--version", metavar="TEXT", help="Which of several versions that run.")
+    str | None,
+    typer.Option("--version", metavar="TEXT", help="The version, if several versions of the module run."),
 ]
 JobsOption = Annotated[
-    list[str], typer.Option("--job", metavar="JOB", help="Which job; repeatable.", show_default=False)
+    list[str], typer.Option("--job", metavar="JOB", help="The job; repeatable.", show_default=False)
 ]
 
 
@@ -52,14 +54,15 @@ def run(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.py|NAME", help="Your file (FILE.py:Class if it has several), or a built-in name."
+            metavar="FILE.py|NAME",
+            help="Your file (FILE.py:Class if it has several policies), or the name of a built-in policy.",
         ),
     ],
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Only watch: its suggestions are scored, none is adopted.")
+        bool, typer.Option("--shadow", help="Its suggestions are only scored; none is adopted.")
     ] = False,
     job: Annotated[
-        list[str] | None, typer.Option("--job", metavar="JOB", help="Only for this job; repeatable.")
+        list[str] | None, typer.Option("--job", metavar="JOB", help="Serve only this job; repeatable.")
     ] = None,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
@@ -68,15 +71,16 @@ def run(
     state: StateOption = None,
     log_level: LevelOption = "info",
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at the start.")
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
     ] = 30.0,
     trust_researchers: TrustOption = False,
     parent: ParentOption = None,
 ) -> None:
     """Run a policy as a functional module of the mesh, until Ctrl-C.
 
-    Its suggestions go to the orchestrator, which adopts or declines each with a reason: see them with
-    `dmsc tap 'policy.>'`. With your token it is yours: you may order it about, promote it and roll it back.
+    Its suggestions go to the orchestrator, which adopts or declines each of them and gives a reason; see them
+    with `dmsc tap 'policy.>'`. If you run it with your token, it is your module: you may change its state,
+    promote it and roll it back.
 
     Example: dmsc policy run examples/my_policy.py
     """
@@ -86,12 +90,12 @@ def run(
     from dmsc.state.settings import find_bus
     from dmsc.tapping.role import given_token
 
-    # Thousands of instances' telemetry: the bus must get its turn while the policy's thread computes.
+    # Thousands of instances send telemetry: the bus's thread must run often while the policy's computes.
     sys.setswitchinterval(0.001)
     address = find_bus(bus, bus_token, state)
-    given = None if parent is not None else given_token(token)
-    owner, role = run_async(_user(gateway, given, state)) if given else ("", None)
-    if parent is not None and not trust_researchers:  # whoever starts it at a shell has written it
+    user_token = None if parent is not None else given_token(token)
+    owner, role = run_async(_user(gateway, user_token, state)) if user_token else ("", None)
+    if parent is not None and not trust_researchers:  # at a shell, users run their own code
         from dmsc.process.sandboxing import confine_module
 
         confine_module(source, state)
@@ -100,8 +104,10 @@ def run(
 
 
 async def _user(gateway: str | None, token: str, state: Path | None) -> tuple[str, str | None]:
-    """Whose token it is, and their role; empty, with a line, where no gateway answers: the module is the
-    mesh's own then."""
+    """The user whose token it is, and their role.
+
+    If no gateway answers, the name is empty and a warning is logged: the module then belongs to the mesh.
+    """
     from bus.logs import get_logger
     from dmsc.client.async_client import AsyncClient
     from dmsc.tapping.role import PATIENCE_S
@@ -124,10 +130,10 @@ async def _user(gateway: str | None, token: str, state: Path | None) -> tuple[st
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The policy's name.", show_default=False)],
     folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="Where to write it.", show_default="here")
+        Path, typer.Option("--folder", metavar="DIR", help="The folder to write to.", show_default="here")
     ] = Path(),
 ) -> None:
-    """Write a policy that works, and its test, to change into your own.
+    """Write a working example policy and its test, as a start for your own.
 
     Example: dmsc policy new my-idea
     """
@@ -144,9 +150,9 @@ def list_(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the functional modules that run, how they fare, and the built-in ones that could.
+    """List running functional modules with their counts, and built-in policies that do not run.
 
-    Strikes are nonsense, floods, suggestions from long ago, and crashes.
+    Strikes count invalid suggestions, floods of suggestions, outdated suggestions, and crashes.
 
     Example: dmsc policy list --json
     """
@@ -154,15 +160,18 @@ def list_(
 
     modules = ask_gateway(gateway, token, state, lambda client: client.policies())
     if json:
-        rows = [{"name": one.module, **one.model_dump(mode="json"), "state": _state(one)} for one in modules]
-        running = {one.module for one in modules}
+        rows = [
+            {"name": module.module, **module.model_dump(mode="json"), "state": _state(module)}
+            for module in modules
+        ]
+        running = {module.module for module in modules}
         print_json(
             [*rows, *({"name": name, "state": "not running"} for name in BUILT_IN if name not in running)]
         )
         return
     print_table(
         ("name", "version", "state", "jobs", "suggestions", "adopted", "declined", "strikes", "about"),
-        [*(_row(one) for one in modules), *_not_running(BUILT_IN, modules)],
+        [*(_row(module) for module in modules), *_not_running(BUILT_IN, modules)],
     )
 
 
@@ -176,7 +185,7 @@ def enable(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running module serve a job (again).
+    """Let a running module serve a job (again).
 
     Example: dmsc policy enable stage-rebalancing --job j3f2a1c
     """
@@ -193,7 +202,7 @@ def disable(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running module leave a job alone; what it has had adopted for it ends.
+    """Stop a running module from serving a job; its adopted suggestions for that job end.
 
     Example: dmsc policy disable stage-rebalancing --job j3f2a1c
     """
@@ -203,7 +212,14 @@ def disable(
 @app.command()
 def order(
     module: ModuleArgument,
-    op: Annotated[str, typer.Argument(metavar="activate|shadow|drain", show_default=False)],
+    op: Annotated[
+        str,
+        typer.Argument(
+            metavar="activate|shadow|drain",
+            help="activate: its suggestions may be adopted; shadow: they are only scored; drain: it ends.",
+            show_default=False,
+        ),
+    ],
     version: VersionOption = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is logged.")] = "",
     gateway: GatewayOption = None,
@@ -211,7 +227,7 @@ def order(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Have a running module be adopted from, only watch, or leave. Training does not notice.
+    """Change the state of a running module: active, only watching, or leaving. Training is not affected.
 
     Example: dmsc policy order my-idea shadow --reason 'looks odd'
     """
@@ -232,7 +248,7 @@ def ask(
         typer.Option(
             "--inputs",
             metavar="FILE.json",
-            help="Observations to give it first: a list, as in POST /v1/observations.",
+            help="Observations that the module gets first: a list, as in POST /v1/observations.",
         ),
     ] = None,
     gateway: GatewayOption = None,
@@ -240,13 +256,16 @@ def ask(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ask a running module what it would do for a job now. Nothing of it is adopted.
+    """Ask a running module what it would suggest for a job now. The answer is not adopted.
 
     Example: dmsc policy ask service-time-weights j3f2a1c
     """
-    given = _observations(inputs) if inputs is not None else ()
+    observations = _observations(inputs) if inputs is not None else ()
     answer = ask_gateway(
-        gateway, token, state, lambda client: client.ask_policy(module, job, version=version, inputs=given)
+        gateway,
+        token,
+        state,
+        lambda client: client.ask_policy(module, job, version=version, inputs=observations),
     )
     if json:
         print_json(answer)
@@ -254,8 +273,14 @@ def ask(
         print_text(f"{answer.module} {answer.version}: no suggestion: {answer.reason}")
     else:
         rows = [
-            (one.scope, one.action.action, f"{one.confidence:.2f}", f"{one.valid_s:g} s", one.reason)
-            for one in answer.suggestions
+            (
+                suggestion.scope,
+                suggestion.action.action,
+                f"{suggestion.confidence:.2f}",
+                f"{suggestion.valid_s:g} s",
+                suggestion.reason,
+            )
+            for suggestion in answer.suggestions
         ]
         print_table(("scope", "action", "confidence", "valid", "reason"), rows)
 
@@ -299,34 +324,36 @@ def _show(lifecycle: ModuleLifecycle, json: bool) -> None:
     print(f"{lifecycle.module} {lifecycle.version}: {lifecycle.state}, {_jobs(lifecycle)}")
 
 
-def _state(one: ModuleStatus) -> str:
-    return one.state.value if one.alive else "gone"
+def _state(status: ModuleStatus) -> str:
+    return status.state.value if status.alive else "gone"
 
 
-def _row(one: ModuleStatus) -> tuple[str, ...]:
-    counts = (one.suggestions, one.adopted, one.declined, one.strikes)
-    about = f"for another {one.suspended_s:.0f} s: {one.reason}" if one.suspended_s else one.reason
-    return (one.module, one.version, _state(one), _jobs(one), *map(str, counts), about)
+def _row(status: ModuleStatus) -> tuple[str, ...]:
+    counts = (status.suggestions, status.adopted, status.declined, status.strikes)
+    about = (
+        f"for another {status.suspended_s:.0f} s: {status.reason}" if status.suspended_s else status.reason
+    )
+    return (status.module, status.version, _state(status), _jobs(status), *map(str, counts), about)
 
 
 def _not_running(built_in: Iterable[str], modules: list[ModuleStatus]) -> list[tuple[str, ...]]:
-    running = {one.module for one in modules}
+    running = {status.module for status in modules}
     return [
         (name, "", "not running", "", "", "", "", "", "built in") for name in built_in if name not in running
     ]
 
 
-def _jobs(one: ModuleStatus | ModuleLifecycle) -> str:
-    """For which jobs it is enabled."""
-    without = f" but {', '.join(one.without)}" if one.without else ""
-    return f"{', '.join(one.jobs) or 'all jobs'}{without}"
+def _jobs(status: ModuleStatus | ModuleLifecycle) -> str:
+    """The jobs for which a module is enabled."""
+    without = f" but {', '.join(status.without)}" if status.without else ""
+    return f"{', '.join(status.jobs) or 'all jobs'}{without}"
 
 
 def write_policy(name: str, folder: Path) -> tuple[Path, Path]:
-    """Writes `folder/name.py` and `folder/test_name.py` (with _ for -); returns their paths.
+    """Write `folder/name.py` and `folder/test_name.py` (with _ for -), and return their paths.
 
     Raises:
-        BadInput: the name can't be one, or one of the files is there.
+        BadInput: The name is not allowed, or one of the files exists.
     """
     module = name.replace("-", "_").lower()
     if not is_token(name) or not module[0].isalpha() or keyword.iskeyword(module):

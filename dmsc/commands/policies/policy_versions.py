@@ -1,4 +1,4 @@
-"""`dmsc policy score`, `promote`, `rollback`, `plot`: a module's versions beside each other; pictures."""
+"""`dmsc policy score`, `promote`, `rollback`, `plot`: compare and switch a module's versions; draw plots."""
 
 from __future__ import annotations
 
@@ -26,21 +26,26 @@ if TYPE_CHECKING:
     from dmsc.replay.scores import Scores
     from schemas.policy import PolicySwitch
 
-plot = typer.Typer(help="Draw pictures as PNG.", no_args_is_help=True)
+plot = typer.Typer(help="Draw scores, routes or forecasts as PNG.", no_args_is_help=True)
 
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", metavar="RUN", help="Of a recorded run: an exported file, or a job's id."),
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Score a recorded run instead of the running mesh: an exported run file, or a job's id.",
+    ),
 ]
 JobOption = Annotated[
-    list[str] | None, typer.Option("--job", metavar="JOB", help="Only of this job; repeatable.")
+    list[str] | None, typer.Option("--job", metavar="JOB", help="Only suggestions for this job; repeatable.")
 ]
-ReasonOption = Annotated[str, typer.Option(help="Is told with it.", show_default=False)]
+ReasonOption = Annotated[str, typer.Option(help="Why; published with the switch.", show_default=False)]
 
 
 def score(
     module: Annotated[
-        str | None, typer.Argument(metavar="[MODULE]", help="Default: all.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[MODULE]", help="A module's name (all modules).", show_default=False),
     ] = None,
     run: RunOption = None,
     job: JobOption = None,
@@ -49,39 +54,41 @@ def score(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What modules' suggestions were worth, by what then happened: all versions side by side.
+    """Show how good modules' suggestions were, given what happened afterwards, for all versions side by side.
 
-    1: hindsight would have said the same; 0.5: as good as doing nothing. Of a running mesh: what modules have
-    scored themselves; with --run: all suggestions in that record, scored anew.
+    A score of 1 means that hindsight would have suggested the same; 0.5 means that doing nothing would have
+    been as good. Without --run, the scores are those that the running mesh's modules give themselves. With
+    --run, all suggestions of that record are scored anew.
 
     Example: dmsc policy score service-time-weights
     """
     from dmsc.replay.present import SCORE_COLUMNS, score_rows, summary_json
 
-    found = _scores(run, module, job, bus, bus_token, state)
+    scores = _scores(run, module, job, bus, bus_token, state)
     if json:
         print_json(
             [
-                {"module": key[0], "version": key[1], **summary_json(scores)}
-                for key, scores in sorted(found.by_version.items())
+                {"module": key[0], "version": key[1], **summary_json(summary)}
+                for key, summary in sorted(scores.by_version.items())
             ]
         )
     else:
-        print_table(SCORE_COLUMNS, score_rows(found.by_version))
+        print_table(SCORE_COLUMNS, score_rows(scores.by_version))
 
 
 def promote(
     module: ModuleArgument,
-    version: Annotated[str, typer.Argument(help="A version that runs.", show_default=False)],
+    version: Annotated[str, typer.Argument(help="The version; it must be running.", show_default=False)],
     reason: ReasonOption = "",
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a running version of a module the active one. The one that was goes on in shadow.
+    """Make a running version of a module the active one. The former version continues in shadow.
 
-    Both are scored on the same traffic from here on; should the new one be worse, the orchestrator goes back.
+    Both versions are then scored on the same traffic. If the new one scores worse, the orchestrator rolls
+    back.
 
     Example: dmsc policy promote service-time-weights 2
     """
@@ -99,7 +106,7 @@ def rollback(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make the version active again that was before the last promotion.
+    """Make the version active again that was active before the last promotion.
 
     Example: dmsc policy rollback service-time-weights
     """
@@ -110,37 +117,43 @@ def rollback(
 @plot.command("score")
 def plot_score(
     module: ModuleArgument,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
+    ],
     run: RunOption = None,
     job: JobOption = None,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
     state: StateOption = None,
 ) -> None:
-    """Draw the scores of a module's versions over time, with promotions.
+    """Draw the scores of a module's versions over time, and mark promotions.
 
     Example: dmsc policy plot score service-time-weights --out score.png
     """
     from dmsc.plots import save
     from dmsc.plots.score import draw_scores
 
-    found = _scores(run, module, job, bus, bus_token, state)
+    record = _scores(run, module, job, bus, bus_token, state)
     switches = [
         (at, f"{switch.version} {'again' if switch.rollback else 'promoted'}")
-        for at, switch in found.switches
+        for at, switch in record.switches
     ]
-    scores = {version: scores for (_, version), scores in found.by_version.items()}
+    scores = {version: scores for (_, version), scores in record.by_version.items()}
     save(draw_scores(module, scores, switches), out)
     print(f"{out}: {', '.join(f'version {version}' for version in sorted(scores))}")
 
 
 @plot.command("routes")
 def plot_routes(
-    file: Annotated[Path, typer.Argument(metavar="FILE.graphml", help="As the Topology Zoo has them.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
-    seed: Annotated[int, typer.Option("--seed", help="Of the drawn traffic.")] = 0,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.graphml", help="A network topology, as in the Topology Zoo.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
+    ],
+    seed: Annotated[int, typer.Option("--seed", help="The seed of the random traffic.")] = 0,
 ) -> None:
-    """Draw how full the links of a network are by ECMP and by topology-scoring.
+    """Draw the link utilisation of a network with ECMP and with the topology-scoring policy.
 
     Example: dmsc policy plot routes Geant2012.graphml --out routes.png
     """
@@ -172,13 +185,15 @@ def plot_routes(
 
 @plot.command("forecast")
 def plot_forecast(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="An exported file, or a job's id.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Where to.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="An exported run file, or a job's id.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
+    ],
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
     state: StateOption = None,
 ) -> None:
-    """Draw what link-trend forecasts of a recorded run's links, beside what was then measured.
+    """Draw the link-trend policy's forecasts for the links of a recorded run, with the values measured later.
 
     Example: dmsc policy plot forecast night.dmscrun --out forecast.png
     """
@@ -191,8 +206,8 @@ def plot_forecast(
 
     address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
     job, samples = run_async(recorded_samples(run, address, archive))
-    found = link_courses(job, samples)
-    courses = {f"{sender} → {receiver}": course for (sender, receiver), course in found.items()}
+    by_link = link_courses(job, samples)
+    courses = {f"{sender} → {receiver}": course for (sender, receiver), course in by_link.items()}
     if not courses:
         raise BadInput(f"{run}: no link to forecast; it takes some six minutes of measured links")
     save(draw_forecasts(job, courses, unit="ms", coverage=f"{COVERAGE:.0%}"), out)
@@ -212,8 +227,8 @@ def _scores(
     from dmsc.state.state_folder import default_state
 
     address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
-    found = run_async(find_scores(run, address, archive, jobs or ()))
-    return found if module is None else found.of(module)
+    scores = run_async(find_scores(run, address, archive, jobs or ()))
+    return scores if module is None else scores.of(module)
 
 
 def _show(switch: PolicySwitch, json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`dmsc access …`: the rules of who may do what, and which of them decides."""
+"""`dmsc access …`: prints and checks access rules, and explains which rule decides a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from schemas.access import AccessExplanation
 
 app = typer.Typer(
-    help="Who may do what: print the rules, check them, ask which one decides.", no_args_is_help=True
+    help="Access rules (who may do what): print them, check them, ask which rule decides.",
+    no_args_is_help=True,
 )
 
 
@@ -25,55 +26,58 @@ def explain(
         str, typer.Argument(metavar="USER", help="A user's name, or a role.", show_default=False)
     ],
     action: Annotated[
-        str, typer.Argument(metavar="ACTION", help="For example job.cancel.", show_default=False)
+        str, typer.Argument(metavar="ACTION", help="The action, for example job.cancel.", show_default=False)
     ],
     resource: Annotated[
-        str, typer.Argument(metavar="[RESOURCE]", help="A job, node, module, …", show_default=False)
+        str, typer.Argument(metavar="[RESOURCE]", help="A job, a node, a module, …", show_default=False)
     ] = "",
     file: Annotated[
         Path | None,
         typer.Option(
-            "--access-file", metavar="FILE", help="Ask this file instead of the mesh; USER is a role then."
+            "--access-file",
+            metavar="FILE",
+            help="Use the rules of this file instead of the mesh's; USER is then a role.",
         ),
     ] = None,
     owner: Annotated[
-        str | None, typer.Option("--owner", metavar="NAME", help="With --access-file: whose RESOURCE is.")
+        str | None,
+        typer.Option("--owner", metavar="NAME", help="With --access-file: the owner of RESOURCE."),
     ] = None,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell which rule lets a user do something, or why none does.
+    """Explain which rule permits a user an action, or why no rule does.
 
     Example: dmsc access explain ruth job.cancel job-7
     """
     if file is not None:
-        found = _by_file(file, user, action, resource, owner)
+        explanation = _by_file(file, user, action, resource, owner)
     else:
-        found = ask_gateway(
+        explanation = ask_gateway(
             gateway, token, state, lambda client: client.explain_access(user, action, resource)
         )
     if json:
-        print_json(found)
+        print_json(explanation)
         return
-    print_text(f"{'yes' if found.allow else 'no'}: {found.reason}")
-    if found.owner is not None:
-        print_text(f"{found.resource} is {found.owner}'s")
-    print_text(f"by {found.source}:")
-    for rule in found.rules:
+    print_text(f"{'yes' if explanation.allow else 'no'}: {explanation.reason}")
+    if explanation.owner is not None:
+        print_text(f"{explanation.resource} is {explanation.owner}'s")
+    print_text(f"by {explanation.source}:")
+    for rule in explanation.rules:
         print_text(f"  {'→' if rule.decides else ' '} line {rule.line:<4} {rule.name}: {rule.why}")
-    if not found.rule:
+    if not explanation.rule:
         print("  → no rule fits, so the answer is no")
-    if found.audited:
+    if explanation.audited:
         print("it is recorded on the audit stream")
 
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The rules.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The access file.", show_default=False)],
 ) -> None:
-    """Check an access file before it is used; one line where something is wrong.
+    """Check an access file before it is used; print one line if something is wrong.
 
     Example: dmsc access check access.yaml
     """
@@ -83,7 +87,7 @@ def check(
 
 @app.command()
 def default() -> None:
-    """Print the rules that ship with DMSC, with comments, to change into your own.
+    """Print the default rules with comments, as a start for your own.
 
     Example: dmsc access default > access.yaml
     """
@@ -93,7 +97,7 @@ def default() -> None:
 
 
 def check_access_file(file: Path) -> AccessPolicy:
-    """The rules of a file. Raises `BadInput` with one line."""
+    """Read the rules of a file. Raises `BadInput` with one line if they are wrong."""
     from entities.authorizer.access.access_files import RulesFile
 
     return RulesFile(file).policy

@@ -1,4 +1,4 @@
-"""`dmsc audit …`: what was refused, who did what only few may do, and whether the chain of records holds."""
+"""`dmsc audit …`: lists and exports audit records, and verifies that their chain is unbroken."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 NOT_COMPARED = "compared with no head kept off the bus (the authorizer keeps them; --archive, --head)"
 
 app = typer.Typer(
-    help="Refusals and privileged acts: list them, verify the chain, export it.", no_args_is_help=True
+    help="Audit records (refusals and privileged actions): list them, verify their chain, export them.",
+    no_args_is_help=True,
 )
 
 
 @app.command("list")
 def list_(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="The latest so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="The maximal number of records.")
+    ] = 50,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the latest records.
+    """List the latest audit records.
 
     Example: dmsc audit list -n 20
     """
@@ -64,18 +67,18 @@ def list_(
 def verify(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="An export; default: the mesh.", show_default=False),
+        typer.Argument(metavar="[FILE]", help="An exported file (the mesh's records).", show_default=False),
     ] = None,
     head: Annotated[
         str | None,
-        typer.Option("--head", metavar="HASH", help="A hash noted earlier: it must still be in the chain."),
+        typer.Option("--head", metavar="HASH", help="A head printed earlier; it must still be in the chain."),
     ] = None,
     archive: Annotated[
         Path | None,
         typer.Option(
             "--archive",
             metavar="DIR",
-            help="The authorizer's own records, to compare the chain with (the state folder's).",
+            help="The folder of the authorizer's own records, to compare with (the state folder's).",
         ),
     ] = None,
     gateway: GatewayOption = None,
@@ -83,10 +86,11 @@ def verify(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check that no record was changed, removed or put in; exit code 1 where the chain breaks.
+    """Check that no audit record was changed, removed or inserted; the exit code is 1 if the chain breaks.
 
-    The chain is compared with the head that the authorizer keeps off the bus: one that was cut off, rolled
-    back or written anew does not have it. Elsewhere, use --head with a hash that this printed earlier.
+    The chain is compared with the head that the authorizer keeps off the bus. A chain that was truncated,
+    rolled back or rewritten does not contain that head. On other machines, use --head with a head that this
+    command printed earlier.
 
     Example: dmsc audit verify audit.ndjson
     """
@@ -95,42 +99,42 @@ def verify(
     from schemas.audit import verify
 
     folder = archive or (None if file is not None else _own_archive(state))
-    heads, older = _kept(folder, state)  # before the stream is read, which may go on meanwhile
+    heads, older = _archived(folder, state)  # read before the stream, which may grow meanwhile
     entries = ask_gateway(gateway, token, state, _all) if file is None else list(_read(file))
     begins = entries[0].record.number if entries else 0
     entries = [entry for entry in older if entry.record.number < begins] + entries
-    found = verify(entries, head=head, heads=heads)
+    result = verify(entries, head=head, heads=heads)
     if json:
-        print_json(asdict(found))
-    elif found.broken is None:
-        from_where = "" if found.first <= 1 else f" (the {found.first - 1} before are not there any more)"
-        kept = sum(entry.record.number < begins for entry in older)
-        files = f", {kept} of them in {folder} alone" if kept else ""
+        print_json(asdict(result))
+    elif result.broken is None:
+        from_where = "" if result.first <= 1 else f" (the {result.first - 1} before are not there any more)"
+        archived = sum(entry.record.number < begins for entry in older)
+        files = f", {archived} of them in {folder} alone" if archived else ""
         if heads:
             checked = f"; as {heads[-1].authorizer} kept it up to {heads[-1].number}"
         else:
             checked = "" if head else f"; {NOT_COMPARED}"
-        if found.records:
-            records = f"{found.records} records, {found.first} to {found.last}, hold{from_where}{files}"
-            print(f"{records}{checked}; head {found.head}")
+        if result.records:
+            records = f"{result.records} records, {result.first} to {result.last}, hold{from_where}{files}"
+            print(f"{records}{checked}; head {result.head}")
         else:
             print(f"there are no records{checked}")
     else:
-        place = f"at sequence {found.broken}: " if found.broken else ""
-        print(f"the chain breaks {place}{found.why}; {found.records} records before hold", file=sys.stderr)
-    if found.broken is not None:
+        place = f"at sequence {result.broken}: " if result.broken else ""
+        print(f"the chain breaks {place}{result.why}; {result.records} records before hold", file=sys.stderr)
+    if result.broken is not None:
         leave(ExitCode.FAILED)
 
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; - for standard output.")],
-    start: Annotated[int, typer.Option("--start", min=1, help="The first sequence.")] = 1,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; - for standard output.")],
+    start: Annotated[int, typer.Option("--start", min=1, help="The number of the first record.")] = 1,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
 ) -> None:
-    """Write all records as lines of JSON, as `dmsc audit verify FILE` reads them.
+    """Write all audit records as lines of JSON, which `dmsc audit verify FILE` can check.
 
     Example: dmsc audit export audit.ndjson
     """
@@ -144,18 +148,20 @@ def export(
 
 
 def _own_archive(state: Path | None) -> Path | None:
-    """Of the mesh on this machine, if its authorizer has one."""
+    """The archive folder of this machine's authorizer, if it has one."""
     from dmsc.launch import layout
     from dmsc.state.state_folder import StateFolder, default_state
 
     folder = StateFolder(state or default_state()).path / layout.AUDIT
-    found = sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
-    return found[0] if found else None
+    archives = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return archives[0] if archives else None
 
 
-def _kept(folder: Path | None, state: Path | None) -> tuple[list[AuditHead], list[AuditEntry]]:
-    """The heads in an archive, and the records of its last chain. Signatures are checked where the key is at
-    hand."""
+def _archived(folder: Path | None, state: Path | None) -> tuple[list[AuditHead], list[AuditEntry]]:
+    """The heads in an archive, and the records of its last chain.
+
+    The heads' signatures are checked if the state folder has the key.
+    """
     if folder is None:
         return [], []
     from dmsc.launch import layout
@@ -169,7 +175,7 @@ def _kept(folder: Path | None, state: Path | None) -> tuple[list[AuditHead], lis
     key = StateFolder(state or default_state()).path / layout.USER_KEY
     heads = heads_of(folder, load_key(key).verify_key if key.exists() else None)
     segments = segments_of(folder)
-    latest = [one for one in segments if one.chain == segments[-1].chain]
+    latest = [segment for segment in segments if segment.chain == segments[-1].chain]
     return heads, list(entries_of(latest))
 
 

@@ -1,4 +1,4 @@
-"""`dmsc cert`: a CA of one's own, and certificates for the bus and the gateways."""
+"""`dmsc cert`: makes a local CA, and certificates for the bus and the gateways."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ from dmsc.console.options import JsonOption, print_json
 
 def cert(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where the CA is, or is to be.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DIR", help="The folder of the CA; it is made if it is missing.", show_default=False
+        ),
     ],
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="What clients connect to: name or address; repeatable."),
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="A host name or address to which clients connect; repeatable (localhost).",
+        ),
     ] = None,
     days: Annotated[
-        int, typer.Option("--days", min=1, max=3650, help="How long the certificate lasts.")
+        int, typer.Option("--days", min=1, max=3650, help="How many days the certificate is valid.")
     ] = 397,
     json: JsonOption = False,
 ) -> None:
     """Make a local CA and a certificate for the bus's servers and the gateways.
 
-    A CA that is there stays; run it again for other hosts, or before the certificate expires. Hand ca.pem to
-    whoever connects: DMSC_CA_FILE=ca.pem. `dmsc up --tls` does all this for a mesh on this machine.
+    An existing CA is kept. Run the command again for other hosts, or before the certificate expires. Clients
+    need ca.pem, and DMSC_CA_FILE=ca.pem in their environment. `dmsc up --tls` does all this for a mesh on
+    this machine.
 
     Example: dmsc cert certificates --host mesh.example.org --host 10.0.0.5
     """

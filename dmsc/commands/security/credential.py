@@ -1,4 +1,4 @@
-"""`dmsc credential …`: what lets a node, an entity or a module of another machine onto a mesh's bus."""
+"""`dmsc credential …`: makes, lists and revokes credentials with which other machines join a mesh's bus."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ if TYPE_CHECKING:
     from dmsc.state.state_folder import StateFolder
 
 app = typer.Typer(
-    help="Credentials for parts of this mesh that run elsewhere: make, list, revoke at once.",
+    help="Credentials for nodes, gateways, routers and modules on other machines: make, list, revoke.",
     no_args_is_help=True,
 )
 
-ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="Its cluster.")]
+ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="The cluster's name.")]
 ExpiresOption = Annotated[
-    str, typer.Option("--expires", metavar="TIME", help="Until when: 8h, 30d. Ends its connections, too.")
+    str,
+    typer.Option(
+        "--expires",
+        metavar="TIME",
+        help="How long the credential is valid: 8h, 30d. Its connections end then, too.",
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write it there, for you alone to read (stdout)."),
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="The file to write; only you can read it (standard output)."
+    ),
 ]
 
 
@@ -36,15 +43,17 @@ OutputOption = Annotated[
 def agent(
     cluster: ClusterOption,
     node: Annotated[
-        str | None, typer.Option("--node", metavar="NAME", help="This node alone (any of the cluster).")
+        str | None,
+        typer.Option("--node", metavar="NAME", help="The only node that may use it (any of the cluster)."),
     ] = None,
     expires: ExpiresOption = "365d",
     output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Let a node join a cluster, by `dmsc join --credential FILE`.
+    """Make a credential with which a node joins a cluster: `dmsc join --credential FILE`.
 
-    It is signed here and checked by the authorizer; no mesh need run, only its state folder is needed.
+    The credential is signed here and checked by the authorizer. The mesh need not run; only its state folder
+    is needed.
 
     Example: dmsc credential agent --cluster b --expires 30d -o b.cred
     """
@@ -66,7 +75,7 @@ def gateway(
     output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Let a gateway run elsewhere: in DMSC_BUS_TOKEN for `dmsc run gateway`."""
+    """Make a credential for a gateway on another machine: DMSC_BUS_TOKEN of `dmsc run gateway`."""
     from dmsc.state import identities
 
     _make(identities.entities(("gateway",), (cluster,))[0], expires, output, state)
@@ -79,7 +88,7 @@ def router(
     output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Let a router run elsewhere: in DMSC_BUS_TOKEN for `dmsc run router`."""
+    """Make a credential for a router on another machine: DMSC_BUS_TOKEN of `dmsc run router`."""
     from dmsc.state import identities
 
     _make(identities.entities(("router",), (cluster,))[0], expires, output, state)
@@ -91,16 +100,18 @@ def module(
     job: Annotated[
         list[str] | None,
         typer.Option(
-            "--job", metavar="JOB", help="Whose instances' stores it may read; repeatable (each job's)."
+            "--job",
+            metavar="JOB",
+            help="A job whose instances' local stores the module may read; repeatable (all jobs).",
         ),
     ] = None,
     expires: ExpiresOption = "365d",
     output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Let a functional module run elsewhere: in DMSC_BUS_TOKEN for `dmsc policy run`.
+    """Make a credential for a functional module on another machine: DMSC_BUS_TOKEN of `dmsc policy run`.
 
-    It is the mesh's: it hears of all jobs. Without --job it reads local stores of all jobs' instances, too.
+    The module belongs to the mesh and receives the observations of all jobs.
     """
     from bus.security.identity import ANY, Identity
     from schemas.envelope import EntityKind
@@ -111,36 +122,45 @@ def module(
 
 @app.command("list")
 def list_(state: StateOption = None, json: JsonOption = False) -> None:
-    """The credentials that were made here, with the ids by which they are revoked.
+    """List the credentials that were made here, with the ids by which they can be revoked.
 
-    What `dmsc up` gives its own processes is not among them: each start signs anew. The authorizer's log says
-    by which ids somebody was let in.
+    Credentials that `dmsc up` gives its own processes are not listed, because each start signs new ones. The
+    authorizer's log shows which ids were used to connect.
     """
     from dmsc.state.issued_credentials import Issued
 
     folder, _ = _root_of(state)
-    found = Issued(folder.path).all()
+    credentials = Issued(folder.path).all()
     if json:
-        print_json([vars(one) for one in found])
+        print_json([vars(credential) for credential in credentials])
         return
     print_table(
         ("id", "for", "kind", "made", "expires", "state"),
         [
-            (one.id, one.name, one.kind, _day(one.made_at), _day(one.expires_at), one.state(time.time()))
-            for one in found
+            (
+                credential.id,
+                credential.name,
+                credential.kind,
+                _day(credential.made_at),
+                _day(credential.expires_at),
+                credential.state(time.time()),
+            )
+            for credential in credentials
         ],
     )
 
 
 @app.command()
 def revoke(
-    which: Annotated[str, typer.Argument(metavar="ID", help="An id, or a name: all that were made for it.")],
+    which: Annotated[
+        str, typer.Argument(metavar="ID", help="A credential's id, or a name: all credentials for it.")
+    ],
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; on the audit stream.", show_default=False)
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it is audited.", show_default=False)
     ] = "",
     state: StateOption = None,
 ) -> None:
-    """End a credential now, and all that was signed with it: its connections are ended by the server.
+    """Revoke a credential at once, and all that was signed with it; the server ends their connections.
 
     Example: dmsc credential revoke 3f9a0c1b2d4e --reason "node b-7 was sold"
     """
@@ -183,13 +203,14 @@ def _make(who: Identity, expires: str, output: Path | None, state: Path | None) 
 
     folder, root = _root_of(state)
     text = issue(root, who, lifetime_s=parse_duration(expires, "--expires"), before=folder.roots_before())
-    made = Credential.parse(text)
-    Issued(folder.path).add(made, time.time())
+    credential = Credential.parse(text)
+    Issued(folder.path).add(credential, time.time())
     if output is None:
         print(text)
         return
     write_private(output, text + "\n")
     print(
-        f"wrote {output}; whoever has it can join, until it expires or `dmsc credential revoke {made.id}`",
+        f"wrote {output}; whoever has it can join, until it expires or"
+        f" `dmsc credential revoke {credential.id}`",
         file=sys.stderr,
     )

@@ -1,4 +1,4 @@
-"""`dmsc credential rotate`: a new root of all credentials."""
+"""`dmsc credential rotate`: replaces the root of all credentials."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ def rotate(
     grace: Annotated[
         str,
         typer.Option(
-            "--grace", metavar="TIME", help="How long credentials of the old root still count; 0s: no more."
+            "--grace",
+            metavar="TIME",
+            help="How long credentials of the old root stay valid; 0s: not at all.",
         ),
     ] = "24h",
     state: StateOption = None,
 ) -> None:
     """Replace the root of all credentials of a mesh, while it runs or while it is stopped.
 
-    Jobs go on: the mesh's own processes, node agents and instances of this machine get new credentials, and
-    come back by them when their connections are ended once. Users, their tokens, secrets, the audit and
-    certificates stay. What was handed to other machines counts until the grace is over; the command names
-    it. Killed at any point, it can be repeated.
+    Jobs continue. The mesh's processes, node agents and instances on this machine get new credentials; their
+    connections end once, and they reconnect with the new credentials. Users, their tokens, secrets, the audit
+    and certificates do not change. Credentials that were given to other machines are valid until the grace
+    time is over; the command lists them. If the command is killed, it can be repeated.
 
     Example: dmsc credential rotate --grace 2h
     """
@@ -47,14 +49,15 @@ def rotate(
     how = "its own processes have credentials of it" if runs else "`dmsc up` goes on with it"
     count = f"count for {grace} from now" if grace_s else "count no more"
     print(f"{folder.path} has a new root; {how}; credentials of the old one {count}")
-    for one in handed_out:
-        print(f"hand out anew: {one.name} ({one.kind}, {one.id}): {_remedy(one, folder)}")
+    for credential in handed_out:
+        name, kind = credential.name, credential.kind
+        print(f"hand out anew: {name} ({kind}, {credential.id}): {_remedy(credential, folder)}")
 
 
-def _remedy(one: IssuedCredential, folder: StateFolder) -> str:
-    """How somebody else gets another credential: nobody but who made it knows where it is."""
-    command = {"cluster": "agent", "functional-module": "module"}.get(one.kind, one.kind)
+def _remedy(credential: IssuedCredential, folder: StateFolder) -> str:
+    """How to replace a credential on another machine; only the person who handed it out knows where it is."""
+    command = {"cluster": "agent", "functional-module": "module"}.get(credential.kind, credential.kind)
     where = f"`dmsc credential {command} … --state '{folder.path}'`"
-    if one.kind != "cluster":
+    if credential.kind != "cluster":
         return f"make one with {where}, and start it again with that"
     return f"make one with {where}, and put it in place of the file that `dmsc join --credential` was given"

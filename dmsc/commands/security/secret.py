@@ -1,4 +1,4 @@
-"""`dmsc secret …`: URLs with credentials, tokens, keys, kept sealed under a name that jobs use."""
+"""`dmsc secret …`: stores secrets (URLs with credentials, tokens, keys) sealed, under names that jobs use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOp
 from dmsc.console.running import ask_gateway
 
 app = typer.Typer(
-    help="URLs with credentials, tokens, keys, kept sealed: a job names them secret://NAME.",
+    help="Secrets (URLs with credentials, tokens, keys): stored sealed; a job refers to them as secret://NAME.",
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, - and _.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The secret's name: letters, digits, - and _.")
+]
 
 
 @app.command("set")
@@ -24,15 +26,19 @@ def set_(
     name: NameArgument,
     from_env: Annotated[
         str | None,
-        typer.Option("--from-env", metavar="VARIABLE", help="Take it from there; else from standard input."),
+        typer.Option(
+            "--from-env",
+            metavar="VARIABLE",
+            help="The environment variable to read the secret from (standard input).",
+        ),
     ] = None,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     state: StateOption = None,
 ) -> None:
-    """Store a whole URL with its credentials, or a text for the model's arguments.
+    """Store a secret: a whole URL with its credentials, or a text for the model's arguments.
 
-    It is never an argument of this command, which other users of the machine would see.
+    The secret is never an argument of this command, because other users of the machine could see it.
 
     Example: echo 's3://bucket/runs#key=AKIA…&secret=…' | dmsc secret set runs
     """
@@ -47,17 +53,17 @@ def list_(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List your secrets: names and when each was stored, no values.
+    """List the names of your secrets and when each was stored; values are not shown.
 
     Example: dmsc secret list
     """
     from dmsc.commands.security.user import when
 
-    found = ask_gateway(gateway, token, state, lambda client: client.secrets())
+    secrets = ask_gateway(gateway, token, state, lambda client: client.secrets())
     if json:
-        print_json({"secrets": found})
+        print_json({"secrets": secrets})
         return
-    print_table(("secret", "stored"), [(one.name, when(one.stored_at)) for one in found])
+    print_table(("secret", "stored"), [(secret.name, when(secret.stored_at)) for secret in secrets])
 
 
 @app.command()
@@ -67,7 +73,7 @@ def remove(
     token: TokenOption = None,
     state: StateOption = None,
 ) -> None:
-    """Remove a secret. Jobs that run go on; those that start anew fail.
+    """Remove a secret. Running jobs continue; jobs that start later and need it fail.
 
     Example: dmsc secret remove runs
     """

@@ -1,4 +1,4 @@
-"""`dmsc user …`: who may use the mesh, and their tokens."""
+"""`dmsc user …`: adds, lists and removes users, and issues and revokes their tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from schemas.access import UserAnswer, UserInfo, WhoAmI
 
 app = typer.Typer(
-    help="Who may use the mesh: add users, hand out tokens that expire, revoke them at once.",
+    help="Users of the mesh: add and remove users, issue tokens that expire, revoke tokens at once.",
     no_args_is_help=True,
 )
 
@@ -24,20 +24,21 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A user's name; see `dmsc user list`.", show_default=False)
 ]
 ExpiresOption = Annotated[
-    str, typer.Option("--expires", metavar="TIME", help="How long the token lasts: 8h, 30min, 14d.")
+    str, typer.Option("--expires", metavar="TIME", help="How long the token is valid: 8h, 30min, 14d.")
 ]
 ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; on the audit stream.", show_default=False)
+    str, typer.Option("--reason", metavar="TEXT", help="Why; it is audited.", show_default=False)
 ]
 
 
 @app.command()
 def add(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Letters, digits, - and _.", show_default=False)
+        str,
+        typer.Argument(metavar="NAME", help="The user's name: letters, digits, - and _.", show_default=False),
     ],
     role: Annotated[
-        str, typer.Option("--role", metavar="ROLE", help="viewer, researcher, operator or admin.")
+        str, typer.Option("--role", metavar="ROLE", help="The role: viewer, researcher, operator or admin.")
     ] = "researcher",
     expires: ExpiresOption = "8h",
     gateway: GatewayOption = None,
@@ -45,7 +46,7 @@ def add(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add a user and print their first token; it is shown this once.
+    """Add a user and print their first token; the token is shown only once.
 
     Example: dmsc user add ruth --role researcher --expires 14d
     """
@@ -61,7 +62,7 @@ def list_(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List users, where they come from, and their tokens by id.
+    """List users, where they are defined, and the ids of their tokens.
 
     Example: dmsc user list
     """
@@ -81,7 +82,7 @@ def token_(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print another token of a user; it is shown this once.
+    """Issue another token for a user and print it; the token is shown only once.
 
     Example: DMSC_TOKEN=$(dmsc user token ruth --expires 30min)
     """
@@ -95,7 +96,9 @@ def revoke(
     name: NameArgument,
     token_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="Only this token; see `dmsc user list`.", show_default=False),
+        typer.Option(
+            "--id", metavar="ID", help="Revoke only this token; see `dmsc user list`.", show_default=False
+        ),
     ] = None,
     reason: ReasonOption = "",
     gateway: GatewayOption = None,
@@ -103,7 +106,7 @@ def revoke(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a user's tokens open nothing any more: at once, everywhere, for good.
+    """Revoke a user's tokens: at once, everywhere, for good.
 
     Example: dmsc user revoke ruth --reason 'laptop lost'
     """
@@ -124,7 +127,7 @@ def remove(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove a user; their tokens open nothing any more.
+    """Remove a user and revoke their tokens.
 
     Example: dmsc user remove ruth
     """
@@ -138,7 +141,7 @@ def whoami(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say whose token this is, with which role, until when, and how much of the mesh its user has.
+    """Show the user, role and expiry of your token, and how much of the mesh's resources you use.
 
     Example: dmsc user whoami
     """
@@ -152,7 +155,7 @@ def whoami(
 
 
 def having(me: WhoAmI) -> str:
-    """Each of what a user has, with their limit where there is one."""
+    """List what a user uses of the mesh, each with its limit if there is one."""
     from schemas.quota import GIB, Quota
 
     quota = me.quota or Quota()
@@ -161,16 +164,16 @@ def having(me: WhoAmI) -> str:
         (me.use.slots, quota.slots, "slots"),
         (me.use.datasets, quota.datasets, "data sets"),
     ]
-    said = [f"{used} {what}" if most is None else f"{used} of {most} {what}" for used, most, what in parts]
+    texts = [f"{used} {what}" if most is None else f"{used} of {most} {what}" for used, most, what in parts]
     stored, most = me.use.stored_bytes / GIB, quota.stored_bytes
-    said.append(
+    texts.append(
         f"{stored:.3g} GiB stored" if most is None else f"{stored:.3g} of {most / GIB:.3g} GiB stored"
     )
-    return ", ".join(said)
+    return ", ".join(texts)
 
 
 def when(at: float) -> str:
-    """A time for people, in UTC."""
+    """Format a time for people, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
