@@ -89,8 +89,7 @@ class Bus:
             name: The service's SID; survives restarts.
             kind: What the service is.
             token: A credential or a mesh's root (`bus.security.credentials`), a user's token, or, of a server
-            without
-                a guard, a token or `user:password`; or a function that gives the present one at each dial.
+                without a guard, a token or `user:password`; or a function, called at each dial.
             incarnation: Does not survive restarts; random by default.
             connect_timeout_s: How long to try.
 

@@ -52,8 +52,7 @@ ANSWER_EACH_S = 0.005
 PAUSE_S = 0.05
 """Before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
 PATIENCE_S = 20.0
-"""How long a reading or a new watch puts up with a bus that is there and does not serve the bucket yet: a
-cluster that has just made it, or elects a leader, refuses consumers or forgets to answer."""
+"""Longest wait for a bucket that the bus does not serve yet: it was just made, or its leader is elected."""
 BATCH_LEAST = 4
 """From so many values on, a batch is worth its round trip."""
 CREATE_ATTEMPTS = 5

@@ -40,14 +40,12 @@ from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, Refused
 log = get_logger("bus.link")
 
 Callback = Callable[[], Awaitable[None]]
-
 REDIAL_S = 5.0
-
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
 class JetStreamBroker(Protocol):
-    """Who asks JetStream for a connection that may not: `bus.guard.brokered_jetstream.Asking`."""
+    """Who asks JetStream for a connection that may not: `bus.guard.brokered_jetstream.BrokeredJetStream`."""
 
     @property
     def scope(self) -> str: ...

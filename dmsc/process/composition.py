@@ -282,7 +282,8 @@ def policy_part(
 
 def agent_part(options: AgentOptions) -> ServicePart:
     """A node agent of a cluster."""
-    from entities.cluster.agent import ClusterAgent, ClusterConfig
+    from entities.cluster.agent import ClusterAgent
+    from entities.cluster.config import ClusterConfig
 
     config = ClusterConfig(
         cluster=options.cluster,

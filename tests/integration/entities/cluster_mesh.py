@@ -17,7 +17,8 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.subject import Subject
-from entities.cluster.agent import ClusterAgent, ClusterConfig
+from entities.cluster.agent import ClusterAgent
+from entities.cluster.config import ClusterConfig
 from schemas.base import Message
 from schemas.cluster import (
     InstanceStart,

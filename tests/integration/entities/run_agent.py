@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from bus.connection import Bus
-from entities.cluster.agent import ClusterAgent, ClusterConfig
+from entities.cluster.agent import ClusterAgent
+from entities.cluster.config import ClusterConfig
 from schemas.envelope import EntityKind
 
 

@@ -11,7 +11,7 @@ from bus.security.identity import Identity
 from dmsc.process.composition import check_clusters
 from entities.authorizer.access.authentication import User
 from entities.authorizer.connections.connection_authorizer import module_of
-from entities.cluster.agent import ClusterConfig
+from entities.cluster.config import ClusterConfig
 from schemas import names
 from schemas.envelope import EntityKind as K
 from schemas.errors import BadInput

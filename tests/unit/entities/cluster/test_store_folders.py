@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entities.cluster.agent import ClusterConfig
+from entities.cluster.config import ClusterConfig
 from entities.cluster.store_folders import LEFT_BEHIND_S, StoreFolders
 
 

@@ -1,0 +1,88 @@
+"""A node agent's settings, checked when they are made."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from entities.cluster.fork_server_client import Confinement
+from schemas.base import is_token
+from schemas.errors import BadInput
+from schemas.names import agent_name, misplaced
+
+
+def default_node() -> str:
+    """This machine's host name as one subject token."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname()).strip("-")[:60] or "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """One node agent's settings."""
+
+    cluster: str
+    node: str = field(default_factory=default_node)
+    slots: int | None = None
+    """Stage instances at a time; None: one per CUDA device, else one per CPU core."""
+    device: Literal["auto", "cpu"] = "auto"
+    """`cpu` ignores GPUs."""
+    address: str = "127.0.0.1"
+    """The address that other nodes' instances connect to; must be reachable from all of them."""
+    ports: tuple[int, int] | None = None
+    """First and last TCP port of the tensor links; None: the system chooses."""
+    servers: tuple[str, ...] = ()
+    """Bus addresses for the instances."""
+    token: str | None = field(default=None, repr=False)
+    """The agent's credential, from which the instances' ones are delegated; or a plain token for all."""
+    code_path: tuple[str, ...] = ()
+    """Folders with users' modules, last on the instances' `sys.path`."""
+    logs: Path = Path(".dmsc/logs")
+    stores: Path | None = None
+    """The instances' local stores; None: a folder `stores` beside the logs."""
+    keep_stores: bool = False
+    """Whether local stores stay after their job has been cleaned up."""
+    stop_grace_s: float = 3.0
+    """From SIGTERM to SIGKILL when an instance is stopped: longer lets it drain, shorter frees it sooner."""
+    analysis_timeout_s: float = 120.0
+    """Longest time in which the worker of an analysis or a sample may neither compute nor read nor write."""
+    analysis_alone_s: float = 600.0
+    """After this a worker no longer has the node to itself. Shorter lets other jobs begin sooner beside a
+    model that computes for ever; longer disturbs fewer measurements of very large models."""
+    status_every_s: float = 5.0
+    """How often this node's status is sent to the orchestrator if nothing changes."""
+    sample_every_s: float = 2.0
+    """Period of the node's telemetry."""
+    worker_package: str = "workers"
+    """The package in which the fork server finds `instance`, `analysis`, `sample` and `files`."""
+    start_method: Literal["auto", "fork", "spawn"] = "auto"
+    """How instances are started; `auto` forks where that is safe."""
+    allow_urls: tuple[str, ...] | None = None
+    """Folders and URLs that jobs may name besides the working directory and the bus; None: all."""
+    confinement: Confinement | None = None
+    """Isolation of users' code from the rest of this machine; None: no isolation."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("cluster", self.cluster), ("node", self.node)):
+            if not is_token(value):
+                raise BadInput(f"{name} {value!r}: use only letters, digits, _ and -, at most 120")
+        if (why := misplaced(self.cluster, self.node)) is not None:
+            raise BadInput(why)
+        if not is_token(self.sid):
+            raise BadInput(f"cluster and node together exceed 119 characters: {self.sid}")
+        if self.slots is not None and self.slots < 0:
+            raise BadInput(f"slots {self.slots}: must be 0 or more")
+        if self.ports is not None and not 0 < self.ports[0] <= self.ports[1] < 65536:
+            raise BadInput(f"ports {self.ports[0]}-{self.ports[1]}: must be first-last within 1-65535")
+
+    @property
+    def sid(self) -> str:
+        """The agent's SID."""
+        return agent_name(self.cluster, self.node)
+
+    @property
+    def store_root(self) -> Path:
+        """This agent's own folder of stores: several agents of a machine may share the one above."""
+        return (self.stores or self.logs.absolute().parent / "stores") / self.sid
