@@ -59,12 +59,10 @@ from schemas.telemetry import InstanceSample
 
 log = get_logger("router")
 
-
 TURN_S = 0.002
 """Pause after the tables of a stage, in which everything else runs, above all what changes tables."""
 
-StageKey = tuple[str, int]
-"""(job, stage)."""
+StageKey = tuple[str, int]  # job, stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,10 +458,7 @@ class Router:
         )
 
     def _count_fault(self, message: LinkFault, fault: str) -> None:
-        """Count a link fault against the instance's health for this cluster's senders.
-
-        The orchestrator judges the fault independently.
-        """
+        """Count a link fault against the instance's health, for this cluster alone; SMO judges it itself."""
         record = self.follower.view.records.get(message.peer)
         if (
             record is None

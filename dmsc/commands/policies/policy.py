@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 import keyword
 from importlib import resources
 
-from schemas.base import is_token
-from schemas.errors import BadInput
-
 app = typer.Typer(
     help="Write policies, run them in a mesh, ask them, change their state, compare versions.",
     no_args_is_help=True,
@@ -355,6 +352,9 @@ def write_policy(name: str, folder: Path) -> tuple[Path, Path]:
     Raises:
         BadInput: The name is not allowed, or one of the files exists.
     """
+    from schemas.base import is_token
+    from schemas.errors import BadInput
+
     module = name.replace("-", "_").lower()
     if not is_token(name) or not module[0].isalpha() or keyword.iskeyword(module):
         raise BadInput(f"{name}: a policy's name has letters, digits, - and _, and begins with a letter")
