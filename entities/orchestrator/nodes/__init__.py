@@ -1,1 +1,9 @@
-"""Nodes."""
+"""Cordons and drains: nodes and slots that are to get no new instances, or are to be emptied.
+
+Operators order them through the gateway; a device that reports errors is drained by itself. The leader calls
+`CordonService` for orders and runs `Draining` as a task. A cordon stands in the bucket `cordons`, so a new
+orchestrator goes on with it. Nothing is moved that would find no slot elsewhere.
+
+cordon_service.py  `CordonService`: sets and lifts cordons, and keeps them in the bucket
+draining.py        `Draining`: moves instances away, one at a time, at step boundaries
+"""
