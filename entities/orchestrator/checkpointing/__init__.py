@@ -1,6 +1,11 @@
-"""A job's checkpoints: when the next is due, who writes it, which are kept (ADR-0011).
+"""Checkpoints of a job: when one is due, how it is written, published, restored, removed (ADR-0011).
 
-`checkpoint_schedule` decides the interval from costs and failures, pure; `checkpoints` has the stages write
-at step boundaries and publishes whole sets; `job_artifacts` finds and removes them in the job's own folder;
-`publishing` has an instance write a small file there. A job's training calls it. It never reads a tensor.
+`job.training` asks `Checkpoints` at each boundary and when all go back; instances write the states, and the
+manifest makes a checkpoint exist. A checkpoint that fails costs nothing but itself: training goes on. Outside
+the bus the orchestrator opens no file: nodes read and remove, instances publish (ADR-0040).
+
+checkpoints.py          `Checkpoints`: takes them at boundaries, publishes beside the training, restores
+checkpoint_schedule.py  `choose`: when the next one is due, and why (Young, Daly); pure
+job_artifacts.py        `JobCheckpoints`: lists, publishes and removes a job's checkpoints
+publishing.py           `publish_file`: has an instance write a file of the job
 """

@@ -1,6 +1,10 @@
-"""Faults (draft §4.4(5), §5.5): queued, located, and followed to their end.
+"""Faults: where each one is, how far it reaches, and what became of it (draft §4.4(5), §5.5).
 
-`fault_queue` keeps every fault from report to end with its limits, `job_faults` is one job's part of it,
-`fault_location` asks the registry and the node agent where a fault is and how far it reaches. A job's run
-calls it. It never replaces an instance: that is `membership`.
+`job.job_run` has a reported fault located and acts on the verdict; `membership.failure_handling` and
+`nodes.cordon_service` open and close faults in the queue. The queue limits how often one task is tried again,
+and is written beside the recovery: a bus that is away delays nothing. Nothing here replaces an instance.
+
+fault_location.py  `locate`: asks SRD and MIC; `judge_fault`: the verdict, pure
+fault_queue.py     `FaultQueue`: every fault from report to end, on the stream `FAULT_QUEUE`
+job_faults.py      `JobFaults`: one job's part of the queue
 """

@@ -1,6 +1,19 @@
-"""One job's life (draft §4.4): analyse, plan, deploy, train, finish, clean up, and recovery in between.
+"""One job's life (draft §4.4): analyse, plan, deploy, train, export the weights, clean up.
 
-`job_runs` keeps all jobs of a term, `job_run` drives one to its end; `deployment` brings it to its
-instances, `training` runs its steps, `teardown` frees what it held. The leader calls it. It decides in
-which order the other rooms act for a job, and never decides a step by itself.
+`JobRun` is the entry: the leader creates one per job and epoch and hands it every message about the job. It
+decides in which state the job is and what happens when something fails: go on, go back to the checkpoint,
+park, or end. It calls all other packages of the orchestrator. It never acts for a job whose record belongs to
+a later epoch: each write raises `Fenced` then.
+
+job_run.py             `JobRun`: the states of one job, from the queue to its end
+training.py            `Training`: steps, boundaries, roll-backs, steps that are left out
+step_skip.py           `StepSkip`: leaves out a step that can't be computed (ADR-0012)
+takeover_service.py    `TakeoverService`: adopts the living instances of an earlier orchestrator
+parking.py             `Parking`: a person parks or resumes the job
+bus_outages.py         `BusOutages`: tries work outside the steps again while the bus is away
+ingress_gateway.py     `IngressGateway`: which gateway dispatches microbatches for the job
+model_analysis.py      `ModelAnalysis`: topology and text sample, computed by node agents
+weight_export.py       the weights of a finished job, with their index
+teardown.py            `Teardown`: termination and clean-up
+unreadable_records.py  `RecordGuards`: replaces values in buckets that nobody can read (ADR-0038)
 """

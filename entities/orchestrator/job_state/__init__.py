@@ -1,8 +1,18 @@
-"""What is kept of a running job: its record and events, its instances, its secrets, and the limits of trying
-again.
+"""What the orchestrator records and counts of one job, and the job's instances.
 
-`job_store` checks, keeps and publishes each transition; `instances` starts, finds and stops incarnations
-and gives them orders; `decision_record` is the commit point; `policy_distribution` brings communication
-policies to gateways and routers; `retry_limits` and `quarantine` say when to stop trying. All other rooms
-of a job use it. It decides no recovery.
+It decides when trying again is pointless (`RetryLimits`, `Quarantine`); the rest keeps state: the job's
+record and events, the decision record, the policies that were issued, the secrets. The packages `job`,
+`step`, `membership`, `faults` and `checkpointing` call it. Nothing here is written over the record of a later
+epoch.
+
+job_store.py            `JobStore`: the job's record (compare-and-set) and its event stream
+event_writer.py         `EventWriter`: writes events of the training in order, beside it
+decision_record.py      `DecisionRecord`: the decision of the last step; the commit point
+instances.py            `JobInstances`: starts and stops instances, gives them orders
+policy_distribution.py  `PolicyDistribution`: brings communication policies to gateways and routers
+retry_limits.py         `RetryLimits`: how often a step may fail; pure
+quarantine.py           `Quarantine`: microbatches that fail wherever they run; pure
+guarded_tasks.py        `GuardedTasks`: background tasks whose first failure reaches their owner
+job_secrets.py          secrets that a job's URLs name
+link_secret.py          the secret of a job's tensor links
 """

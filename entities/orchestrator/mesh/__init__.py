@@ -1,6 +1,9 @@
-"""What the orchestrator knows of the mesh: nodes, gateways, routers, the state of every incarnation,
-cordons.
+"""What the orchestrator knows of the mesh: nodes, gateways, routers, instances, cordons.
 
-`mesh_view` follows the registry and the node agents' reports; `cordons` is the book of places that get no
-new instances. Planning, jobs and operators' requests read it. It decides nothing.
+`MeshView` is fed by registrations (draft §4.4(1)) and by the registry's bucket, also in an orchestrator that
+only follows. Nearly every package of the orchestrator reads it, and waits for its changes instead of polling.
+It decides nothing and sends nothing.
+
+mesh_view.py  `MeshView`: the present state, and waiting for a change of it
+cordons.py    `CordonBook`: which slots and nodes get no new instances; pure
 """

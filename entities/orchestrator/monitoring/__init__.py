@@ -1,6 +1,10 @@
-"""Figures of a job, pure: what is worth an alert, and what its speed is.
+"""What a running job's figures say: alerts, speed, and signs of failing hardware.
 
-`alerts` decides when a loss, a gradient norm, a straggler or a temperature is reported, by
-`outlier_detector`; `job_figures` are metrics; `hardware_risk` reads signs of a failing device. Training
-calls it. It changes nothing.
+`job.training` feeds `Alerts` and `JobFigures` with every decided step; `checkpointing` asks `hardware_risk`.
+Nothing here acts: an alert changes neither routes nor members.
+
+alerts.py            `Alerts`: loss spikes, gradient norms, stragglers, heat; raised once, cleared once
+outlier_detector.py  `OutlierDetector`: the test behind them, a modified z-score with hysteresis; pure
+job_figures.py       `JobFigures`: tokens per second, convergence, FLOPs, for metrics; pure
+hardware_risk.py     how likely a device is about to fail; pure
 """

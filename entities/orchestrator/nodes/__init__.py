@@ -1,5 +1,9 @@
-"""Places that operators or broken devices take out of use: cordoned, drained, opened again.
+"""Cordons and drains: nodes and slots that are to get no new instances, or are to be emptied.
 
-`cordon_service` keeps cordons in their bucket and answers operators' requests; `draining` has jobs move
-their instances elsewhere. The leader calls it. It never decides where an instance goes: that is `planning`.
+Operators order them through the gateway; a device that reports errors is drained by itself. The leader calls
+`CordonService` for orders and runs `Draining` as a task. A cordon stands in the bucket `cordons`, so a new
+orchestrator goes on with it. Nothing is moved that would find no slot elsewhere.
+
+cordon_service.py  `CordonService`: sets and lifts cordons, and keeps them in the bucket
+draining.py        `Draining`: moves instances away, one at a time, at step boundaries
 """

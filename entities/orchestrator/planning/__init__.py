@@ -1,6 +1,12 @@
-"""From a model to a placed task graph, pure (draft §4.5(1), (3), §7.2).
+"""From an analysed model to a placed task graph (draft §4.4(1), §4.5). Pure: no I/O, no clock.
 
-`segmentation` decides where to cut the model, `placement` which unit runs in which slot, `task_graph` puts
-both together with the first communication policy, `scaling` changes replicas, `stage_moves` is the account
-of moves between stages. Jobs and the queue call it. No I/O, no clock.
+It decides where the model is cut into stages, which slot each unit gets, the first route weights and windows,
+and which units a change of the number of replicas adds or removes. `job.job_run` plans a job; `membership`
+places replacements and changes. Nothing here starts an instance.
+
+task_graph.py    `plan`: units, edges, constraints, placements; `first_policy`
+segmentation.py  `segment`: contiguous segments with the least bottleneck
+placement.py     `place`: a slot for each unit, or why there is none
+scaling.py       units added or removed with the number of replicas; weights of standbys
+stage_moves.py   `StageMoves`: which move between stages is allowed, and whether it was worth it
 """

@@ -1,6 +1,16 @@
-"""Functional modules at the orchestrator (draft §4.2): their suggestions, their reputation, their versions.
+"""Functional modules at the orchestrator: what they suggest, how reliable they are, which version is active.
 
-`arbitration` decides what becomes of a suggestion, by `suggestion_rules`; `module_reputation` keeps each
-version's state, rate and strikes; `promotion_rules` decides which version is active (all pure). The
-services carry it out and keep it on the bus. It never computes a suggestion.
+The leader hands suggestions, lifecycles and orders to `PolicyService`, and promotions to `PromotionService`.
+The rules are pure: `arbitrate` adopts or declines a suggestion and says why (draft §4.2, §5.2), `verdict`
+says when a promoted version has to give way (ADR-0021). Adopted weights become a `CommunicationPolicy`; moves
+and expected failures are passed on to the job, which may still decline. A module never changes anything
+itself.
+
+policy_service.py     `PolicyService`: suggestions, lifecycles and orders of modules
+arbitration.py        `arbitrate`, `lapse`: adopt or decline, and the end of a validity; pure
+suggestion_rules.py   `nonsense_in`: whether a suggestion makes sense for its job; pure
+module_reputation.py  `ModuleReputation`: rate, strikes and suspension of a module; pure
+reputation_store.py   `ReputationStore`: reputations in the bucket `standings`, over a change of orchestrators
+promotion_service.py  `PromotionService`: promotes versions and rolls them back
+promotion_rules.py    which version is active, and whether it stays; pure
 """

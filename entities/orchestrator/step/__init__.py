@@ -1,7 +1,14 @@
-"""The shell of the step transaction: it has the machine decide and carries out the effects
-(docs/step-transaction.md).
+"""The service around the step transaction: it carries out what `transaction/` decides.
 
-`step_loop` takes events and gives effects to `step_orders`; `claim_repair` asks for what the bus lost;
-`validation_pass` measures the validation loss at a boundary; `step_owner` opens and closes the loop.
-Training calls it. It decides nothing that `transaction` decides.
+`StepOwner` opens a `StepLoop` where the job stands and closes it again. The loop hands every event to the
+step machine and starts a task for each effect that the machine returns. Training and the packages
+`membership` and `job` call it; it tells them about decisions and losses through `StepObserver`. It decides
+nothing about a step itself, and repeats orders until they are answered (DESIGN §5 rule 11).
+
+step_owner.py       `StepOwner`: the open step, and the loop that runs it, if one does
+step_loop.py        `StepLoop`: events in, effects out; the boundary, validation, the clock of the step
+step_orders.py      `StepOrders`: begin, fence, assign, form group, prepare, record, commit, send state
+claim_repair.py     `ClaimRepair`: asks quiet instances what they hold; finds a step that stalls
+validation_pass.py  `ValidationPass`: the loss on held-out data at a boundary
+step_observer.py    `StepObserver`: what the loop reports to its owner
 """

@@ -1,9 +1,34 @@
-"""The step transaction, pure: the front page of the protocol is docs/step-transaction.md.
+"""The step transaction (DESIGN §5, docs/step-transaction.md), as the orchestrator decides it.
 
-A step is begun, its microbatches are claimed by those in whose gradient sum they are, all members prepare,
-one record is written, and all commit. A death ends a round: living members are fenced, lost microbatches
-are assigned again, and the step goes on. `step_machine` takes events and returns effects (both in
-`step_events`); its parts are `stage_group`, `newcomers`, `fence_round` and `path_repair`; `step_ledger`
-accounts for claims and votes; `takeover_rules` says where a new orchestrator goes on. `step`, the simulator
-and `tests/sim` run the same objects. No I/O, no clock.
+A training step is a distributed transaction. Every stage has replicas with equal weights; a step has a fixed
+number of microbatches. Either all members of all stages apply the step with the same gradient, or nobody
+does. Any process may be killed at any time, and the weights come out bit-identical.
+
+The phases of a step (`schemas.step.PHASES` holds the table of legal transitions):
+
+closed      No step is open: the job is at a boundary (validation, checkpoint, start). `Opened` opens one.
+gathering   Instances compute microbatches and claim each one that is in their sum. Once all microbatches of a
+            stage are claimed and its reduction group is formed, the stage prepares: its members all-reduce a
+            copy of their sums and vote. The ledger checks that the voted sets are disjoint and complete, that
+            claims link up from stage to stage, and that replicas agree on the reduced gradient.
+deciding    The decision is being written by compare-and-set. That write is the commit point.
+committing  Members apply the decision. The next step is open for claims already.
+
+A loss while the step is open starts a fence round: all living members stop accepting anything from the lost
+one and report what they hold; its microbatches get new owners, whose neighbours offer the inputs again; the
+stage builds its group in a new generation without it. A loss while deciding or committing waits: the decision
+stands. What should not happen begins the step again with a higher attempt.
+
+Everything here is pure: `decide(event, now) -> effects`. There is no I/O, clock or randomness. `step/`
+carries the effects out and brings the answers back as events; `dmsc/simulation` and `tests/sim` run the same
+code under a virtual clock. Every order carries (epoch, step, attempt), so that a late one is ignored.
+
+step_machine.py    `StepMachine`: the decisions, by phase
+step_events.py     its vocabulary: the events that it takes, the effects that it asks for
+step_ledger.py     `StepLedger`: claims and votes of one attempt; makes the decision or says what is wrong
+stage_group.py     `StageGroup`: one stage's members and their reduction group
+fence_round.py     `FenceRound`: one fence of the open step, and the path updates that follow from it
+path_repair.py     who takes over the microbatches of a lost owner
+newcomers.py       `Newcomers`: instances that receive their stage's state and have no vote yet
+takeover_rules.py  where a new orchestrator goes on with a running job
 """
