@@ -7,9 +7,8 @@ and has no wire format: `bus.wire` encodes messages, and `bus.subjects` says whi
 subject.
 
 - `base`, `envelope`, `marks`, `errors`: what all messages share
-- `signals`, `registry`, `step`, `job`, `task_graph`, `data_plane`, `cluster`, `fault`, `policy`: the mesh's
-work
+- `signals`, `registry`, `step`, `job`, `task_graph`, `data_plane`, `cluster`, `fault`, `policy`: the mesh
 - `door`, `pages`, `access`, `audit`, `quota`, `urls`, `secrets`: clients and users
-- `explain`, `redaction`, `kept`, `former_names`: explain input errors, hide secrets, read older records and
-names
+- `explain`, `redaction`: explain input errors, hide secrets
+- `kept`, `former_names`: read records and names of older versions
 """

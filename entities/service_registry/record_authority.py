@@ -46,7 +46,7 @@ def refuse_foreign(record: ServiceRecord, agent: str, held: ServiceRecord | None
     if record.kind is not EntityKind.INSTANCE or record.state is not InstanceState.FAULTED:
         reason = "a node agent registers instances that have failed, nothing else"
     elif _agent_of(record) != agent:
-        reason = f"it names the node of {_agent_of(record)}, and {agent} says so"
+        reason = f"it names the node of {_agent_of(record)}, but {agent} sent it"
     elif held is not None and held.state is not InstanceState.FAULTED:
         reason = reason or _foreign_instance(held, agent)
     if reason:
