@@ -1,9 +1,8 @@
-"""The one table of metrics: each with its kind, labels and meaning. A row called with a value is a
-`MetricReading`.
+"""The one table of metrics, each with its kind, labels and meaning.
 
-Entities give their readings when they are asked, which is when somebody scrapes; between scrapes they keep
-what they keep anyway. Names and units are those of Prometheus (base units, `_total` for counters); a figure
-that nobody measured is left out, not told as 0. `docs/observability.md` has the same table.
+Calling a row with a value gives a `MetricReading`. Entities make their readings on a scrape; between scrapes
+they keep nothing extra for them. Names and units follow Prometheus (base units, `_total` for counters). A
+figure that was not measured is left out, not reported as 0. `docs/observability.md` has the same table.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Kind = Literal["gauge", "counter"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row. Calling it with a value and all its labels gives a reading."""
+    """A row of the table. Calling it with a value and all of its labels gives a reading."""
 
     name: str
     kind: Kind
@@ -31,7 +30,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class MetricReading:
-    """One value at this moment. `labels` in the order of the metric's."""
+    """One value at this moment. `labels` has the labels' values, in the order of the metric's labels."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -40,18 +39,18 @@ class MetricReading:
 
 @runtime_checkable
 class Readable(Protocol):
-    """A service that has something to tell; asked on the event loop, it must not wait."""
+    """A service with metrics. `readings` is called on the event loop and must not block."""
 
     def readings(self) -> Iterable[MetricReading]: ...
 
 
 Render = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""From what a scraper accepts (its HTTP header) to the page and its content type."""
+"""Renders a page: from the scraper's HTTP header `Accept` to the page and its content type."""
 
 
 @runtime_checkable
 class Scraped(Protocol):
-    """A service with an HTTP door at which this process's metrics are served as well."""
+    """A service whose HTTP server also serves this process's metrics."""
 
     exposition: Render | None
 

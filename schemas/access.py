@@ -1,4 +1,4 @@
-"""Users of the mesh and their tokens, as the AAM keeps them; the rules, explained (draft §3 AAM)."""
+"""Users of the mesh, their tokens as the AAM keeps them, and explanations of rules (draft §3 AAM)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UserOp = Literal["add", "list", "token", "revoke", "remove"]
 
 
 class IssuedToken(Part):
-    """What is kept of a token: everything but the token. Times are seconds since the epoch."""
+    """The record of a token, without the token itself. Times are seconds since the epoch."""
 
     id: Token
     issued_at: Time
@@ -24,7 +24,7 @@ class IssuedToken(Part):
 
 
 class UserRecord(Part):
-    """A user of the mesh. The role that stands here counts, whenever a token was made."""
+    """A user of the mesh. The role in this record counts, whenever a token was issued."""
 
     name: Token
     role: Role
@@ -34,7 +34,7 @@ class UserRecord(Part):
 
 
 class StoredUser(Message, wire="access.user", version=(1, 1)):
-    """A user's record in the bucket `users`: sealed to the authorizers, whoever may read the bucket.
+    """A user's record in the bucket `users`, sealed to the authorizers against other readers of the bucket.
 
     Versions before 1.1 wrote `role` and the rest in the clear; so does a mesh without a guard.
     """
@@ -48,11 +48,11 @@ class StoredUser(Message, wire="access.user", version=(1, 1)):
 
 
 class Revocation(Message, wire="access.revocation", version=(1, 1)):
-    """What opens nothing any more, from this moment on: one token, or all of a user's up to `at`; or, since
-    version 1.1, one credential and all that were signed with it (`user` says whose it is).
+    """A revocation, in effect at once: of a token, of a user's tokens issued up to `at`, or of a credential.
 
-    Key in the bucket `revocations`: `token.<its id>`, `user.<its name>` or `credential.<its id>`.
-    It goes by itself once all that it concerns has expired.
+    Credentials are revoked since version 1.1, together with all that were signed with them; `user` is the
+    owner. The key in the bucket `revocations` is `token.<its id>`, `user.<its name>` or `credential.<its
+    id>`. A revocation expires once everything that it concerns has expired.
     """
 
     kind: Literal["token", "user", "credential"]
@@ -64,10 +64,10 @@ class Revocation(Message, wire="access.revocation", version=(1, 1)):
 
 
 class UserCommand(Message, wire="access.user.command", version=(1, 1)):
-    """MG → AAM: do something about users, for the bearer of `token`, if the rules allow it.
+    """MG → AAM: change or list users for the bearer of `token`, if the rules allow it.
 
-    `token_id` with `revoke`: that token alone; without: all of the user's. `expires_s`: of a new token.
-    `answer_key`: the answer is sealed to it.
+    `revoke` concerns the token `token_id`, or all of the user's tokens without it. `expires_s` is the
+    lifetime of a new token. The answer is sealed to `answer_key`.
     """
 
     token: Secret
@@ -82,7 +82,7 @@ class UserCommand(Message, wire="access.user.command", version=(1, 1)):
 
 
 class UserInfo(Part):
-    """A user as `dmsc user list` shows it. `source`: `mesh` (tokens expire) or `file` (the users' file)."""
+    """A user in `dmsc user list`. `source` is `mesh` (tokens expire) or `file` (the users' file)."""
 
     name: str
     role: Role
@@ -94,18 +94,18 @@ class UserInfo(Part):
 
 
 class SealedAnswer(Message, wire="access.user.sealed"):
-    """A `UserAnswer` as JSON, sealed to the key that the command named: inboxes have listeners, too."""
+    """A `UserAnswer` as JSON, sealed to the key that the command named, because inboxes may be overheard."""
 
     sealed: str
 
 
 def answer_about(key: str) -> bytes:
-    """Where a sealed answer stands."""
+    """The context that a sealed answer is bound to."""
     return f"user answer to {key}".encode()
 
 
 class UserAnswer(Message, wire="access.user.answer"):
-    """Users after the command, and the new token where one was asked for: it is told this once."""
+    """The users after the command, and the new token if one was requested: it is never shown again."""
 
     users: tuple[UserInfo, ...] = ()
     token: Annotated[str | None, Field(repr=False), SECRET] = None
@@ -114,7 +114,7 @@ class UserAnswer(Message, wire="access.user.answer"):
 
 
 class ExplainAccess(Message, wire="access.explain"):
-    """MG → AAM: would this user be let do that, and by which rule? `user` empty: whoever asks."""
+    """MG → AAM: may this user do that, and by which rule? An empty `user` means the bearer of `token`."""
 
     token: Secret
     gateway: Token
@@ -124,7 +124,7 @@ class ExplainAccess(Message, wire="access.explain"):
 
 
 class RuleView(Part):
-    """A rule and why it does, or does not, decide here."""
+    """A rule, and why it does or does not decide."""
 
     name: str
     line: int
@@ -133,7 +133,7 @@ class RuleView(Part):
 
 
 class AccessExplanation(Message, wire="access.explanation"):
-    """The decision, the rules in their order up to the one that decides, and whose the resource is."""
+    """The decision, the rules in order up to the one that decides, and the owner of the resource."""
 
     user: str
     role: Role | None = None
@@ -149,7 +149,7 @@ class AccessExplanation(Message, wire="access.explanation"):
 
 
 class WhoAmI(Message, wire="access.whoami", version=(1, 1)):
-    """Whose token it is, and how much of the mesh they have. `expires_at`: None for tokens of the file."""
+    """The user of a token, with quota and use. `expires_at` is None for tokens of the users' file."""
 
     user: str
     role: Role

@@ -1,4 +1,4 @@
-"""Something about a running job that a person should look at; told when it begins and when it is over."""
+"""An alert: a problem of a running job that a user should look at, reported at its start and end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class AlertKind(StrEnum):
 
 
 class Alert(Part):
-    """`subject`: an instance's SID, a cluster, or empty where it is the whole job's.
+    """An alert on `subject`: an instance's SID, a cluster, or empty for the whole job.
 
-    `value` in the figure's own unit, None where it is not a finite number; `usual` is what it was before.
+    `value` has the unit of its kind, None if it is not a finite number; `usual` is the value before.
     """
 
     kind: AlertKind

@@ -1,8 +1,8 @@
-"""The audit stream: who was refused, and who did what only few may do, in a chain of hashes.
+"""The audit stream: refusals and privileged acts, in a chain of hashes.
 
 `hash` is the SHA-256 of the record's canonical JSON (sorted keys, no spaces, UTF-8) without `hash` itself,
-and without fields that have their default value, so that a later version may have more of them. The hash of
-the record before is in it as `previous`: none can be changed, left out or put in without the next telling.
+and without fields that have their default value, so that a later version may add fields. Each record has the
+hash of the record before as `previous`, so a changed, removed or inserted record breaks the chain.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ GENESIS = ""
 class AuditRecord(Message, wire="audit.record"):
     """One entry. `at` is seconds since the epoch by the authorizer's clock.
 
-    Kinds: `refused` (asked, and not let), `act` (let do what the rules mark `audit`), `users` (users and
-    tokens changed), `access-file` (the rules were read again), `eviction` and `connection` (thrown off the
-    bus, or not let on it: there `resource` is the name that the caller said, and the host), `folded` (`count`
-    refusals that came faster than they are recorded one by one; `resource` and `reason` are the last one's).
+    Kinds: `refused` (a refused request), `act` (an act that the rules mark `audit`), `users` (users and
+    tokens changed), `access-file` (the rules were reloaded), `eviction` (connections were closed),
+    `connection` (a connection was refused: `resource` is the name that the caller gave, and the host),
+    `folded` (`count` refusals beyond the rate of single records; `resource` and `reason` are those of the
+    last one).
     """
 
     id: str = Field(description="unique: tells a record that was stored from one that was not")
@@ -59,8 +60,10 @@ class AuditEntry(Part):
 
 
 class AuditHead(Part):
-    """How far a chain had come, as an authorizer keeps it off the bus. `signature`: hexadecimal, of `signed`;
-    empty where the authorizer has no key."""
+    """The last record of a chain, as an authorizer keeps it outside the bus.
+
+    `signature` is the hexadecimal signature of `signed`; empty if the authorizer has no key.
+    """
 
     number: int = Field(ge=1)
     hash: str
@@ -75,24 +78,24 @@ class AuditHead(Part):
 
 
 class AuditPage(Message, wire="audit.page"):
-    """Entries in order. `next_start` is where to go on; None at the present end."""
+    """Entries in order. `next_start` is the start of the next page; None at the present end."""
 
     entries: tuple[AuditEntry, ...]
     next_start: int | None = None
 
 
 def hash_of(record: AuditRecord) -> str:
-    """Of the canonical form; hexadecimal."""
+    """The hexadecimal hash of a record's canonical form."""
     plain = record.model_dump(mode="json", exclude={"hash"}, exclude_defaults=True)
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def chained(record: AuditRecord, number: int, last: AuditRecord | None) -> AuditRecord:
-    """The record as it stands behind `last`: numbered, linked, hashed.
+    """The record in the chain after `last`: numbered, linked and hashed.
 
-    `number` is the sequence that the stream will give it. The stream never gives one twice, so that records
-    which somebody took off its end are missed by the next one.
+    `number` is the sequence that the stream will give it. The stream never gives a sequence twice, so the
+    next record shows if somebody has removed records from the end.
     """
     linked = record.model_copy(update={"number": number, "previous": GENESIS if last is None else last.hash})
     return linked.model_copy(update={"hash": hash_of(linked)})
@@ -100,10 +103,10 @@ def chained(record: AuditRecord, number: int, last: AuditRecord | None) -> Audit
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What became of a check. `broken` is the sequence of the first record that does not fit, and `why`.
+    """The result of a verification. `broken` is the sequence of the first record that does not fit.
 
-    `first`, `last` are record numbers; `head` is the last record's hash: who keeps it elsewhere can tell
-    later that nothing was cut off at the end.
+    `why` says why it does not fit. `first` and `last` are record numbers. `head` is the last record's hash: a
+    copy of it elsewhere can show later that no record was removed at the end.
     """
 
     records: int
@@ -117,11 +120,14 @@ class Verification:
 def verify(
     entries: Iterable[AuditEntry], *, head: str | None = None, heads: Iterable[AuditHead] = ()
 ) -> Verification:
-    """Whether the chain holds, from whichever record comes first.
+    """Verify the chain from the first of these entries.
 
-    A chain that does not begin with record 1 has lost its beginning: to the stream's bound, or to somebody.
-    `head`: a hash that was told earlier; it must be that of one of the records. `heads`: what was kept of the
-    chain off the bus; records that came before the first one here can't be compared.
+    A chain that does not begin with record 1 has lost its beginning, by the stream's limit or by removal.
+
+    Args:
+        entries: the records in order.
+        head: a hash that was noted earlier; it must be the hash of one of the records.
+        heads: archived heads of the chain; those before the first entry can't be compared.
     """
     count, first, before = 0, 0, None
     seen = head is None
@@ -174,7 +180,7 @@ def verify(
 
 
 def _misfit(record: AuditRecord, before: AuditRecord | None) -> str:
-    """Why a record does not fit behind the one before it; empty where it does."""
+    """Why a record does not follow the one before it; empty if it does."""
     if hash_of(record) != record.hash:
         return f"record {record.number} was changed: its content does not have its hash"
     if before is None:

@@ -1,4 +1,4 @@
-"""The two bases of everything on the wire: `Message` (has an envelope) and `Part` (lives inside one).
+"""The two base classes of everything on the wire: `Message` (has an envelope) and `Part` (lies in a message).
 
 Both are frozen and refuse unknown fields when *we* build them. Received bodies of a newer minor
 version are validated with unknown fields ignored (see `bus.wire.codec`), so that an older service keeps
@@ -18,14 +18,14 @@ Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
 """One subject token: a SID, a job id, a cluster name. Never contains a dot."""
 
 LAST_TIME = 1 << 34
-"""The year 2514: calendars know the times before it, 64 bits hold them in nanoseconds."""
+"""The year 2514: calendars support all times before it, and 64 bits hold them in nanoseconds."""
 Time = Annotated[float, Field(ge=0, lt=LAST_TIME, allow_inf_nan=False)]
 """Seconds since the epoch."""
 Seconds = Annotated[float, Field(ge=0, lt=1 << 33, allow_inf_nan=False)]
-"""A duration; a present time and one of these make a time."""
+"""A duration; a present time plus a duration is a valid `Time`."""
 
 CallerSpan = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")]
-"""W3C span of whoever asked over HTTP, the parent of the job's own; empty where there was none."""
+"""W3C span id of the HTTP request's caller, the parent of the job's own span; empty if there was none."""
 
 _token = re.compile(TOKEN_PATTERN)
 
@@ -58,15 +58,17 @@ class Part(BaseModel):
     def __get_pydantic_core_schema__(
         cls, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """As usual, but a list or map is left at its first item that does not fit: a million of them would be
-        a million complaints."""
+        """Pydantic's own schema, but validating a list or map stops at its first invalid item.
+
+        Otherwise a million invalid items would give a million errors.
+        """
         schema = handler(source)
         _fail_fast(schema)
         return schema
 
 
 class Message(Part):
-    """Something that travels alone on a subject, inside an `Envelope`.
+    """A message that travels alone on a subject, inside an `Envelope`.
 
     Subclasses name themselves: `class Heartbeat(Message, wire="registry.heartbeat", version=(1, 0))`.
     The wire name is a literal, never derived from an import path, so that code can move.

@@ -1,4 +1,4 @@
-"""What readers ask a broker for (ADR-0031)."""
+"""Requests to a broker, and its answers (ADR-0031)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from schemas.base import Message
 
 
 class BrokerRequest(Message, wire="broker.request"):
-    """MI, MIC, FM, client, user → broker: make this call of JetStream for me, if I may.
+    """MI, MIC, FM, client, user → broker: make this JetStream call for me, if I may.
 
-    The answer is JetStream's own, to the asker's inbox. Nothing here is passed on as it is: the broker reads
-    the call and makes another one of what it has read.
+    The answer is JetStream's own, to the caller's inbox. Nothing is passed on unchanged: the broker parses
+    the call and builds a new one from what it has parsed.
     """
 
     call: str = Field(max_length=2_000, description="the subject that the call is published to")
@@ -20,4 +20,4 @@ class BrokerRequest(Message, wire="broker.request"):
 
 
 class BrokerAnswer(Message, wire="broker.answer"):
-    """What JetStream says to it, in JetStream's own form: without an envelope."""
+    """JetStream's answer in its own form, without an envelope."""

@@ -1,8 +1,8 @@
-"""Which `module:callable` a job may name, as far as the name tells (ADR-0034).
+"""Checks which `module:callable` a job may name, by the name alone (ADR-0034).
 
-A matter of order, no boundary: users' code runs confined, and may call what it likes. But what a job names is
-its user's own code, or one of ours that is meant for it; never the standard library, nor what happens to be
-imported somewhere. Whether a module of the user's lies in a folder of code is looked up where it is loaded.
+This keeps job files clear; it is no security boundary: users' code runs confined, and may call anything. A
+job must name its user's own code, or one of our callables that are meant for it, never the standard library
+or other imported modules. Whether a user's module lies in a folder of code is checked where it is loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODELS = frozenset(
         "workers.models.hugging_face:causal_lm",
     }
 )
-"""Ours that a job may name as its model's factory. Losses of ours have short names."""
+"""Our callables that a job may name as its model's factory. Our losses have short names."""
 
 LOSSES = frozenset(
     {
@@ -42,7 +42,7 @@ LOSSES = frozenset(
         ),
     }
 )
-"""torch's that a job may name as its loss: functions and classes of (output, targets)."""
+"""Torch's callables that a job may name as its loss: functions and classes of (output, targets)."""
 
 BALANCERS = frozenset(
     {
@@ -53,7 +53,7 @@ BALANCERS = frozenset(
         "workers.routing.expected_completion:ExpectedCompletion",
     }
 )
-"""Ours that a job may name as its routing's algorithm, besides their short names."""
+"""Our callables that a job may name as its routing algorithm, besides their short names."""
 
 FORMER_BALANCERS = frozenset(
     f"{former}:{name.partition(':')[2]}"
@@ -61,15 +61,15 @@ FORMER_BALANCERS = frozenset(
     for name in BALANCERS
     if name.partition(":")[0] == now
 )
-"""The same by their modules' names of the release before."""
+"""The same callables by the module names of the previous release."""
 
 
 def misnamed(name: str, ours: frozenset[str] = frozenset()) -> str:
-    """Why a job may not name this callable; empty where its name tells nothing against it.
+    """Why a job may not name this callable; empty if its name is acceptable.
 
     Args:
         name: `module:callable`.
-        ours: those of DMSC's own that have this use.
+        ours: DMSC's own callables for this use.
     """
     module = name.partition(":")[0]
     top = module.partition(".")[0]

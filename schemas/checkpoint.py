@@ -1,4 +1,4 @@
-"""A checkpoint: its manifest, and the orders by which it is taken, written and published.
+"""A checkpoint: its manifest, and the orders to take, write and publish it.
 
     <artifacts>/<job>/checkpoints/<version>-<epoch>-<number>/
         stage-00000/.metadata, __0_0.distcp     one torch.distributed.checkpoint folder per stage
@@ -33,7 +33,7 @@ def checkpoints_url(artifacts: str, job: str) -> str:
 
 
 NO_MATTER = {"training": {"checkpoint_every", "validate_every", "validation_microbatches"}}
-"""Keys of a job's sections that change nothing about the state that is trained."""
+"""Keys of a job's sections that do not affect the trained state."""
 
 
 class CheckpointFile(Part):
@@ -45,7 +45,7 @@ class CheckpointFile(Part):
 
 
 class StageCheckpoint(Part):
-    """What one replica wrote for its stage: layers `first_layer` … `last_layer`-1 of the model."""
+    """One stage's part, written by one replica: layers `first_layer` … `last_layer`-1 of the model."""
 
     stage: int
     folder: str = Field(description="relative to the manifest")
@@ -60,7 +60,7 @@ class StageCheckpoint(Part):
 
 
 class CheckpointManifest(Part):
-    """The whole of a checkpoint. `version`: steps applied; `written_at`: seconds since 1970.
+    """The whole checkpoint. `version` is the number of steps applied; `written_at` is in seconds since 1970.
 
     `spec_sha256` has one digest per section of the job that the state depends on.
     """
@@ -92,13 +92,13 @@ class CheckpointManifest(Part):
         ]
 
     def to_json(self) -> bytes:
-        """As stored: readable, with a SHA-256 of itself."""
+        """The stored form: readable JSON, with a SHA-256 of itself."""
         body = self.model_dump(mode="json")
         return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
 
 
 class PublishedCheckpoint(Part):
-    """One that exists: the name of its folder, its URL, what it holds."""
+    """A checkpoint that exists: its folder's name, its URL and its manifest."""
 
     name: str
     url: Url
@@ -112,11 +112,11 @@ class CheckpointList(Part):
 
 
 def parse_manifest(data: bytes, url: str) -> CheckpointManifest:
-    """What `to_json` gave.
+    """Parse the output of `to_json`.
 
     Args:
-        data: the file.
-        url: where it was, for messages.
+        data: content of the file.
+        url: the file's URL, for error messages.
 
     Raises:
         DamagedCheckpoint: it is not, or no longer, the manifest of a checkpoint.
@@ -149,7 +149,7 @@ def _digest(body: Any) -> str:
 class CheckpointOrder(Message, wire="state.checkpoint"):
     """SMO → one replica per stage, at a step boundary: copy your state at `version`, then write it.
 
-    Answered as soon as the copy is taken; the writing below `url` goes on beside the training.
+    Answered as soon as the copy is taken; it is written below `url` while training goes on.
     """
 
     job: Token
@@ -159,7 +159,7 @@ class CheckpointOrder(Message, wire="state.checkpoint"):
 
 
 class CheckpointTaken(Message, wire="state.checkpoint.taken"):
-    """The copy is taken. `stall_ms`: how long the computing thread was busy with it."""
+    """The copy is taken. `stall_ms` is the time that it took the computing thread."""
 
     member: Member
     version: int
@@ -168,7 +168,7 @@ class CheckpointTaken(Message, wire="state.checkpoint.taken"):
 
 
 class CheckpointWait(Message, wire="state.checkpoint.wait"):
-    """SMO → the same replica: answer once what you took for `url` is stored."""
+    """SMO → the same replica: answer once your copy for `url` is stored."""
 
     job: Token
     epoch: int
@@ -176,7 +176,7 @@ class CheckpointWait(Message, wire="state.checkpoint.wait"):
 
 
 class CheckpointWritten(Message, wire="state.checkpoint.written"):
-    """The stage's part of the manifest. `write_ms`: from the copy until the last file was stored."""
+    """The stage's part of the manifest. `write_ms` is the time from the copy to the last stored file."""
 
     member: Member
     version: int

@@ -1,4 +1,4 @@
-"""Between orchestrator and node agents of a microservice instance cluster (MIC)."""
+"""Messages between the orchestrator and the node agents of a microservice instance cluster (MIC)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.task_graph import TaskUnit
 
 
 class Slot(Part):
-    """One place for a stage instance. `busy_with` is the SID that holds it, or None."""
+    """One place for a stage instance. `busy_with` is the SID of the instance in it, or None."""
 
     index: int
     device: str
@@ -23,7 +23,7 @@ class Slot(Part):
 
 
 class NodeStatus(Message, wire="cluster.node.status", version=(1, 1)):
-    """A node agent's own account of itself; also its registration's payload at the orchestrator."""
+    """A node agent's report of its state; also its registration at the orchestrator."""
 
     sid: Token
     cluster: Token
@@ -40,8 +40,7 @@ class NodeStatus(Message, wire="cluster.node.status", version=(1, 1)):
 class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):
     """SMO → node agent: start this unit. Idempotent by (sid, incarnation).
 
-    `code_digest` is what the analysis saw; the instance refuses with one line if its own differs.
-    `initial_state`: where its weights come from before `StateWait`/`StateRestore` say more.
+    `code_digest` is that of the analysed code; the instance refuses with one line if its own differs.
     """
 
     job: Token
@@ -62,7 +61,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):
 
 
 class LinkSecret(Message, wire="cluster.link.secret"):
-    """What the members of a job have in common on their tensor links. In the bucket `link_secrets`."""
+    """The secret that a job's members share on their tensor links. In the bucket `link_secrets`."""
 
     job: Token
     secret: Secret
@@ -84,7 +83,7 @@ class InstanceStop(Message, wire="cluster.instance.stop"):
 
 
 class Judge(Message, wire="cluster.judge"):
-    """SMO → node agent (draft §5.5): how is this instance, and how far does the fault reach?"""
+    """SMO → node agent (draft §5.5): what is this instance's state, and how far does the fault reach?"""
 
     job: Token | None = None
     sid: Token
@@ -92,9 +91,10 @@ class Judge(Message, wire="cluster.judge"):
 
 
 class Judgement(Message, wire="cluster.judgement", version=(1, 1)):
-    """`process` as the operating system shows it; `scope`: the instance alone, or the whole node.
+    """The judgement on an instance. `process` is its state by the operating system.
 
-    `kind`: transient (it lives and moves again) or structural (it will not come back by itself).
+    `scope` is the instance alone or the whole node; `kind` is transient (it lives and may go on) or
+    structural (it will not come back by itself).
     """
 
     sid: Token
@@ -108,9 +108,9 @@ class Judgement(Message, wire="cluster.judgement", version=(1, 1)):
 
 
 class Strike(Message, wire="cluster.strike"):
-    """MG → node agent, for an operator: bring a fault upon this incarnation, as from outside.
+    """MG → node agent, for an operator: inject a fault into this incarnation, as from outside.
 
-    Nothing is told to the mesh: that is to find out by itself.
+    The fault is not reported to the mesh, which has to detect it.
     """
 
     sid: Token
@@ -132,9 +132,9 @@ class Struck(Message, wire="cluster.struck"):
 class Cordon(Message, wire="cluster.cordon"):
     """A place that gets no new instances: a slot, or (`slot` None) a whole node. In the bucket `cordons`.
 
-    What runs there goes on, unless the node is being drained: then it moves elsewhere, one instance at a
-    time. A lifted cordon of a device stays on record with the ECC errors that were known then: only more of
-    them cordon it again.
+    Instances there go on, unless the node is being drained: then they move elsewhere, one at a time. A lifted
+    cordon of a device stays on record with the ECC errors known at that time: only further errors cordon it
+    again.
     """
 
     agent: Token = Field(description="SID of the node agent")
@@ -170,13 +170,13 @@ class AnalysisFailed(Message, wire="cluster.analysis.failed"):
 
 
 class ForgetTopology(Message, wire="cluster.forget"):
-    """SMO → node agent (§4.4(6)): drop the job's topology and whatever is left of it."""
+    """SMO → node agent (§4.4(6)): drop the job's topology and everything else that is left of the job."""
 
     job: Token
 
 
 class WriteSample(Message, wire="cluster.sample", version=(1, 1)):
-    """SMO → node agent: load these weights in a short-lived worker and let the model write."""
+    """SMO → node agent: load these weights in a short-lived worker and have the model generate text."""
 
     job: Token
     spec: KeptSpec
@@ -185,7 +185,7 @@ class WriteSample(Message, wire="cluster.sample", version=(1, 1)):
 
 
 class SampleWritten(Message, wire="cluster.sample.written"):
-    """MIC → SMO: what the model wrote; with `error` (one line) if it could not, `text` is empty then."""
+    """MIC → SMO: the text that the model generated; if it failed, `error` (one line) and an empty `text`."""
 
     job: Token
     text: str

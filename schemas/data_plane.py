@@ -19,8 +19,11 @@ class TensorMeta(Part):
 
 
 class HopLoad(Part):
-    """What a receiver says of itself in passing: microbatches that it has and has not summed yet, and its
-    moving average of compute per microbatch, forward plus backward (0: not measured)."""
+    """A receiver's load, sent along with answers.
+
+    `open` counts its microbatches that are not in its sum yet; `service_ms` is its moving average of compute
+    per microbatch, forward plus backward (0: not measured).
+    """
 
     open: int
     service_ms: float = 0.0
@@ -29,14 +32,14 @@ class HopLoad(Part):
 class MicrobatchNotice(Message, wire="data.notice", version=(1, 2)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
-    direction `forward`: activations and what travels with them (targets); `backward`: the gradient of
+    Directions: `forward` has activations and what travels with them (targets); `backward` has the gradient of
     what was sent forward (no tensors after an evaluation: it only returns the credit);
-    `state`: parameters and optimizer state of version `step`, for a newcomer; `copy`: the same, for a
-    holder of a peer copy (no tensors: forget it); `redo`: the clipped mean gradients that `step` was
-    applied with (no tensors: it was skipped), for a holder, or for a newcomer after its state. `transfer`
-    numbers what a newcomer is sent: its redos belong to the state of the same number.
-    `link` names the process group (both ends build it on first sight); `tag` is the first of
-    `len(tensors)` consecutive tags on it. `load`: how the sender is, when it returns a microbatch.
+    `state` has parameters and optimizer state of version `step`, for a newcomer; `copy` has the same for a
+    holder of a peer copy (no tensors: drop the copy); `redo` has the clipped mean gradients with which `step`
+    was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state. `transfer`
+    numbers the transfers to a newcomer: its redos belong to the state of the same number.
+    `link` names the process group (both ends build it when they first need it); `tag` is the first of
+    `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
     """
 
     job: Token
@@ -58,7 +61,7 @@ class MicrobatchNotice(Message, wire="data.notice", version=(1, 2)):
 
 
 class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 1)):
-    """Receiver → sender. `held`: I have it already; `stale`: older than my step or attempt. `load`: mine."""
+    """Receiver → sender. `held`: I have it; `stale`: it is older than my step or attempt. `load` is mine."""
 
     job: Token
     step: int
@@ -73,9 +76,12 @@ class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 1)):
 
 
 class RouteEntry(Part):
-    """One possible next hop. Weight 0 is a standby, or one that is ejected; `window` bounds what one sender
-    may have open. `service_ms` per microbatch and `link_ms` per transfer as the router measured them (0:
-    not known); a sender that has heard newer figures from the instance itself goes by those."""
+    """One possible next hop. Weight 0 means a standby or an ejected instance.
+
+    `window` bounds the microbatches that one sender may have open there. `service_ms` per microbatch and
+    `link_ms` per transfer are the router's measurements (0: not known); a sender prefers newer figures from
+    the instance itself.
+    """
 
     sid: Token
     incarnation: Token

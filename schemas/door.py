@@ -1,4 +1,4 @@
-"""The outer door: what clients ask a gateway, over NATS and (as JSON) over HTTP; MG → SMO commands."""
+"""The gateway's APIs: requests of clients over NATS and (as JSON) over HTTP, and commands of MG to SMO."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.unreadable import UnreadableNote
 
 
 class DoorRequest(Message, wire="door.request", version=(1, 1)):
-    """A client's request at the NATS door, with the fields that its action needs."""
+    """A client's request over NATS, with the fields that its action needs."""
 
     token: Secret
     action: str = Field(
@@ -37,12 +37,14 @@ class DoorRequest(Message, wire="door.request", version=(1, 1)):
 
 
 DOOR_KEY = "door.key"
-"""The action that needs no token: with which key are tokens for this door to be sealed?"""
+"""The action that needs no token: it returns the key to which tokens for this API are sealed."""
 
 
 class DoorKey(Message, wire="door.key"):
-    """A gateway's answer: the public half of the gateways' pair (`bus.security.sealing`), hexadecimal; empty
-    on a bus without a guard, where nothing is sealed."""
+    """The gateways' public key (`bus.security.sealing`), hexadecimal.
+
+    Empty on a bus without a guard, where nothing is sealed.
+    """
 
     key: str
 
@@ -59,14 +61,14 @@ class SubmitJob(Message, wire="job.submit", version=(1, 3)):
 
 
 class DatasetOwner(Message, wire="dataset.owner"):
-    """Who stored a data set. In the bucket `datasets`, by the first 32 digits of the SHA-256 of its name."""
+    """The user who stored a data set. In the bucket `datasets`, by 32 digits of the SHA-256 of its name."""
 
     name: str
     user: str
 
 
 class UploadHold(Part):
-    """Room that is kept for a data set on its way. `upload` names its object; `until`: Unix time, s."""
+    """Space reserved for a data set during its upload. `upload` names its object; `until` is Unix time, s."""
 
     upload: Token
     name: str
@@ -75,15 +77,18 @@ class UploadHold(Part):
 
 
 class UserUploads(Message, wire="dataset.uploads"):
-    """What a user is storing now, through whichever gateways. In the bucket `uploads`, by the first 32 digits
-    of the SHA-256 of the user's name; each change is a compare-and-set."""
+    """The uploads of a user that are under way, through any gateways.
+
+    In the bucket `uploads`, by the first 32 digits of the SHA-256 of the user's name; each change is a
+    compare-and-set.
+    """
 
     user: str
     holds: tuple[UploadHold, ...] = Field((), max_length=256)
 
 
 class ScaleJob(Message, wire="job.scale", version=(1, 1)):
-    """MG → SMO: give a stage (all of them, where none is named) this many working replicas."""
+    """MG → SMO: give a stage (all stages if none is named) this many working replicas."""
 
     job: Token
     replicas: int = Field(ge=1, le=MOST_INSTANCES)
@@ -93,7 +98,7 @@ class ScaleJob(Message, wire="job.scale", version=(1, 1)):
 
 
 class ChangeStage(Message, wire="job.change_stage"):
-    """MG → SMO: have this instance leave its stage, and its slot host one of `stage` instead."""
+    """MG → SMO: have this instance leave its stage, and its slot host an instance of `stage` instead."""
 
     job: Token
     sid: Token
@@ -133,14 +138,14 @@ class JobList(Message, wire="job.list"):
 
 
 class JobLoad(Part):
-    """How a job's instances are doing at this moment, as the routers last told the gateway (Type 4)."""
+    """The present load of a job's instances, as the routers last reported it to the gateway (Type 4)."""
 
     job: Token
     entries: tuple[ComputeEntry, ...]
 
 
 class MeshQuery(Message, wire="mesh.query"):
-    """MG → SMO: the mesh at a glance."""
+    """MG → SMO: give an overview of the mesh."""
 
 
 class JobSummary(Part):
@@ -154,7 +159,7 @@ class JobSummary(Part):
 
 
 class MeshStatus(Message, wire="mesh.status", version=(1, 3)):
-    """What `dmsc status` shows."""
+    """The overview that `dmsc status` shows."""
 
     services: tuple[ServiceRecord, ...]
     nodes: tuple[NodeStatus, ...]
@@ -162,16 +167,16 @@ class MeshStatus(Message, wire="mesh.status", version=(1, 3)):
     quality: tuple[QosReport, ...] = ()
     """The last Type 5 report of each gateway and router about each running job."""
     cordons: tuple[Cordon, ...] = ()
-    """Where no new instances go, and why."""
+    """Places that get no new instances, and why."""
     unreadable: tuple[UnreadableNote, ...] = ()
-    """Values in buckets that nobody could read lately, and where their bytes are."""
+    """Values in buckets that could not be read lately, and where their bytes are kept."""
 
 
 class CordonPlace(Message, wire="mesh.cordon"):
-    """MG → SMO: no new instances there. `node` is an agent's SID, or a node's name if only one has it.
+    """MG → SMO: place no new instances there. `node` is an agent's SID, or a node's name if it is unique.
 
-    `drain` (whole nodes only) also moves what runs there elsewhere; `progress` of the cordon tells how far
-    it is.
+    `drain` (whole nodes only) also moves the instances there elsewhere; `progress` of the cordon says how far
+    that is.
     """
 
     node: Token
@@ -182,7 +187,7 @@ class CordonPlace(Message, wire="mesh.cordon"):
 
 
 class UncordonPlace(Message, wire="mesh.uncordon"):
-    """MG → SMO: new instances may go there again. Of a whole node: its slots' cordons go, too."""
+    """MG → SMO: allow new instances there again. For a whole node, its slots' cordons are lifted, too."""
 
     node: Token
     slot: int | None = None
@@ -190,15 +195,18 @@ class UncordonPlace(Message, wire="mesh.uncordon"):
 
 
 class Cordons(Message, wire="mesh.cordons"):
-    """The cordons of the node in question, as they are now."""
+    """The present cordons of the node."""
 
     agent: Token
     cordons: tuple[Cordon, ...]
 
 
 class TapScope(Part):
-    """Which messages of the bus a user may tap. `hidden`: names of rows of the table of subjects; with
-    `everything` also what is not in the table."""
+    """The messages of the bus that a user may tap.
+
+    `hidden` has names of rows of the table of subjects; with `everything` the user may also tap subjects that
+    are not in the table.
+    """
 
     user: str
     role: Role | None
@@ -207,9 +215,9 @@ class TapScope(Part):
 
 
 class KeptAnswer(Message, wire="door.answer"):
-    """What was answered to a request with an `Idempotency-Key`, or who is at it (`status` 0).
+    """The answer to a request with an `Idempotency-Key`, or which gateway is handling it (`status` 0).
 
-    `request` is a digest of method, path, query and body: the same key with another one is a mistake.
+    `request` is a digest of method, path, query and body: the same key with another digest is an error.
     """
 
     request: str

@@ -1,4 +1,4 @@
-"""The envelope around every message: who said it, when, in which version, and because of what."""
+"""The envelope around every message: who sent it, when, in which version, and as a consequence of what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.base import LAST_TIME, Part, Time, Token
 
 
 class EntityKind(StrEnum):
-    """What a sender is. The draft's entities (§3) and the people and tools around them."""
+    """The kind of a sender: the draft's entities (§3), and the clients and tools around them."""
 
     SERVICE_REGISTRY = "service-registry"
     GATEWAY = "gateway"
@@ -27,7 +27,7 @@ class EntityKind(StrEnum):
 
 
 class Sender(Part):
-    """Who speaks. `name` survives a restart, `incarnation` does not."""
+    """The sender of a message. `name` survives a restart, `incarnation` does not."""
 
     name: Token
     kind: EntityKind
@@ -38,21 +38,21 @@ def _by_a_sound_clock(at: float) -> float:
     return at if 0.0 <= at < LAST_TIME else 0.0  # a NaN is neither
 
 
-# Almost every time is sound: only others need a call of Python to be read.
+# Almost every time is valid: only the others need a call of Python to be read.
 SentAt = Annotated[
     Time | Annotated[float, AfterValidator(_by_a_sound_clock)], Field(union_mode="left_to_right")
 ]
 
 
 class Envelope(Part):
-    """What stands around a body on the wire.
+    """The fields around a body on the wire.
 
-    `id` is unique per sender incarnation; `causation` is the id of the message that this one answers
-    or follows from; `correlation` names the request that it all began with (a gateway's, a client's) and
-    goes with everything that follows from it, on the wire only where there is one: `bus.wire.correlation`
-    sets both. `sent_at` is seconds since the epoch by the sender's clock (for people, never for decisions):
-    one that no calendar knows is read as 0, and keeps nobody out of the mesh. What is in `body` is looked at
-    by whoever knows its type, and once.
+    `id` is unique per sender incarnation. `causation` is the id of the message that this one answers or
+    follows from. `correlation` names the request at the beginning (a gateway's or a client's) and is in every
+    message that follows from it, on the wire only if there is one; `bus.wire.correlation` sets both.
+    `sent_at` is seconds since the epoch by the sender's clock, for display and never for decisions; a time
+    that no calendar supports is read as 0 and keeps no sender out of the mesh. `body` is validated once, by
+    the receiver that knows its type.
     """
 
     type: str

@@ -1,27 +1,27 @@
 """One tree of errors. Each has a stable `code`, says whether a retry can help, and carries fields.
 
     DmscError
-    ├── BadInput              what the user gave is wrong: place and remedy in the text
+    ├── BadInput              the user's input is wrong: place and remedy in the text
     │   ├── BadJob            a job file's key, type, or shape
     │   ├── BadModel          user code: factory fails, layers do not fit, digest differs
     │   ├── BadData           dataset missing, empty, too short
-    │   ├── DamagedCheckpoint a file of it is missing or not what was written
+    │   ├── DamagedCheckpoint a file of it is missing or not as written
     │   ├── DamagedRun        a run's or a tap's file is cut off, or not as written
     │   ├── BadMessage        malformed, unknown or wrongly versioned message
-    │   └── NewerRecord       a record of the mesh that only another version of this software reads
-    ├── Refused               asked properly, not permitted
-    │   └── OverQuota         … because this user has as much as they may
+    │   └── NewerRecord       a record of the mesh that only another version of this software can read
+    ├── Refused               a valid request that is not permitted
+    │   └── OverQuota         … because it would exceed the user's quota
     ├── NotFound              no such job, instance, artifact
     ├── Conflict              a compare-and-set lost; the record moved on
     │   └── InProgress        the same request is being answered at this moment
-    ├── Fenced                an older epoch or incarnation spoke
-    ├── UnreadableRecord      what stands at a key is no record
+    ├── Fenced                the sender is of an older epoch or incarnation
+    ├── UnreadableRecord      the value at a key is no record
     ├── Unavailable           nobody answers: retry later
     │   ├── BusUnreachable
     │   ├── NoResponders
     │   ├── DeadlineExceeded
-    │   └── Overloaded        refused before it was begun: too much at once, here or behind
-    │       └── RateLimited   … by this very identity
+    │   └── Overloaded        refused before it was begun: too many requests, here or downstream
+    │       └── RateLimited   … from this identity
     ├── GradientRefused       a microbatch's gradient is not finite, or too large to be summed
     ├── MicrobatchFailed      user code raised while it computed a microbatch
     ├── PeerUnreachable       a tensor link could not be built or broke
@@ -44,7 +44,7 @@ class DmscError(Exception):
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
     answered: bool = False
-    """It came as the answer of whoever was asked, who is there therefore, whatever it says of others."""
+    """Whether it came as the receiver's answer: then the receiver itself is reachable."""
 
     def __init__(self, text: str, **fields: Any) -> None:
         super().__init__(text)
@@ -85,13 +85,13 @@ class BadMessage(BadInput):
 
 
 class NewerRecord(BadInput):
-    """`record`, a field, is the bucket and key; `version` what it is of."""
+    """Its field `record` is the bucket and key, `version` the version of the record."""
 
     code = "newer_record"
 
 
 class UnreadableRecord(DmscError):
-    """`record`, a field, is the bucket and key; `revision` is what an update over it must name."""
+    """Its field `record` is the bucket and key, `revision` the revision that an update must name."""
 
     code = "unreadable_record"
 
@@ -101,7 +101,7 @@ class Refused(DmscError):
 
 
 class OverQuota(Refused):
-    """Not now: this user has as much as they may; the text says of what, how much, and the remedy."""
+    """The user has as much as the quota allows; the text names the limit, the use and the remedy."""
 
     code = "over_quota"
 
@@ -141,7 +141,7 @@ class DeadlineExceeded(Unavailable):
 
 
 class Overloaded(Unavailable):
-    """`retry_after_s`, a field, says when to come back."""
+    """Its field `retry_after_s` says when to try again."""
 
     code = "overloaded"
 
@@ -191,6 +191,6 @@ def _by_code() -> dict[str, type[DmscError]]:
 
 
 class Ack(Message, wire="ack", version=(1, 0)):
-    """Heard and done (or already done before): the empty answer."""
+    """The empty answer: received and done (or already done before)."""
 
     note: str = ""

@@ -1,4 +1,4 @@
-"""What is wrong with what a person wrote, one line each: the key's path, what is the matter, the remedy.
+"""Explains errors in a user's document, one line each: the path of the key, the problem and the remedy.
 
     training.stepz: unknown key; did you mean training.steps?
     parallel.replicas: 'two' does not fit; give a whole number or a list of whole numbers
@@ -31,14 +31,14 @@ _FACTORY = "module:callable, for example my_models.gpt:build"
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line per wrong place in a document meant to be a `model`, in the order of the document's errors."""
+    """One line per wrong place in a document that should be a `model`, in the order of the errors."""
     grouped: dict[str, tuple[list[ErrorDetails], FieldInfo | None, type[BaseModel]]] = {}
     errors = error.errors(include_url=False)
     places = [details["loc"] for details in errors]
     for details in errors:
         own = details["loc"]
         if details["type"] == "too_short" and any(loc[: len(own)] == own != loc for loc in places):
-            continue  # for want of the items that did not fit, which have lines of their own
+            continue  # caused by invalid items, which have lines of their own
         path, field, owner = _locate(details["loc"], model)
         grouped.setdefault(path, ([], field, owner))[0].append(details)
     return [_line(path, found, field, owner, model) for path, (found, field, owner) in grouped.items()]
@@ -93,7 +93,7 @@ def _locate(
         elif field is not None and _is_mapping(field.annotation):
             path += f".{part}"
         else:
-            break  # the tag of a union: what follows is about the alternative that was tried
+            break  # the tag of a union: the rest is about the alternative that was tried
     return path, field, owner
 
 
@@ -143,7 +143,7 @@ def _literals(field: FieldInfo | None) -> tuple[Any, ...]:
 
 
 def _expected(field: FieldInfo | None, value: Any = None, *, element: bool = False) -> str:
-    """What would fit, in words: type, bounds, pattern. `element`: of one item of the list."""
+    """The valid values in words: type, bounds, pattern. With `element`, those of one item of the list."""
     if field is None:
         return "a fitting value"
     if element:
@@ -183,7 +183,7 @@ def _type_words(annotation: Any, value: Any = None) -> str:
 
 
 def _element(annotation: Any) -> Any:
-    """What a list in `annotation` is of; itself where there is none."""
+    """The type of the items of a list in `annotation`; the annotation itself if there is no list."""
     for inner in (annotation, *get_args(annotation)):
         if get_origin(inner) in (tuple, list):
             return next(iter(get_args(inner)), inner)
@@ -191,13 +191,13 @@ def _element(annotation: Any) -> Any:
 
 
 def _plural(words: str) -> str:
-    """With its bounds behind it, if it has some."""
+    """The plural of a type's words, with its bounds after it if it has some."""
     cut = re.search(r" [≥>≤<]", words)
     return f"{words}s" if cut is None else f"{words[: cut.start()]}s{words[cut.start() :]}"
 
 
 def _bounds(metadata: list[Any], value: Any) -> str:
-    """Of a number; a greatest one that is there for safety alone is told to who went beyond it."""
+    """The bounds of a number; a very large upper bound is shown only for a value above it."""
     words = []
     for note in metadata:
         match note:
@@ -223,6 +223,6 @@ def _show(value: Any) -> str:
         return f"a number of some {value.bit_length() * 3 // 10} digits"
     try:
         text = repr(value)
-    except ValueError:  # the interpreter refuses to write very long numbers, in lists, too
+    except ValueError:  # the interpreter refuses to print very long numbers, also in lists
         return f"a {type(value).__name__} with a number of thousands of digits"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

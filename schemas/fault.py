@@ -1,4 +1,4 @@
-"""Faults (draft §4.4(5), §5.5): reported by MG or SR, located by the SMO with SRD and MIC, queued."""
+"""Faults (draft §4.4(5), §5.5): reported by MG or SR, located by the SMO with SRD and MIC, and queued."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FaultKind = Literal[
 
 
 class LinkFault(Message, wire="fault.link", version=(1, 1)):
-    """MI → SR of its cluster: a neighbour's link broke. A hint; the orchestrator alone decides.
+    """MI → SR of its cluster: a neighbour's link broke. A hint: only the orchestrator decides.
 
-    `unreachable`: new links to it were tried again and again, in vain. `silent`: where it says that it is,
-    nothing answers, not even with a refusal.
+    `unreachable`: repeated attempts to build new links to it failed. `silent`: nothing answers at its
+    address, not even with a refusal.
     """
 
     job: Token
@@ -34,7 +34,7 @@ class LinkFault(Message, wire="fault.link", version=(1, 1)):
 
 
 class DeviceErrors(Part):
-    """What a device told of itself: uncorrected ECC errors, and critical errors that are not a program's."""
+    """Errors that a device reports: uncorrected ECC errors, and critical errors not caused by a program."""
 
     device: str
     ecc_errors: int = 0
@@ -47,11 +47,11 @@ class DeviceErrors(Part):
 
 
 class FaultReport(Message, wire="fault.report", version=(1, 3)):
-    """MG or SR → SMO. `evidence` says what was seen; `device` where the instance's device tells of errors.
+    """MG or SR → SMO. `evidence` says what was seen; `device` has errors of the instance's device, if any.
 
-    `link`: one broke, which a new one may mend; `unreachable`: new ones were tried in vain; `slow`: it takes
-    a multiple of what it took, as `evidence` says, and lives: it gets less work. `witness` is the instance
-    that saw it: what one says that is fenced itself counts for nothing; `silent` as in `LinkFault`.
+    Kinds: `link`: a link broke, and a new one may work; `unreachable`: new links failed; `slow`: the instance
+    lives but takes a multiple of its former time, as `evidence` says, and gets less work. `witness` is the
+    instance that saw the fault: a report by a fenced witness does not count. For `silent` see `LinkFault`.
     """
 
     reporter: Token
@@ -70,7 +70,7 @@ FaultScope = Literal["none", "instance", "node"]
 
 
 class FaultVerdict(Message, wire="fault.verdict", version=(1, 1)):
-    """What the SMO found with SRD and MIC, and what it does about it; on the stream `FAULTS`."""
+    """The SMO's verdict, reached with SRD and MIC, and its action; on the stream `FAULTS`."""
 
     job: Token | None
     sid: Token
@@ -84,7 +84,7 @@ class FaultVerdict(Message, wire="fault.verdict", version=(1, 1)):
 
 
 class FaultState(StrEnum):
-    """Where a fault is on its way through the queue."""
+    """The state of a fault in the queue."""
 
     OPEN = "open"
     LOCATED = "located"
@@ -107,7 +107,7 @@ FAULT_OVER = _over
 
 
 class FaultTask(Part):
-    """What failed. Fields that have no meaning for a fault's kind are None.
+    """The failed task. Fields that have no meaning for a fault's kind are None.
 
     `sid` is the instance, the gateway, or (kinds `device`, `node`) the node agent.
     """
@@ -123,7 +123,7 @@ class FaultTask(Part):
 
 
 class FaultRecord(Message, wire="fault.record", version=(1, 1)):
-    """One fault as it stands now; later records of the same `id` replace it. On the stream `FAULT_QUEUE`.
+    """One fault's present state; later records of the same `id` replace it. On the stream `FAULT_QUEUE`.
 
     `attempts` counts how often the task failed like this until now; after more than `limit` retries the
     fault is given up, and the job with it (a quarantined microbatch is a matter of the job's policy).

@@ -1,5 +1,7 @@
-"""Files below a URL of a job, which nodes and the job's own instances alone open: what the control plane has
-them read, publish and remove."""
+"""Requests of the control plane to read, publish and remove files below a job's URLs.
+
+Only nodes and the job's own instances open these URLs.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,21 @@ from schemas.base import Message, Token
 from schemas.marks import Secret, Url
 
 PIECE_BYTES = 512 << 10
-"""Of a file in one answer: any server takes messages of that size."""
+"""Most bytes of a file in one answer: any server accepts messages of this size."""
 PAGE_NAMES = 1_000
-"""Names in one answer, at most; and as many bytes of them as a piece of a file has."""
+"""Most names in one answer, which together have at most `PIECE_BYTES`."""
 NAME_CHARACTERS = 1_024
 PUBLISHED_BYTES = 64 << 20
-"""Of a list that is published: tens of thousands of files, hundreds of thousands of tensors."""
+"""Largest published file: a list of tens of thousands of files or hundreds of thousands of tensors."""
 REMOVED_FOLDERS = 64
-"""Checkpoints in one order."""
+"""Most checkpoints in one order."""
 
 
 class ReadFiles(Message, wire="cluster.files.read"):
-    """MG, SMO → node agent: read below this URL. Complete in itself: any node that sees the files can answer.
+    """MG, SMO → node agent: read below this URL. Self-contained: any node that sees the files can answer.
 
-    `piece` gives up to `count` bytes of the file `name` from `start`, and the file's size; `list` gives the
-    names that begin with `name` and come behind `after`, sorted, as many as one answer holds.
+    `piece` returns up to `count` bytes of the file `name` from `start`, and the file's size; `list` returns
+    the names that begin with `name` and come after `after`, sorted, as many as fit into one answer.
     """
 
     url: Url = Field(max_length=4_096)
@@ -38,7 +40,7 @@ class ReadFiles(Message, wire="cluster.files.read"):
 
 
 class FilesRead(Message, wire="cluster.files.found"):
-    """The answer: `data` and `size` (bytes, of the whole file), or `names`; `more`: there are others."""
+    """The answer: `data` and `size` (bytes, of the whole file), or `names`; with `more` there are others."""
 
     data: bytes = Field(b"", repr=False)
     size: int = 0
@@ -47,7 +49,7 @@ class FilesRead(Message, wire="cluster.files.found"):
 
 
 class RemoveCheckpoints(Message, wire="cluster.checkpoints.remove"):
-    """SMO → node agent: remove these folders below `<artifacts>/<job>/checkpoints`. Twice is fine."""
+    """SMO → node agent: remove these folders below `<artifacts>/<job>/checkpoints`. Idempotent."""
 
     job: Token
     artifacts: Url = Field(max_length=4_096)
@@ -60,8 +62,8 @@ class RemoveCheckpoints(Message, wire="cluster.checkpoints.remove"):
 class PublishFile(Message, wire="state.publish"):
     """SMO → one instance of the job: write this file below your job's own artifacts, with its last piece.
 
-    Pieces come in order; the same file twice is the same file. A manifest is written only where all the files
-    that it lists are there, in their sizes: whoever finds it finds a checkpoint.
+    Pieces come in order; publishing a file again has the same result. A manifest is written only if all files
+    that it lists exist in their sizes, so that a published manifest means a complete checkpoint.
     """
 
     job: Token

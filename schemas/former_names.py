@@ -1,8 +1,8 @@
-"""Import names of the release before this one: they work until the next, and say what they are called now.
+"""Former import names: those of the previous release work until the next one, with a `DeprecationWarning`.
 
-Modules of users, notebooks and job files (`workers.balancers:PowerOfTwo`) name some of our modules. Each
-gets the module of today, the same object, with a `DeprecationWarning`. Only a name that nothing else answers
-to is looked up here, so imports of today's names cost nothing.
+Users' modules, notebooks and job files (`workers.balancers:PowerOfTwo`) import some of our modules. A former
+name gives the present module, the same object, and the warning names it. Only a name that no other finder
+knows is looked up here, so imports of present names cost nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMER = {
     "workers.balancers": "workers.routing.balancers",
     "workers.expected_completion": "workers.routing.expected_completion",
 }
-"""A module's name before → today's. Kept for one release."""
+"""A module's former name → its present name. Kept for one release."""
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -59,6 +59,6 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def keep_former_names() -> None:
-    """Has Python's import system know the names of before; twice is fine."""
+    """Register the former names with Python's import system; a second call does nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,4 +1,4 @@
-"""What a user submits (`JobSpec`), what the orchestrator keeps (`JobRecord`), what it tells (`JobEvent`)."""
+"""A job as the user submits it (`JobSpec`), its record (`JobRecord`) and its events (`JobEvent`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), After
 
 MOST_STEPS = 1 << 40
 MOST_INSTANCES = 100_000
-"""Of a job, standbys included."""
+"""Most instances of a job, including standbys."""
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Replicas = Annotated[int, Field(ge=1, le=MOST_INSTANCES)]
 Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
@@ -66,7 +66,7 @@ class ModelSpec(Part):
 
 
 class DataSpec(Part):
-    """Where bytes come from: `stdlib:` (the interpreter's own sources), or any URL that fsspec opens.
+    """The source of the data: `stdlib:` (the interpreter's own sources), or any URL that fsspec opens.
 
     `sample_tokens` is the length of one sample (the model's context).
     The last `validation_fraction` of the bytes is held out.
@@ -81,7 +81,7 @@ class OptimizerSpec(Part):
     name: Literal["adamw"] = "adamw"
     lr: float = Field(3e-3, gt=0, le=1e3, allow_inf_nan=False)
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    eps: float = Field(1e-8, ge=1e-30, le=1, allow_inf_nan=False)  # smaller ones are 0 in fp32: 0 ÷ 0
+    eps: float = Field(1e-8, ge=1e-30, le=1, allow_inf_nan=False)  # a smaller value is 0 in fp32: 0 ÷ 0
     weight_decay: float = Field(0.01, ge=0, le=1e3, allow_inf_nan=False)
 
 
@@ -93,7 +93,7 @@ class ScheduleSpec(Part):
 
 
 def _interval(value: Any) -> Any:
-    """One clear line instead of one per member of the union."""
+    """Validate with one clear error line instead of one per member of the union."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if value == "auto" or (is_number and 0 <= value <= MOST_STEPS):
         return value
@@ -130,7 +130,7 @@ class TrainingSpec(Part):
 
 
 class ParallelSpec(Part):
-    """How the model is cut and repeated. `replicas` is one number or one per stage."""
+    """How the model is cut into stages and replicated. `replicas` is one number or one per stage."""
 
     stages: int = Field(1, ge=1, le=1024)
     replicas: Replicas | tuple[Replicas, ...] = 1
@@ -174,7 +174,7 @@ class ParallelSpec(Part):
 
 
 class SampleSpec(Part):
-    """A short text that the trained model writes at the end (byte-level language models only)."""
+    """A short text that the trained model generates at the end (byte-level language models only)."""
 
     prompt: str = "def "
     tokens: int = Field(160, ge=0, le=4096)
@@ -182,7 +182,7 @@ class SampleSpec(Part):
 
 
 class JobSpec(Part):
-    """A training job, as a person writes it in YAML or JSON."""
+    """A training job, as a user writes it in YAML or JSON."""
 
     name: Token
     model: ModelSpec
@@ -214,7 +214,7 @@ class JobSpec(Part):
 
 
 def kept_spec(value: Any) -> JobSpec:
-    """The job file of a job that was taken: no rule about what may be submitted counts any more."""
+    """The job file of an accepted job; the rules for submitting no longer apply to it."""
     return kept(value, JobSpec)
 
 
@@ -256,19 +256,19 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
 }
-"""Legal transitions of a job. `… → queued` is a new orchestrator: `recovering` if it adopts the living
-instances, else the job starts again from the last checkpoint. A `parked` one has no instances now,
-and waits at its last checkpoint, or its beginning: for room, for another mesh, or for a person (`held`). An
-illegal one raises `IllegalTransition` with the job's history."""
+"""Legal transitions of a job. `… → queued` is done by a new orchestrator: `recovering` if it adopts the
+living instances, else the job starts again from the last checkpoint. A `parked` job has no instances and
+waits at its last checkpoint, or its beginning: for room, for another mesh, or for a user (`held`). An illegal
+transition raises `IllegalTransition` with the job's history."""
 
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
 
 class StepPhases(Part):
-    """What a step's time went to, by the orchestrator's clock, one after the other.
+    """The consecutive phases of a step's time, by the orchestrator's clock.
 
-    `begin_s`: until the gateway had dispatched. `claims_s`: until the last stage's claims were complete.
-    `prepare_s`: until all votes were in. `decide_s`: until the decision was recorded.
+    `begin_s` lasts until the gateway has dispatched, `claims_s` until the last stage's claims are complete,
+    `prepare_s` until all votes are in, `decide_s` until the decision is recorded.
     """
 
     begin_s: Seconds
@@ -293,9 +293,9 @@ class StepResult(Part):
 
 
 class LiveInstanceView(Part):
-    """An instance as the live view shows it.
+    """An instance in the live view.
 
-    The orchestrator leaves `service_ms` at 0: whoever shows it fills in what is measured now (`JobLoad`).
+    The orchestrator leaves `service_ms` at 0; the viewer fills in the present measurement (`JobLoad`).
     """
 
     sid: Token
@@ -325,7 +325,7 @@ class WeightsManifest(Part):
 
 
 class MicrobatchFault(Part):
-    """A microbatch at which instances ended themselves; from two incarnations on it is bad (quarantined)."""
+    """A microbatch at which instances ended themselves; after two incarnations it is quarantined."""
 
     step: int
     microbatch: int
@@ -335,7 +335,7 @@ class MicrobatchFault(Part):
 
 
 class StepSetbacks(Part):
-    """What broke a step that is not committed yet."""
+    """The failures of a step that is not committed yet."""
 
     step: int
     attempts: int = Field(description="attempts of it that failed so far")
@@ -343,7 +343,7 @@ class StepSetbacks(Part):
 
 
 class NodeCut(Part):
-    """Two nodes, each (cluster, node), that do not reach each other: what the job did about it."""
+    """Two nodes, each (cluster, node), that can't reach each other, and which one the job gave up."""
 
     kept: tuple[Token, Token]
     given_up: tuple[Token, Token]
@@ -394,7 +394,7 @@ class JobRecord(Message, wire="job.record", version=(1, 12)):
 
 
 class JobEvent(Message, wire="job.event", version=(1, 4)):
-    """What happened to a job, in order, on the stream `JOBS`. The live view and the curve feed on it."""
+    """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token
     kind: Literal[

@@ -1,7 +1,7 @@
-"""Reads what was kept under the rules of its own time.
+"""Reads stored values that were valid by the rules of an earlier version.
 
-Which values a user may submit is judged once, when they are submitted. Rules grow narrower from version to
-version; a record that was written before is no garbage for that, and its job goes on as it began.
+A user's values are checked once, when they are submitted. The rules may become stricter from version to
+version; a record written before stays valid, and its job goes on unchanged.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _RULES = frozenset(
         "value_error",
     }
 )
-"""pydantic's names of what is wrong with a value of the right type."""
+"""Pydantic's names of errors in a value that has the right type."""
 
 
 P = TypeVar("P", bound=Part)
 
 
 def kept(value: Any, model: type[P]) -> P:
-    """`value` as a `model`, whose fields hold what was kept even where it may not be submitted any more.
+    """Read a stored `value` as a `model`, including values that may no longer be submitted.
 
     Args:
-        value: a mapping of field names to what is on the wire, or a `model`. Names that are not known are
-            left out.
+        value: a mapping from field names to values as on the wire, or a `model`. Unknown names are ignored.
+        model: the class.
 
     Raises:
         ValidationError: a field is missing, or has the wrong type.
@@ -63,7 +63,7 @@ def kept(value: Any, model: type[P]) -> P:
 
 
 def breaks_rules(error: ValidationError) -> bool:
-    """Whether a value of the right type is among what does not fit."""
+    """Whether any of the errors is about a value of the right type."""
     return any(one["type"] in _RULES for one in error.errors(include_url=False, include_context=False))
 
 
@@ -81,7 +81,7 @@ def _kept(value: Any, field: FieldInfo) -> Any:
 
 
 def _part_of(annotation: Any) -> type[Part] | None:
-    """The one of ours that a field holds, alone or as a choice."""
+    """The `Part` class in a field's annotation, alone or in a union; None if there is none."""
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
         return next((part for part in map(_part_of, get_args(annotation)) if part is not None), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, Part) else None

@@ -1,4 +1,4 @@
-"""Who leads, where several of one kind may run (orchestrators, registries): a lease with a term."""
+"""The leader among several services of one role (orchestrators, registries): a lease with a term."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from schemas.base import Message, Token
 
 
 class Leadership(Message, wire="mesh.leadership"):
-    """The leader's claim, as it stands in the bucket `leadership` and is announced when it begins.
+    """The leader's claim, in the bucket `leadership`; also announced when the term begins.
 
-    Written by compare-and-set only. Each write is a renewal; whoever has seen it stand unchanged for
-    `lease_s` by their own clock may claim the next term.
+    It is written only by compare-and-set. Each write is a renewal; a candidate that has observed it unchanged
+    for `lease_s` by its own clock may claim the next term.
     """
 
     incarnation: Token

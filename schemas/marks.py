@@ -1,9 +1,9 @@
-"""What a schema says of its own fields beyond their types: which are secret, which name another message.
+"""Marks on a schema's fields beyond their types: which are secret, and which name another message.
 
     token: Secret
     source: Url = "stdlib:"
 
-Whoever shows or records messages goes by these marks (`schemas.redaction`), not by the look of values.
+Code that shows or records messages uses these marks (`schemas.redaction`), not the look of values.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pydantic import Field
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Stands in a field's `Annotated`; validation passes over it."""
+    """A mark in a field's `Annotated`; validation ignores it."""
 
     name: str
 
 
 SECRET = Mark("secret")
-"""The value opens something: a bearer token, a password. Of type `str` or `bytes`."""
+"""The value gives access: a bearer token, a password. Of type `str` or `bytes`."""
 
 HOLDS_URL = Mark("holds URL")
-"""A URL that may carry credentials: its user part and its query's values are secret."""
+"""A URL that may have credentials: its user part and its query's values are secret."""
 
 HOLDS_USER_VALUES = Mark("holds user values")
-"""A map that a user (or a service's caller) fills as they like: texts under a name that says password, token,
-secret, credential or key are secret."""
+"""A map with content of a user (or a service's caller): texts under a name that says password, token, secret,
+credential or key are secret."""
 
 REFERS = Mark("refers")
 """The id of an envelope that this message is about: it is one of the causes of this one."""
@@ -38,7 +38,7 @@ Secret = Annotated[str, Field(repr=False), SECRET]
 """A bearer token or password: never in a repr, `***` in taps and recorded files."""
 
 Url = Annotated[str, HOLDS_URL]
-"""Of an artifact, a dataset, a checkpoint: credentials in it are shown as `***`."""
+"""The URL of an artifact, a dataset or a checkpoint: credentials in it are shown as `***`."""
 
 EnvelopeId = Annotated[str, REFERS]
-"""Which message this one is about; empty: none."""
+"""The id of the message that this one is about; empty if there is none."""

@@ -1,4 +1,4 @@
-"""Functional modules as people and programs ask for them: who runs, how it fares, what it suggests."""
+"""Functional modules for clients: which ones run, their state and figures, and their suggestions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from schemas.observation import Observation
 from schemas.policy import ModuleOp, ModuleState, PolicySuggestion
 
 ACTIVE = "active"
-"""In the place of a version: whichever is active."""
+"""In the place of a version: the active version."""
 
 
 def version_token(version: str) -> str:
-    """A version, which is any text, as one subject token."""
+    """A version, which may be any text, as one subject token."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", version)[:120] or "-"
 
 
 class ModuleQuery(Message, wire="policy.query"):
-    """MG → SMO: which functional modules there are."""
+    """MG → SMO: list the functional modules."""
 
 
 class ModuleStatus(Part):
-    """One version of a module, as the orchestrators have counted it.
+    """One version of a module, with the orchestrators' counts.
 
-    Strikes are what it did wrong: nonsense, suggestions over its rate, suggestions from long ago, crashes.
+    Strikes count its errors: invalid suggestions, suggestions over its rate, outdated suggestions, crashes.
     """
 
     module: Token
@@ -46,16 +46,16 @@ class ModuleStatus(Part):
 
 
 class ModuleList(Message, wire="policy.modules"):
-    """By module and version."""
+    """Modules in order of name and version."""
 
     modules: tuple[ModuleStatus, ...]
 
 
 class ModuleQuestion(Message, wire="policy.question"):
-    """What would you do for this job at this moment? (Draft §4.2: the output interface, synchronous.)
+    """Asks a module what it would suggest for a job now (draft §4.2: the output interface, synchronous).
 
-    `inputs` are given to the policy as observations before it answers. They are on no stream: whatever is to
-    be remembered is posted as an observation instead.
+    `inputs` are given to the policy as observations before it answers. They are on no stream: an observation
+    that is to be remembered must be posted instead.
     """
 
     job: Token
@@ -63,7 +63,7 @@ class ModuleQuestion(Message, wire="policy.question"):
 
 
 class ModuleAnswer(Message, wire="policy.answer"):
-    """What the module suggests now. Nothing of it goes to the orchestrator: asking changes nothing."""
+    """The module's present suggestions. They do not go to the orchestrator: asking changes nothing."""
 
     module: Token
     version: str

@@ -1,11 +1,11 @@
-"""Whose name a name may be: entities, agents, instances, modules and users share one space of SIDs.
+"""The rules of names: entities, agents, instances, modules and users share one space of SIDs.
 
-A subject says `…heartbeat.<SID>`, not of what kind the SID is, so each kind has names that no other can have:
+A subject says `…heartbeat.<SID>`, but not the kind of the SID, so each kind has names that no other can have:
 
-    the control plane   its own word, or that and a cluster: `orchestrator`, `gateway-a`
+    the control plane   its kind, or kind and cluster: `orchestrator`, `gateway-a`
     an instance         its job and a dash: `j1a2b3c-s0-r1`. Only a job's id looks like `j1a2b3c`
     a node agent        cluster and node: `a-n`, `b-c--n` (`agent_name`)
-    a module            its policy's name, or that of the user who runs it; a user is named like no cluster
+    a module            its policy's name, or the name of the user who runs it; no user has a cluster's name
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ RESERVED = (
     *("service-registry", "registry", "gateway", "authorizer", "router", "orchestrator", "broker"),
     *("supervisor", "guard", "system", "join", "jetstream"),
 )
-"""The control plane's, and what stands in such a place."""
+"""Names of the control plane, and words that take their place."""
 
 MESH = "system"
-"""Stands where a user's name would, for functional modules that are no user's: no user is called so."""
+"""In the place of a user's name, for functional modules of no user; no user may have this name."""
 
 _job = re.compile(r"j[0-9a-f]{6}")
 
 
 def job_of(sid: str) -> str:
-    """The job whose instance a SID is: jobs' names have no dash."""
+    """The job of an instance's SID: job ids have no dash."""
     return sid.partition("-")[0]
 
 
 def module_of(sid: str) -> str:
-    """The functional module whose process a SID is: a shadow has a name of its own, `mine-shadow-2`."""
+    """The functional module of a module process's SID; a shadow's SID is like `mine-shadow-2`."""
     return sid.partition("-shadow-")[0] or sid
 
 
 def is_users(module: str, user: str) -> bool:
-    """Whether a functional module bears this user's name, as those do that the user runs: `ann`, `ann-…`."""
+    """Whether a functional module bears this user's name, as the user's own modules do: `ann`, `ann-…`."""
     return module == user or module.startswith(f"{user}-")
 
 
 def taken(name: str) -> str | None:
-    """Why nobody but its owner may be called so; None where anybody may."""
+    """Why only its owner may have this name; None if anybody may."""
     if (why := reserved(name)) is not None:
         return why
     if _job.fullmatch(job_of(name.lower())):
@@ -51,7 +51,7 @@ def taken(name: str) -> str | None:
 
 
 def reserved(name: str) -> str | None:
-    """Why it is the control plane's; None where it is not. Instances, too, are held to this."""
+    """Why the name is reserved for the control plane; None if it is not. Instances must respect it, too."""
     lowered = name.lower()
     for word in RESERVED:
         if lowered == word or lowered.startswith(f"{word}-"):
@@ -60,16 +60,17 @@ def reserved(name: str) -> str | None:
 
 
 STANDING = ("orchestrator", "service-registry")
-"""Kinds of which one leads, and others stand by."""
+"""Kinds of services of which one leads and others stand by."""
 
 
 def standby(name: str, incarnation: str) -> str:
-    """As what an orchestrator or a registry that does not lead is registered: several may bear one name."""
+    """The SID of an orchestrator or a registry that stands by: several of them may have one name."""
     return f"{name}-{incarnation}"
 
 
 def refuse_taken(what: str, name: str) -> None:
-    """
+    """Check that a name may be given to a user or another party.
+
     Raises:
         BadInput: see `taken`.
     """
@@ -78,7 +79,7 @@ def refuse_taken(what: str, name: str) -> None:
 
 
 def misplaced(cluster: str, node: str = "n") -> str | None:
-    """Why a cluster, or a node, may not be called so; None where it may."""
+    """Why a cluster or a node may not have this name; None if it may."""
     for what, name in (("cluster", cluster), ("node", node)):
         if name.startswith("-") or name.endswith("-") or "--" in name:
             return f"{what} {name!r}: no dash at either end, nor two together"
@@ -88,5 +89,5 @@ def misplaced(cluster: str, node: str = "n") -> str | None:
 
 
 def agent_name(cluster: str, node: str) -> str:
-    """A node agent's SID. Two dashes where the cluster's name has one: else `b-c` + `n` were `b` + `c-n`."""
+    """A node agent's SID. Two dashes if the cluster's name has one: else `b-c`+`n` would equal `b`+`c-n`."""
     return f"{cluster}--{node}" if "-" in cluster else f"{cluster}-{node}"

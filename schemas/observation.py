@@ -1,7 +1,7 @@
-"""What systems outside the mesh tell functional modules (draft §4.2, Figure 2: RPC and REST ingestion).
+"""Observations of outside systems for functional modules (draft §4.2, Figure 2: RPC and REST ingestion).
 
-A fabric's monitoring, a weather report of the data centre, an operator's script: whoever may posts it to a
-gateway, which publishes it for the modules that subscribe.
+A fabric's monitoring, a data centre's sensors or an operator's script post them to a gateway, if permitted;
+the gateway publishes them for the modules that subscribe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the HTTP door answers and the bus does not carry: pages of lists, views of the registry, readiness."""
+"""Answers of the HTTP API that are not on the bus: pages of lists, views of the registry, readiness."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from schemas.registry import ServiceRecord
 
 
 class Page(Part):
-    """A part of a list. `next`: what to give as `cursor` for what follows; none: nothing follows."""
+    """A part of a list. `next` is the `cursor` of the following page; none if this is the last one."""
 
     next: str | None = None
 
 
 class JobPage(Page):
-    """In the order of submission."""
+    """Jobs in the order of submission."""
 
     jobs: tuple[JobRecord, ...]
 
@@ -52,19 +52,19 @@ class Dataset(Part):
 
 
 class DatasetPage(Page):
-    """By name."""
+    """Datasets in order of name."""
 
     datasets: tuple[Dataset, ...]
 
 
 class InstancePage(Page):
-    """By SID."""
+    """Instances in order of SID."""
 
     instances: tuple[ServiceRecord, ...]
 
 
 class ClusterView(Part):
-    """A cluster as the registry knows it: who serves it, which nodes offer slots, how its instances are."""
+    """A cluster by the registry's records: its services, its node agents and its instances by state."""
 
     cluster: Token
     nodes: tuple[Token, ...] = Field((), description="SIDs of its node agents")
@@ -74,32 +74,32 @@ class ClusterView(Part):
 
 
 class ClusterPage(Page):
-    """By name."""
+    """Clusters in order of name."""
 
     clusters: tuple[ClusterView, ...]
 
 
 class NodeView(Part):
-    """A node agent with its slots, and what is cordoned there."""
+    """A node agent with its slots and its cordons."""
 
     status: NodeStatus
     cordons: tuple[Cordon, ...] = ()
 
 
 class NodePage(Page):
-    """By the SID of the agent."""
+    """Nodes in order of the agent's SID."""
 
     nodes: tuple[NodeView, ...]
 
 
 class RoutePage(Page):
-    """By job, cluster and stage."""
+    """Route tables in order of job, cluster and stage."""
 
     routes: tuple[RouteTable, ...]
 
 
 class PolicyPage(Page):
-    """By module and version."""
+    """Modules in order of name and version."""
 
     modules: tuple[ModuleStatus, ...]
 
@@ -111,7 +111,7 @@ class Health(Part):
 
 
 class Readiness(Part):
-    """Whether requests can be answered. `waiting`: what is missing, by name, and why."""
+    """Whether requests can be answered. `waiting` names each missing part and why it is missing."""
 
     ready: bool
     waiting: dict[str, str] = {}
@@ -130,7 +130,7 @@ class Problem(Part):
 
 
 class ScrapeTarget(Part):
-    """As Prometheus' `http_sd_configs` reads it."""
+    """A scrape target in the format of Prometheus' `http_sd_configs`."""
 
     targets: tuple[str, ...]
     labels: dict[str, str]
@@ -145,7 +145,7 @@ class StrikeBody(Part):
 
 
 class OutsideFault(Part):
-    """The body of `POST /v1/chaos/outside`: what was struck without the mesh's help, and how."""
+    """The body of `POST /v1/chaos/outside`: a fault that was injected without the mesh's help."""
 
     victim: str = Field(min_length=1, max_length=120, description="a process's or an instance's name")
     fault: Token = Field(description="as `dmsc chaos --what` calls it: instance, freeze, server, …")

@@ -1,4 +1,4 @@
-"""Copies of a stage's state at a peer: who keeps them, and how a lost stage comes back (DESIGN §5 rule 9)."""
+"""Copies of a stage's state at a peer: their holders, and restoring a lost stage (DESIGN §5 rule 9)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from schemas.step import Member
 
 
 class CopyTo(Message, wire="state.copy.to"):
-    """SMO → MI: keep a copy of your state at `holder` from now on; None: nowhere.
+    """SMO → MI: keep a copy of your state at `holder` from now on; None: keep none.
 
-    The copy is sent beside the training. Idempotent; a holder that was named before forgets what it has.
+    The copy is sent while training goes on. Idempotent; the former holder drops its copy.
     """
 
     job: Token
@@ -20,7 +20,7 @@ class CopyTo(Message, wire="state.copy.to"):
 
 
 class CopyStatus(Message, wire="state.copy.status"):
-    """SMO → MI: which version of this stage does the copy that you hold reach?"""
+    """SMO → MI: which version does your copy of this stage reach?"""
 
     job: Token
     epoch: int
@@ -28,7 +28,7 @@ class CopyStatus(Message, wire="state.copy.status"):
 
 
 class CopyHeld(Message, wire="state.copy.held"):
-    """A holder's account: its snapshot and the steps after it reach `version`; -1: it has nothing."""
+    """A holder's answer: its snapshot and the steps after it reach `version`; -1: it has no copy."""
 
     member: Member
     stage: int

@@ -1,13 +1,12 @@
-"""Text of others on its way to a terminal or a log: what would steer either is shown as what it is."""
+"""Makes foreign text safe for a terminal or a log: control characters are shown as escapes."""
 
 from __future__ import annotations
 
 
 def plain(text: str, *, keep: str = "") -> str:
-    """Whatever has no sign of its own (control characters, escapes, marks that turn the direction of writing)
-    as `\\x1b`, `\\u202e`. `keep`: stays as it is, for texts that have lines of their own.
+    """Replace unprintable characters (control characters, escapes, direction marks) by `\\x1b`, `\\u202e`.
 
-    Letters of all scripts stay.
+    Letters of all scripts stay, and so do the characters in `keep`, such as line breaks.
     """
     if text.isprintable():
         return text

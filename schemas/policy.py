@@ -1,4 +1,4 @@
-"""Functional modules (draft §4.2): lifecycle, suggestion, the orchestrator's decision, what came of it."""
+"""Functional modules (draft §4.2): lifecycle, suggestions, the orchestrator's decisions, and their scores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODULE_TRANSITIONS: dict[ModuleState, frozenset[ModuleState]] = {
 
 
 class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 2)):
-    """A functional module says what it is and in which state (draft §4.2, lifecycle control)."""
+    """A functional module announces its identity and state (draft §4.2, lifecycle control)."""
 
     module: Token
     version: str
@@ -56,7 +56,7 @@ class ModuleLifecycle(Message, wire="policy.lifecycle", version=(1, 2)):
 
 
 class ModuleOp(StrEnum):
-    """What a module may be ordered to do."""
+    """An order to a module."""
 
     ACTIVATE = "activate"
     SHADOW = "shadow"
@@ -68,8 +68,8 @@ class ModuleOp(StrEnum):
 class ModuleOrder(Message, wire="policy.order"):
     """SMO → module: change your state, or the jobs that you are enabled for (draft §4.2, lifecycle control).
 
-    The answer is the module's lifecycle as it then is. An order that is obeyed already changes nothing, so it
-    may be repeated. `drain` is answered with `draining`; the module retires by itself.
+    The answer is the module's lifecycle after the order. An order that was obeyed already changes nothing, so
+    it may be repeated. `drain` is answered with `draining`; the module retires by itself.
     """
 
     op: ModuleOp
@@ -78,7 +78,7 @@ class ModuleOrder(Message, wire="policy.order"):
 
 
 class DirectModule(Message, wire="policy.direct"):
-    """MG → SMO: give a running version of a module this order. The answer is its lifecycle as it then is."""
+    """MG → SMO: give a running version of a module this order. The answer is its lifecycle after it."""
 
     module: Token
     version: str | None = Field(None, description="none: the only one that runs")
@@ -104,7 +104,7 @@ class AvoidInstance(Part):
 
 
 class MoveInstance(Part):
-    """Have this instance leave its stage; its slot hosts one of `stage` instead, with state from a peer."""
+    """Have this instance leave its stage; its slot then hosts an instance of `stage`, with a peer's state."""
 
     action: Literal["move_instance"] = "move_instance"
     sid: Token
@@ -113,15 +113,17 @@ class MoveInstance(Part):
 
 
 class ExpectFailures(Part):
-    """Reckon with a failure of the job every `between_s` seconds; the interval between checkpoints (`auto`)
-    follows from it and from what they cost."""
+    """Expect a failure of the job every `between_s` seconds.
+
+    The `auto` interval between checkpoints follows from it and from their cost.
+    """
 
     action: Literal["expect_failures"] = "expect_failures"
     between_s: float
 
 
 class NoAction(Part):
-    """An observation without a wish; kept on the stream, never adopted."""
+    """An observation without a suggested action; kept on the stream, never adopted."""
 
     action: Literal["none"] = "none"
     note: str = ""
@@ -131,7 +133,7 @@ Action = SetWeights | AvoidInstance | MoveInstance | ExpectFailures | NoAction
 
 
 def scope_of(action: Action) -> str:
-    """What an action concerns: `stage 1`, `instance x`, or the whole `job`."""
+    """The scope of an action: `stage 1`, `instance x`, or the whole `job`."""
     match action:
         case SetWeights(stage=stage):
             return f"stage {stage}"
@@ -142,10 +144,10 @@ def scope_of(action: Action) -> str:
 
 
 class PolicySuggestion(Message, wire="policy.suggestion", version=(1, 3)):
-    """What a module would do, how sure it is, why, and for how long that holds.
+    """A module's suggestion: action, confidence, reason, and how long it is valid.
 
-    `scope` is what it concerns within the job, as `scope_of` says it. `input_revision` names what it was
-    derived from: the last step it saw.
+    `scope` is the part of the job that it concerns, by `scope_of`. `input_revision` is the last step that the
+    module had seen.
     """
 
     module: Token
@@ -173,11 +175,11 @@ class PolicyDecision(Message, wire="policy.decision"):
 
 
 class PolicyScore(Message, wire="policy.score", version=(1, 1)):
-    """What a suggestion was worth, by what then happened (docs/policies-scoring.md); from its module's host.
+    """The value of a suggestion, by what then happened (docs/policies-scoring.md); from its module's host.
 
-    `score` is 1 where hindsight would have said the same, 0.5 where it was no better than doing nothing, None
-    where what happened says nothing of it. Of a fault that an avoiding module did not foresee, `action` is
-    `missed` and `suggestion` empty.
+    `score` is 1 if hindsight would have suggested the same, 0.5 if it was no better than doing nothing, None
+    if what happened says nothing about it. For a fault that an avoiding module did not foresee, `action` is
+    `missed` and `suggestion` is empty.
     """
 
     module: Token
@@ -197,7 +199,7 @@ class PolicyScore(Message, wire="policy.score", version=(1, 1)):
 
 
 class PromoteModule(Message, wire="policy.promote"):
-    """MG → SMO: make this running version the active one; the one that was goes on in shadow."""
+    """MG → SMO: make this running version the active one; the former active version goes on in shadow."""
 
     module: Token
     version: str
@@ -206,7 +208,7 @@ class PromoteModule(Message, wire="policy.promote"):
 
 
 class RollBackModule(Message, wire="policy.rollback"):
-    """MG → SMO: make the version active again that was before the last promotion."""
+    """MG → SMO: make the version active again that was active before the last promotion."""
 
     module: Token
     reason: str = ""
@@ -214,7 +216,7 @@ class RollBackModule(Message, wire="policy.rollback"):
 
 
 class PolicySwitch(Message, wire="policy.switch"):
-    """Another version of a module is the active one from here on; the one before goes on in shadow."""
+    """Another version of a module is active from now on; the former one goes on in shadow."""
 
     module: Token
     version: str
@@ -225,8 +227,10 @@ class PolicySwitch(Message, wire="policy.switch"):
 
 
 class ModuleStanding(Message, wire="policy.module-standing", version=(1, 1)):
-    """What one version of a module was ordered to be and how it has fared, as the orchestrator keeps it for
-    the next one in the bucket `standings`. Times are seconds since the epoch."""
+    """The orders to one version of a module and its record so far, kept for the next orchestrator.
+
+    In the bucket `standings`. Times are seconds since the epoch.
+    """
 
     module: Token
     version: str
@@ -250,10 +254,10 @@ class ModuleStanding(Message, wire="policy.module-standing", version=(1, 1)):
 
 
 class ModuleRecord(Message, wire="policy.module"):
-    """Which version of a module is active, as the orchestrator keeps it in the bucket `modules`.
+    """The active version of a module, as the orchestrator keeps it in the bucket `modules`.
 
-    Versions of a module that has no record are active or in shadow as they say themselves. `trial`: the
-    active version is compared with `previous`, and gives way to it should it be worse.
+    Versions of a module without a record are active or in shadow by their own lifecycle. During a `trial` the
+    active version is compared with `previous`, and replaced by it if it is worse.
     """
 
     module: Token

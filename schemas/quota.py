@@ -1,4 +1,4 @@
-"""How much of a mesh one user may take, and how much they have: pure. The rules' file says it (`quotas`)."""
+"""Quotas of users, from the access file (`quotas`), and their present use. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from schemas.task_graph import UnitKind
 
 GIB = 1 << 30
 MOST = 1_000_000
-"""Of anything that a limit is in, GiB for bytes: more is no limit."""
+"""Largest limit, in GiB for bytes."""
 
 
 class QuotaUse(Part):
-    """What a user has of each."""
+    """How much a user has of each resource."""
 
     jobs: int = Field(0, ge=0)
     slots: int = Field(0, ge=0)
@@ -28,10 +28,10 @@ class QuotaUse(Part):
 
 
 class Quota(Part):
-    """The most of each that one user may have at a time; None: as much as there is.
+    """The most of each resource that one user may have at a time; None: no limit.
 
-    `jobs` have not ended, waiting ones too; `slots` are for their instances of stages, standbys too;
-    `stored_bytes` are data sets, and weights and checkpoints of all their jobs, on the bus.
+    `jobs` counts jobs that have not ended, including waiting ones; `slots` those of their stage instances,
+    including standbys; `stored_bytes` data sets, and weights and checkpoints of all their jobs, on the bus.
     """
 
     rule: str = Field("", description="the entry of the rules' file that says so")
@@ -41,7 +41,7 @@ class Quota(Part):
     datasets: int | None = Field(None, ge=0, le=MOST)
 
     def excess(self, use: QuotaUse, more: QuotaUse) -> str:
-        """Why there may not be `more`, in one line with the remedy; empty where there may."""
+        """Why the user may not have `more`, in one line with the remedy; empty if the user may."""
         for key, what, remedy in _WORDS:
             most, wanted = getattr(self, key), getattr(more, key)
             if most is not None and wanted and getattr(use, key) + wanted > most:
@@ -67,13 +67,13 @@ def _said(key: str, count: int) -> str:
 
 
 def asked_for(spec: JobSpec) -> QuotaUse:
-    """What one more job takes."""
+    """The use of one more job."""
     parallel = spec.parallel
     return QuotaUse(jobs=1, slots=sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage()))
 
 
 def used_by(user: str, records: Iterable[JobRecord]) -> QuotaUse:
-    """Jobs and slots that a user's unfinished jobs have or wait for."""
+    """The jobs and slots that a user's unfinished jobs have or wait for."""
     use = QuotaUse()
     for record in records:
         if record.user == user and record.state not in ENDED:
@@ -82,14 +82,14 @@ def used_by(user: str, records: Iterable[JobRecord]) -> QuotaUse:
 
 
 def slots_of(record: JobRecord) -> int:
-    """As the job stands now, scaled or not; before it is placed, as it was asked for."""
+    """The slots of a job at its present scale; before it is placed, those that it requests."""
     if record.graph is None:
         return asked_for(record.spec).slots
     return sum(unit.kind is UnitKind.STAGE for unit in record.graph.units)
 
 
 def wider_by(record: JobRecord, stage: int | None, replicas: int) -> int:
-    """How many slots more a job takes with this many working replicas of a stage, or of all."""
+    """How many more slots a job takes with this many working replicas of a stage, or of all stages."""
     if record.graph is None:
         return 0
     units = [unit for unit in record.graph.units if unit.kind is UnitKind.STAGE]

@@ -1,7 +1,7 @@
-"""Secrets out of a message's body, as its schema marks them (`schemas.marks`): each becomes `***`.
+"""Hides the secrets in a message's body that its schema marks (`schemas.marks`): each becomes `***`.
 
-Works on plain values, so that a body that does not fit its schema is redacted as well; where a part of it
-has another shape than the schema says, and the schema has secrets in there, the whole part is hidden.
+It works on plain values, so a body that does not fit its schema is redacted as well. If a part has another
+shape than the schema says, and the schema has secrets in it, the whole part is hidden.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, REFERS, SECRET
 
 HIDDEN = "***"
-"""Stands where a secret was."""
+"""Replaces a secret."""
 
 Mask = Callable[[Any], Any]
 
@@ -30,12 +30,12 @@ _query_value = re.compile(r"(?<==)[^&#]+")
 
 
 def names_secret(key: str) -> bool:
-    """Whether a value of this name is taken for a secret."""
+    """Whether a value of this name counts as a secret."""
     return _secret_name.search(key) is not None
 
 
 def redact(cls: type[BaseModel], body: Any) -> Any:
-    """`body` of a message of type `cls` without its secrets; what has none is returned as it is."""
+    """The `body` of a message of type `cls` without its secrets; a body without secrets is unchanged."""
     masks = masks_of(cls)
     if not masks:
         return body
@@ -47,12 +47,12 @@ def redact(cls: type[BaseModel], body: Any) -> Any:
 
 @cache
 def masks_of(cls: type[BaseModel]) -> dict[str, Mask]:
-    """What is done to which field of `cls`; empty where nothing in it can be secret, at any depth."""
+    """The mask of each field of `cls` that may have secrets, at any depth; empty if there are none."""
     return _masks(cls, ())
 
 
 def references(cls: type[BaseModel], message: BaseModel) -> list[str]:
-    """Ids of the envelopes that a message names as what it is about (`marks.REFERS`)."""
+    """The ids of the envelopes that a message is about (`marks.REFERS`)."""
     return [found for name in _referring(cls) if (found := getattr(message, name))]
 
 
@@ -62,7 +62,7 @@ def _referring(cls: type[BaseModel]) -> tuple[str, ...]:
 
 
 def _masks(cls: type[BaseModel], outer: tuple[type[BaseModel], ...]) -> dict[str, Mask]:
-    """`outer`: the models that this one stands in; one may stand in itself."""
+    """The masks of a model's fields. `outer` has the models around it, as a model may contain itself."""
     found = {}
     for name, field in cls.model_fields.items():
         mask = _mask_of(field.annotation, field.metadata, (*outer, cls))
@@ -93,7 +93,7 @@ def _mask_of(kind: Any, marks: Iterable[Any], outer: tuple[type[BaseModel], ...]
 
 
 def _all_of(masks: list[Mask]) -> Mask:
-    """Of a union: whichever member it is, its secrets are hidden. Plain values stay unless they are it."""
+    """The mask of a union: hides the secrets of every member. Plain values stay unless they are secret."""
 
     def mask(value: Any) -> Any:
         for one in masks:
@@ -115,7 +115,7 @@ def _each_value(mask: Mask) -> Mask:
 
 
 def _hide(value: Any) -> Any:
-    """Nothing stays nothing: that there is no secret is none."""
+    """Hide a value. None stays None: the absence of a secret is not secret."""
     if value is None:
         return None
     return HIDDEN.encode() if isinstance(value, bytes) else HIDDEN
@@ -129,7 +129,7 @@ def _hide_in_url(value: Any) -> Any:
 
 
 def _hide_named(value: Any) -> Any:
-    """In a map of a user's own: what its name calls a secret, at any depth; and credentials in URLs."""
+    """Hide values in a user's map whose names say that they are secret, at any depth, and URL credentials."""
     if isinstance(value, Mapping):
         return {
             key: _hide(one)

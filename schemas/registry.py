@@ -10,20 +10,20 @@ from schemas.base import Message, Part, Token
 from schemas.envelope import EntityKind
 
 READY = "ready"
-"""Reason in the record of an instance that is built. One that joins a running job is pending even so."""
+"""Reason in the record of an instance that is built. While it joins a running job it is still pending."""
 
 SILENT = "no heartbeat"
-"""Begins the reason of an instance that the registry has given up because it said nothing more."""
+"""Begins the reason of an instance that the registry has given up because its heartbeats stopped."""
 
 PASSING = "for want of others"
 """Begins the reason of an instance that ended by no fault of its own: its fork server was lost, or the bus or
-a store was away before it was ready. Another start may fare better."""
+a store was away before it was ready. Another start may succeed."""
 PASSING_EXIT = 75
-"""Exit code of such a one (`EX_TEMPFAIL`): it may not have come so far as to tell the registry."""
+"""Exit code of such an instance (`EX_TEMPFAIL`): it may have ended before it could report to the registry."""
 
 
 class InstanceState(StrEnum):
-    """Runtime status of an instance (draft §4.5(3): active, pending, faulted; plus the way out)."""
+    """Runtime status of an instance (draft §4.5(3): active, pending, faulted; plus draining and gone)."""
 
     PENDING = "pending"
     ACTIVE = "active"
@@ -43,8 +43,11 @@ INSTANCE_TRANSITIONS: dict[InstanceState, frozenset[InstanceState]] = {
 
 
 class Culprit(Part):
-    """The training microbatch that an instance was at when it ended itself: user code raised, or a
-    gradient could not be summed. Another incarnation that meets the same shows whose fault it was."""
+    """The training microbatch at which an instance ended itself.
+
+    User code raised, or a gradient could not be summed. If another incarnation fails at the same microbatch,
+    the microbatch is at fault.
+    """
 
     step: int
     microbatch: int
@@ -58,7 +61,7 @@ class TensorSchema(Part):
 
 
 class Capability(Part):
-    """What the place of an instance can do. Bytes and FLOP/s; 0 where not measured."""
+    """What the slot of an instance can do. Bytes and FLOP/s; 0 if not measured."""
 
     device: str = "cpu"
     device_name: str = ""
@@ -68,9 +71,9 @@ class Capability(Part):
 
 
 class Endpoint(Part):
-    """Where an instance sits: cluster, node, process, and the address its tensor links use.
+    """The location of an instance: cluster, node, process, and the address of its tensor links.
 
-    `metrics`: URL at which its process tells Prometheus; empty where it tells nothing, as instances do.
+    `metrics` is the URL of its process's Prometheus metrics; empty if it has none, like instances.
     """
 
     cluster: Token
@@ -81,7 +84,7 @@ class Endpoint(Part):
 
 
 class ServiceRecord(Message, wire="registry.record", version=(1, 2)):
-    """A leased registration, as the registry keeps it. Key in the bucket: the SID.
+    """A leased registration, as the registry keeps it. Its key in the bucket is the SID.
 
     `prefix` is the service's content name (`train/<job>/stage/0`); callers resolve by prefix, schema,
     tags and capability, never by address (draft §1, content-semantic addressing).
@@ -115,19 +118,19 @@ _OWNER = "owner:"
 
 
 def owner_tag(user: str) -> str:
-    """The tag of what a user runs themselves; see `owner_of`."""
+    """The tag of a service that a user runs; see `owner_of`."""
     return f"{_OWNER}{user}"
 
 
 def owner_of(record: ServiceRecord) -> str | None:
-    """The user whose service it is by its own account; None: the mesh's."""
+    """The user who owns the service, by its own claim; None if it belongs to the mesh."""
     return next((tag.removeprefix(_OWNER) for tag in record.tags if tag.startswith(_OWNER)), None)
 
 
 class Heartbeat(Message, wire="registry.heartbeat"):
-    """I am alive. Core NATS, once a second; the registry's expiry is the backstop.
+    """A sign of life. Over core NATS, once a second; the registry's expiry is the backstop.
 
-    `digest` is a short hash of the sender's state; a difference is repaired by a full registration.
+    `digest` is a short hash of the sender's state; a full registration repairs a difference.
     """
 
     sid: Token
@@ -137,9 +140,9 @@ class Heartbeat(Message, wire="registry.heartbeat"):
 
 
 class StateChange(Message, wire="registry.state", version=(1, 1)):
-    """An incarnation's state moved; sent by itself or by the node agent that watches it.
+    """An incarnation's state has changed; sent by itself or by the node agent that watches it.
 
-    `fault`, `culprit`: see `ServiceRecord`.
+    For `fault` and `culprit` see `ServiceRecord`.
     """
 
     sid: Token
@@ -153,7 +156,7 @@ class StateChange(Message, wire="registry.state", version=(1, 1)):
 class Resolve(Message, wire="registry.resolve", version=(1, 1)):
     """Discovery by content: every given field must match; `prefix` matches its descendants too.
 
-    An answer that would be too large comes in pages: ask again with `after` until `next_after` is 0.
+    An answer that would be too large comes in pages: repeat the request with `after` until `next_after` is 0.
     `bus.mesh.discovery.resolve` does that.
     """
 

@@ -1,4 +1,4 @@
-"""How a job's microbatches are spread over the instances of a stage."""
+"""How a job's microbatches are distributed over the instances of a stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.callables import BALANCERS, FORMER_BALANCERS, misnamed
 DEFAULT_ALGORITHM = "expected-completion"
 
 MEASURING = ("expected-completion", "weighted-service-time", "power-of-two")
-"""These draw on measured service times by themselves: weights for the same end would count them twice."""
+"""These use measured service times themselves: weights for the same purpose would count them twice."""
 
 ALGORITHMS = (*MEASURING, "least-outstanding", "round-robin")
 
@@ -32,7 +32,10 @@ Algorithm = Annotated[str, AfterValidator(_known)]
 
 
 class RoutingSpec(Part):
-    """`algorithm`: one of `ALGORITHMS`, or `module:factory`, importable on every node that runs the job; the
-    factory takes a seed and returns a `workers.routing.balancers.Balancer`."""
+    """The routing of a job.
+
+    `algorithm` is one of `ALGORITHMS`, or a `module:factory` that is importable on every node of the job; the
+    factory takes a seed and returns a `workers.routing.balancers.Balancer`.
+    """
 
     algorithm: Algorithm = DEFAULT_ALGORITHM

@@ -1,12 +1,12 @@
-"""Secrets by name: what a job's URLs and its model's arguments need, and its record must not show.
+"""Named secrets: values that a job's URLs and model arguments need, and that its record must not show.
 
-A job names one as `secret://NAME`, or `secret://NAME/below/it`, wherever it has a URL, and for any text in
-`model.args`; its record has the owner in it, `secret://USER/NAME/below/it`. Of a URL, the value is the whole
-of it with its credentials:
+A job names a secret as `secret://NAME`, or `secret://NAME/below/it`, in place of any URL and of any text in
+`model.args`; its record also names the owner, `secret://USER/NAME/below/it`. The value for a URL is the whole
+URL with its credentials:
 
     https://ruth:password@files.example/corpus      a user part
     https://host/corpus.txt?X-Signature=…           a query
-    s3://bucket/runs#key=AKIA…&secret=…             behind `#`: options of the fsspec file system
+    s3://bucket/runs#key=AKIA…&secret=…             after `#`: options of the fsspec file system
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from schemas.redaction import names_secret
 SCHEME = "secret://"
 MOST_CHARACTERS = 8_192
 MOST_GENERATED = 64
-"""Of one job."""
+"""Most generated secrets of one job."""
 DEEPEST = 32
-"""Maps and lists within each other in a model's arguments."""
+"""Deepest nesting of maps and lists in a model's arguments."""
 GENERATED = "generated-"
-"""How the names begin of secrets that were taken out of a job's URLs: they go with the job."""
+"""Prefix of the names of secrets that were taken out of a job's URLs: they are removed with the job."""
 _reference = re.compile(
     r"^secret://(?P<user>[A-Za-z0-9_-]{1,120})/(?P<name>[A-Za-z0-9_-]{1,120})(?P<rest>/.*)?$"
 )
 
 
 class StoredSecret(Message, wire="secret.stored"):
-    """In the bucket `secrets`, under `<user>.<name>`: sealed to the orchestrators
-    (`bus.security.sealing`)."""
+    """A secret in the bucket `secrets`, under `<user>.<name>`, sealed to the orchestrators.
+
+    See `bus.security.sealing`.
+    """
 
     user: Token
     name: Token
@@ -46,7 +48,7 @@ class StoredSecret(Message, wire="secret.stored"):
 
 
 class SecretInfo(Part):
-    """What is told of a secret: all but its value."""
+    """A secret without its value."""
 
     name: Token
     stored_at: Time
@@ -65,7 +67,7 @@ class SecretValue(Part):
 
 
 def about(user: str, name: str) -> bytes:
-    """Where a sealed value stands."""
+    """The context that a sealed value is bound to."""
     return f"secret {user}/{name}".encode()
 
 
@@ -76,7 +78,7 @@ def split_reference(url: str) -> tuple[str, str, str] | None:
 
 
 def has_credentials(url: str) -> bool:
-    """Whether a URL that somebody wrote has a user part, a query's values, or options behind `#`."""
+    """Whether a user's URL has a user part, values in its query, or options after `#`."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme in ("bus", "secret"):
         return False
@@ -84,7 +86,7 @@ def has_credentials(url: str) -> bool:
 
 
 def urls_of(spec: JobSpec) -> dict[str, str]:
-    """The URLs of a job, by their places."""
+    """The URLs of a job, by their keys in the job file."""
     found = {
         "data.source": spec.data.source,
         "initial_weights": spec.initial_weights,
@@ -108,13 +110,13 @@ def references_of(spec: JobSpec) -> dict[str, tuple[str, str]]:
 
 
 def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSpec, dict[str, str]]:
-    """The job as it is recorded, and what was taken out of its URLs and arguments: new names → values.
+    """The job for its record, and the secrets taken out of its URLs and arguments: new names → values.
 
-    Credentials that stand in a URL, and arguments under a name that says token, password or the like, become
-    secrets named by `fresh`; names get their owner.
+    Credentials in a URL, and arguments under a name that says token, password or the like, become secrets
+    named by `fresh`. References get their owner's name.
 
     Raises:
-        BadJob: another's secret, or not the name of one; too many, or too long ones.
+        BadJob: a reference to another user's secret, an invalid name, or too many or too long secrets.
     """
     made: dict[str, str] = {}
 
@@ -144,8 +146,9 @@ def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSp
 
 
 def with_texts(args: dict[str, Any], change: Callable[[str, str, str], str]) -> dict[str, Any]:
-    """A model's arguments with each text in them, at any depth, as `change(place, name, text)` has it; `name`
-    is that of the argument or of the map's entry, of texts in a list the list's.
+    """A model's arguments with each text in them, at any depth, replaced by `change(place, name, text)`.
+
+    `name` is that of the argument or of the map's entry; for texts in a list it is the list's name.
 
     Raises:
         BadJob: they are nested too deep.
@@ -170,7 +173,7 @@ def with_texts(args: dict[str, Any], change: Callable[[str, str, str], str]) -> 
 
 def _owned(place: str, url: str, user: str) -> str:
     name, slash, rest = url.removeprefix(SCHEME).partition("/")
-    if name == user and is_token(rest.partition("/")[0]):  # as a record has it
+    if name == user and is_token(rest.partition("/")[0]):  # as in a record
         return url
     if not is_token(name):
         raise BadJob(f"{place}: {SCHEME}NAME names a secret of yours; a name has letters, digits, - and _")
@@ -178,7 +181,7 @@ def _owned(place: str, url: str, user: str) -> str:
 
 
 def below(value: str, rest: str) -> str:
-    """The URL of what lies below a secret's, its query and options behind it."""
+    """The URL of `rest` below a secret's URL, followed by the secret's query and options."""
     if not rest:
         return value
     address, mark, query = value.partition("?")

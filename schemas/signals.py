@@ -22,7 +22,7 @@ class Registration(Message, wire="signal.registration"):
 
 
 class RegistrationLease(Message, wire="signal.registration.lease"):
-    """The registry's answer: the route id it allocated and how often to say that one lives."""
+    """The registry's answer: the route id that it allocated, and the interval of heartbeats."""
 
     sid: Token
     route_id: int
@@ -33,10 +33,10 @@ class RegistrationLease(Message, wire="signal.registration.lease"):
 
 # Type 2: Service Route Advertisement (SRD → SR, MG) -------------------------------------------------
 class RouteAdvertisement(Message, wire="signal.advertisement"):
-    """Type 2. Deltas at once; `full` ones periodically and on demand.
+    """Type 2. Deltas are sent at once, `full` states periodically and on demand.
 
-    `previous` is the revision this delta builds on: a receiver that holds another one has a gap and
-    asks for a snapshot (`Resolve` without filters).
+    `previous` is the revision that this delta builds on: a receiver with another revision has a gap and
+    requests a snapshot (`Resolve` without filters).
     """
 
     revision: int
@@ -57,7 +57,7 @@ class Role(StrEnum):
 
 
 class AccessRequest(Message, wire="signal.access"):
-    """Type 3. May the bearer of `token` do `action` on `resource`?"""
+    """Type 3. Asks whether the bearer of `token` may do `action` on `resource`."""
 
     token: Secret
     action: str
@@ -68,8 +68,8 @@ class AccessRequest(Message, wire="signal.access"):
 class AccessDecision(Message, wire="signal.access.decision", version=(1, 2)):
     """The authorizer's answer, with its reason; `valid_s` bounds how long it may be cached.
 
-    `rule` is the access file's rule that decided. `token_id`, `issued_at` and `expires_at` say which token it
-    was, without saying it: whoever remembers the answer can tell from them that it was revoked meanwhile.
+    `rule` is the access file's rule that decided. `token_id`, `issued_at` and `expires_at` identify the token
+    without revealing it: a cache of the answer can tell from them that the token was revoked meanwhile.
     """
 
     allow: bool
@@ -88,7 +88,7 @@ class AccessDecision(Message, wire="signal.access.decision", version=(1, 2)):
 
 # Type 4: Compute-Aware Routing Notification (SR → MG, SR) -----------------------------------------------
 class ComputeEntry(Part):
-    """Load, heterogeneity and latency of one instance, as its router sees it."""
+    """Load, heterogeneity and latency of one instance, as its router measures them."""
 
     sid: Token
     incarnation: Token
@@ -105,8 +105,8 @@ class ComputeEntry(Part):
 class StageLoad(Part):
     """One stage of a job in one cluster: load, heterogeneity and latency of its active instances.
 
-    `rate_per_s`: microbatches that they can do, as far as measured; `slowest`: the longest service time as a
-    multiple of the shortest; `algorithm`: by which senders choose among them.
+    `rate_per_s` is the number of microbatches that they can do, as far as measured; `slowest` is the longest
+    service time as a multiple of the shortest; senders choose among them by `algorithm`.
     """
 
     job: Token
@@ -121,8 +121,10 @@ class StageLoad(Part):
 
 
 class ComputeNotification(Message, wire="signal.compute", version=(1, 1)):
-    """Type 4. One cluster's instances, for the gateways to choose cluster and entry by, and for the other
-    clusters' routers; when it would change a choice, and now and then for those that started later."""
+    """Type 4. One cluster's instances, for gateways to choose cluster and entry, and for other routers.
+
+    It is sent when it could change a choice, and periodically for receivers that started later.
+    """
 
     router: Token
     cluster: Token
@@ -141,11 +143,11 @@ class LinkReport(Part):
 
 
 class QosReport(Message, wire="signal.qos.report", version=(1, 1)):
-    """Type 5, upward: aggregated over the last `window_s` seconds of one cluster.
+    """Type 5, upward: one cluster's figures, aggregated over the last `window_s` seconds.
 
     `temperature_c` is that of the hottest device, `ecc_errors` the uncorrected memory errors since the job
-    was first seen on each device; None where no device tells. `links` are the slowest of those that the
-    cluster's instances send over.
+    was first seen on each device; None if no device reports them. `links` are the slowest links over which
+    the cluster's instances send.
     """
 
     sid: Token
@@ -173,7 +175,7 @@ class StagePolicy(Part):
 
 
 class CommunicationPolicy(Message, wire="signal.qos.policy"):
-    """Type 5, downward: how a job's traffic is to flow. Acknowledged; a higher revision replaces."""
+    """Type 5, downward: how a job's traffic is to flow. Acknowledged; a higher revision replaces a lower."""
 
     job: Token
     revision: int
@@ -187,7 +189,7 @@ class CommunicationPolicy(Message, wire="signal.qos.policy"):
 
 # Registration of MG and SR with the orchestrator (draft §4.4(1)) ------------------------------------
 class NodeRegistration(Message, wire="mesh.registration"):
-    """A gateway, router or cluster agent tells the orchestrator what it is and has."""
+    """A gateway, router or cluster agent registers with the orchestrator, with its kind and services."""
 
     sid: Token
     kind: str

@@ -1,4 +1,4 @@
-"""An instance changes its stage: what is expected of it, and what came of it. Seconds throughout."""
+"""The move of an instance to another stage: its forecast and its effect. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.base import Part, Token
 
 
 class MoveForecast(Part):
-    """Predicted before a move. The gain is over the steps that are left, the cost not yet taken off it."""
+    """The forecast of a move. The gain covers the remaining steps, before subtracting the cost."""
 
     step_before_s: float = Field(gt=0, allow_inf_nan=False, description="a step now, as measured")
     step_after_s: float = Field(gt=0, allow_inf_nan=False, description="a step once the newcomer works")
@@ -22,17 +22,17 @@ class MoveForecast(Part):
 
     @property
     def improvement(self) -> float:
-        """Part of a step's time that is saved."""
+        """The saved share of a step's time."""
         return 1.0 - self.step_after_s / self.step_before_s
 
 
 class MoveState(StrEnum):
-    MOVING = "moving"  # has left one stage, has not worked in the other yet
+    MOVING = "moving"  # has left one stage and does not work in the other yet
     JOINED = "joined"  # works there; its effect is being measured
     BETTER = "better"  # steps are shorter than before
-    NO_BETTER = "no_better"  # they are not: it is not tried again
+    NO_BETTER = "no_better"  # steps are not shorter: it is not tried again
     FAILED = "failed"  # it could not be started there and went back: it is not tried again
-    UNDONE = "undone"  # something else changed the crew before its effect was known
+    UNDONE = "undone"  # something else changed the members before its effect was known
 
 
 OPEN_MOVES = frozenset({MoveState.MOVING, MoveState.JOINED})

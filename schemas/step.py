@@ -16,7 +16,7 @@ from schemas.marks import HOLDS_URL, Url
 
 
 class Phase(StrEnum):
-    """Where the orchestrator is with the open step."""
+    """The orchestrator's phase of the open step."""
 
     CLOSED = "closed"
     GATHERING = "gathering"
@@ -30,12 +30,13 @@ PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.DECIDING: frozenset({Phase.COMMITTING}),
     Phase.COMMITTING: frozenset({Phase.GATHERING, Phase.CLOSED}),
 }
-"""Closed: a boundary, where validation runs and checkpoints are taken. Gathering → gathering: the step is
-begun again as a new attempt. An illegal transition raises `IllegalTransition` with the step's history."""
+"""Legal transitions of a step. Closed is a step boundary, where validation runs and checkpoints are taken.
+Gathering → gathering starts a new attempt of the step. An illegal transition raises `IllegalTransition` with
+the step's history."""
 
 
 class MicrobatchState(StrEnum):
-    """How far a microbatch is at one instance."""
+    """The progress of a microbatch at one instance."""
 
     IDLE = "idle"
     FORWARD_QUEUED = "forward queued"
@@ -51,8 +52,8 @@ MICROBATCH_TRANSITIONS: dict[MicrobatchState, frozenset[MicrobatchState]] = {
     MicrobatchState.BACKWARD_QUEUED: frozenset({MicrobatchState.ACCUMULATED}),
     MicrobatchState.ACCUMULATED: frozenset(),
 }
-"""Idle: assigned by the orchestrator and not arrived. The last stage computes loss and gradient in one go, so
-it has no `forward done` of its own."""
+"""Legal transitions of a microbatch at an instance. Idle: assigned by the orchestrator and not arrived yet.
+The last stage computes loss and gradient at once, so it has no `forward done`."""
 
 
 class Member(Part):
@@ -70,12 +71,12 @@ class Member(Part):
         return self.sid == other.sid and self.incarnation == other.incarnation
 
     def __hash__(self) -> int:
-        return hash(self.sid)  # those of one SID are few
+        return hash(self.sid)  # one SID has few incarnations
 
     @staticmethod
     @lru_cache(maxsize=1 << 16)
     def of(sid: str, incarnation: str) -> Member:
-        """The same object for the same one: made and checked once, and alike at first sight."""
+        """The same object for equal arguments: validated once, and compared by identity."""
         return Member(sid=sid, incarnation=incarnation)
 
 
@@ -102,9 +103,9 @@ class MicrobatchDispatch(Message, wire="step.dispatch"):
 
 
 class MicrobatchClaim(Message, wire="step.claim"):
-    """MI → SMO, off the critical path: this microbatch is in my sum (or, `evaluate`, was scored).
+    """MI → SMO, off the critical path: this microbatch is in my sum (or, with `evaluate`, was scored).
 
-    `upstream` is the SID it came from, so that the orchestrator can check that claims link up.
+    `upstream` is the SID that it came from, so that the orchestrator can check that claims link up.
     Losses are means over the microbatch; times are milliseconds of compute.
     """
 
@@ -123,9 +124,9 @@ class MicrobatchClaim(Message, wire="step.claim"):
 
 
 class StepStatus(Message, wire="step.status"):
-    """SMO → MI: what do you hold of this step? Repairs lost claims (DESIGN §5 rule 11).
+    """SMO → MI: which microbatches of this step do you have? Repairs lost claims (DESIGN §5 rule 11).
 
-    `evaluate` asks for the validation at this step instead: the last stage tells what it scored.
+    `evaluate` asks for the validation at this step instead: the last stage reports what it scored.
     """
 
     job: Token
@@ -136,7 +137,7 @@ class StepStatus(Message, wire="step.status"):
 
 
 class StepStatusReply(Message, wire="step.status.reply"):
-    """The instance's own account: its version (steps applied) and all claims of the asked step."""
+    """The instance's answer: its version (steps applied) and all of its claims of the requested step."""
 
     member: Member
     version: int
@@ -148,8 +149,8 @@ class StepStatusReply(Message, wire="step.status.reply"):
 class GroupForm(Message, wire="step.group.form"):
     """SMO → MI: build the reduction group of (stage, generation) with these members, in this order.
 
-    It admits a newcomer among them, which must know the attempt, who is `fenced`, and the last fence (`step`,
-    `round`) that all others have answered, before it takes any microbatch.
+    It admits a newcomer among them. Before the newcomer takes any microbatch it must know the attempt, the
+    `fenced` members, and the last fence (`step`, `round`) that all others have answered.
     """
 
     job: Token
@@ -169,7 +170,7 @@ class GroupFormed(Message, wire="step.group.formed"):
 
 
 class StepPrepare(Message, wire="step.prepare"):
-    """SMO → MI: all microbatches of your stage are summed somewhere; all-reduce and vote."""
+    """SMO → MI: all microbatches of your stage are in some member's sum; all-reduce and vote."""
 
     job: Token
     epoch: int
@@ -179,9 +180,9 @@ class StepPrepare(Message, wire="step.prepare"):
 
 
 class StepVote(Message, wire="step.vote"):
-    """MI → SMO: what I hold. `microbatches` is the set stored beside the sum, never filtered.
+    """MI → SMO: my vote. `microbatches` is the set stored beside the sum, never filtered.
 
-    `checksum` is order-sensitive, over the reduced gradient, equal in all replicas of a stage.
+    `checksum` is order-sensitive, over the reduced gradient, and equal in all replicas of a stage.
     `squared_norms` has one float64 per parameter tensor in parameter order.
     """
 
@@ -199,9 +200,9 @@ class StepDecision(Message, wire="step.decision", version=(1, 1)):
     """The commit point, written by compare-and-set into the bucket `steps` (key: job id).
 
     `clip` multiplies the reduced gradient; `action` skip advances the version without an update.
-    `membership` and `generations` (one per stage) are those that prepared. `quarantined`: microbatches of
-    this step that fail wherever they run; the step is left out then, nothing was prepared, and checksums
-    are empty.
+    `membership` and `generations` (one per stage) are those that prepared. `quarantined` are microbatches of
+    this step that fail wherever they run; then the step is skipped, nothing was prepared, and checksums are
+    empty.
     """
 
     job: Token
@@ -218,9 +219,9 @@ class StepDecision(Message, wire="step.decision", version=(1, 1)):
 
 
 class StepCommit(Message, wire="step.commit", version=(1, 1)):
-    """SMO → MI: the decision, to be applied. Idempotent; must match what was prepared.
+    """SMO → MI: apply the decision. Idempotent; it must match what was prepared.
 
-    A step that is left out for `quarantined` microbatches needs no prepare: nothing of it is applied.
+    A step that is skipped for `quarantined` microbatches needs no prepare: nothing of it is applied.
     """
 
     job: Token
@@ -240,7 +241,7 @@ class StepApplied(Message, wire="step.applied"):
 
 
 class StepAbort(Message, wire="step.abort"):
-    """SMO → MI: forget all of this step below `attempt`; sums, queues and the group go at once."""
+    """SMO → MI: drop all of this step below `attempt`, including sums, queues and the group, at once."""
 
     job: Token
     epoch: int
@@ -255,10 +256,10 @@ class StepAborted(Message, wire="step.aborted"):
 
 
 class HeldHop(Part):
-    """A microbatch as one instance holds it: where it came from, where it went, how far it is.
+    """A microbatch at one instance: its sender, its receiver and its progress.
 
-    `state` as in docs/protocol.md; `idle` is one that was assigned here and has not arrived. At a data
-    instance: `idle` is queued, `forward done` is bound to `downstream`; `upstream` is itself.
+    For `state` see docs/protocol.md; an `idle` microbatch was assigned here and has not arrived. At a data
+    instance `idle` means queued, `forward done` means bound to `downstream`, and `upstream` is itself.
     """
 
     microbatch: int
@@ -268,11 +269,11 @@ class HeldHop(Part):
 
 
 class StepFence(Message, wire="step.fence"):
-    """SMO → MI: these incarnations count for nothing from now on; say what you hold of the open step.
+    """SMO → MI: these incarnations are fenced from now on; report what you have of the open step.
 
-    Links to them are dropped, a reduction group with one of them is released. What the instance holds
-    stays, its sum too. Idempotent: a `round` above 0 is answered with the same picture each time, and what
-    is offered after that answer says so (`workers/transaction/consistent_snapshot.py`).
+    Links to them are dropped, and a reduction group with one of them is released. The instance keeps its
+    microbatches and its sum. Idempotent: a `round` above 0 is answered with the same snapshot each time, and
+    notices after that answer name the round (`workers/transaction/consistent_snapshot.py`).
     """
 
     job: Token
@@ -284,7 +285,7 @@ class StepFence(Message, wire="step.fence"):
 
 
 class StepFenced(Message, wire="step.fenced"):
-    """The fence holds here: nothing of the fenced will be accepted any more."""
+    """The fence is in effect here: nothing from the fenced members will be accepted any more."""
 
     member: Member
     version: int
@@ -294,10 +295,10 @@ class StepFenced(Message, wire="step.fenced"):
 
 
 class PathUpdate(Part):
-    """New neighbours of one microbatch at one instance. None leaves the present one.
+    """New neighbours of one microbatch at one instance. None keeps the present neighbour.
 
-    An instance that does not hold the microbatch will be offered it by `upstream`. `offer`: the
-    downstream has no input yet, so send it what is retained; else it has (and will decline a copy).
+    An instance that does not have the microbatch will be offered it by `upstream`. With `offer` the
+    downstream has no input yet, so send it the retained tensors; else it has them (and would decline a copy).
     """
 
     microbatch: int
@@ -307,7 +308,7 @@ class PathUpdate(Part):
 
 
 class StepAssign(Message, wire="step.assign"):
-    """SMO → MI: the paths of a lost owner's microbatches, mended (DESIGN §5 rules 1 and 3). Idempotent."""
+    """SMO → MI: the repaired paths of a lost owner's microbatches (DESIGN §5 rules 1 and 3). Idempotent."""
 
     job: Token
     epoch: int
@@ -318,7 +319,7 @@ class StepAssign(Message, wire="step.assign"):
 
 
 class Adopt(Message, wire="step.adopt"):
-    """New SMO → MI: I lead this job in a higher epoch; tell me where you are (DESIGN §5 rule 7).
+    """New SMO → MI: I lead this job in a higher epoch; report your state (DESIGN §5 rule 7).
 
     The answer promises to refuse every order of a lower epoch.
     """
@@ -328,7 +329,7 @@ class Adopt(Message, wire="step.adopt"):
 
 
 class Adopted(Message, wire="step.adopted"):
-    """`prepared`: the step whose reduced gradient waits here for a decision; -1: none."""
+    """`prepared` is the step whose reduced gradient waits here for a decision; -1 if there is none."""
 
     member: Member
     version: int
@@ -340,9 +341,9 @@ class Adopted(Message, wire="step.adopted"):
 class StateSend(Message, wire="state.send"):
     """SMO → MI: stream your parameters and optimizer state to this newcomer, as transfer number `transfer`.
 
-    `follow`: it follows you while you train, by a snapshot and then each step as a redo; answered once it
-    has what you have, or after a while in any case, and asked again then. Without: the state of `version`
-    goes as it is, and you apply no step meanwhile.
+    With `follow` the newcomer follows you while you train, by a snapshot and then each step as a redo. That
+    is answered once it has caught up, or else after a while, and then requested again. Without `follow` the
+    state of `version` is sent, and you apply no step meanwhile.
     """
 
     job: Token
@@ -354,7 +355,7 @@ class StateSend(Message, wire="state.send"):
 
 
 class StateRestore(Message, wire="state.restore"):
-    """SMO → MI: take the state of `version` from a checkpoint; no `checkpoint`: from the seed.
+    """SMO → MI: take the state of `version` from a checkpoint, or from the seed if there is no `checkpoint`.
 
     `checkpoint` is the URL of the folder that holds the manifest.
     """
@@ -368,8 +369,8 @@ class StateRestore(Message, wire="state.restore"):
 class StateReady(Message, wire="state.ready"):
     """The answer to `StateSend` and `StateRestore`, and to `StateWait`.
 
-    To a `StateSend` that is followed: `version` is what the newcomer was brought to, −1 while it is on its
-    way; `slow`: it does not keep up, and does not follow any more.
+    In the answer to a `StateSend` with `follow`, `version` is the version that the newcomer has reached, −1
+    while it is under way; `slow` means that it did not keep up and no longer follows.
     """
 
     member: Member
@@ -379,7 +380,7 @@ class StateReady(Message, wire="state.ready"):
 
 
 class StateWait(Message, wire="state.wait"):
-    """SMO → newcomer: answer once you hold the state of `version`; `Conflict` if that is not so in time."""
+    """SMO → newcomer: answer once you have the state of `version`, or `Conflict` if you don't in time."""
 
     job: Token
     epoch: int
@@ -390,8 +391,8 @@ class StateWait(Message, wire="state.wait"):
 class ExportOrder(Message, wire="state.export", version=(1, 1)):
     """SMO → one replica per stage: write your weights as a safetensors shard below this URL.
 
-    `after` empty: write, and tell the first of the tensors; a name: tell those that come behind it; None, as
-    orders were before there were pages: write, and tell all of them at once.
+    If `after` is empty: write, and report the first tensors; if it is a name: report the tensors after it; if
+    it is None, as in orders before there were pages: write, and report all of them at once.
     """
 
     job: Token
@@ -403,8 +404,10 @@ class ExportOrder(Message, wire="state.export", version=(1, 1)):
 
 
 class Exported(Message, wire="state.exported", version=(1, 1)):
-    """What was written. `tensors` maps each full parameter name to `dtype shape sha256(bytes)`; `more`: there
-    are others behind the last of these."""
+    """What was written. `tensors` maps each full parameter name to `dtype shape sha256(bytes)`.
+
+    With `more` there are further tensors after the last of these.
+    """
 
     member: Member
     version: int

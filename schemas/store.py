@@ -22,9 +22,9 @@ MAX_ROWS = 1_000
 class StoreQuery(Message, wire="store.query"):
     """SMO, FM or client → MI: rows of one table, oldest first. Answered by `StoreRows`.
 
-    `columns` empty: all of them. `where` holds equalities, all of which must hold (None: the value is
-    unknown). `after_id` and `since` (seconds since the epoch) leave out what came before. `newest` gives the
-    last `limit` rows instead of the first.
+    Empty `columns` mean all of them. `where` has equalities, all of which must hold (None: the value is
+    unknown). `after_id` and `since` (seconds since the epoch) exclude earlier rows. `newest` gives the last
+    `limit` rows instead of the first.
     """
 
     job: Token
@@ -38,9 +38,9 @@ class StoreQuery(Message, wire="store.query"):
 
 
 class StoreRows(Message, wire="store.rows"):
-    """MI → whoever asked: the rows, as tuples in the order of `columns`, oldest first.
+    """MI → the requester: the rows, as tuples in the order of `columns`, oldest first.
 
-    `truncated`: there are more that fit the question than `limit` or the bound on bytes allows; ask on with
+    `truncated` means that more rows match than `limit` or the bound on bytes allows; request them with
     `after_id` = `last_id` (0: no row). `schema_version` is that of the store's tables.
     """
 

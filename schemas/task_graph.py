@@ -14,7 +14,7 @@ class LayerProfile(Part):
     """One top-level layer, as measured once by an analysis worker on one sample microbatch.
 
     Times are milliseconds per microbatch on one compute thread; sizes are bytes.
-    `output_bytes` is what crosses the boundary behind this layer per microbatch.
+    `output_bytes` is the size per microbatch of the tensors at the boundary after this layer.
     """
 
     index: int
@@ -30,7 +30,7 @@ class LayerProfile(Part):
 
 
 class ModelTopology(Message, wire="topology.model"):
-    """MIC → SMO (§5.3): the job's layer graph with costs, and what was learned about its data."""
+    """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
     cluster: Token
@@ -61,7 +61,7 @@ class UnitKind(StrEnum):
 
 
 class ComputeRequirements(Part):
-    """What a unit needs of its slot. Bytes; FLOP-equivalent milliseconds per microbatch."""
+    """A unit's requirements for its slot. Bytes; FLOP-equivalent milliseconds per microbatch."""
 
     memory_bytes: int = 0
     cost_ms: float = 0.0
@@ -97,7 +97,7 @@ class TaskEdge(Part):
 
 
 class Constraint(Part):
-    """`spread`: different clusters; `together`: same cluster; `order`: first before second."""
+    """A constraint. `spread`: different clusters; `together`: same cluster; `order`: first before second."""
 
     kind: str
     sids: tuple[Token, ...]
@@ -105,7 +105,7 @@ class Constraint(Part):
 
 
 class Placement(Part):
-    """Where one unit runs."""
+    """The place of one unit."""
 
     sid: Token
     cluster: Token
@@ -138,7 +138,7 @@ class TaskGraph(Part):
 
 
 class JobTopology(Message, wire="topology.graph"):
-    """The dependency topology of a job as it now stands, for functional modules (draft §4.2)."""
+    """The present dependency topology of a job, for functional modules (draft §4.2)."""
 
     job: Token
     epoch: int

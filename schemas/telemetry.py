@@ -8,12 +8,12 @@ from schemas.base import Message, Part, Token
 from schemas.marks import HOLDS_USER_VALUES
 
 Trend = Literal["slower", "faster", "steady", ""]
-"""Of a link's transfers, one window beside the one before; empty: too few."""
+"""The trend of a link's transfers from one window to the next; empty if there are too few."""
 
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Critical errors that the driver reports for a faulty program, not for a faulty device (NVIDIA's XID
-catalogue): exceptions of the graphics engine, page faults, channels that were stopped in consequence."""
+catalogue): exceptions of the graphics engine, page faults, channels stopped as a consequence."""
 
 
 ThrottleReason = Literal[
@@ -31,11 +31,12 @@ ThrottleReason = Literal[
 
 
 class DeviceDetail(Part):
-    """What only some devices tell; None where this one, or its driver, does not.
+    """Figures that only some devices report; None if this device or its driver does not.
 
-    `ecc_corrected`: since the driver was loaded. Bytes are counters of the whole device, which may wrap.
-    `mig`: the device is a slice of a card (Multi-Instance GPU): its memory is its own; temperature, clocks,
-    throttling, errors and bytes are the card's; utilization, power and energy of a slice nobody measures.
+    `ecc_corrected` counts since the driver was loaded. Bytes are counters of the whole device, which may
+    wrap. `mig` means that the device is a slice of a card (Multi-Instance GPU): its memory is its own;
+    temperature, clocks, throttling, errors and bytes are the card's; utilization, power and energy of a slice
+    are not measured.
     """
 
     clock_mhz: int | None = None
@@ -51,10 +52,10 @@ class DeviceDetail(Part):
 
 
 class DeviceSample(Part):
-    """One device at one moment; None where the device or driver does not tell.
+    """One device at one moment; None for figures that the device or driver does not report.
 
-    `ecc_errors`: uncorrected, since the driver was loaded. `xid_errors`: codes of the critical errors that
-    the driver told this process of, in order.
+    `ecc_errors` counts uncorrected errors since the driver was loaded. `xid_errors` has the codes of the
+    critical errors that the driver reported to this process, in order.
     """
 
     device: str
@@ -70,11 +71,11 @@ class DeviceSample(Part):
 
 
 class LinkFigures(Part):
-    """How good a link is in the direction of whoever tells, by its own transfers.
+    """The quality of a link in the sender's direction, by the sender's own transfers.
 
-    A transfer takes `latency_ms` however small, and its size at `bandwidth_bytes_per_s` (None: not known, for
-    latency is nearly all of it). `loss` is the part of transfers that had to be made again. `transfer_ms` is
-    what one of the usual size, `bytes`, takes, what is lost included. `evidence` is the trend's.
+    A transfer takes `latency_ms` plus its size at `bandwidth_bytes_per_s` (None: unknown, because latency is
+    nearly all of it). `loss` is the share of transfers that had to be repeated. `transfer_ms` is the time of
+    a transfer of the usual size, `bytes`, including losses. `evidence` explains the trend.
     """
 
     latency_ms: float | None = None
@@ -87,9 +88,9 @@ class LinkFigures(Part):
 
 
 class LinkSample(Part):
-    """One tensor link since the last sample. `figures`: when they have changed, and every 5 seconds.
+    """One tensor link since the last sample. `figures` are sent when they change, and every 5 seconds.
 
-    `refused`: how often somebody at the other end could not prove to be a member of the job.
+    `refused` counts how often the other end could not prove to be a member of the job.
     """
 
     peer: Token
@@ -103,11 +104,11 @@ class LinkSample(Part):
 
 
 class InstanceSample(Message, wire="telemetry.instance", version=(1, 2)):
-    """An instance's load and speed; once a second and after each step.
+    """An instance's load and speed; sent once a second and after each step.
 
-    `service_ms` is a moving average of compute per microbatch, forward plus backward; pauses do not count.
-    `stage_cost_ms` is the same as analysed, for all stages on one machine; `state_bytes` is what a newcomer
-    of its stage would be sent.
+    `service_ms` is a moving average of compute per microbatch, forward plus backward, without pauses.
+    `stage_cost_ms` is the same by the analysis, which measured all stages on one machine; `state_bytes` is
+    the size of the state that a newcomer of its stage would receive.
     """
 
     job: Token
@@ -149,8 +150,8 @@ class NodeSample(Message, wire="telemetry.node", version=(1, 1)):
 class LogLine(Message, wire="telemetry.log", version=(1, 2)):
     """One structured log line, kept on a bounded stream for `dmsc logs`.
 
-    `correlation`: of the request that it all began with; `cause`: id of the message that was being handled.
-    `dmsc tap --follow` shows what else either led to.
+    `correlation` is that of the request at the beginning; `cause` is the id of the message that was being
+    handled. `dmsc tap --follow` shows the other consequences of either.
     """
 
     level: str

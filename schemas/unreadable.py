@@ -1,4 +1,4 @@
-"""Values in buckets that nobody can read: kept with their bytes before others take their place."""
+"""Values in buckets that can't be read: their bytes are kept before other values replace them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.marks import SECRET
 
 
 class UnreadableValue(Message, wire="mesh.unreadable_value"):
-    """Part of such a value, on the stream `UNREADABLE`. Large ones come in several parts, in order."""
+    """A part of an unreadable value, on the stream `UNREADABLE`. Large values have several parts in order."""
 
     service: Token
     bucket: Token
@@ -26,7 +26,7 @@ class UnreadableValue(Message, wire="mesh.unreadable_value"):
 
 
 class UnreadableNote(Part):
-    """What was found, and where its bytes are: in the stream `UNREADABLE`, from `sequence` on."""
+    """A note of an unreadable value; its bytes are in the stream `UNREADABLE`, from `sequence` on."""
 
     bucket: Token
     key: str

@@ -1,8 +1,8 @@
-"""Which URLs a job may name for its data, its weights, its checkpoints (ADR-0035). No file is looked at here.
+"""The URLs that a job may name for its data, weights and checkpoints (ADR-0035). No file is accessed here.
 
-Always: the bus's own folders, and `stdlib:` for data. Files: to read, below the working directory; to write,
-below `runs` in it; both below the folders of `--allow-url`. Anything else, only below a URL that it lists.
-A `secret://NAME` is judged by what it stands for, where it is opened.
+The bus's own folders, and `stdlib:` for data, are always allowed. Files may be read below the working
+directory and written below `runs` in it; both also below the folders of `--allow-url`. Other URLs are allowed
+only below a URL that it lists. A `secret://NAME` is judged by its value, where it is opened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BUS, STDLIB, SECRET = "bus://", "stdlib:", "secret://"
 BUS_FOLDERS = ("artifacts", "datasets")
 RUNS = "runs"
 ANY = "*"
-"""As `--allow-url`: whatever a job names."""
+"""The value of `--allow-url` that allows every URL."""
 
 _USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:")
@@ -25,12 +25,12 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 def bus_name(url: str) -> str:
-    """What a URL of the bus names in its object store; empty for others."""
+    """The name in the bus's object store of a `bus://` URL; empty for other URLs."""
     return url.removeprefix(BUS).strip("/") if url.startswith(BUS) else ""
 
 
 def local_path(url: str) -> str | None:
-    """The absolute path on this machine that a URL names; None where it names something else."""
+    """The absolute path on this machine that a URL names; None if it names something else."""
     if "::" in url:  # one file system in another
         return None
     if match := _FILE.match(url):
@@ -41,7 +41,7 @@ def local_path(url: str) -> str | None:
 
 
 def fixed_part(path: str) -> str:
-    """The folder of a pattern that is the same for all that match; any other path as it is."""
+    """The folder that all matches of a pattern share; any other path unchanged."""
     return os.path.dirname(_MAGIC.split(path, maxsplit=1)[0]) if _MAGIC.search(path) else path
 
 
@@ -52,7 +52,7 @@ def within(path: str, folders: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UrlRules:
-    """What `--allow-url` and the working directory allow."""
+    """The rules that follow from `--allow-url` and the working directory."""
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class UrlRules:
 
     @classmethod
     def of(cls, allowed: Iterable[str], directory: str) -> UrlRules:
-        """Args: what `--allow-url` gave; the working directory."""
+        """The rules for the values of `--allow-url` and the working directory."""
         given = tuple(allowed)
         folders = tuple(path for url in given if (path := local_path(url)) is not None)
         prefixes = tuple(url.rstrip("/") for url in given if local_path(url) is None and url != ANY)
@@ -70,7 +70,7 @@ class UrlRules:
         return cls((*home, *folders), (*runs, *folders), prefixes, ANY in given)
 
     def refusal(self, url: str, *, write: bool = False) -> str:
-        """Why a job may not name this; empty where it may."""
+        """Why a job may not name this URL; empty if it may."""
         if self.everything or url.startswith(SECRET) or (url == STDLIB and not write):
             return ""
         url = _USER.sub(r"\1", url)

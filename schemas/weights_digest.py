@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 INDEX_NAME = "model.safetensors.index.json"
-"""Where Hugging Face's loaders look for the index."""
+"""The file name at which Hugging Face's loaders look for the index."""
 
 
 def tensor_line(dtype: str, shape: Sequence[int], content_sha256: str) -> str:
-    """`dtype shape sha256`, as `Exported.tensors` carries it: `float32 [256,192] 9f86d0…`."""
+    """`dtype shape sha256`, the values of `Exported.tensors`: `float32 [256,192] 9f86d0…`."""
     return f"{dtype} [{','.join(map(str, shape))}] {content_sha256}"
 
 
 def weights_sha256(tensors: Mapping[str, str]) -> str:
     """SHA-256 over the sorted lines `name dtype shape sha256(bytes)` of all tensors.
 
-    Depends neither on the segmentation nor on the file layout: that hash is the test of everything.
+    It depends neither on the segmentation nor on the file layout, so it can test any two runs for equality.
 
     Args:
         tensors: full parameter name → `tensor_line`, of all stages together.

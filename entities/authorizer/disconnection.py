@@ -97,17 +97,17 @@ class Disconnections:
         """Close the connections of these jobs' instances."""
         return await self._close(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
 
-    async def _close(self, wanted: Callable[[str], bool], who: str) -> int | None:
+    async def _close(self, is_wanted: Callable[[str], bool], who: str) -> int | None:
         try:
-            return await self._close_in_two_looks(wanted, AGAIN_S)
+            return await self._close_in_two_looks(is_wanted, AGAIN_S)
         except DmscError as error:
             log.error("not thrown out everywhere yet", who=who, error=error.text)
             return None
 
     async def _close_in_two_looks(
-        self, wanted: Callable[[str], bool], again_s: float, first: tuple[str, ...] = ()
+        self, is_wanted: Callable[[str], bool], again_s: float, first: tuple[str, ...] = ()
     ) -> int:
-        """Close the connections whose server-side name is `wanted`, in two looks `again_s` apart.
+        """Close the connections whose server-side name meets `is_wanted`, in two looks `again_s` apart.
 
         Raises:
             DmscError: a server can't be reached, or did not answer; the connections at the others are closed.
@@ -118,7 +118,7 @@ class Disconnections:
             for look in range(2):
                 if look:
                     await asyncio.sleep(again_s)
-                matching = await connections.of(wanted, self._account)
+                matching = await connections.of(is_wanted, self._account)
                 silent = connections.silent
                 for connection in sorted(
                     matching, key=lambda item: not item.as_.startswith(first or item.as_)

@@ -46,8 +46,8 @@ async def guarding(
     refusals = Refusals(config.sid, config.door_folding)
     keys = GuardKeys.read(config.keys_file)
     jobs = JobStates()
-    evictions = Disconnections(config.servers, keys, name=config.sid)
-    roots = RootsFile(config.keys_file, evictions if config.ends_old_roots else None)
+    disconnections = Disconnections(config.servers, keys, name=config.sid)
+    roots = RootsFile(config.keys_file, disconnections if config.ends_old_roots else None)
     authorizer = ConnectionAuthorizer(
         keys,
         lambda: directory.users,
@@ -57,7 +57,7 @@ async def guarding(
         jobs=jobs,
         revocations_read=directory.read,
     )
-    expulsions = Expulsions(evictions, jobs)
+    expulsions = Expulsions(disconnections, jobs)
     directory.revoked = expulsions.revoked
     async with (
         authorizer.at_door(config.servers, config.sid),

@@ -74,16 +74,16 @@ class TenantGuard:
             except Refused:
                 return self.strangers
             matches = [
-                doorkeeper
-                for doorkeeper in self.doorkeepers
-                if root in (doorkeeper.roots().root, doorkeeper.roots().before)
+                authorizer
+                for authorizer in self.doorkeepers
+                if root in (authorizer.roots().root, authorizer.roots().before)
             ]
             return matches[0] if matches else self.strangers
         matches = [
-            doorkeeper for doorkeeper in self.doorkeepers if caller.token and doorkeeper.knows(caller.token)
+            authorizer for authorizer in self.doorkeepers if caller.token and authorizer.knows(caller.token)
         ]
         if len(matches) > 1:
-            accounts = [doorkeeper.account for doorkeeper in matches]
+            accounts = [authorizer.account for authorizer in matches]
             log.warning("one token is of users of several tenants", accounts=accounts)
         return matches[0] if len(matches) == 1 else self.strangers
 
@@ -106,8 +106,8 @@ async def guarding_tenants(
         guarded = []
         for tenant in tenants:
             directory = UserDirectory(tenant.users.tokens_file, tenant.users.user_key)
-            evictions = Disconnections(servers, keys, name=GUARD, account=tenant.account)
-            roots = _roots_of(tenant.users, evictions)
+            disconnections = Disconnections(servers, keys, name=GUARD, account=tenant.account)
+            roots = _roots_of(tenant.users, disconnections)
             root = roots.present().root if roots else root_public(tenant.users.bus_token or "")
             if root in doorkeepers:
                 raise BadInput(
@@ -126,7 +126,7 @@ async def guarding_tenants(
                 jobs=jobs,
                 revocations_read=directory.read,
             )
-            expulsions = Expulsions(evictions, jobs)
+            expulsions = Expulsions(disconnections, jobs)
             directory.revoked = expulsions.revoked
             if roots:
                 await stack.enter_async_context(roots.followed(tenant.users.check_s))
@@ -145,8 +145,8 @@ def _users_of(directory: UserDirectory) -> PresentUsers:
     return lambda: directory.users
 
 
-def _roots_of(users: AuthorizerConfig, evictions: Disconnections) -> RootsFile | None:
-    return None if users.roots_file is None else RootsFile(users.roots_file, evictions)
+def _roots_of(users: AuthorizerConfig, disconnections: Disconnections) -> RootsFile | None:
+    return None if users.roots_file is None else RootsFile(users.roots_file, disconnections)
 
 
 def _only_root(root: str) -> PresentRoots:

@@ -66,7 +66,7 @@ def reach_of_url(url: str, *, closed: Sequence[str] = (), rules: UrlRules | None
         raise BadInput(reason)
     path = local_path(url)
     if path is not None and _lies_in(path, closed):
-        raise BadInput(f"{url} lies in a folder that no job is given")
+        raise BadInput(f"{url} lies in a folder that no job may use")
     return () if path is None else (path,)
 
 
@@ -85,7 +85,7 @@ def reach_of_removal(
         return ()
     own = os.path.join(path, job)
     if _lies_in(own, closed):
-        raise BadInput(f"{artifacts} lies in a folder that no job is given")
+        raise BadInput(f"{artifacts} lies in a folder that no job may use")
     return (own,)
 
 

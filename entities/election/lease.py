@@ -65,9 +65,9 @@ class Silence:
         self._revision = None
 
 
-def claimable(held: Leadership, silence_s: float) -> bool:
+def claimable(record: Leadership, silence_s: float) -> bool:
     """Whether the next term may be claimed. The length of the lease is what its holder wrote into it."""
-    return held.released or silence_s >= held.lease_s
+    return record.released or silence_s >= record.lease_s
 
 
 def next_claim(above: int, *, incarnation: str, lease_s: float, node: str, pid: int) -> Leadership:
@@ -81,9 +81,9 @@ def next_claim(above: int, *, incarnation: str, lease_s: float, node: str, pid: 
     )
 
 
-def is_same_leadership(one: Leadership, other: Leadership) -> bool:
+def is_same_leadership(record: Leadership, other: Leadership) -> bool:
     """Whether both records are of the same leader in the same term."""
-    return (one.incarnation, one.term) == (other.incarnation, other.term)
+    return (record.incarnation, record.term) == (other.incarnation, other.term)
 
 
 def sure_until(written_at: float, lease_s: float) -> float:

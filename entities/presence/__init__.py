@@ -1,4 +1,4 @@
-"""How MG, SR and SMO know who is in the mesh, and how MG and SR make themselves known.
+"""How MG and SR know who is in the mesh, and make themselves known to the orchestrator.
 
 `RegistryFollower` keeps a copy of the registry current by Type 2 (draft §4.3), `keep_registered` sends the
 node registration of draft §4.4(1) to the orchestrator, and `InstanceSubscriptions` subscribes to the messages

@@ -49,13 +49,13 @@ class QosReporter:
             await asyncio.sleep(self._every_s)
             lost, dropped = self._bus.counters.dropped - dropped, self._bus.counters.dropped
             for job in list(self._book.active):
-                ours = self._follower.view.instances(job=job, cluster=self._cluster)
+                instances = self._follower.view.instances(job=job, cluster=self._cluster)
                 report = self._window.report(
                     job,
                     sid=self._sid,
                     cluster=self._cluster,
                     window_s=self._every_s,
-                    instances=sum(record.state is InstanceState.ACTIVE for record in ours),
+                    instances=sum(record.state is InstanceState.ACTIVE for record in instances),
                     lost=lost,
                 ).model_copy(update={"links": self._links(job)})
                 try:

@@ -31,13 +31,13 @@ def refuse_strange(record: ServiceRecord, speaker: Sender) -> None:
         raise Refused(f"record of {record.sid}: {reason}", sid=record.sid)
 
 
-def refuse_foreign(record: ServiceRecord, agent: str, held: ServiceRecord | None) -> None:
+def refuse_foreign(record: ServiceRecord, agent: str, present: ServiceRecord | None) -> None:
     """Check a record that a node agent registers for an instance.
 
     Args:
         record: the new record.
         agent: name of the node agent.
-        held: the registry's present record of that SID, if any.
+        present: the registry's present record of that SID, if any.
 
     Raises:
         Refused: it is no faulted instance of the agent's node, or a living instance of another node.
@@ -46,29 +46,29 @@ def refuse_foreign(record: ServiceRecord, agent: str, held: ServiceRecord | None
     if record.kind is not EntityKind.INSTANCE or record.state is not InstanceState.FAULTED:
         reason = "a node agent registers instances that have failed, nothing else"
     elif _agent_of(record) != agent:
-        reason = f"it names the node of {_agent_of(record)}, and {agent} says so"
-    elif held is not None and held.state is not InstanceState.FAULTED:
-        reason = reason or _foreign_instance(held, agent)
+        reason = f"it names the node of {_agent_of(record)}, but {agent} sent it"
+    elif present is not None and present.state is not InstanceState.FAULTED:
+        reason = reason or _foreign_instance(present, agent)
     if reason:
         raise Refused(f"record of {record.sid}: {reason}", sid=record.sid)
 
 
-def refuse_others_state(sid: str, agent: str, held: ServiceRecord | None) -> None:
-    """Check a state that a node agent reports; `held` is the registry's present record of that SID.
+def refuse_others_state(sid: str, agent: str, present: ServiceRecord | None) -> None:
+    """Check a state that a node agent reports; `present` is the registry's record of that SID.
 
     Raises:
         Refused: it is not one of the agent's instances.
     """
-    reason = "" if held is None else _foreign_instance(held, agent)
+    reason = "" if present is None else _foreign_instance(present, agent)
     if reason:
         raise Refused(f"state of {sid}: {reason}", sid=sid)
 
 
-def _foreign_instance(held: ServiceRecord, agent: str) -> str:
-    if held.kind is not EntityKind.INSTANCE:
-        return f"it is a {held.kind}, of which {agent} tells nothing"
-    if _agent_of(held) != agent:
-        return f"it is an instance of {_agent_of(held)}, not of {agent}"
+def _foreign_instance(present: ServiceRecord, agent: str) -> str:
+    if present.kind is not EntityKind.INSTANCE:
+        return f"it is a {present.kind}, of which {agent} tells nothing"
+    if _agent_of(present) != agent:
+        return f"it is an instance of {_agent_of(present)}, not of {agent}"
     return ""
 
 

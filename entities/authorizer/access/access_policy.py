@@ -152,10 +152,10 @@ def _parse_rule(entry: Any, line: int, place: str) -> Rule:
     if not actions:
         raise BadInput(f"{place}: actions: must be a list of actions or patterns (* is all)")
     roles = _texts(entry, "roles", place)
-    unknown_roles = [role for role in roles if role not in {known.value for known in Role}]
+    unknown_roles = [role for role in roles if role not in {valid.value for valid in Role}]
     if unknown_roles:
-        known = ", ".join(role.value for role in Role)
-        raise BadInput(f"{place}: roles: {unknown_roles[0]!r} is not one of {known}")
+        roles_text = ", ".join(role.value for role in Role)
+        raise BadInput(f"{place}: roles: {unknown_roles[0]!r} is not one of {roles_text}")
     effect = entry.get("effect", "allow")
     if effect not in ("allow", "deny"):
         raise BadInput(f"{place}: effect: must be allow or deny")
@@ -186,7 +186,7 @@ def _parse_quota(entry: Any, place: str) -> QuotaRule:
     if unknown:
         raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; a quota has {', '.join(_QUOTA_KEYS)}")
     roles = _texts(entry, "roles", place)
-    unknown_roles = [role for role in roles if role not in {known.value for known in Role}]
+    unknown_roles = [role for role in roles if role not in {valid.value for valid in Role}]
     if unknown_roles:
         raise BadInput(
             f"{place}: roles: {unknown_roles[0]!r} is not one of {', '.join(role.value for role in Role)}"

@@ -33,8 +33,8 @@ class Expulsions:
     revoked.
     """
 
-    def __init__(self, evictions: Disconnections, jobs: JobStates) -> None:
-        self._evictions = evictions
+    def __init__(self, disconnections: Disconnections, jobs: JobStates) -> None:
+        self._disconnections = disconnections
         self._jobs = jobs
         self._since = time.time() - SKEW_S
         self._last_revocation: dict[tuple[str, str], float] = {}
@@ -75,9 +75,9 @@ class Expulsions:
             while self._waiting:
                 for kind, id in tuple(self._waiting):
                     if kind == "credential":
-                        ended = await self._evictions.throw_out_credential(id)
+                        ended = await self._disconnections.throw_out_credential(id)
                     else:
-                        ended = await self._evictions.throw_out(id)
+                        ended = await self._disconnections.throw_out(id)
                     if ended is not None:
                         self._waiting.pop((kind, id), None)
                 if self._waiting:
@@ -91,6 +91,6 @@ class Expulsions:
             pause_s = LAST_WORDS_S
             while True:
                 await asyncio.sleep(pause_s)
-                if await self._evictions.throw_out_jobs(self._jobs.ended) is not None:
+                if await self._disconnections.throw_out_jobs(self._jobs.ended) is not None:
                     break
                 pause_s = min(2 * pause_s, AGAIN_MOST_S)

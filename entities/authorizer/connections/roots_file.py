@@ -24,13 +24,13 @@ log = get_logger("authorizer")
 class RootsFile:
     """The file's roots in `present`. Only the constructor raises `BadInput`.
 
-    `evictions` closes old connections; None if another guard does that.
+    `disconnections` closes old connections; None if another guard does that.
     """
 
-    def __init__(self, path: Path, evictions: Disconnections | None) -> None:
+    def __init__(self, path: Path, disconnections: Disconnections | None) -> None:
         self._path = path
         self._file = ReloadedFile(path, TrustRoots.parse, "file of roots", "it says which roots count")
-        self._evictions = evictions
+        self._disconnections = disconnections
         self._closed_for = self._file.value.handed_over
 
     def present(self) -> TrustRoots:
@@ -58,9 +58,9 @@ class RootsFile:
         roots = self._file.value
         if roots.handed_over == self._closed_for:
             return
-        if roots.before and roots.handed_over and self._evictions is not None:
+        if roots.before and roots.handed_over and self._disconnections is not None:
             try:
-                ended = await self._evictions.throw_out_other_roots(roots.root, again_s)
+                ended = await self._disconnections.throw_out_other_roots(roots.root, again_s)
                 roots.note_ended(self._path)
             except (DmscError, OSError) as error:  # the next check tries again
                 log.error("connections by the old root not ended yet", reason=str(error))

@@ -196,19 +196,19 @@ class UserOperations:
         if listed is not None:
             await self._audit_command(actor, command)
             await self._write(self._revocation("token", listed.token_id, command, actor), None)
-            note = f"the token of {command.name} in the users' file opens nothing any more"
+            note = f"the token of {command.name} in the users' file is no longer valid"
         elif command.token_id is not None:
             await self._record(command.name)
             await self._audit_command(actor, command)
             await self._write(
                 self._revocation("token", command.token_id, command, actor), self._config.most_s
             )
-            note = f"token {command.token_id} of {command.name} opens nothing any more"
+            note = f"token {command.token_id} of {command.name} is no longer valid"
         else:
             await self._record(command.name)
             await self._audit_command(actor, command)
             await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
-            note = f"all tokens that {command.name} had open nothing any more"
+            note = f"all earlier tokens of {command.name} are no longer valid"
         await self._disconnect(command, actor)
         return UserAnswer(
             users=tuple(user for user in await self._list() if user.name == command.name), note=note
