@@ -1,9 +1,8 @@
-"""What became of a job's steps, from its events and the decisions seen on the bus. Pure.
+"""The history of a job's steps, from its events and the decisions seen on the bus. Pure.
 
-A step counts when it was committed and no later roll-back undid it. A roll-back is told (a `recovery` or a
-`state` event lies between); a step that is committed again without one has been counted twice. A step that
-nobody told of, but whose decision was seen on the bus, is committed all the same: the orchestrator may have
-died between the two.
+A step counts if it was committed and no later roll-back undid it. A roll-back is announced by a `recovery` or
+`state` event; a step that is committed again without such an event was counted twice. A step without an event
+is nevertheless committed if its decision was seen on the bus: the orchestrator may have died between the two.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from schemas.job import JobEvent, StepResult
 from schemas.step import MicrobatchClaim
 
 CLOCK_S = 0.05
-"""A decision may be seen on the bus so much later than it was told."""
+"""Seconds by which a decision may be seen on the bus later than its event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """A decision as seen on the bus, at `at` (seconds since the epoch)."""
+    """A decision that was seen on the bus at `at` (seconds since the epoch)."""
 
     step: int
     at: float
@@ -28,9 +27,9 @@ class Decided:
 
 @dataclass(frozen=True, kw_only=True)
 class Advance:
-    """The way from one step's commit to the next one's, roll-backs between them included.
+    """The time from one step's commit to the next one's, including roll-backs between them.
 
-    Times are seconds since the epoch. `redone_from`: the earliest step that was run again on this way.
+    Times are seconds since the epoch. `redone_from` is the earliest step that was run again meanwhile.
     """
 
     step: int
@@ -45,7 +44,10 @@ class Advance:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Lost and doubled: whole steps, and microbatches of a stage within one. `checked_steps`: by shares."""
+    """What was lost or counted twice: whole steps, and microbatches of a stage within a step.
+
+    `checked_steps` is the number of steps whose shares could be checked.
+    """
 
     lost_steps: tuple[int, ...] = ()
     doubled_steps: tuple[int, ...] = ()
@@ -64,9 +66,9 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """A job's steps: how it got from one to the next, and whether each counted once.
+    """A job's steps: how it advanced from one to the next, and whether each counted once.
 
-    `undone`: commits that roll-backs took back. `faults`: texts of the job's own fault events.
+    `undone` is the number of commits that roll-backs undid. `faults` has the texts of the job's fault events.
     """
 
     advances: tuple[Advance, ...]
@@ -79,7 +81,9 @@ class History:
 class _Fold:
     """The state while events are read."""
 
-    results: list[StepResult | None] = field(default_factory=list)  # by step; None: known by its decision
+    results: list[StepResult | None] = field(
+        default_factory=list
+    )  # by step; None: only its decision is known
     advances: list[Advance] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     doubled: list[int] = field(default_factory=list)
@@ -96,13 +100,13 @@ def read(
     microbatches: int,
     steps: int | None = None,
 ) -> History:
-    """The history of one job.
+    """Compute the history of one job.
 
     Args:
-        events: in their order on the job's stream.
-        decided: in order of time; may be empty or have gaps, then the events' times stand in.
-        microbatches: that each stage must have counted in each step.
-        steps: the job's length if it has ended well: steps up to it that are missing are lost.
+        events: The events in the order of the job's stream.
+        decided: The decisions in order of time. Where they are missing, the events' times are used.
+        microbatches: The number that each stage must have counted in each step.
+        steps: The job's length if it has ended well; missing steps below it are lost.
     """
     fold, faults = _Fold(), []
     for event in events:
@@ -128,7 +132,7 @@ def _step(fold: _Fold, result: StepResult, told_at: float, decided: Sequence[Dec
     step, expected = result.step, len(fold.results)
     if step < expected:
         if fold.results[step] == result:
-            return  # told twice
+            return  # the same event came twice
         if not fold.may_go_back:
             fold.doubled.append(step)
             return
@@ -139,12 +143,18 @@ def _step(fold: _Fold, result: StepResult, told_at: float, decided: Sequence[Dec
         _missing(fold, missing, decided, until=told_at)
     fold.may_go_back = False
     fold.results.append(result)
-    at = max((one.at for one in decided if one.step == step and one.at <= told_at + CLOCK_S), default=told_at)
+    at = max(
+        (decision.at for decision in decided if decision.step == step and decision.at <= told_at + CLOCK_S),
+        default=told_at,
+    )
     _advance(fold, step, at, result.step_s)
 
 
 def _missing(fold: _Fold, step: int, decided: Sequence[Decided], *, until: float) -> None:
-    at = max((one.at for one in decided if one.step == step and one.at <= until + CLOCK_S), default=None)
+    at = max(
+        (decision.at for decision in decided if decision.step == step and decision.at <= until + CLOCK_S),
+        default=None,
+    )
     fold.results.append(None)
     if at is None:
         fold.lost.append(step)
@@ -153,7 +163,7 @@ def _missing(fold: _Fold, step: int, decided: Sequence[Decided], *, until: float
 
 
 def _advance(fold: _Fold, step: int, at: float, step_s: float) -> None:
-    """Only what leads beyond the furthest step so far is an advance; redone steps are on the way to it."""
+    """Add an advance if the step is beyond the furthest one so far. Redone steps are part of that advance."""
     if fold.advances and step <= fold.advances[-1].step:
         return
     began = fold.advances[-1].ended if fold.advances else at - step_s
@@ -163,7 +173,7 @@ def _advance(fold: _Fold, step: int, at: float, step_s: float) -> None:
 
 
 def _count(fold: _Fold, microbatches: int) -> Count:
-    """Each stage's shares of a step must sum to its microbatches. Data instances have no share."""
+    """Compare the sum of each stage's shares with the step's microbatches. Data instances have no share."""
     lost = doubled = checked = 0
     for result in fold.results:
         sums: dict[int, int] = {}
@@ -185,17 +195,18 @@ def _count(fold: _Fold, microbatches: int) -> Count:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputedWork:
-    """Microbatches that were computed, by step; of one step also by incarnation. From the claims."""
+    """The number of microbatches computed per step, and per step and incarnation, from the claims."""
 
     units: Mapping[int, int] = field(default_factory=dict)
     by_owner: Mapping[tuple[int, str], int] = field(default_factory=dict)  # (step, incarnation)
 
 
 def count_work(claims: Iterable[MicrobatchClaim]) -> ComputedWork:
-    """One unit is one microbatch forward and backward on one stage, by whomever, counted or not.
+    """Count computed work. A unit is one microbatch, forward and backward, on one stage, whether it counted
+    or not.
 
-    A claim that is repeated for the same work has the same times; work done again has others. What was
-    only forwarded when its instance died is claimed by nobody and not in here.
+    A claim that is repeated for the same work has the same times; work that was redone has other times. Work
+    that was only forwarded when its instance died has no claim, so it is not counted.
     """
     seen: set[tuple[int, int, int, str, float, float]] = set()
     units: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Faults that last for a while: a server that stands still, a mesh without room. Both end by themselves."""
+"""Faults that last for a while and end by themselves: a stopped server, a mesh without free slots."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ REASON = "chaos: no room"
 
 
 class Holding:
-    """`async with` it: at the end nothing is held any more.
+    """Ends lasting faults when they are due. At the end of `async with` none is left.
 
     Args:
-        client: cordons and lifts cordons, as an operator does; others' cordons are left alone.
-        frozen: handles of processes that stand still; those that go on leave it.
+        client: Cordons and uncordons nodes as an operator does; cordons of others are not touched.
+        frozen: Handles of stopped processes; resumed processes are removed from the list.
+        say: Gets lines for people.
     """
 
     def __init__(self, client: AsyncClient, frozen: list[ProcessHandle], say: Callable[[str], None]) -> None:
@@ -36,28 +37,28 @@ class Holding:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        resume(self._frozen)  # first: nobody answers a client while the server stands still
+        resume(self._frozen)  # first, because no gateway answers while the server is stopped
         for end in self._ends:
             end.cancel()
         await asyncio.gather(*self._ends, return_exceptions=True)
         await self._open_mesh()
 
     def thaw_after(self, delay_s: float, held: Sequence[ProcessHandle]) -> None:
-        """These processes go on by then."""
+        """Resume these processes after `delay_s` seconds."""
 
         async def end() -> None:
             await asyncio.sleep(delay_s)
             resume(held)
-            self._frozen[:] = [one for one in self._frozen if one not in held]
+            self._frozen[:] = [handle for handle in self._frozen if handle not in held]
 
         self._begin(end())
 
     async def close_mesh(self, delay_s: float) -> None:
-        """No node takes anything new, until `delay_s` from now."""
+        """Cordon all nodes for `delay_s` seconds."""
         nodes = await persistently(self._client.nodes)
         for node in nodes:
             sid = node.status.sid
-            if not any(one.slot is None for one in node.cordons):
+            if not any(cordon.slot is None for cordon in node.cordons):
                 await persistently(partial(self._client.cordon, sid, reason=REASON))
                 self._closed.add(sid)
 
@@ -72,7 +73,7 @@ class Holding:
             try:
                 await persistently(partial(self._client.uncordon, sid))
             except NotFound:
-                pass  # somebody else has lifted it
+                pass  # somebody else has uncordoned it
             except DmscError as error:
                 self._say(f"{sid} is still cordoned: dmsc uncordon {sid} ({error.text})")
             self._closed.discard(sid)

@@ -1,4 +1,4 @@
-"""Asking a mesh in which whoever answers may just have been killed."""
+"""Repeats a request to a mesh whose answering process may just have been killed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 from schemas.errors import DmscError
 
 END_S = 60.0
-"""How long the mesh may take after the job's end until it answers again: its gateways may be dead."""
+"""Seconds within which the mesh must answer again after the job's end; its gateways may be dead."""
 LOOK_EVERY_S = 0.05
 
 T = TypeVar("T")
 
 
 async def persistently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Asks until it is answered, at most `END_S`: the mesh may just be coming back."""
+    """Repeat a request until it is answered, for at most `END_S`, as long as its errors are retryable."""
     deadline = time.monotonic() + END_S
     while True:
         try:

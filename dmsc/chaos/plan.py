@@ -1,8 +1,9 @@
-"""The plan of a chaos run: when the next fault comes, of what kind, and whom it hits. Pure and seeded.
+"""The plan of a chaos run: the time, the kind and the victim of each fault. Pure and seeded.
 
-A plan is an endless sequence; the same seed, kinds and interval give the same one. It names no victim, for
-nobody knows who will be alive by then: it draws a number, which picks from the sorted candidates at that
-moment. Faults come at fixed times (or steps) and are never put off because a recovery is under way.
+A plan is an endless sequence; the same seed, kinds and interval give the same plan. It names no victims,
+because it is unknown which processes will be alive. It draws a number instead, which selects one of the
+sorted candidates when the fault is due. Faults come at fixed times (or steps); a recovery under way never
+delays them.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from schemas.errors import BadInput
 
 
 class FaultKind(StrEnum):
-    """What a fault does: SIGKILL, but where something else is said."""
+    """The kinds of faults. A fault kills its victims with SIGKILL unless its comment says otherwise."""
 
     INSTANCE = "instance"  # one stage or data instance of the job
-    FREEZE = "freeze"  # one instance is stopped (SIGSTOP) and never goes on by itself
-    STAGE = "stage"  # all replicas of one stage at once, but not its standbys
-    WHOLE_STAGE = "whole-stage"  # the same with its standbys
-    CLUSTER = "cluster"  # node agents of one cluster with all that they started, its router, its gateway
+    FREEZE = "freeze"  # one instance is stopped (SIGSTOP) and is not resumed
+    STAGE = "stage"  # all replicas of one stage at once, except its standbys
+    WHOLE_STAGE = "whole-stage"  # all replicas of one stage at once, with its standbys
+    CLUSTER = "cluster"  # the node agents of one cluster with all their children, its router, its gateway
     ORCHESTRATOR = "orchestrator"
     GATEWAY = "gateway"
     ROUTER = "router"
     REGISTRY = "registry"
     SERVER = "server"  # the bus's server
-    GARBAGE_VALUE = "garbage-value"  # a key of one of the mesh's buckets gets a value that nobody can read
-    DISK_FULL = "disk-full"  # the disk of the state folder has no room for five seconds
-    SERVER_FREEZE = "server-freeze"  # it is stopped (SIGSTOP) for `HOLD_S`, then goes on
-    NO_ROOM = "no-room"  # one instance, in a mesh that is cordoned for `HOLD_S`
+    GARBAGE_VALUE = "garbage-value"  # a key of one of the mesh's buckets gets an unreadable value
+    DISK_FULL = "disk-full"  # the disk of the state folder is full for five seconds
+    SERVER_FREEZE = "server-freeze"  # the bus's server is stopped (SIGSTOP) for `HOLD_S`, then resumed
+    NO_ROOM = "no-room"  # one instance is killed, and all nodes are cordoned for `HOLD_S`
 
 
 HOLD_S = 20.0
-"""How long a server stands still, and a mesh has no room: longer than any lease."""
+"""Seconds for which a server is stopped, or a mesh has no free slots; longer than any lease."""
 
 ENTITY_OF = {
     FaultKind.ORCHESTRATOR: "orchestrator",
@@ -44,7 +45,7 @@ ENTITY_OF = {
     FaultKind.ROUTER: "router",
     FaultKind.REGISTRY: "service-registry",
 }
-"""The name by which `dmsc run` knows the entity that a fault ends."""
+"""Fault kind → the name of the killed entity in `dmsc run`."""
 
 FREEZES = frozenset({FaultKind.FREEZE, FaultKind.SERVER_FREEZE})
 
@@ -58,11 +59,11 @@ STRIKES_INSTANCES = frozenset(
         FaultKind.NO_ROOM,
     }
 )
-"""Faults after which somebody's work in the open step is gone."""
+"""Faults that destroy work of the open step."""
 
 
 STRIKES_STORE = frozenset({FaultKind.GARBAGE_VALUE, FaultKind.DISK_FULL})
-"""Faults that hit no process, but what the mesh keeps."""
+"""Faults that hit no process but stored data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +79,11 @@ class Every:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFault:
-    """One fault to come.
+    """A planned fault.
 
-    `due` counts from the job's first committed step, in seconds or in steps as `Every` does; `offset`
-    (0..1) is the part of a clean step by which it is late, so that all phases of a step are hit; `pick`
-    (0..1) chooses among the candidates.
+    `due` counts from the job's first committed step, in seconds or in steps like `Every`. `offset` (0..1) is
+    the part of a clean step by which the fault is delayed, so that all phases of a step are hit. `pick`
+    (0..1) selects among the candidates.
     """
 
     number: int
@@ -94,9 +95,10 @@ class PlannedFault:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveInstance:
-    """A live instance of the job. `started` (seconds since the epoch) pins the process to its pid.
+    """A live instance of the job.
 
-    `standby`: it only keeps up, until its stage has no other replica.
+    `pid` and `started` (seconds since the epoch) together identify the process. A `standby` only follows the
+    training until its stage has no other replica.
     """
 
     sid: str
@@ -112,8 +114,8 @@ class LiveInstance:
 class MeshProcess:
     """A live process of the mesh that is no instance.
 
-    `entities` as `dmsc run` names them, `agent` for a node agent, `server` for the bus's server;
-    `clusters` that it serves. `tree`: pids and start times of all that it started.
+    `entities` has the names of `dmsc run`, `agent` for a node agent, or `server` for the bus's server.
+    `clusters` are those that it serves. `tree` has the pids and start times of all its descendants.
     """
 
     name: str
@@ -126,7 +128,7 @@ class MeshProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Alive:
-    """Who lives at one moment."""
+    """The live instances and processes at one moment."""
 
     instances: tuple[LiveInstance, ...] = ()
     parts: tuple[MeshProcess, ...] = ()
@@ -134,7 +136,7 @@ class Alive:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What one fault hits: processes as (pid, started), the instances among them, a name for people."""
+    """The victim of a fault: a name for people, processes as (pid, started), and the instances among them."""
 
     name: str
     processes: tuple[tuple[int, float], ...]
@@ -142,11 +144,11 @@ class Target:
 
 
 def parse_every(text: str) -> Every:
-    """`10s`, `500ms`, `2min`, `20steps`. Raises `BadInput`."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|steps?)\s*", text)
-    if found is None or float(found[1]) <= 0:
+    """Parse an interval: `10s`, `500ms`, `2min`, `20steps`. Raises `BadInput`."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|steps?)\s*", text)
+    if match is None or float(match[1]) <= 0:
         raise BadInput(f"--every {text}: write it as 10s, 500ms, 2min or 20steps")
-    number, unit = float(found[1]), found[2]
+    number, unit = float(match[1]), match[2]
     if unit.startswith("step"):
         if number != int(number):
             raise BadInput(f"--every {text}: a whole number of steps")
@@ -155,7 +157,7 @@ def parse_every(text: str) -> Every:
 
 
 def parse_kinds(text: str) -> tuple[FaultKind, ...]:
-    """`instance,cluster`: names with commas, each once. Raises `BadInput`."""
+    """Parse names of fault kinds, separated by commas: `instance,cluster`. Raises `BadInput`."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [kind.value for kind in FaultKind]
     wrong = [name for name in names if name not in known]
@@ -167,14 +169,14 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
 
 
 def plan(seed: int, every: Every, kinds: Sequence[FaultKind]) -> Iterator[PlannedFault]:
-    """Endless. Each kind comes once before any comes again, in an order drawn anew each time."""
+    """Yield an endless plan. Each round contains every kind once, in a random order."""
     draw = random.Random(seed)
     interval = every.seconds if every.seconds is not None else float(every.steps or 1)
     number = 0
     while True:
-        coming = list(kinds)
-        draw.shuffle(coming)
-        for kind in coming:
+        round_kinds = list(kinds)
+        draw.shuffle(round_kinds)
+        for kind in round_kinds:
             yield PlannedFault(
                 number=number,
                 kind=kind,
@@ -187,52 +189,57 @@ def plan(seed: int, every: Every, kinds: Sequence[FaultKind]) -> Iterator[Planne
 
 def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
     """Everything that a fault of this kind could hit now, sorted by name."""
-    found: list[Target] = []
+    targets: list[Target] = []
     if kind in STRIKES_STORE:
-        return found
+        return targets
     if kind in (FaultKind.INSTANCE, FaultKind.FREEZE, FaultKind.NO_ROOM):
-        found = [
-            Target(name=one.sid, processes=((one.pid, one.started),), instances=(one,))
-            for one in alive.instances
+        targets = [
+            Target(name=instance.sid, processes=((instance.pid, instance.started),), instances=(instance,))
+            for instance in alive.instances
         ]
     elif kind in (FaultKind.STAGE, FaultKind.WHOLE_STAGE):
-        hit = [one for one in alive.instances if kind is FaultKind.WHOLE_STAGE or not one.standby]
-        found = [
-            _together(f"stage {stage}", [one for one in hit if one.stage == stage])
-            for stage in {one.stage for one in hit if one.stage >= 0}
+        replicas = [
+            instance for instance in alive.instances if kind is FaultKind.WHOLE_STAGE or not instance.standby
+        ]
+        targets = [
+            _together(f"stage {stage}", [replica for replica in replicas if replica.stage == stage])
+            for stage in {replica.stage for replica in replicas if replica.stage >= 0}
         ]
     elif kind is FaultKind.CLUSTER:
-        found = [
+        targets = [
             _cluster(name, alive)
             for name in {name for part in alive.parts if "agent" in part.entities for name in part.clusters}
         ]
     else:
-        wanted = ENTITY_OF.get(kind, "server")
-        found = [
+        entity = ENTITY_OF.get(kind, "server")
+        targets = [
             Target(name=part.name, processes=((part.pid, part.started),))
             for part in alive.parts
-            if wanted in part.entities
+            if entity in part.entities
         ]
-    return sorted(found, key=lambda target: target.name)
+    return sorted(targets, key=lambda target: target.name)
 
 
 def choose(planned: PlannedFault, alive: Alive) -> Target | None:
-    """The victim of a planned fault among those alive; None if there is none of the kind."""
-    found = candidates(planned.kind, alive)
-    return found[int(planned.pick * len(found))] if found else None
+    """The victim of a planned fault; None if no candidate of the kind is alive."""
+    targets = candidates(planned.kind, alive)
+    return targets[int(planned.pick * len(targets))] if targets else None
 
 
 def _together(name: str, instances: Sequence[LiveInstance]) -> Target:
-    ordered = sorted(instances, key=lambda one: one.sid)
+    ordered = sorted(instances, key=lambda instance: instance.sid)
     return Target(
-        name=f"{name} ({', '.join(one.sid for one in ordered)})",
-        processes=tuple((one.pid, one.started) for one in ordered),
+        name=f"{name} ({', '.join(instance.sid for instance in ordered)})",
+        processes=tuple((instance.pid, instance.started) for instance in ordered),
         instances=tuple(ordered),
     )
 
 
 def _cluster(name: str, alive: Alive) -> Target:
-    """Agents first: what they started can't be reported by them. A process shared with others stays."""
+    """All processes of a cluster, the agents first, so that they can't report the death of their children.
+
+    A process that also serves other clusters is not hit.
+    """
     own = [
         part
         for part in alive.parts
@@ -245,9 +252,9 @@ def _cluster(name: str, alive: Alive) -> Target:
         for part in alive.parts
         if name in part.clusters and part not in own and {"router", "gateway"} & set(part.entities)
     ]
-    instances = tuple(one for one in alive.instances if one.cluster == name)
+    instances = tuple(instance for instance in alive.instances if instance.cluster == name)
     processes = [(part.pid, part.started) for part in [*agents, *others]]
-    processes += [each for part in own for each in part.tree]
-    said = f"cluster {name} ({len(instances)} instances"
-    said += f"; its router and gateway live in {shared[0]}, which stays)" if shared else ", router, gateway)"
-    return Target(name=said, processes=tuple(dict.fromkeys(processes)), instances=instances)
+    processes += [process for part in own for process in part.tree]
+    text = f"cluster {name} ({len(instances)} instances"
+    text += f"; its router and gateway live in {shared[0]}, which stays)" if shared else ", router, gateway)"
+    return Target(name=text, processes=tuple(dict.fromkeys(processes)), instances=instances)

@@ -1,4 +1,4 @@
-"""Throughput over time with the faults marked: as an SVG file, and as a line of blocks for the terminal."""
+"""Draws throughput over time and marks the faults: as an SVG file, and as block characters for a terminal."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ LETTERS = {kind: kind.value[0] for kind in FaultKind} | {
     FaultKind.DISK_FULL: "d",
     FaultKind.SERVER_FREEZE: "F",
 }
-"""One for each kind, below the curve of a terminal."""
+"""The letter of each kind, shown below the curve on a terminal."""
 
 
 def rates(report: ChaosReport, columns: int) -> list[float]:
-    """Samples/s in equal slices of the run: each step's samples are spread over the time that it took."""
+    """Samples/s in equal slices of the run. Each step's samples are spread evenly over the step's time."""
     if not report.advances or columns < 1:
         return []
     began, ended = report.advances[0].began, report.advances[-1].ended
     slice_s = (ended - began) / columns
     if slice_s <= 0:
         return []
-    found = [0.0] * columns
-    for one in report.advances:
-        if one.seconds <= 0:
+    values = [0.0] * columns
+    for advance in report.advances:
+        if advance.seconds <= 0:
             continue
-        rate = report.samples_per_step / one.seconds
-        first, last = (one.began - began) / slice_s, (one.ended - began) / slice_s
+        rate = report.samples_per_step / advance.seconds
+        first, last = (advance.began - began) / slice_s, (advance.ended - began) / slice_s
         for column in range(int(first), min(math.ceil(last), columns)):
-            found[column] += rate * (min(last, column + 1) - max(first, column))
-    return found
+            values[column] += rate * (min(last, column + 1) - max(first, column))
+    return values
 
 
 def lines(report: ChaosReport, width: int = 72) -> list[str]:
-    """Two lines for a terminal: throughput from 0 up, and the faults below as the letters of their kinds."""
+    """Two lines for a terminal: the throughput from 0 up, and below it the letters of faults."""
     values = rates(report, width)
     if not values:
         return []
     top = max(*values, report.clean.steps_per_s * report.samples_per_step)
-    drawn = "".join(
+    blocks = "".join(
         _blocks[min(round(value / top * (len(_blocks) - 1)), len(_blocks) - 1)] for value in values
     )
     began, ended = report.advances[0].began, report.advances[-1].ended
@@ -71,16 +71,17 @@ def lines(report: ChaosReport, width: int = 72) -> list[str]:
         place = (fault.at - began) / (ended - began)
         if fault.fired and 0 <= place <= 1:
             marks[min(int(place * width), width - 1)] = LETTERS[fault.kind]
-    return [drawn, "".join(marks)]
+    return [blocks, "".join(marks)]
 
 
 def svg(report: ChaosReport) -> str:
-    """The picture: samples/s over seconds, the clean run's rate dashed, a line per fault with its victim."""
+    """The SVG: samples/s over seconds, the clean run's rate as a dashed line, a labelled line per fault."""
     began = report.advances[0].began if report.advances else 0.0
     span_s = max(report.advances[-1].ended - began if report.advances else 0.0, 1e-9)
     clean = report.clean.steps_per_s * report.samples_per_step
     highest = max(
-        (report.samples_per_step / one.seconds for one in report.advances if one.seconds > 0), default=0.0
+        (report.samples_per_step / advance.seconds for advance in report.advances if advance.seconds > 0),
+        default=0.0,
     )
     top = nice(min(max(highest, clean), 2 * clean) if clean else highest)
     chart = Chart(began, span_s, top, "samples/s")
@@ -114,9 +115,9 @@ def _within(report: ChaosReport) -> list[InjectedFault]:
 
 def _points(report: ChaosReport) -> list[tuple[float, float]]:
     points = []
-    for one in report.advances:
-        rate = report.samples_per_step / one.seconds if one.seconds > 0 else 0.0
-        points += [(one.began, rate), (one.ended, rate)]
+    for advance in report.advances:
+        rate = report.samples_per_step / advance.seconds if advance.seconds > 0 else 0.0
+        points += [(advance.began, rate), (advance.ended, rate)]
     return points
 
 

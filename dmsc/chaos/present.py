@@ -1,4 +1,4 @@
-"""The report for people: a table, the curve, and what is wrong, if anything."""
+"""The report for people: a table, the curve, and the problems if there are any."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dmsc.chaos.report import ChaosReport
 
 
 def rows(report: ChaosReport) -> list[tuple[str, str, str]]:
-    """What, how much, and a remark."""
+    """The rows of the table: figure, value, remark."""
     clean, step_s = report.clean, report.clean.step_s
     fired = [fault for fault in report.faults if fault.fired]
     missed = len(report.faults) - len(fired)
     outside = len(fired) - sum(len(stall.faults) for stall in report.stalls)
-    found = [
+    table = [
         (
             "faults",
             str(len(fired)),
@@ -33,45 +33,45 @@ def rows(report: ChaosReport) -> list[tuple[str, str, str]]:
     for name, q in (("stall p50", 0.5), ("stall p95", 0.95), ("stall worst", 1.0)):
         stall_s = report.stall_s(q)
         if stall_s is not None:
-            found.append((name, f"{stall_s:.2f} s", f"{stall_s / step_s:.2f} steps" if step_s else ""))
+            table.append((name, f"{stall_s:.2f} s", f"{stall_s / step_s:.2f} steps" if step_s else ""))
     for kind in dict.fromkeys(kind for stall in report.stalls for kind in stall.kinds):
         if len({name for stall in report.stalls for name in stall.kinds}) > 1:
-            found.append((f"  {kind} p50", f"{report.stall_s(0.5, kind) or 0:.2f} s", ""))
+            table.append((f"  {kind} p50", f"{report.stall_s(0.5, kind) or 0:.2f} s", ""))
     if report.goodput is not None:
-        found.append(
+        table.append(
             ("goodput", f"{report.goodput:.2f}", "of the clean run" if clean.measured else "estimated")
         )
     waste = report.waste
     ratio = "–" if waste.ratio is None else f"{waste.ratio:.2f}"
     remark = f"{waste.recomputed} microbatches computed again, the dead had {waste.dead_had}"
-    found.append(
+    table.append(
         ("waste", ratio, _and(remark, f"{waste.unknown_steps} steps unknown" if waste.unknown_steps else ""))
     )
-    found.append(("wasted compute", f"{100 * waste.fraction:.1f} %", "of all microbatches computed"))
+    table.append(("wasted compute", f"{100 * waste.fraction:.1f} %", "of all microbatches computed"))
     count = report.count
-    found.append(
+    table.append(
         ("lost", str(count.lost), f"{report.steps} steps, {count.checked_steps} with shares checked")
     )
-    found.append(("doubled", str(count.doubled), ""))
+    table.append(("doubled", str(count.doubled), ""))
     struck = report.recoveries - report.false_evictions
-    found.append(("false evictions", str(report.false_evictions), f"{struck} replaced that were struck"))
+    table.append(("false evictions", str(report.false_evictions), f"{struck} replaced that were struck"))
     if report.undone:
-        found.append(("rolled back", f"{report.undone} steps", "committed before, run again"))
+        table.append(("rolled back", f"{report.undone} steps", "committed before, run again"))
     same = {True: "equal", False: "DIFFERENT", None: "–"}[report.hash_equal]
-    found.append(("sha256", same, (report.sha256 or "no weights")[:16]))
-    return found
+    table.append(("sha256", same, (report.sha256 or "no weights")[:16]))
+    return table
 
 
 def closing(report: ChaosReport, width: int = 72) -> list[str]:
-    """The curve, and the verdict."""
-    drawn = plot.lines(report, width)
-    found = []
-    if drawn:
+    """The lines below the table: the curve and the verdict."""
+    curve = plot.lines(report, width)
+    lines = []
+    if curve:
         kinds = dict.fromkeys(fault.kind for fault in report.faults if fault.fired)
         letters = ", ".join(f"{plot.LETTERS[kind]} {kind.value}" for kind in kinds)
-        found += [f"samples/s over time ({letters})", *drawn]
+        lines += [f"samples/s over time ({letters})", *curve]
     problems = report.problems()
-    return found + ([f"✗ {line}" for line in problems] or ["✓ nothing lost, nothing doubled"])
+    return lines + ([f"✗ {line}" for line in problems] or ["✓ nothing lost, nothing doubled"])
 
 
 def _counted(names: Iterable[str]) -> list[tuple[str, int]]:

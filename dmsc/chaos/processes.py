@@ -1,9 +1,9 @@
-"""The processes of a mesh on this machine: found, verified, struck.
+"""The processes of a mesh on this machine: finds, verifies and signals them.
 
-Nothing is signalled whose identity is not verified: it descends from the mesh's supervisor (which holds the
-lock of the state folder), the mesh's own account says what it is, and its start time is still the same after
-a handle on it was opened. On Linux the handle is a pidfd, so that not even a pid that was given to somebody
-else in between can be hit.
+A process is signalled only if its identity is verified: it descends from the mesh's supervisor, which holds
+the lock of the state folder; the mesh's own file says what it is; and its start time is unchanged after a
+handle on it was opened. On Linux the handle is a pidfd, so that even a pid that was reused in between can't
+be hit.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from schemas.errors import BadInput, DmscError
 from schemas.registry import InstanceState, ServiceRecord
 
 FIRED_S = 10.0
-"""From the signal to the end of the process: freeing tens of gigabytes takes seconds."""
+"""Seconds from the signal to the end of the process; freeing tens of gigabytes takes seconds."""
 LOOK_EVERY_S = 0.002
 
 Tree = tuple[tuple[int, float], ...]
-"""Pid and time of birth of each process."""
+"""The pid and start time of each process."""
 
 ENTITIES = frozenset({"service-registry", "authorizer", "orchestrator", "broker", "gateway", "router"})
 
 
 class LocalMesh:
-    """The mesh of one state folder. Looks at the process table anew each time that it is asked.
+    """The mesh of one state folder. It reads the process table at each call.
 
-    Raises `BadInput` if no mesh runs there: faults are for the processes of this machine only.
+    Raises `BadInput` if no mesh runs there, because faults hit processes of this machine only.
     """
 
     def __init__(self, folder: StateFolder) -> None:
@@ -55,18 +55,18 @@ class LocalMesh:
     def alive(
         self, job: str, records: Iterable[ServiceRecord], standbys: Collection[str] = frozenset()
     ) -> Alive:
-        """Who lives now: the mesh's parts, and the job's active instances whose processes are verified.
+        """The mesh's live processes, and the job's active instances whose processes are verified.
 
-        `standbys`: SIDs of those that only keep up; the job's events tell, the registry does not.
+        `standbys` has the SIDs of standby replicas; only the job's events contain them, not the registry.
         """
         parts = tuple(self._parts())
         return Alive(parts=parts, instances=tuple(_instances(job, records, parts, standbys)))
 
     def elsewhere(self, job: str, records: Iterable[ServiceRecord]) -> list[str]:
-        """SIDs of the job's active instances that are no processes of this mesh on this machine."""
-        known = list(records)
-        here = {one.sid for one in self.alive(job, known).instances}
-        return sorted(record.sid for record in _of_job(job, known) if record.sid not in here)
+        """The SIDs of the job's active instances that are no processes of this mesh on this machine."""
+        all_records = list(records)
+        local = {instance.sid for instance in self.alive(job, all_records).instances}
+        return sorted(record.sid for record in _of_job(job, all_records) if record.sid not in local)
 
     def _parts(self) -> Iterator[MeshProcess]:
         mesh = self._folder.mesh()
@@ -84,21 +84,24 @@ class LocalMesh:
 
 
 def _trees(owner: psutil.Process) -> dict[int, Tree]:
-    """By its pid what each child has started: itself, or by way of the incubator of its fork server, which
-    may be shared with other meshes."""
-    found = {child.pid: dict.fromkeys(_descendants(child)) for child in owner.children()}
+    """The descendants of each child of the supervisor, by the child's pid.
+
+    They include processes that a node agent's fork server started. The fork server may descend from an
+    incubator, which other meshes may share.
+    """
+    trees = {child.pid: dict.fromkeys(_descendants(child)) for child in owner.children()}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ValueError):
             words = " ".join(process.cmdline()).split()
             agent = int(words[words.index("--agent") + 1])
-            if "workers.process.fork_server" in words and agent in found:
+            if "workers.process.fork_server" in words and agent in trees:
                 more = [(process.pid, process.create_time()), *_descendants(process)]
-                found[agent] |= dict.fromkeys(more)
-    return {pid: tuple(tree) for pid, tree in found.items()}
+                trees[agent] |= dict.fromkeys(more)
+    return {pid: tuple(tree) for pid, tree in trees.items()}
 
 
 def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) -> MeshProcess | None:
-    """What a child is, by the arguments that it was started with (a server has none); None: not to be hit."""
+    """Describe a child by its `dmsc` arguments (a NATS server has none); None if no fault may hit it."""
     if process.status() == psutil.STATUS_ZOMBIE:
         return None
     started = process.create_time()
@@ -123,7 +126,7 @@ def _part(process: psutil.Process, command: Sequence[str] | None, tree: Tree) ->
 
 
 def _descendants(process: psutil.Process) -> Iterator[tuple[int, float]]:
-    with contextlib.suppress(psutil.Error):  # it may have ended by now, as may each of them
+    with contextlib.suppress(psutil.Error):  # the process or a descendant may have ended by now
         for child in process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 yield child.pid, child.create_time()
@@ -140,7 +143,7 @@ def _of_job(job: str, records: Iterable[ServiceRecord]) -> list[ServiceRecord]:
 def _instances(
     job: str, records: Iterable[ServiceRecord], parts: Sequence[MeshProcess], standbys: Collection[str]
 ) -> Iterator[LiveInstance]:
-    """The registry names a pid; it counts if the node agent of that cluster has started that process."""
+    """The job's instances whose pid in the registry is of a process that their cluster's agent started."""
     for record in _of_job(job, records):
         started = next(
             (
@@ -165,9 +168,9 @@ def _instances(
 
 
 class ProcessHandle:
-    """A handle on one verified process: what is signalled through it is that process or nobody.
+    """A handle on one verified process. A signal through it reaches that process or none.
 
-    Raises `DmscError` if the process has ended, or its pid belongs to another one now.
+    Raises `DmscError` if the process has ended, or if its pid belongs to another process now.
     """
 
     def __init__(self, pid: int, started: float) -> None:
@@ -187,7 +190,7 @@ class ProcessHandle:
             raise
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it; nothing happens if the process has ended meanwhile."""
+        """Send a signal; nothing happens if the process has ended meanwhile."""
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
             if sys.platform == "linux" and self._descriptor is not None:
                 signal.pidfd_send_signal(self._descriptor, number)
@@ -196,7 +199,7 @@ class ProcessHandle:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended; a zombie has."""
+        """Whether the process has ended; a zombie counts as ended."""
         if self._descriptor is not None:
             return bool(select.select([self._descriptor], [], [], 0)[0])
         try:
@@ -206,14 +209,14 @@ class ProcessHandle:
 
     @property
     def stopped(self) -> bool:
-        """Whether it lives, and stands still."""
+        """Whether the process lives and is stopped."""
         try:
             return not self.gone and self._process.status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:
             return False
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Close the handle. Closing twice is fine."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -222,47 +225,47 @@ class ProcessHandle:
 async def inject(
     processes: Sequence[tuple[int, float]], *, freeze: bool = False
 ) -> tuple[float, list[ProcessHandle]]:
-    """Kills (or stops) these processes at once and waits until it shows.
+    """Kill (or stop) these processes at once, and wait until they have died (or stopped).
 
     Args:
-        processes: pid and start time of each; the first must be there, others may have ended by themselves.
-        freeze: SIGSTOP instead of SIGKILL.
+        processes: The pid and start time of each. The first must exist; others may have ended by themselves.
+        freeze: Send SIGSTOP instead of SIGKILL.
 
     Returns:
-        When the first signal was sent (seconds since the epoch), and open handles of frozen processes.
+        The time of the first signal (seconds since the epoch), and open handles of stopped processes.
 
     Raises:
-        DmscError: the fault did not fire: the victim had ended, or it neither died nor stopped.
+        DmscError: The fault did not fire: the victim had ended, or it neither died nor stopped.
     """
-    held = [ProcessHandle(*processes[0])]
+    handles = [ProcessHandle(*processes[0])]
     for pid, started in processes[1:]:
         with contextlib.suppress(DmscError):
-            held.append(ProcessHandle(pid, started))
-    if held[0].gone:
-        for one in held:
-            one.close()
-        raise DmscError(f"pid {held[0].pid} had ended by itself")
+            handles.append(ProcessHandle(pid, started))
+    if handles[0].gone:
+        for handle in handles:
+            handle.close()
+        raise DmscError(f"pid {handles[0].pid} had ended by itself")
     at = time.time()
-    for one in held:
-        one.signal(signal.SIGSTOP if freeze else signal.SIGKILL)
+    for handle in handles:
+        handle.signal(signal.SIGSTOP if freeze else signal.SIGKILL)
     deadline = time.monotonic() + FIRED_S
-    # a frozen one may be killed by whoever finds it, before we look: then it has been found
-    while waiting := [one.pid for one in held if not (one.gone or (freeze and one.stopped))]:
+    # The mesh may notice and kill a stopped process before it is seen here as stopped; that counts, too.
+    while waiting := [handle.pid for handle in handles if not (handle.gone or (freeze and handle.stopped))]:
         if time.monotonic() > deadline:
-            for one in held:
-                one.close()
+            for handle in handles:
+                handle.close()
             raise DmscError(f"pid {waiting[0]} did not {'stop' if freeze else 'end'} in {FIRED_S:.0f} s")
         await asyncio.sleep(LOOK_EVERY_S)
     if freeze:
-        return at, held
-    for one in held:
-        one.close()
+        return at, handles
+    for handle in handles:
+        handle.close()
     return at, []
 
 
 def resume(held: Iterable[ProcessHandle]) -> None:
-    """Lets what we have stopped, and nobody has killed, go on; it has been fenced and will end itself."""
-    for one in held:
-        if one.stopped:
-            one.signal(signal.SIGCONT)
-        one.close()
+    """Resume processes that are still stopped. An instance was fenced meanwhile and will end itself."""
+    for handle in held:
+        if handle.stopped:
+            handle.signal(signal.SIGCONT)
+        handle.close()

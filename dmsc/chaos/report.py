@@ -1,9 +1,11 @@
-"""What a chaos run cost (DESIGN §5, terms). Pure: history, faults, work → figures and a verdict.
+"""The cost of a chaos run (DESIGN §5, terms). Pure: computes figures and a verdict from history, faults and
+work.
 
-Stall     the faulted step's time − the median clean step. Faults within one step share its stall; a step
-          that needed a roll-back took from the commit before the fault until the first commit beyond.
+Stall     the faulted step's time − the median clean step's. Faults within one step share its stall. The time
+of a
+          step with a roll-back lasts from the commit before the fault to the first commit beyond it.
 Goodput   committed samples/s ÷ those of the clean run, from the first commit to the last.
-Waste     recomputed ÷ what the dead had computed in the open step, in microbatches of a stage.
+Waste     recomputed work ÷ work that killed instances had done in the open step, in microbatches of a stage.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from dmsc.chaos.plan import STRIKES_INSTANCES, FaultKind
 
 @dataclass(frozen=True, kw_only=True)
 class InjectedFault:
-    """One fault of the plan as it came about. `at` is seconds since the epoch.
+    """A planned fault and its outcome. `at` is seconds since the epoch.
 
-    `missed` says why it did not fire; then there was nothing of the kind to hit, or it `failed`: the
-    victim was signalled and neither died nor stopped.
+    `missed` says why the fault did not fire: there was no victim of the kind, or the fault `failed`, because
+    the victim was signalled but neither died nor stopped.
     """
 
     number: int
@@ -41,7 +43,7 @@ class InjectedFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Clean:
-    """The run without faults. `measured` is False where the disturbed run's own clean steps stand in."""
+    """The run without faults. `measured` is False if undisturbed steps of the same run are used instead."""
 
     step_s: float
     steps_per_s: float
@@ -52,7 +54,7 @@ class Clean:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """One faulted step. `stall_s` may be negative: noise."""
+    """One faulted step. `stall_s` may be negative, because of noise."""
 
     step: int
     seconds: float
@@ -63,9 +65,10 @@ class Stall:
 
 @dataclass(frozen=True, kw_only=True)
 class Waste:
-    """Units are microbatches of a stage. `ratio` None: the dead had computed nothing in their open steps.
+    """Wasted work, in microbatches of a stage.
 
-    `fraction`: of all that was computed, what did not count. `unknown_steps`: claims of it are missing.
+    `ratio` is None if killed instances had computed nothing in their open steps. `fraction` is the part of
+    all computed work that did not count. `unknown_steps` is the number of steps whose claims are missing.
     """
 
     ratio: float | None = None
@@ -77,7 +80,7 @@ class Waste:
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosReport:
-    """Everything that a chaos run tells."""
+    """All results of a chaos run."""
 
     job: str
     state: str
@@ -99,43 +102,46 @@ class ChaosReport:
 
     @property
     def hash_equal(self) -> bool | None:
-        """None: nothing to compare with."""
+        """Whether the weights equal those of the clean run; None if there are none to compare with."""
         if self.clean.sha256 is None:
             return None
         return self.sha256 == self.clean.sha256
 
     @property
     def false_evictions(self) -> int:
-        """Instances that were replaced though no fault had struck them."""
-        return max(0, self.recoveries - sum(len(one.incarnations) for one in self.faults if one.fired))
+        """The number of instances that were replaced although no fault had hit them."""
+        victims = sum(len(fault.incarnations) for fault in self.faults if fault.fired)
+        return max(0, self.recoveries - victims)
 
     def stall_s(self, q: float, kind: str | None = None) -> float | None:
-        """The `q`-th quantile (0..1) of the stalls, of those with this kind of fault; None without any."""
-        found = [stall.stall_s for stall in self.stalls if kind is None or kind in stall.kinds]
-        return quantile(found, q) if found else None
+        """The `q`-quantile (0..1) of the stalls, or of those with this kind of fault; None without stalls."""
+        values = [stall.stall_s for stall in self.stalls if kind is None or kind in stall.kinds]
+        return quantile(values, q) if values else None
 
     def problems(self) -> list[str]:
-        """What is wrong with the run, one line each; empty: everything that is promised was kept."""
-        found = []
+        """The problems of the run, one line each; empty if the mesh has kept all its promises."""
+        lines = []
         if self.state != "done":
-            found.append(f"the job ended {self.state}: {self.reason or 'no reason given'}")
+            lines.append(f"the job ended {self.state}: {self.reason or 'no reason given'}")
         if self.count.lost_steps:
-            found.append(f"steps never committed: {_some(self.count.lost_steps)}")
+            lines.append(f"steps never committed: {_some(self.count.lost_steps)}")
         if self.count.doubled_steps:
-            found.append(f"steps committed twice: {_some(self.count.doubled_steps)}")
+            lines.append(f"steps committed twice: {_some(self.count.doubled_steps)}")
         if self.count.lost_microbatches:
-            found.append(f"microbatches missing from committed steps: {self.count.lost_microbatches}")
+            lines.append(f"microbatches missing from committed steps: {self.count.lost_microbatches}")
         if self.count.doubled_microbatches:
-            found.append(f"microbatches counted twice in committed steps: {self.count.doubled_microbatches}")
+            lines.append(f"microbatches counted twice in committed steps: {self.count.doubled_microbatches}")
         if self.state == "done" and self.hash_equal is False:
-            found.append("the weights differ from those of the run without faults")
-        found += [f"fault {one.number} did not fire: {one.missed}" for one in self.faults if one.failed]
-        if not any(one.fired for one in self.faults):
-            found.append("no fault fired")
-        return found
+            lines.append("the weights differ from those of the run without faults")
+        lines += [
+            f"fault {fault.number} did not fire: {fault.missed}" for fault in self.faults if fault.failed
+        ]
+        if not any(fault.fired for fault in self.faults):
+            lines.append("no fault fired")
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`; times in seconds, `at` since the first step began."""
+        """The report for `--json`. Times are seconds; `at` counts from the begin of the first step."""
         began = self.advances[0].began if self.advances else 0.0
         step_s = self.clean.step_s
         return {
@@ -147,8 +153,13 @@ class ChaosReport:
             "steps": self.steps,
             "problems": self.problems(),
             "faults": [
-                {**asdict(one), "at": round(one.at - began, 3), "kind": one.kind.value, "fired": one.fired}
-                for one in self.faults
+                {
+                    **asdict(fault),
+                    "at": round(fault.at - began, 3),
+                    "kind": fault.kind.value,
+                    "fired": fault.fired,
+                }
+                for fault in self.faults
             ],
             "clean": asdict(self.clean),
             "stalls": {
@@ -168,13 +179,14 @@ class ChaosReport:
             "sha256": self.sha256,
             "hash_equal": self.hash_equal,
             "timeline": [
-                [one.step, round(one.began - began, 4), round(one.ended - began, 4)] for one in self.advances
+                [advance.step, round(advance.began - began, 4), round(advance.ended - began, 4)]
+                for advance in self.advances
             ],
         }
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Linear between order statistics, as numpy does by default."""
+    """The `q`-quantile, interpolated linearly between order statistics like numpy's default."""
     ordered = sorted(values)
     place = q * (len(ordered) - 1)
     low = int(place)
@@ -183,35 +195,40 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def steps_per_s(advances: Sequence[Advance]) -> float | None:
-    """From the first commit to the last; None for fewer than two."""
+    """Steps per second from the first commit to the last; None for fewer than two commits."""
     if len(advances) < 2 or advances[-1].ended <= advances[0].ended:
         return None
     return (advances[-1].step - advances[0].step) / (advances[-1].ended - advances[0].ended)
 
 
 def clean_of(advances: Sequence[Advance], *, sha256: str | None, job: str | None) -> Clean | None:
-    """A clean run's figures, the first step left out; None if it has too few steps."""
+    """A clean run's figures, without its first step; None if it has too few steps."""
     rate = steps_per_s(advances)
     if rate is None:
         return None
-    step_s = statistics.median(one.seconds for one in advances[1:])
+    step_s = statistics.median(advance.seconds for advance in advances[1:])
     return Clean(step_s=step_s, steps_per_s=rate, sha256=sha256, job=job)
 
 
 def faulted(advances: Sequence[Advance], faults: Sequence[InjectedFault]) -> dict[int, list[InjectedFault]]:
-    """The faults that fired, by the step that was open then. Those outside of training are left out."""
-    found: dict[int, list[InjectedFault]] = {}
+    """The faults that fired, by the step that was open then. Faults outside of training are omitted."""
+    by_step: dict[int, list[InjectedFault]] = {}
     for fault in faults:
-        for one in advances:
-            if fault.fired and one.began < fault.at <= one.ended:
-                found.setdefault(one.step, []).append(fault)
-    return found
+        for advance in advances:
+            if fault.fired and advance.began < fault.at <= advance.ended:
+                by_step.setdefault(advance.step, []).append(fault)
+    return by_step
 
 
 def own_clean(advances: Sequence[Advance], faults: Sequence[InjectedFault]) -> Clean:
-    """Without a run to compare with: the disturbed run's own steps without a fault, if there are any."""
+    """The figures of the disturbed run's own steps without a fault (of all steps if there is none).
+
+    They are used if there is no clean run to compare with.
+    """
     hit = faulted(advances, faults)
-    quiet = [one.seconds for one in advances[1:] if one.step not in hit] or [one.seconds for one in advances]
+    quiet = [advance.seconds for advance in advances[1:] if advance.step not in hit] or [
+        advance.seconds for advance in advances
+    ]
     step_s = statistics.median(quiet) if quiet else 0.0
     return Clean(step_s=step_s, steps_per_s=1 / step_s if step_s else 0.0, measured=False)
 
@@ -219,42 +236,47 @@ def own_clean(advances: Sequence[Advance], faults: Sequence[InjectedFault]) -> C
 def measure_stalls(
     advances: Sequence[Advance], faults: Sequence[InjectedFault], clean_step_s: float
 ) -> tuple[Stall, ...]:
-    """One per faulted step, in order."""
+    """The stalls, one per faulted step, in order."""
     hit = faulted(advances, faults)
     return tuple(
         Stall(
-            step=one.step,
-            seconds=one.seconds,
-            stall_s=one.seconds - clean_step_s,
-            faults=tuple(fault.number for fault in hit[one.step]),
-            kinds=tuple(dict.fromkeys(fault.kind.value for fault in hit[one.step])),
+            step=advance.step,
+            seconds=advance.seconds,
+            stall_s=advance.seconds - clean_step_s,
+            faults=tuple(fault.number for fault in hit[advance.step]),
+            kinds=tuple(dict.fromkeys(fault.kind.value for fault in hit[advance.step])),
         )
-        for one in advances
-        if one.step in hit
+        for advance in advances
+        if advance.step in hit
     )
 
 
 def measure_waste(
     advances: Sequence[Advance], faults: Sequence[InjectedFault], work: ComputedWork, units_per_step: int
 ) -> Waste:
-    """Recomputed is what was computed in the open step (and in steps that it rolled back) beyond its need."""
+    """Measure the waste.
+
+    Recomputed is the work in the open step, and in steps that it rolled back, beyond what these steps need.
+    """
     hit = faulted(advances, faults)
     recomputed = dead_had = unknown = 0
-    for one in advances:
+    for advance in advances:
         victims = {
             name
-            for fault in hit.get(one.step, ())
+            for fault in hit.get(advance.step, ())
             if fault.kind in STRIKES_INSTANCES
             for name in fault.incarnations
         }
         if not victims:
             continue
-        done = [work.units.get(step, 0) - units_per_step for step in range(one.redone_from, one.step + 1)]
-        if min(done) < 0:
+        excesses = [
+            work.units.get(step, 0) - units_per_step for step in range(advance.redone_from, advance.step + 1)
+        ]
+        if min(excesses) < 0:
             unknown += 1
             continue
-        recomputed += sum(done)
-        dead_had += sum(work.by_owner.get((one.step, name), 0) for name in victims)
+        recomputed += sum(excesses)
+        dead_had += sum(work.by_owner.get((advance.step, name), 0) for name in victims)
     total = sum(work.units.values())
     excess = sum(max(units - units_per_step, 0) for units in work.units.values())
     return Waste(
@@ -283,10 +305,10 @@ def make_report(
     recoveries: int,
     sha256: str | None,
 ) -> ChaosReport:
-    """All figures of one run. `clean` None: judged against its own steps without a fault."""
-    against = clean or own_clean(history.advances, faults)
+    """Compute all figures of one run. Without `clean`, it is compared with its own steps without a fault."""
+    reference = clean or own_clean(history.advances, faults)
     rate = steps_per_s(history.advances)
-    goodput = rate / against.steps_per_s if rate is not None and against.steps_per_s else None
+    goodput = rate / reference.steps_per_s if rate is not None and reference.steps_per_s else None
     return ChaosReport(
         job=job,
         state=state,
@@ -296,8 +318,8 @@ def make_report(
         steps=steps,
         samples_per_step=samples_per_step,
         faults=tuple(faults),
-        clean=against,
-        stalls=measure_stalls(history.advances, faults, against.step_s),
+        clean=reference,
+        stalls=measure_stalls(history.advances, faults, reference.step_s),
         goodput=goodput,
         waste=measure_waste(history.advances, faults, work, units_per_step),
         count=history.count,

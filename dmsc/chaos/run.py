@@ -1,4 +1,4 @@
-"""A chaos run: a clean run to compare with, then the same job with the plan's faults, then the report."""
+"""Executes a chaos run: a clean run to compare with, the same job with the plan's faults, and the report."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState
 from schemas.registry import ServiceRecord
 
 VICTIM_S = 5.0
-"""How long a due fault waits for somebody to hit; then it is told as missed."""
+"""Seconds for which a due fault waits for a victim; then it is reported as missed."""
 PATIENCE_S = 120.0
-"""How long a broken event stream is reconnected: all gateways may be dead at a time."""
+"""Seconds for which a broken event stream is reconnected; all gateways may be dead at the same time."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosOptions:
-    """What to do to the job. `faults` None: until the job has ended."""
+    """The options of a chaos run. `faults` is the maximal number of faults; None: until the job has ended."""
 
     every: Every
     seed: int = 0
@@ -56,7 +56,7 @@ class ChaosOptions:
 
 
 class Chaos:
-    """Faults for the jobs of one mesh on this machine. Made by `open_chaos`."""
+    """Runs jobs of one mesh on this machine with and without faults. `open_chaos` makes it."""
 
     def __init__(
         self, folder: StateFolder, client: AsyncClient, bus: Bus, say: Say, address: BusAddress
@@ -70,7 +70,7 @@ class Chaos:
         self._say = say
 
     async def clean_run(self, spec: JobSpec) -> Clean:
-        """Runs the job undisturbed. Raises `DmscError` if it does not end well."""
+        """Run the job without faults. Raises `DmscError` if it does not end well."""
         record = await self.client.submit(spec)
         self._say(f"{record.job}: clean run of {spec.training.steps} steps, to compare with")
         async with self._own(record), watching(self.client, self._bus, record.job) as watched:
@@ -78,17 +78,17 @@ class Chaos:
         return await self.clean_figures(record.job, watched)
 
     async def clean_figures(self, job: str, watched: Watched | None = None) -> Clean:
-        """The figures of a job that has run undisturbed. Raises `BadInput` for one that is of no use."""
+        """The figures of a job that ran without faults. Raises `BadInput` if it can't be compared with."""
         if watched is None:
             async with watching(self.client, self._bus, job) as watched:
                 await watched.ended.wait()
-            watched.decided.clear()  # only the last is there, and it is seen too late
+            watched.decided.clear()  # only the last decision is left, and its time is when it was read
         record = await self._final(job)
         if record.state is not JobState.DONE:
             raise BadInput(f"{job} is {record.state.value}: {record.reason}; it can't be compared with")
-        seen = history.read(watched.events, watched.decided, microbatches=record.spec.training.microbatches)
+        steps = history.read(watched.events, watched.decided, microbatches=record.spec.training.microbatches)
         sha256 = record.weights.sha256 if record.weights is not None else None
-        clean = report.clean_of(seen.advances, sha256=sha256, job=job)
+        clean = report.clean_of(steps.advances, sha256=sha256, job=job)
         if clean is None:
             raise BadInput(f"{job} has fewer than two steps; give it more (--set training.steps=…)")
         self._say(f"{job}: {clean.step_s:.3f} s a step, sha256 {str(sha256)[:12]}")
@@ -97,14 +97,14 @@ class Chaos:
     async def disturbed_run(
         self, job: JobSpec | str, options: ChaosOptions, clean: Clean | None = None
     ) -> ChaosReport:
-        """Submits the job (or takes a running one, by its id) and brings the faults upon it.
+        """Submit the job (or take a running one by its id) and inject the faults.
 
         Raises:
-            BadInput: the job has ended already, or has instances on other machines; or its disk is too large.
+            BadInput: The job has ended, or has instances on other machines, or the disk to fill is too large.
         """
         if FaultKind.DISK_FULL in options.kinds:
             store_faults.check_disk(self._folder)
-        ours = not isinstance(job, str)
+        submitted = not isinstance(job, str)
         record = await (self.client.job(job) if isinstance(job, str) else self.client.submit(job))
         if record.state in ENDED:
             raise BadInput(
@@ -116,32 +116,32 @@ class Chaos:
         faults: list[InjectedFault] = []
         frozen: list[ProcessHandle] = []
         async with AsyncExitStack() as stack:
-            if ours:
+            if submitted:
                 await stack.enter_async_context(self._own(record))
             stack.callback(resume, frozen)
-            stack.push_async_callback(self._make_room)
+            stack.push_async_callback(self._free_disks)
             holding = await stack.enter_async_context(Holding(self.client, frozen, self._say))
             tell = await stack.enter_async_context(auditing(self.client, self._say))
             watched = await stack.enter_async_context(
                 watching(self.client, self._bus, job, lambda event: self._tell(event, faults))
             )
-            striking = asyncio.create_task(
-                self._strikes(watched, max(record.step, 1), options, clean, faults, frozen, holding, tell)
+            injecting = asyncio.create_task(
+                self._inject_all(watched, max(record.step, 1), options, clean, faults, frozen, holding, tell)
             )
             ending = asyncio.create_task(watched.ended.wait())
             try:
-                await asyncio.wait({striking, ending}, return_when=asyncio.FIRST_COMPLETED)
-                if striking.done():
-                    striking.result()
+                await asyncio.wait({injecting, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if injecting.done():
+                    injecting.result()
                 await ending
             finally:
-                for task in (striking, ending):
+                for task in (injecting, ending):
                     task.cancel()
-                await asyncio.gather(striking, ending, return_exceptions=True)
+                await asyncio.gather(injecting, ending, return_exceptions=True)
         return await self._report(job, spec, options, clean, watched, faults)
 
     # --- the faults ---------------------------------------------------------------------------------------
-    async def _strikes(
+    async def _inject_all(
         self,
         watched: Watched,
         first: int,
@@ -152,7 +152,7 @@ class Chaos:
         holding: Holding,
         tell: Tell,
     ) -> None:
-        """The plan's faults, from the moment that `first` steps are committed; a running job has some."""
+        """Inject the plan's faults as soon as `first` steps are committed."""
         if not await watched.reach(first):
             return
         await self._all_here(watched.job)
@@ -168,17 +168,17 @@ class Chaos:
                 await asyncio.sleep(offset_s)
             if not watched.training:
                 return
-            fault = await self._strike(planned, watched, frozen, holding)
+            fault = await self._inject(planned, watched, frozen, holding)
             faults.append(fault)
-            self._say(_told(fault, watched.committed))
+            self._say(_fault_line(fault, watched.committed))
             if fault.fired:
                 tell(fault)
 
     async def _all_here(self, job: str) -> None:
-        """Faults are for processes of this machine: a job that is partly elsewhere would be hit in part."""
+        """Raise `BadInput` if the job has instances on other machines, because faults can't hit those."""
         elsewhere = self._mesh.elsewhere(job, await self._records())
         if elsewhere:
-            await asyncio.sleep(VICTIM_S)  # one that has just died, or just come, is no stranger
+            await asyncio.sleep(VICTIM_S)  # an instance may just have died or just have started
             elsewhere = self._mesh.elsewhere(job, await self._records())
         if elsewhere:
             raise BadInput(
@@ -186,12 +186,12 @@ class Chaos:
                 " the job here with parallel.clusters"
             )
 
-    async def _strike(
+    async def _inject(
         self, planned: PlannedFault, watched: Watched, frozen: list[ProcessHandle], holding: Holding
     ) -> InjectedFault:
-        """One fault: somebody alive is chosen, hit, and seen to be gone (or stopped)."""
+        """Inject one fault: choose a live victim, signal it, and verify that it has died (or stopped)."""
         if planned.kind in STRIKES_STORE:
-            return await self._strike_store(planned)
+            return await self._inject_store_fault(planned)
         target: Target | None = None
         deadline = time.monotonic() + VICTIM_S
         while watched.training:
@@ -199,66 +199,66 @@ class Chaos:
             target = choose(planned, alive)
             if target is not None or time.monotonic() > deadline:
                 break
-            await asyncio.sleep(LOOK_EVERY_S)  # everybody of the kind is being started again
+            await asyncio.sleep(LOOK_EVERY_S)  # all candidates are just being restarted
         if target is None:
             missed = f"nobody to hit for {VICTIM_S:.0f} s" if watched.training else "the job ended"
             return InjectedFault(number=planned.number, kind=planned.kind, at=time.time(), missed=missed)
-        asked_at = time.time()
+        requested_at = time.time()
         try:
             if planned.kind is FaultKind.NO_ROOM:
                 await holding.close_mesh(HOLD_S)
-            at, held = await inject(target.processes, freeze=planned.kind in FREEZES)
+            at, handles = await inject(target.processes, freeze=planned.kind in FREEZES)
         except DmscError as error:
             return InjectedFault(
                 number=planned.number,
                 kind=planned.kind,
-                at=asked_at,
+                at=requested_at,
                 victim=target.name,
                 missed=error.text,
                 failed=True,
             )
-        frozen.extend(held)
+        frozen.extend(handles)
         if planned.kind is FaultKind.SERVER_FREEZE:
-            holding.thaw_after(HOLD_S, held)
+            holding.thaw_after(HOLD_S, handles)
         return InjectedFault(
             number=planned.number,
             kind=planned.kind,
             at=at,
             victim=target.name,
-            incarnations=tuple(one.incarnation for one in target.instances),
+            incarnations=tuple(instance.incarnation for instance in target.instances),
             processes=len(target.processes),
         )
 
-    async def _strike_store(self, planned: PlannedFault) -> InjectedFault:
-        """One fault of what the mesh keeps."""
-        asked_at = time.time()
+    async def _inject_store_fault(self, planned: PlannedFault) -> InjectedFault:
+        """Inject one fault of stored data."""
+        requested_at = time.time()
         try:
             if planned.kind is FaultKind.GARBAGE_VALUE:
                 at, victim = await persistently(lambda: store_faults.spoil(self._address, planned.pick))
             else:
                 victim = f"disk of {self._folder}"
-                await self._make_room()
-                at, filled = await store_faults.fill(self._folder)
-                self._filled.add(filled)
+                await self._free_disks()
+                at, task = await store_faults.fill(self._folder)
+                self._filled.add(task)
         except (DmscError, OSError) as error:
             return InjectedFault(
-                number=planned.number, kind=planned.kind, at=asked_at, missed=str(error), failed=True
+                number=planned.number, kind=planned.kind, at=requested_at, missed=str(error), failed=True
             )
         return InjectedFault(number=planned.number, kind=planned.kind, at=at, victim=victim)
 
-    async def _make_room(self) -> None:
-        """Disks that were filled have room again."""
+    async def _free_disks(self) -> None:
+        """Free the disks that were filled."""
         for task in self._filled:
             task.cancel()
         await asyncio.gather(*self._filled, return_exceptions=True)
         self._filled.clear()
 
     async def _records(self) -> list[ServiceRecord]:
-        """The registry's records, from the bus: they are there even while the registry is not."""
+        """The registry's records, read from the bus, so that they are available without the registry."""
         while True:
             try:
                 return [entry.message for entry in await self._bus.bucket(REGISTRY_RECORD).entries()]
-            except DmscError:  # the server is being started again
+            except DmscError:  # the bus's server is just being restarted
                 await asyncio.sleep(LOOK_EVERY_S)
 
     # --- what came of it ----------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Chaos:
         record = await self._final(job)
         training = spec.training
         done = record.state is JobState.DONE
-        seen = history.read(
+        steps = history.read(
             watched.events,
             watched.decided,
             microbatches=training.microbatches,
@@ -290,7 +290,7 @@ class Chaos:
             samples_per_step=training.microbatches * training.microbatch_samples,
             faults=faults,
             clean=clean,
-            history=seen,
+            history=steps,
             work=await self._work(job),
             units_per_step=training.microbatches * spec.parallel.stages,
             recoveries=record.recoveries,
@@ -301,7 +301,7 @@ class Chaos:
         return await persistently(lambda: work_of(self._bus, job))
 
     async def _final(self, job: str) -> JobRecord:
-        """The record of a job that has ended, from a mesh that may just be coming back."""
+        """The record of a job that has ended. The mesh may not answer at once, so the request is repeated."""
         record = await persistently(lambda: self.client.job(job))
         deadline = time.monotonic() + END_S
         while record.state not in ENDED and time.monotonic() < deadline:
@@ -311,7 +311,7 @@ class Chaos:
 
     @asynccontextmanager
     async def _own(self, record: JobRecord) -> AsyncIterator[None]:
-        """A job that is ours: leaving early ends it."""
+        """Cancel a job that this run has submitted if the block ends with an error."""
         try:
             yield
         except BaseException:
@@ -329,8 +329,8 @@ class Chaos:
 
 @asynccontextmanager
 async def open_chaos(folder: StateFolder, say: Say) -> AsyncIterator[Chaos]:
-    """Chaos for the mesh of a state folder. Raises `BadInput` if none runs there."""
-    LocalMesh(folder)  # the clear line first, before anything is dialled
+    """Open `Chaos` for the mesh of a state folder. Raises `BadInput` if no mesh runs there."""
+    LocalMesh(folder)  # raises its clear error before anything is connected
     address = find_bus(state=folder.path)
     async with (
         AsyncClient(state=folder.path, patience_s=PATIENCE_S) as client,
@@ -340,12 +340,12 @@ async def open_chaos(folder: StateFolder, say: Say) -> AsyncIterator[Chaos]:
 
 
 def _step_s(watched: Watched) -> float:
-    """The last steps' mean, for want of a clean run."""
+    """The mean time of the last steps, used if there is no clean run."""
     recent = [event.result.step_s for event in watched.events if event.result is not None][-10:]
     return sum(recent) / len(recent) if recent else 0.0
 
 
-_DONE = {
+_OUTCOMES = {
     FaultKind.FREEZE: "frozen",
     FaultKind.SERVER_FREEZE: f"frozen, for {HOLD_S:.0f} s",
     FaultKind.NO_ROOM: f"killed, for {HOLD_S:.0f} s in a mesh without room",
@@ -354,28 +354,30 @@ _DONE = {
 }
 
 
-def _told(fault: InjectedFault, step: int) -> str:
+def _fault_line(fault: InjectedFault, step: int) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(fault.at))
     if not fault.fired:
         return f"{clock}  step {step}: {fault.kind.value} missed: {fault.missed}"
-    done = _DONE.get(fault.kind, "killed")
-    return f"{clock}  step {step}: {fault.victim} {done}"
+    outcome = _OUTCOMES.get(fault.kind, "killed")
+    return f"{clock}  step {step}: {fault.victim} {outcome}"
 
 
 GIVEN_UP_S = 5.0
-"""How long is waited where the run is broken off."""
+"""Seconds to wait for audit records if the run is aborted."""
 
 Tell = Callable[[InjectedFault], None]
 
 
 @asynccontextmanager
 async def auditing(client: AsyncClient, say: Callable[[str], None]) -> AsyncIterator[Tell]:
-    """Yields what tells a gateway of a fault, once one answers. At the end all are told, or `say` hears
-    of those that are not."""
-    telling: set[asyncio.Task[None]] = set()
+    """Yield a function that records a fault on the audit stream, through a gateway, as soon as one answers.
 
-    async def tell(fault: InjectedFault) -> None:
-        key = secrets.token_hex(16)  # asked again, it is the same fault
+    At the end of the block it waits for all records; `say` gets a line about those that failed.
+    """
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def record(fault: InjectedFault) -> None:
+        key = secrets.token_hex(16)  # a repeated request then records the same fault
         what = (fault.victim, fault.kind.value)
         try:
             await persistently(lambda: client.tell_outside_fault(*what, idempotency_key=key))
@@ -384,13 +386,13 @@ async def auditing(client: AsyncClient, say: Callable[[str], None]) -> AsyncIter
 
     patience_s = GIVEN_UP_S
     try:
-        yield lambda fault: telling.add(asyncio.create_task(tell(fault)))
+        yield lambda fault: tasks.add(asyncio.create_task(record(fault)))
         patience_s = END_S
     finally:
-        if telling:
-            _, late = await asyncio.wait(telling, timeout=patience_s)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=patience_s)
             for task in late:
                 task.cancel()
             if late:
                 say(f"{len(late)} faults are not on the audit stream: no gateway answered in time")
-            await asyncio.gather(*telling, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)

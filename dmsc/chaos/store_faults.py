@@ -1,7 +1,7 @@
-"""Faults of what the mesh keeps: a value that nobody can read, and a disk without room.
+"""Faults of stored data: an unreadable value, and a full disk.
 
-A value is written as its bucket's own writer would, under the mesh's root. A disk is filled only where it is
-small: filling a machine's own would hit everybody on it.
+A value is written in the role of its bucket's own writer, with the mesh's root. Only a small disk is filled,
+because filling a machine's main disk would affect all its users.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from dmsc.state.settings import BusAddress
 from schemas.errors import BadInput, DmscError
 
 MOST_BYTES = 1 << 30
-"""A disk with more free room than this is not filled."""
+"""A disk with more free space than this is not filled."""
 FULL_BYTES = 64 << 10
-"""With less free room the fault has fired."""
+"""With less free space than this, the fault has fired."""
 FULL_S = 5.0
-"""How long the disk stays full."""
+"""Seconds for which the disk stays full."""
 SMALL_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20
 BALLAST = "chaos-ballast"
 
 
 async def spoil(address: BusAddress, pick: float) -> tuple[float, str]:
-    """Writes garbage over a key that is there; `pick` (0..1) chooses which, and what. Returns when and which.
+    """Overwrite an existing key with garbage. `pick` (0..1) selects the key and the garbage.
+
+    Returns the time and the key.
 
     Raises:
-        DmscError: it was not written.
+        DmscError: Nothing was written.
     """
     draw = random.Random(pick)
     rows = [row for row in SUBJECTS if row.bucket is not None]
@@ -57,10 +59,10 @@ async def spoil(address: BusAddress, pick: float) -> tuple[float, str]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A disk of 256 MiB on this folder, in memory.
+    """Mount a disk of 256 MiB, in memory, on this folder for the block.
 
     Raises:
-        BadInput: this machine does not let us.
+        BadInput: This machine does not permit the mount.
     """
     mount = ("mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES},mode=700", "tmpfs", str(folder))
     try:
@@ -80,7 +82,7 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def check_disk(folder: Path) -> None:
-    """Raises `BadInput` where filling the disk of a folder would hit more than the mesh."""
+    """Raise `BadInput` if filling the disk of a folder would affect more than the mesh."""
     free = free_bytes(folder)
     if free > MOST_BYTES:
         raise BadInput(
@@ -90,16 +92,16 @@ def check_disk(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 @contextlib.contextmanager
 def filled(folder: Path) -> Iterator[float]:
-    """The disk of a folder is full inside the block, from the time that is yielded.
+    """Fill the disk of a folder for the block; yield the time from which it is full.
 
     Raises:
-        DmscError: it did not get full.
+        DmscError: The disk did not get full.
     """
     check_disk(folder)
     ballast = folder / BALLAST
@@ -121,7 +123,7 @@ def _fill(ballast: Path) -> None:
 
 
 async def fill(folder: Path) -> tuple[float, asyncio.Task[None]]:
-    """Fills the disk for a while; when, and what frees it again, also if it is cancelled."""
+    """Fill the disk for `FULL_S`. Returns the time and the task that frees it again, also if cancelled."""
     began: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     async def hold() -> None:

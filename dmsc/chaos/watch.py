@@ -1,4 +1,4 @@
-"""What chaos sees of a job while it runs: its events through a gateway, its decisions on the bus."""
+"""Watches a running job: its events through a gateway, and its decisions on the bus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ OnEvent = Callable[[JobEvent], None]
 class Watched:
     """A job under observation.
 
-    `committed` is how many steps it has got to; it may go back. `standbys`: SIDs of those that only keep up.
+    `committed` is the number of committed steps, which a roll-back lowers. `standbys` has the SIDs of standby
+    replicas.
     """
 
     def __init__(self, job: str, on_event: OnEvent) -> None:
@@ -36,7 +37,7 @@ class Watched:
         self.ended = asyncio.Event()
 
     async def follow(self, client: AsyncClient) -> None:
-        """Until the job has ended."""
+        """Read the job's events until it has ended."""
         try:
             async for event in client.events(self.job):
                 self.events.append(event)
@@ -52,7 +53,7 @@ class Watched:
             self._changed.set()
 
     async def reach(self, step: int) -> bool:
-        """Until `step` steps are committed; False if the job ended before."""
+        """Wait until `step` steps are committed. Returns False if the job ended before."""
         while self.committed < step and not self.ended.is_set():
             self._changed.clear()
             await self._changed.wait()
@@ -60,12 +61,12 @@ class Watched:
 
     @property
     def training(self) -> bool:
-        """Whether steps are under way: not before the first, and not once the weights are written."""
+        """Whether steps are under way; they are not once the job has ended or its weights are written."""
         over = self._state is JobState.FINISHING or self._state in ENDED
         return not over and not self.ended.is_set()
 
     async def decision(self, change: Change) -> None:
-        """A change in the bucket of decisions."""
+        """Handle a change in the bucket of decisions."""
         if isinstance(change.message, StepDecision):
             self.decided.append(Decided(step=change.message.step, at=time.time()))
 
@@ -74,7 +75,7 @@ class Watched:
 async def watching(
     client: AsyncClient, bus: Bus, job: str, on_event: OnEvent = lambda _: None
 ) -> AsyncIterator[Watched]:
-    """Follows a job in the background until the block ends. What the following raises, `joined` raises."""
+    """Watch a job in the background until the block ends. An error of the watching is raised at its end."""
     watched = Watched(job, on_event)
     decisions = await bus.bucket(STEP_DECISION).watch(watched.decision, job=job)
     following = asyncio.create_task(watched.follow(client), name=f"follow {job}")
@@ -88,7 +89,7 @@ async def watching(
 
 
 async def work_of(bus: Bus, job: str) -> ComputedWork:
-    """All that was claimed in a job, from the stream."""
+    """The work of a job, counted from all claims in the stream."""
     claims = []
     async for recorded in bus.history(STEP_CLAIM, job=job):
         if isinstance(recorded.message, MicrobatchClaim):

@@ -1,1 +1,16 @@
-"""Client."""
+"""The clients of a mesh's HTTP API: `dmsc.Client` for scripts and `dmsc.AsyncClient` for coroutines.
+
+The client decides which gateway it asks, when a request may be repeated, and when it gives up; the gateways
+decide everything else. Users' scripts, the commands of `dmsc`, `dmsc.follow` and `dmsc.launch` use it. It
+never connects to the bus.
+
+access_calls.py      requests about users, rules, secrets and audit; a part of `AsyncClient`
+async_client.py      `AsyncClient`: one method per request
+client.py            `Client`: the same without `await`
+gateway_requests.py  sends requests to whichever gateway answers; repeats and resumes them
+http_protocol.py     headers, errors and positions; no network I/O
+job_file.py          reads and checks job files
+loop_thread.py       an event loop on its own thread
+sse.py               parses server-sent events
+weights_check.py     checks downloaded weights and checkpoints
+"""

@@ -1,4 +1,4 @@
-"""What the client asks about users, rules and the audit stream: a part of `AsyncClient`."""
+"""The part of `AsyncClient` with requests about users, secrets, access rules and the audit stream."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from schemas.secrets import SecretInfo, SecretList
 
 
 class AccessCalls(ABC):
-    """Mixed into `AsyncClient`."""
+    """A mixin of `AsyncClient`."""
 
     @abstractmethod
     async def _ask(self, method: str, path: str, body: Any = None) -> Any: ...
 
     async def whoami(self) -> WhoAmI:
-        """Whose token this client has. Raises `Refused` where it is nobody's."""
+        """The user of this client's token. Raises `Refused` if the token is invalid."""
         return WhoAmI.model_validate(await self._ask("GET", "/v1/whoami"))
 
     async def users(self) -> list[UserInfo]:
-        """All users, by name, with the ids and times of their tokens."""
+        """All users by name, with the ids and times of their tokens."""
         return list(UserAnswer.model_validate(await self._ask("GET", "/v1/users")).users)
 
     async def add_user(self, name: str, role: str, *, expires_s: float | None = None) -> UserAnswer:
-        """A new user; the answer has their first token, which is told this once."""
+        """Add a user. The answer contains their first token, which is shown only once."""
         body = {"name": name, "role": role, "expires_s": expires_s}
         return UserAnswer.model_validate(await self._ask("POST", "/v1/users", body))
 
     async def issue_token(self, name: str, *, expires_s: float | None = None) -> UserAnswer:
-        """Another token of a user; the answer has it, which is told this once."""
+        """Issue another token for a user. The answer contains the token, which is shown only once."""
         path = f"/v1/users/{quote(name, safe='')}/tokens"
         return UserAnswer.model_validate(await self._ask("POST", _with(path, expires_s=expires_s)))
 
     async def revoke(self, name: str, *, token_id: str | None = None, reason: str = "") -> UserAnswer:
-        """One token of a user, or all of them, open nothing any more."""
+        """Revoke one token of a user, or all of them."""
         path = f"/v1/users/{quote(name, safe='')}/revoke"
         return UserAnswer.model_validate(
             await self._ask("POST", _with(path, token_id=token_id, reason=reason))
         )
 
     async def remove_user(self, name: str, *, reason: str = "") -> UserAnswer:
-        """A user goes, and all their tokens with them."""
+        """Remove a user and revoke all their tokens."""
         path = f"/v1/users/{quote(name, safe='')}"
         return UserAnswer.model_validate(await self._ask("DELETE", _with(path, reason=reason)))
 
@@ -54,17 +54,20 @@ class AccessCalls(ABC):
         return list(SecretList.model_validate(await self._ask("GET", "/v1/secrets")).secrets)
 
     async def set_secret(self, name: str, value: str) -> Ack:
-        """Store a URL with its credentials; a job names it `secret://NAME`."""
+        """Store a URL with its credentials; a job refers to it as `secret://NAME`."""
         return Ack.model_validate(
             await self._ask("PUT", f"/v1/secrets/{quote(name, safe='')}", {"value": value})
         )
 
     async def remove_secret(self, name: str) -> Ack:
-        """A secret goes; jobs that run go on."""
+        """Remove a secret; running jobs continue."""
         return Ack.model_validate(await self._ask("DELETE", f"/v1/secrets/{quote(name, safe='')}"))
 
     async def explain_access(self, user: str, action: str, resource: str = "") -> AccessExplanation:
-        """Which rule lets whom do what, or why none does. `user`: a name, a role, or "" for yourself."""
+        """Explain which rule permits an action, or why none does.
+
+        `user` is a name, a role, or "" for yourself.
+        """
         path = _with("/v1/access/explain", action=action, user=user, resource=resource)
         return AccessExplanation.model_validate(await self._ask("GET", path))
 
@@ -74,16 +77,16 @@ class AccessCalls(ABC):
         return list(page.entries)
 
     async def audit(self, *, start: int = 1) -> AsyncIterator[AuditEntry]:
-        """Every entry from sequence `start` to the present end, in order."""
-        following: int | None = start
-        while following is not None:
-            path = _with("/v1/audit", start=following, limit=1000)
+        """All entries from sequence `start` to the current end, in order."""
+        next_start: int | None = start
+        while next_start is not None:
+            path = _with("/v1/audit", start=next_start, limit=1000)
             page = AuditPage.model_validate(await self._ask("GET", path))
             for entry in page.entries:
                 yield entry
-            following = page.next_start
+            next_start = page.next_start
 
 
 def _with(path: str, **query: Any) -> str:
-    given = urlencode({key: value for key, value in query.items() if value not in (None, "")})
-    return f"{path}?{given}" if given else path
+    encoded = urlencode({key: value for key, value in query.items() if value not in (None, "")})
+    return f"{path}?{encoded}" if encoded else path

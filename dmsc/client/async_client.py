@@ -1,8 +1,8 @@
-"""The client of a mesh's outer door for asyncio: what `dmsc.Client` runs on a thread, and the commands use.
+"""The asyncio client of a mesh's HTTP API. The commands use it, and `dmsc.Client` runs it on a thread.
 
 Every method raises the errors of `schemas.errors`: `Refused`, `NotFound`, `BadInput`, `Unavailable`…
-A gateway that does not answer is passed over for the next one, if the mesh has several; what may not happen
-twice carries an idempotency key, so that asking again is safe (docs/gateway.md).
+If a gateway does not answer, the next one is asked, if the mesh has several. A request that must not happen
+twice carries an idempotency key, so that it can be repeated safely (docs/gateway.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
-from dmsc.client import http_protocol as door
+from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
 from dmsc.client.weights_check import check_file, check_weights
@@ -48,21 +48,21 @@ from schemas.policy import ModuleLifecycle, PolicySwitch
 from schemas.registry import ServiceRecord
 
 Job = str | Path | Mapping[str, Any] | JobSpec
-"""A job: a file's path, a mapping, or the model itself."""
+"""A job to submit: the path of a job file, a mapping, or a `JobSpec`."""
 
 Fault = Literal["kill", "freeze", "resume"]
 
 
 class AsyncClient(AccessCalls):
-    """Talks to a mesh's gateways from a coroutine; use it with `async with`.
+    """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:
-        url: one gateway or several; default: `$DMSC_GATEWAY`, then the mesh of the state folder.
-        token: the user's token; default: `$DMSC_TOKEN`, then the state folder's.
-        state: the state folder to look into; default: `$DMSC_STATE` or `.dmsc`.
-        timeout_s: how long one request may take.
-        patience_s: how long a broken event stream is reconnected, and how long a gateway that is too busy
-            (429, 503) is asked again, before `Unavailable` is raised.
+        url: One or several gateways. Default: `$DMSC_GATEWAY`, then the mesh of the state folder.
+        token: The user's token. Default: `$DMSC_TOKEN`, then the state folder's.
+        state: The state folder. Default: `$DMSC_STATE` or `.dmsc`.
+        timeout_s: How long one request may take.
+        patience_s: How long the client reconnects a broken event stream, and repeats requests to a gateway
+            that is too busy (429, 503), before it raises `Unavailable`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class AsyncClient(AccessCalls):
         patience_s: float = 30.0,
     ) -> None:
         address = find_gateway(url, token, state)
-        self._door = Gateways(address.urls, address.token, timeout_s=timeout_s, patience_s=patience_s)
+        self._gateways = Gateways(address.urls, address.token, timeout_s=timeout_s, patience_s=patience_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,33 +86,33 @@ class AsyncClient(AccessCalls):
         await self.close()
 
     async def close(self) -> None:
-        await self._door.close()
+        await self._gateways.close()
 
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        return await self._door.ask(method, path, body)
+        return await self._gateways.ask(method, path, body)
 
     async def ready(self) -> Readiness:
-        """Whether the gateway that is asked could answer, and what is missing if not."""
+        """Whether the gateway is ready, and what is missing if not."""
         try:
-            return Readiness.model_validate(await self._door.ask("GET", "/readyz"))
+            return Readiness.model_validate(await self._gateways.ask("GET", "/readyz"))
         except Unavailable as error:
             return Readiness(ready=False, waiting=error.fields.get("waiting", {"gateway": error.text}))
 
     # --- jobs -----------------------------------------------------------------------------------------------
 
     async def submit(self, job: Job, *, idempotency_key: str | None = None) -> JobRecord:
-        """Queue a job; returns its record with the id that it was given.
+        """Queue a job and return its record, which has the job's id.
 
-        With an `idempotency_key` of your own, the same submission after a crash of yours is the same job.
+        If you pass your own `idempotency_key` and submit again after a crash, you get the same job.
         """
-        answer = await self._door.ask("POST", "/v1/jobs", door.as_spec(job), key=idempotency_key)
+        answer = await self._gateways.ask("POST", "/v1/jobs", http_protocol.as_spec(job), key=idempotency_key)
         return JobRecord.model_validate(answer)
 
     async def each_job(
         self, *, state: str | None = None, user: str | None = None
     ) -> AsyncIterator[JobRecord]:
-        """The mesh's jobs, oldest first, fetched as they are needed."""
-        async for page in self._door.pages("/v1/jobs", JobPage, {"state": state, "user": user}):
+        """The mesh's jobs, oldest first, fetched page by page as needed."""
+        async for page in self._gateways.pages("/v1/jobs", JobPage, {"state": state, "user": user}):
             for record in page.jobs:
                 yield record
 
@@ -122,60 +122,60 @@ class AsyncClient(AccessCalls):
 
     async def job(self, job: str) -> JobRecord:
         """One job's record. Raises `NotFound`."""
-        return JobRecord.model_validate(await self._door.ask("GET", f"/v1/jobs/{_safe(job)}"))
+        return JobRecord.model_validate(await self._gateways.ask("GET", f"/v1/jobs/{_safe(job)}"))
 
     async def load(self, job: str) -> JobLoad:
-        """How its instances are doing at this moment: queue, milliseconds per microbatch, latency."""
-        return JobLoad.model_validate(await self._door.ask("GET", f"/v1/jobs/{_safe(job)}/load"))
+        """The present load of a job's instances: queue, milliseconds per microbatch, latency."""
+        return JobLoad.model_validate(await self._gateways.ask("GET", f"/v1/jobs/{_safe(job)}/load"))
 
     async def scale(self, job: str, replicas: int, stage: int | None = None) -> str:
-        """Gives one stage, or all, this many working replicas; returns what will happen."""
+        """Set the number of working replicas of one stage, or of all; return what will happen, in words."""
         params = {"replicas": replicas, "stage": stage}
-        answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/scale", params=params)
+        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/scale", params=params)
         return str(answer["note"])
 
     async def move(self, job: str, sid: str, stage: int) -> str:
-        """Has an instance change its stage at the end of the open step; returns what will happen."""
+        """Move an instance to another stage at the end of the open step; return in words what will happen."""
         params = {"sid": sid, "stage": stage}
-        answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/move", params=params)
+        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/move", params=params)
         return str(answer["note"])
 
     async def cancel(self, job: str, *, reason: str = "") -> JobRecord:
-        """Ask for the end of a job; it is told, and cleaned up after."""
-        answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/cancel", params={"reason": reason})
+        """Request the cancellation of a job; the mesh stops its instances and cleans up."""
+        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/cancel", params={"reason": reason})
         return JobRecord.model_validate(answer)
 
     async def park(self, job: str, *, reason: str = "") -> JobRecord:
-        """Has a job give its slots back, at the end of the open step, and wait until `resume`.
+        """Pause a job at the end of its open step and free its slots, until `resume`.
 
-        Raises `Conflict` for one that has not begun, or has ended.
+        Raises `Conflict` if the job has not begun or has ended.
         """
-        answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/park", params={"reason": reason})
+        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/park", params={"reason": reason})
         return JobRecord.model_validate(answer)
 
     async def resume(self, job: str) -> JobRecord:
-        """Has a parked job go on as soon as there is room. Raises `Conflict` for one that is not parked."""
-        answer = await self._door.ask("POST", f"/v1/jobs/{_safe(job)}/resume")
+        """Continue a parked job as soon as slots are free. Raises `Conflict` if it is not parked."""
+        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/resume")
         return JobRecord.model_validate(answer)
 
     # --- the mesh -------------------------------------------------------------------------------------------
 
     async def mesh(self) -> MeshStatus:
-        """Services, nodes and jobs at a glance."""
-        return MeshStatus.model_validate(await self._door.ask("GET", "/v1/mesh"))
+        """An overview of services, nodes and jobs."""
+        return MeshStatus.model_validate(await self._gateways.ask("GET", "/v1/mesh"))
 
     async def tap_scope(self) -> TapScope:
-        """Which messages of the bus this token's user may tap."""
-        return TapScope.model_validate(await self._door.ask("GET", "/v1/tap/scope"))
+        """The messages of the bus that this token's user may tap."""
+        return TapScope.model_validate(await self._gateways.ask("GET", "/v1/tap/scope"))
 
     async def clusters(self) -> list[ClusterView]:
-        """The clusters: who serves each, and how its instances are."""
-        pages = self._door.pages("/v1/clusters", ClusterPage)
+        """The clusters, each with its services and the states of its instances."""
+        pages = self._gateways.pages("/v1/clusters", ClusterPage)
         return [view async for page in pages for view in page.clusters]
 
     async def cluster(self, cluster: str) -> ClusterView:
-        """One of them. Raises `NotFound`."""
-        return ClusterView.model_validate(await self._door.ask("GET", f"/v1/clusters/{_safe(cluster)}"))
+        """One cluster. Raises `NotFound`."""
+        return ClusterView.model_validate(await self._gateways.ask("GET", f"/v1/clusters/{_safe(cluster)}"))
 
     async def each_instance(
         self,
@@ -185,9 +185,9 @@ class AsyncClient(AccessCalls):
         stage: int | None = None,
         state: str | None = None,
     ) -> AsyncIterator[ServiceRecord]:
-        """The registry's records of instances, by SID, fetched as they are needed."""
-        wanted = {"job": job, "cluster": cluster, "stage": stage, "state": state}
-        async for page in self._door.pages("/v1/instances", InstancePage, wanted):
+        """The registry's records of instances, by SID, fetched page by page as needed."""
+        query = {"job": job, "cluster": cluster, "stage": stage, "state": state}
+        async for page in self._gateways.pages("/v1/instances", InstancePage, query):
             for record in page.instances:
                 yield record
 
@@ -199,41 +199,41 @@ class AsyncClient(AccessCalls):
         stage: int | None = None,
         state: str | None = None,
     ) -> list[ServiceRecord]:
-        """All of them that fit."""
-        found = self.each_instance(job=job, cluster=cluster, stage=stage, state=state)
-        return [record async for record in found]
+        """All matching records of instances, by SID."""
+        records = self.each_instance(job=job, cluster=cluster, stage=stage, state=state)
+        return [record async for record in records]
 
     async def instance(self, sid: str) -> ServiceRecord:
         """The registry's record of one instance or service. Raises `NotFound`."""
-        return ServiceRecord.model_validate(await self._door.ask("GET", f"/v1/instances/{_safe(sid)}"))
+        return ServiceRecord.model_validate(await self._gateways.ask("GET", f"/v1/instances/{_safe(sid)}"))
 
     async def routes(self, *, job: str | None = None, cluster: str | None = None) -> list[RouteTable]:
-        """The routers' tables: weighted next hops of each stage, for the senders of each cluster."""
-        pages = self._door.pages("/v1/routes", RoutePage, {"job": job, "cluster": cluster})
+        """The routers' tables: the weighted next hops of each stage, for senders of each cluster."""
+        pages = self._gateways.pages("/v1/routes", RoutePage, {"job": job, "cluster": cluster})
         return [table async for page in pages for table in page.routes]
 
     async def nodes(self) -> list[NodeView]:
-        """The node agents, their slots, and what is cordoned there."""
-        return [view async for page in self._door.pages("/v1/nodes", NodePage) for view in page.nodes]
+        """The nodes, with their slots and cordons."""
+        return [view async for page in self._gateways.pages("/v1/nodes", NodePage) for view in page.nodes]
 
     async def node(self, node: str) -> NodeView:
-        """One of them, by the SID of its agent. Raises `NotFound`."""
-        return NodeView.model_validate(await self._door.ask("GET", f"/v1/nodes/{_safe(node)}"))
+        """One node, by the SID of its agent. Raises `NotFound`."""
+        return NodeView.model_validate(await self._gateways.ask("GET", f"/v1/nodes/{_safe(node)}"))
 
     async def cordon(self, node: str, slot: int | None = None, *, reason: str = "") -> Cordons:
-        """No new instances on a node, or in one slot of it. What runs there goes on."""
+        """Place no new instances on a node, or in one of its slots; instances that run there continue."""
         return await self._change_node(node, "cordon", slot=slot, reason=reason)
 
     async def uncordon(self, node: str, slot: int | None = None) -> Cordons:
-        """New instances may go there again. Raises `NotFound` where nothing is cordoned."""
+        """Allow new instances on a node or slot again. Raises `NotFound` if it is not cordoned."""
         return await self._change_node(node, "uncordon", slot=slot)
 
     async def drain(self, node: str, *, reason: str = "") -> Cordons:
-        """Cordon a node and have its instances move elsewhere; `mesh().cordons` tells how far it is."""
+        """Cordon a node and move its instances to other nodes; `mesh().cordons` shows the progress."""
         return await self._change_node(node, "drain", reason=reason)
 
     async def _change_node(self, node: str, action: str, **params: Any) -> Cordons:
-        answer = await self._door.ask("POST", f"/v1/nodes/{_safe(node)}/{action}", params=params)
+        answer = await self._gateways.ask("POST", f"/v1/nodes/{_safe(node)}/{action}", params=params)
         return Cordons.model_validate(answer)
 
     # --- faults ---------------------------------------------------------------------------------------------
@@ -241,57 +241,60 @@ class AsyncClient(AccessCalls):
     async def each_fault(
         self, job: str | None = None, *, state: str | None = None
     ) -> AsyncIterator[FaultRecord]:
-        """Each fault as it stands now, oldest first, fetched as they are needed."""
-        async for page in self._door.pages("/v1/faults", FaultPage, {"job": job, "state": state}):
+        """Each fault's latest record, oldest fault first, fetched page by page as needed."""
+        async for page in self._gateways.pages("/v1/faults", FaultPage, {"job": job, "state": state}):
             for fault in page.faults:
                 yield fault
 
     async def faults(self, job: str | None = None, *, state: str | None = None) -> list[FaultRecord]:
-        """Each fault as it stands now, oldest first; of one job, or of the whole mesh."""
+        """Each fault's latest record, oldest fault first; of one job, or of the whole mesh."""
         return [fault async for fault in self.each_fault(job, state=state)]
 
     async def fault(self, fault: str) -> FaultRecord:
-        """One of them. Raises `NotFound`."""
-        return FaultRecord.model_validate(await self._door.ask("GET", f"/v1/faults/{_safe(fault)}"))
+        """One fault's latest record. Raises `NotFound`."""
+        return FaultRecord.model_validate(await self._gateways.ask("GET", f"/v1/faults/{_safe(fault)}"))
 
     async def follow_faults(self, job: str | None = None, *, start: int = 1) -> AsyncIterator[FaultRecord]:
-        """Every record of the fault queue from stream position `start`, then live, without an end.
+        """The records of the fault queue from stream position `start`, then live, without an end.
 
-        Reconnects by itself (also to another gateway) where it left off; each record comes once.
+        It reconnects by itself (also to another gateway) and continues; each record comes once.
         """
         params = {} if job is None else {"job": job}
-        async with aclosing(self._door.follow("/v1/faults/events", FaultRecord, start, params)) as records:
+        async with aclosing(
+            self._gateways.follow("/v1/faults/events", FaultRecord, start, params)
+        ) as records:
             async for fault in records:
                 yield fault
 
     async def strike(self, sid: str, fault: Fault, *, incarnation: str | None = None) -> Struck:
-        """Bring a fault upon an instance, as an operator: see what the mesh makes of it in `faults`."""
+        """Inject a fault into an instance, as an operator; `faults` shows how the mesh handles it."""
         body = {"sid": sid, "fault": fault, "incarnation": incarnation}
-        return Struck.model_validate(await self._door.ask("POST", "/v1/chaos/faults", body))
+        return Struck.model_validate(await self._gateways.ask("POST", "/v1/chaos/faults", body))
 
     async def tell_outside_fault(
         self, victim: str, fault: str, *, idempotency_key: str | None = None
     ) -> None:
-        """Put on the audit stream, as an operator, that a process was struck without the mesh's help."""
+        """Record on the audit stream, as an operator, that a fault was injected from outside the mesh."""
         body = {"victim": victim, "fault": fault}
-        await self._door.ask("POST", "/v1/chaos/outside", body, key=idempotency_key)
+        await self._gateways.ask("POST", "/v1/chaos/outside", body, key=idempotency_key)
 
     # --- functional modules ---------------------------------------------------------------------------------
 
     async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
-        """Make a running version of a module the active one; the one that was goes on in shadow."""
+        """Make a running version of a module the active one; the former one continues in shadow."""
         params = {"version": version, "reason": reason}
-        answer = await self._door.ask("POST", f"/v1/policies/{_safe(module)}/promote", params=params)
+        answer = await self._gateways.ask("POST", f"/v1/policies/{_safe(module)}/promote", params=params)
         return PolicySwitch.model_validate(answer)
 
     async def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
-        """Make the version active again that was before. Raises `Conflict` where nothing was promoted."""
+        """Make the previously active version active again. Raises `Conflict` if nothing was promoted."""
         path = f"/v1/policies/{_safe(module)}/rollback"
-        return PolicySwitch.model_validate(await self._door.ask("POST", path, params={"reason": reason}))
+        return PolicySwitch.model_validate(await self._gateways.ask("POST", path, params={"reason": reason}))
 
     async def policies(self) -> list[ModuleStatus]:
-        """The functional modules that run, and how they fare, by name and version."""
-        return [one async for page in self._door.pages("/v1/policies", PolicyPage) for one in page.modules]
+        """The running functional modules with their states and counts, by name and version."""
+        pages = self._gateways.pages("/v1/policies", PolicyPage)
+        return [module async for page in pages for module in page.modules]
 
     async def order_policy(
         self,
@@ -302,12 +305,13 @@ class AsyncClient(AccessCalls):
         jobs: Sequence[str] = (),
         reason: str = "",
     ) -> ModuleLifecycle:
-        """Has a module do `op`: activate, shadow, drain, enable or disable (for `jobs`). Repeating is fine.
+        """Order a module to activate, shadow, drain, enable or disable (the latter two for `jobs`).
 
-        Returns what it then is. Raises `NotFound` where it does not run, `Conflict` where it can't.
+        An order may be repeated. Returns the module's state afterwards. Raises `NotFound` if the module does
+        not run, and `Conflict` if the order is not possible now.
         """
         body = {"op": op, "version": version, "jobs": list(jobs), "reason": reason}
-        answer = await self._door.ask("POST", f"/v1/policies/{_safe(module)}/orders", body)
+        answer = await self._gateways.ask("POST", f"/v1/policies/{_safe(module)}/orders", body)
         return ModuleLifecycle.model_validate(answer)
 
     async def ask_policy(
@@ -318,37 +322,37 @@ class AsyncClient(AccessCalls):
         version: str | None = None,
         inputs: Sequence[Observation] = (),
     ) -> ModuleAnswer:
-        """What a module suggests for a job at this moment. Nothing of it is adopted."""
-        given = [one.model_dump(mode="json") for one in inputs]
-        body = {"job": job, "version": version, "inputs": given}
-        answer = await self._door.ask("POST", f"/v1/policies/{_safe(module)}/questions", body)
+        """Ask a module what it would suggest for a job now. The answer is not adopted."""
+        observations = [observation.model_dump(mode="json") for observation in inputs]
+        body = {"job": job, "version": version, "inputs": observations}
+        answer = await self._gateways.ask("POST", f"/v1/policies/{_safe(module)}/questions", body)
         return ModuleAnswer.model_validate(answer)
 
     async def observe(self, *observations: Observation) -> None:
-        """Tell functional modules what was seen outside the mesh."""
-        given = [one.model_dump(mode="json", exclude={"user"}) for one in observations]
-        await self._door.ask("POST", "/v1/observations", {"observations": given})
+        """Send observations from outside the mesh to functional modules."""
+        bodies = [observation.model_dump(mode="json", exclude={"user"}) for observation in observations]
+        await self._gateways.ask("POST", "/v1/observations", {"observations": bodies})
 
     # --- what happens to a job ------------------------------------------------------------------------------
 
     async def events(self, job: str, *, start: int = 1) -> AsyncIterator[JobEvent]:
-        """What happened to a job from stream position `start`, then live, until it has ended.
+        """The events of a job from stream position `start`, then live, until the job has ended.
 
-        Reconnects by itself (also to another gateway) where it left off; each event comes once.
+        It reconnects by itself (also to another gateway) and continues; each event comes once.
         """
 
-        async def over() -> bool:
+        async def has_ended() -> bool:
             return (await self.job(job)).state in ENDED
 
         path = f"/v1/jobs/{_safe(job)}/events"
-        async with aclosing(self._door.follow(path, JobEvent, start, over=over)) as events:
+        async with aclosing(self._gateways.follow(path, JobEvent, start, over=has_ended)) as events:
             async for event in events:
                 yield event
                 if event.kind == "state" and event.state in ENDED:
                     return
 
     async def wait(self, job: str) -> JobRecord:
-        """Until the job has ended; its last record. A failed job is not an error here: see `state`."""
+        """Wait until the job has ended; return its last record. A failed job raises nothing: see `state`."""
         async for _ in self.events(job):
             pass
         return await self.job(job)
@@ -357,84 +361,90 @@ class AsyncClient(AccessCalls):
 
     async def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""
-        return WeightsManifest.model_validate(await self._door.ask("GET", f"/v1/jobs/{_safe(job)}/weights"))
+        return WeightsManifest.model_validate(
+            await self._gateways.ask("GET", f"/v1/jobs/{_safe(job)}/weights")
+        )
 
     async def download_weights(
         self, job: str, folder: Path, *, progress: OnProgress | None = None
     ) -> WeightsManifest:
         """Fetch the safetensors shards and their index (Hugging Face layout) into `folder`.
 
-        Raises `DmscError` if what arrived does not have the job's SHA-256.
+        Raises `DmscError` if the files do not have the SHA-256 of the job's manifest.
         """
         manifest = await self.weights(job)
-        for shard in door.shards(manifest):
-            target = door.shard_path(folder, shard)
-            with door.partial_file(target) as partial:
-                await self._door.fetch(f"/v1/jobs/{_safe(job)}/weights/{shard}", partial, shard, progress)
-        door.write_index(folder, manifest)
+        for shard in http_protocol.shards(manifest):
+            target = http_protocol.shard_path(folder, shard)
+            with http_protocol.partial_file(target) as partial:
+                await self._gateways.fetch(f"/v1/jobs/{_safe(job)}/weights/{shard}", partial, shard, progress)
+        http_protocol.write_index(folder, manifest)
         await asyncio.to_thread(check_weights, folder, manifest)
         return manifest
 
     async def each_checkpoint(self, job: str) -> AsyncIterator[PublishedCheckpoint]:
-        """The job's checkpoints that exist, the newest first, fetched as they are needed."""
-        async for page in self._door.pages(f"/v1/jobs/{_safe(job)}/checkpoints", CheckpointPage):
-            for one in page.checkpoints:
-                yield one
+        """The job's existing checkpoints, newest first, fetched page by page as needed."""
+        async for page in self._gateways.pages(f"/v1/jobs/{_safe(job)}/checkpoints", CheckpointPage):
+            for checkpoint in page.checkpoints:
+                yield checkpoint
 
     async def checkpoints(self, job: str) -> CheckpointList:
-        """All of them."""
-        return CheckpointList(checkpoints=tuple([one async for one in self.each_checkpoint(job)]))
+        """All existing checkpoints of a job, newest first."""
+        return CheckpointList(
+            checkpoints=tuple([checkpoint async for checkpoint in self.each_checkpoint(job)])
+        )
 
     async def download_checkpoint(
         self, job: str, folder: Path, step: int | None = None, *, progress: OnProgress | None = None
     ) -> CheckpointManifest:
-        """Fetch a checkpoint (docs/checkpoints.md) into `folder`: that of `step`, or the newest.
+        """Fetch a checkpoint (docs/checkpoints.md) into `folder`: the one of `step`, or the newest.
 
-        Raises `DmscError` if there is none, or if what arrived does not have the manifest's SHA-256.
+        Raises `DmscError` if there is none, or if the files do not have the SHA-256 of the manifest.
         """
-        found = (await self.checkpoints(job)).checkpoints
-        one = next((each for each in found if step in (None, each.manifest.version)), None)
-        if one is None:
-            there = ", ".join(str(each.manifest.version) for each in found) or "none"
-            raise NotFound(f"{job} has no such checkpoint; those that exist are of step: {there}", job=job)
-        path = f"/v1/jobs/{_safe(job)}/checkpoints/{one.name}"
-        for name, file in one.manifest.files.items():
-            target = door.file_below(folder, name)
-            with door.partial_file(target) as partial:
-                await self._door.fetch(f"{path}/{name}", partial, name, progress)
+        existing = (await self.checkpoints(job)).checkpoints
+        chosen = next(
+            (checkpoint for checkpoint in existing if step in (None, checkpoint.manifest.version)), None
+        )
+        if chosen is None:
+            steps = ", ".join(str(checkpoint.manifest.version) for checkpoint in existing) or "none"
+            raise NotFound(f"{job} has no such checkpoint; those that exist are of step: {steps}", job=job)
+        path = f"/v1/jobs/{_safe(job)}/checkpoints/{chosen.name}"
+        for name, file in chosen.manifest.files.items():
+            target = http_protocol.file_below(folder, name)
+            with http_protocol.partial_file(target) as partial:
+                await self._gateways.fetch(f"{path}/{name}", partial, name, progress)
             await asyncio.to_thread(check_file, target, file)
-        door.file_below(folder, MANIFEST_NAME).write_bytes(one.manifest.to_json())
-        return one.manifest
+        http_protocol.file_below(folder, MANIFEST_NAME).write_bytes(chosen.manifest.to_json())
+        return chosen.manifest
 
     async def each_dataset(self) -> AsyncIterator[Dataset]:
-        """The datasets on the bus, by name, fetched as they are needed."""
-        async for page in self._door.pages("/v1/datasets", DatasetPage):
+        """The datasets on the bus, by name, fetched page by page as needed."""
+        async for page in self._gateways.pages("/v1/datasets", DatasetPage):
             for dataset in page.datasets:
                 yield dataset
 
     async def datasets(self) -> list[Dataset]:
-        """All of them."""
+        """All datasets on the bus, by name."""
         return [dataset async for dataset in self.each_dataset()]
 
     async def upload_dataset(
         self, name: str, source: Path | bytes, *, progress: OnProgress | None = None
     ) -> Dataset:
-        """Store a file or bytes as a dataset, which a job names as `data.source`."""
-        answer = await self._door.send(f"/v1/datasets/{_safe(name)}", source, name, progress)
+        """Store a file or bytes as a dataset, which a job can name as `data.source`."""
+        answer = await self._gateways.send(f"/v1/datasets/{_safe(name)}", source, name, progress)
         return Dataset.model_validate(answer)
 
     async def download_dataset(self, name: str, file: Path, *, progress: OnProgress | None = None) -> Path:
-        """Fetch a dataset into a file, which appears once it is whole."""
+        """Fetch a dataset into a file, which appears only when it is complete."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        with door.partial_file(file) as partial:
-            await self._door.fetch(f"/v1/datasets/{_safe(name)}", partial, name, progress)
+        with http_protocol.partial_file(file) as partial:
+            await self._gateways.fetch(f"/v1/datasets/{_safe(name)}", partial, name, progress)
         return file
 
     async def delete_dataset(self, name: str) -> None:
         """Remove a dataset, as an operator. Raises `NotFound`."""
-        await self._door.ask("DELETE", f"/v1/datasets/{_safe(name)}")
+        await self._gateways.ask("DELETE", f"/v1/datasets/{_safe(name)}")
 
 
 def _safe(name: str) -> str:
-    """As one part of a path."""
+    """Quote a name as one segment of a path."""
     return quote(name, safe="")

@@ -1,11 +1,11 @@
-"""The client of a mesh's outer door: submit jobs, follow them, fetch weights.
+"""The synchronous client of a mesh's HTTP API: submits jobs, follows them, fetches weights.
 
     from dmsc import Client
     with Client() as client:                       # the mesh of ./.dmsc, or $DMSC_GATEWAY and $DMSC_TOKEN
         job = client.submit("examples/stdlib-gpt.yaml")
         print(client.wait(job.job).loss_last)
 
-It raises what `dmsc.AsyncClient` raises.
+It raises the same errors as `dmsc.AsyncClient`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from schemas.registry import ServiceRecord
 
 
 class Client:
-    """The same for scripts and notebooks, without `await`; also inside a running event loop (Jupyter).
+    """The client for scripts and notebooks: `AsyncClient` without `await`.
 
-    It runs an `AsyncClient` on a thread of its own. Arguments as there; use it with `with`, or `close()` it.
+    It runs an `AsyncClient` on its own thread, so it also works inside a running event loop (Jupyter). It
+    takes the same arguments. Use it with `with`, or call `close()` at the end.
     """
 
     def __init__(
@@ -58,26 +59,26 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Close the connections and end the thread. Closing twice is fine."""
         if self._runner.running:
             self._runner.call(self._client.close())
             self._runner.stop()
 
     def ready(self) -> Readiness:
-        """Whether the gateway that is asked could answer, and what is missing if not."""
+        """Whether the gateway is ready, and what is missing if not."""
         return self._runner.call(self._client.ready())
 
     # --- jobs -----------------------------------------------------------------------------------------------
 
     def submit(self, job: Job, *, idempotency_key: str | None = None) -> JobRecord:
-        """Queue a job; returns its record with the id that it was given.
+        """Queue a job and return its record, which has the job's id.
 
-        With an `idempotency_key` of your own, the same submission after a crash of yours is the same job.
+        If you pass your own `idempotency_key` and submit again after a crash, you get the same job.
         """
         return self._runner.call(self._client.submit(job, idempotency_key=idempotency_key))
 
     def each_job(self, *, state: str | None = None, user: str | None = None) -> Iterator[JobRecord]:
-        """The mesh's jobs, oldest first, fetched as they are needed."""
+        """The mesh's jobs, oldest first, fetched page by page as needed."""
         return self._runner.iterate(self._client.each_job(state=state, user=user))
 
     def jobs(self, *, state: str | None = None, user: str | None = None) -> list[JobRecord]:
@@ -89,48 +90,48 @@ class Client:
         return self._runner.call(self._client.job(job))
 
     def load(self, job: str) -> JobLoad:
-        """How its instances are doing at this moment: queue, milliseconds per microbatch, latency."""
+        """The present load of a job's instances: queue, milliseconds per microbatch, latency."""
         return self._runner.call(self._client.load(job))
 
     def scale(self, job: str, replicas: int, stage: int | None = None) -> str:
-        """Gives one stage, or all, this many working replicas; returns what will happen."""
+        """Set the number of working replicas of one stage, or of all; return what will happen, in words."""
         return self._runner.call(self._client.scale(job, replicas, stage))
 
     def move(self, job: str, sid: str, stage: int) -> str:
-        """Has an instance change its stage at the end of the open step; returns what will happen."""
+        """Move an instance to another stage at the end of the open step; return in words what will happen."""
         return self._runner.call(self._client.move(job, sid, stage))
 
     def cancel(self, job: str, *, reason: str = "") -> JobRecord:
-        """Ask for the end of a job; it is told, and cleaned up after."""
+        """Request the cancellation of a job; the mesh stops its instances and cleans up."""
         return self._runner.call(self._client.cancel(job, reason=reason))
 
     def park(self, job: str, *, reason: str = "") -> JobRecord:
-        """Has a job give its slots back, at the end of the open step, and wait until `resume`.
+        """Pause a job at the end of its open step and free its slots, until `resume`.
 
-        Raises `Conflict` for one that has not begun, or has ended.
+        Raises `Conflict` if the job has not begun or has ended.
         """
         return self._runner.call(self._client.park(job, reason=reason))
 
     def resume(self, job: str) -> JobRecord:
-        """Has a parked job go on as soon as there is room. Raises `Conflict` for one that is not parked."""
+        """Continue a parked job as soon as slots are free. Raises `Conflict` if it is not parked."""
         return self._runner.call(self._client.resume(job))
 
     # --- the mesh -------------------------------------------------------------------------------------------
 
     def mesh(self) -> MeshStatus:
-        """Services, nodes and jobs at a glance."""
+        """An overview of services, nodes and jobs."""
         return self._runner.call(self._client.mesh())
 
     def tap_scope(self) -> TapScope:
-        """Which messages of the bus this token's user may tap."""
+        """The messages of the bus that this token's user may tap."""
         return self._runner.call(self._client.tap_scope())
 
     def clusters(self) -> list[ClusterView]:
-        """The clusters: who serves each, and how its instances are."""
+        """The clusters, each with its services and the states of its instances."""
         return self._runner.call(self._client.clusters())
 
     def cluster(self, cluster: str) -> ClusterView:
-        """One of them. Raises `NotFound`."""
+        """One cluster. Raises `NotFound`."""
         return self._runner.call(self._client.cluster(cluster))
 
     def each_instance(
@@ -141,7 +142,7 @@ class Client:
         stage: int | None = None,
         state: str | None = None,
     ) -> Iterator[ServiceRecord]:
-        """The registry's records of instances, by SID, fetched as they are needed."""
+        """The registry's records of instances, by SID, fetched page by page as needed."""
         return self._runner.iterate(
             self._client.each_instance(job=job, cluster=cluster, stage=stage, state=state)
         )
@@ -154,7 +155,7 @@ class Client:
         stage: int | None = None,
         state: str | None = None,
     ) -> list[ServiceRecord]:
-        """All of them that fit."""
+        """All matching records of instances, by SID."""
         return self._runner.call(self._client.instances(job=job, cluster=cluster, stage=stage, state=state))
 
     def instance(self, sid: str) -> ServiceRecord:
@@ -162,74 +163,74 @@ class Client:
         return self._runner.call(self._client.instance(sid))
 
     def routes(self, *, job: str | None = None, cluster: str | None = None) -> list[RouteTable]:
-        """The routers' tables: weighted next hops of each stage, for the senders of each cluster."""
+        """The routers' tables: the weighted next hops of each stage, for senders of each cluster."""
         return self._runner.call(self._client.routes(job=job, cluster=cluster))
 
     def nodes(self) -> list[NodeView]:
-        """The node agents, their slots, and what is cordoned there."""
+        """The nodes, with their slots and cordons."""
         return self._runner.call(self._client.nodes())
 
     def node(self, node: str) -> NodeView:
-        """One of them, by the SID of its agent. Raises `NotFound`."""
+        """One node, by the SID of its agent. Raises `NotFound`."""
         return self._runner.call(self._client.node(node))
 
     def cordon(self, node: str, slot: int | None = None, *, reason: str = "") -> Cordons:
-        """No new instances on a node, or in one slot of it. What runs there goes on."""
+        """Place no new instances on a node, or in one of its slots; instances that run there continue."""
         return self._runner.call(self._client.cordon(node, slot, reason=reason))
 
     def uncordon(self, node: str, slot: int | None = None) -> Cordons:
-        """New instances may go there again. Raises `NotFound` where nothing is cordoned."""
+        """Allow new instances on a node or slot again. Raises `NotFound` if it is not cordoned."""
         return self._runner.call(self._client.uncordon(node, slot))
 
     def drain(self, node: str, *, reason: str = "") -> Cordons:
-        """Cordon a node and have its instances move elsewhere; `mesh().cordons` tells how far it is."""
+        """Cordon a node and move its instances to other nodes; `mesh().cordons` shows the progress."""
         return self._runner.call(self._client.drain(node, reason=reason))
 
     # --- faults ---------------------------------------------------------------------------------------------
 
     def each_fault(self, job: str | None = None, *, state: str | None = None) -> Iterator[FaultRecord]:
-        """Each fault as it stands now, oldest first, fetched as they are needed."""
+        """Each fault's latest record, oldest fault first, fetched page by page as needed."""
         return self._runner.iterate(self._client.each_fault(job, state=state))
 
     def faults(self, job: str | None = None, *, state: str | None = None) -> list[FaultRecord]:
-        """Each fault as it stands now, oldest first; of one job, or of the whole mesh."""
+        """Each fault's latest record, oldest fault first; of one job, or of the whole mesh."""
         return self._runner.call(self._client.faults(job, state=state))
 
     def fault(self, fault: str) -> FaultRecord:
-        """One of them. Raises `NotFound`."""
+        """One fault's latest record. Raises `NotFound`."""
         return self._runner.call(self._client.fault(fault))
 
     def follow_faults(self, job: str | None = None, *, start: int = 1) -> Iterator[FaultRecord]:
-        """Every record of the fault queue from stream position `start`, then live, without an end."""
+        """The records of the fault queue from stream position `start`, then live, without an end."""
         return self._runner.iterate(self._client.follow_faults(job, start=start))
 
     def strike(self, sid: str, fault: Fault, *, incarnation: str | None = None) -> Struck:
-        """Bring a fault upon an instance, as an operator: see what the mesh makes of it in `faults`."""
+        """Inject a fault into an instance, as an operator; `faults` shows how the mesh handles it."""
         return self._runner.call(self._client.strike(sid, fault, incarnation=incarnation))
 
     def tell_outside_fault(self, victim: str, fault: str, *, idempotency_key: str | None = None) -> None:
-        """Put on the audit stream, as an operator, that a process was struck without the mesh's help."""
-        told = self._client.tell_outside_fault(victim, fault, idempotency_key=idempotency_key)
-        return self._runner.call(told)
+        """Record on the audit stream, as an operator, that a fault was injected from outside the mesh."""
+        request = self._client.tell_outside_fault(victim, fault, idempotency_key=idempotency_key)
+        return self._runner.call(request)
 
     # --- functional modules ---------------------------------------------------------------------------------
 
     def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
-        """Make a running version of a module the active one; the one that was goes on in shadow."""
+        """Make a running version of a module the active one; the former one continues in shadow."""
         return self._runner.call(self._client.promote_policy(module, version, reason=reason))
 
     def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
-        """Make the version active again that was before. Raises `Conflict` where nothing was promoted."""
+        """Make the previously active version active again. Raises `Conflict` if nothing was promoted."""
         return self._runner.call(self._client.roll_back_policy(module, reason=reason))
 
     def policies(self) -> list[ModuleStatus]:
-        """The functional modules that run, and how they fare, by name and version."""
+        """The running functional modules with their states and counts, by name and version."""
         return self._runner.call(self._client.policies())
 
     def order_policy(
         self, module: str, op: str, *, version: str | None = None, jobs: Sequence[str] = (), reason: str = ""
     ) -> ModuleLifecycle:
-        """Has a module do `op`: activate, shadow, drain, enable or disable (for `jobs`)."""
+        """Order a module to activate, shadow, drain, enable or disable (the latter two for `jobs`)."""
         return self._runner.call(
             self._client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
         )
@@ -237,21 +238,24 @@ class Client:
     def ask_policy(
         self, module: str, job: str, *, version: str | None = None, inputs: Sequence[Observation] = ()
     ) -> ModuleAnswer:
-        """What a module suggests for a job at this moment. Nothing of it is adopted."""
+        """Ask a module what it would suggest for a job now. The answer is not adopted."""
         return self._runner.call(self._client.ask_policy(module, job, version=version, inputs=inputs))
 
     def observe(self, *observations: Observation) -> None:
-        """Tell functional modules what was seen outside the mesh."""
+        """Send observations from outside the mesh to functional modules."""
         self._runner.call(self._client.observe(*observations))
 
     # --- what happens to a job ------------------------------------------------------------------------------
 
     def events(self, job: str, *, start: int = 1) -> Iterator[JobEvent]:
-        """What happened to a job from stream position `start`, then live, until it has ended."""
+        """The events of a job from stream position `start`, then live, until the job has ended."""
         return self._runner.iterate(self._client.events(job, start=start))
 
     def wait(self, job: str, *, timeout_s: float | None = None) -> JobRecord:
-        """Until the job has ended; returns its last record. Raises `DeadlineExceeded` after `timeout_s`."""
+        """Wait until the job has ended; return its last record.
+
+        Raises `DeadlineExceeded` after `timeout_s`. A failed job raises nothing: see `state`.
+        """
         return self._runner.call(self._client.wait(job), timeout_s=timeout_s)
 
     # --- what a job leaves, and what it reads ---------------------------------------------------------------
@@ -267,35 +271,35 @@ class Client:
         return self._runner.call(self._client.download_weights(job, folder, progress=progress))
 
     def each_checkpoint(self, job: str) -> Iterator[PublishedCheckpoint]:
-        """The job's checkpoints that exist, the newest first, fetched as they are needed."""
+        """The job's existing checkpoints, newest first, fetched page by page as needed."""
         return self._runner.iterate(self._client.each_checkpoint(job))
 
     def checkpoints(self, job: str) -> CheckpointList:
-        """All of them."""
+        """All existing checkpoints of a job, newest first."""
         return self._runner.call(self._client.checkpoints(job))
 
     def download_checkpoint(
         self, job: str, folder: Path, step: int | None = None, *, progress: OnProgress | None = None
     ) -> CheckpointManifest:
-        """Fetch a checkpoint (docs/checkpoints.md) into `folder`: that of `step`, or the newest."""
+        """Fetch a checkpoint (docs/checkpoints.md) into `folder`: the one of `step`, or the newest."""
         return self._runner.call(self._client.download_checkpoint(job, folder, step, progress=progress))
 
     def each_dataset(self) -> Iterator[Dataset]:
-        """The datasets on the bus, by name, fetched as they are needed."""
+        """The datasets on the bus, by name, fetched page by page as needed."""
         return self._runner.iterate(self._client.each_dataset())
 
     def datasets(self) -> list[Dataset]:
-        """All of them."""
+        """All datasets on the bus, by name."""
         return self._runner.call(self._client.datasets())
 
     def upload_dataset(
         self, name: str, source: Path | bytes, *, progress: OnProgress | None = None
     ) -> Dataset:
-        """Store a file or bytes as a dataset, which a job names as `data.source`."""
+        """Store a file or bytes as a dataset, which a job can name as `data.source`."""
         return self._runner.call(self._client.upload_dataset(name, source, progress=progress))
 
     def download_dataset(self, name: str, file: Path, *, progress: OnProgress | None = None) -> Path:
-        """Fetch a dataset into a file, which appears once it is whole."""
+        """Fetch a dataset into a file, which appears only when it is complete."""
         return self._runner.call(self._client.download_dataset(name, file, progress=progress))
 
     def delete_dataset(self, name: str) -> None:

@@ -1,6 +1,8 @@
-"""Requests to whichever of a mesh's gateways answers: repeated where that is safe, taken up where they broke.
+"""Sends requests to whichever of a mesh's gateways answers, repeats them if that is safe, and resumes
+streams.
 
-Thin shell over `dmsc.client.http_protocol`, which decides; `AsyncClient` says what is asked.
+This is a thin shell over `dmsc.client.http_protocol`, which makes the decisions. `AsyncClient` composes the
+requests.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import httpx
 
-from dmsc.client import http_protocol as door
+from dmsc.client import http_protocol
 from dmsc.client.sse import EventParser
 from schemas.base import Message
 from schemas.errors import InProgress, Overloaded, Unavailable
@@ -28,12 +30,12 @@ P = TypeVar("P", bound=Page)
 CHUNK_BYTES = 1 << 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 PAGE = 500
-"""Items asked for at once where all are wanted."""
+"""Items per page when a whole list is fetched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferProgress:
-    """How far a transfer is. `total_bytes`: None where nobody knows."""
+    """The progress of a transfer. `total_bytes` is None if the size is unknown."""
 
     name: str
     done_bytes: int
@@ -44,21 +46,23 @@ OnProgress = Callable[[TransferProgress], None]
 
 
 class Gateways:
-    """One HTTP client for all of them; the one that answered last is asked first."""
+    """One HTTP client for all gateways; the gateway that answered last is asked first."""
 
     def __init__(
         self, urls: Sequence[str], token: str | None, *, timeout_s: float, patience_s: float
     ) -> None:
-        self.urls = [each.rstrip("/") for each in urls]
+        self.urls = [url.rstrip("/") for url in urls]
         self._patience_s = patience_s
         self._http = httpx.AsyncClient(
-            headers=door.headers(token), timeout=door.timeout(timeout_s), verify=door.verify(self.urls)
+            headers=http_protocol.headers(token),
+            timeout=http_protocol.timeout(timeout_s),
+            verify=http_protocol.verify(self.urls),
         )
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    # --- one question ---------------------------------------------------------------------------------------
+    # --- one request ----------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -69,22 +73,22 @@ class Gateways:
         params: Mapping[str, Any] | None = None,
         key: str | None = None,
     ) -> Any:
-        """JSON in and out, from the first gateway that answers.
+        """Send a request with a JSON body and return the JSON answer of the first gateway that answers.
 
-        A POST carries an idempotency key, its caller's or one of its own, so that it may be repeated: at the
-        next gateway where one broke, and after a while where one said when to come back. Gives up once each
-        gateway has failed, or after `patience_s`.
+        A POST carries an idempotency key (the caller's or a random one), so it may be repeated: at the next
+        gateway if one failed, or after a while if one said when to retry. It gives up when each gateway has
+        failed, or after `patience_s`.
         """
         headers = {"Idempotency-Key": key or secrets.token_hex(16)} if method == "POST" else {}
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
         deadline = time.monotonic() + self._patience_s
-        tries = max(2, len(self.urls))  # a kept connection may have been closed at the other end just now
+        tries = max(2, len(self.urls))  # an idle connection may just have been closed by the gateway
         while True:
             try:
                 response = await self._http.request(
                     method, self.urls[0] + path, json=body, params=query or None, headers=headers
                 )
-                door.raise_for(response)
+                http_protocol.raise_for(response)
                 return response.json()
             except (httpx.TransportError, Unavailable, InProgress) as error:
                 wait_s = self._before_next(error, method, bool(headers), deadline, tries)
@@ -92,26 +96,26 @@ class Gateways:
                 await asyncio.sleep(wait_s)
 
     def _before_next(self, error: Exception, method: str, keyed: bool, deadline: float, tries: int) -> float:
-        """Seconds until the next try; raises where there is none."""
-        if door.may_repeat(method, keyed, error):
+        """Return the seconds until the next attempt; raise the error if there is none."""
+        if http_protocol.may_repeat(method, keyed, error):
             if isinstance(error, Overloaded | InProgress):
-                self._pass_over()
+                self._next_gateway()
                 wait_s = float(error.fields.get("retry_after_s", 1.0)) / len(self.urls)
                 if time.monotonic() + wait_s <= deadline:
                     return wait_s
             elif tries > 1 and not (isinstance(error, Unavailable) and len(self.urls) == 1):
-                self._pass_over()
+                self._next_gateway()
                 return 0.0
-        raise door.unreachable(self.urls, error) from error
+        raise http_protocol.unreachable(self.urls, error) from error
 
     async def pages(
         self, path: str, kind: type[P], params: Mapping[str, Any] | None = None
     ) -> AsyncIterator[P]:
-        """All pages of a list, one after the other."""
+        """Fetch all pages of a list, one after the other."""
         cursor: str | None = None
         while True:
-            asked = {"limit": PAGE, **(params or {}), "cursor": cursor}
-            page = kind.model_validate(await self.ask("GET", path, params=asked))
+            query = {"limit": PAGE, **(params or {}), "cursor": cursor}
+            page = kind.model_validate(await self.ask("GET", path, params=query))
             yield page
             cursor = page.next
             if cursor is None:
@@ -127,56 +131,57 @@ class Gateways:
         params: Mapping[str, str] | None = None,
         over: Callable[[], Awaitable[bool]] | None = None,
     ) -> AsyncGenerator[M, None]:
-        """Each record of a stream once, from position `start`, over as many gateways as it takes.
+        """Yield each record of a stream once, from position `start`, from any of the gateways.
 
-        `over`: asked when a gateway ends the stream without a word: whether nothing more will come.
+        `over` is called when a gateway ends the stream without a reason; it returns whether nothing more will
+        come.
         """
         last, pause_s, broken_since = start - 1, FIRST_PAUSE_S, None
         while True:
-            position = door.position(last)
+            position = http_protocol.position(last)
             position["params"].update(params or {})
-            taken_up = False
+            resumable = False
             try:
                 async with self._http.stream(
-                    "GET", self.urls[0] + path, timeout=door.STREAM_TIMEOUT, **position
+                    "GET", self.urls[0] + path, timeout=http_protocol.STREAM_TIMEOUT, **position
                 ) as response:
                     if response.is_error:
                         await response.aread()
-                    door.raise_for(response)
+                    http_protocol.raise_for(response)
                     parser = EventParser()
                     async for line in response.aiter_lines():
-                        taken_up = taken_up or line in door.ENDING_LINES
-                        found = door.next_record(parser, line, last, kind)
-                        if found is not None:
-                            last, record = found
+                        resumable = resumable or line in http_protocol.ENDING_LINES
+                        item = http_protocol.next_record(parser, line, last, kind)
+                        if item is not None:
+                            last, record = item
                             pause_s, broken_since = FIRST_PAUSE_S, None
                             yield record
-                if taken_up:
-                    self._pass_over()
+                if resumable:
+                    self._next_gateway()
                 elif over is not None and last >= start and await over():
                     return
             except (httpx.TransportError, Unavailable) as error:
                 broken_since = broken_since or time.monotonic()
-                self._pass_over()
+                self._next_gateway()
                 if time.monotonic() - broken_since > self._patience_s:
-                    raise door.unreachable(self.urls, error) from error
+                    raise http_protocol.unreachable(self.urls, error) from error
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     # --- files ----------------------------------------------------------------------------------------------
 
     async def fetch(self, path: str, file: BinaryIO, name: str, progress: OnProgress | None) -> None:
-        """A file's bytes; where a gateway breaks off, the rest comes from the next one."""
+        """Download a file. If a gateway breaks off, the rest is fetched from the next one."""
         done, total, broken_since = 0, None, None
         while True:
             headers = {"Range": f"bytes={done}-"} if done else {}
             try:
                 async with self._http.stream(
-                    "GET", self.urls[0] + path, timeout=door.STREAM_TIMEOUT, headers=headers
+                    "GET", self.urls[0] + path, timeout=http_protocol.STREAM_TIMEOUT, headers=headers
                 ) as response:
                     if response.is_error:
                         await response.aread()
-                    door.raise_for(response)
+                    http_protocol.raise_for(response)
                     if done and response.status_code != 206:
                         done = 0
                         file.seek(0)
@@ -192,13 +197,13 @@ class Gateways:
                 return
             except (httpx.TransportError, Unavailable) as error:
                 broken_since = broken_since or time.monotonic()
-                self._pass_over()
-                if time.monotonic() - broken_since > min(self._patience_s, door.FILE_PATIENCE_S):
-                    raise door.unreachable(self.urls, error) from error
+                self._next_gateway()
+                if time.monotonic() - broken_since > min(self._patience_s, http_protocol.FILE_PATIENCE_S):
+                    raise http_protocol.unreachable(self.urls, error) from error
                 await asyncio.sleep(FIRST_PAUSE_S)
 
     async def send(self, path: str, source: Path | bytes, name: str, progress: OnProgress | None) -> Any:
-        """PUTs a file or bytes: the same again, at the next gateway, where one broke off."""
+        """Upload a file or bytes with PUT. If a gateway breaks off, the upload restarts at the next one."""
         total = len(source) if isinstance(source, bytes) else await asyncio.to_thread(os.path.getsize, source)
         tries = max(2, len(self.urls))
         deadline = time.monotonic() + self._patience_s
@@ -208,16 +213,16 @@ class Gateways:
                     self.urls[0] + path,
                     content=_pieces(source, name, total, progress),
                     headers={"Content-Length": str(total), "Content-Type": "application/octet-stream"},
-                    timeout=door.STREAM_TIMEOUT,
+                    timeout=http_protocol.STREAM_TIMEOUT,
                 )
-                door.raise_for(response)
+                http_protocol.raise_for(response)
                 return response.json()
             except (httpx.TransportError, Unavailable) as error:
                 wait_s = self._before_next(error, "PUT", True, deadline, tries)
                 tries -= wait_s == 0
                 await asyncio.sleep(wait_s)
 
-    def _pass_over(self) -> None:
+    def _next_gateway(self) -> None:
         self.urls.append(self.urls.pop(0))
 
 

@@ -1,4 +1,4 @@
-"""What the client and a gateway's HTTP door agree on: headers, errors, positions, files. No I/O on a net."""
+"""The client's side of a gateway's HTTP API: headers, errors, stream positions, files. No network I/O."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ from schemas.weights_digest import INDEX_NAME, weights_index
 M = TypeVar("M", bound=Message)
 
 STREAM_TIMEOUT = httpx.Timeout(10.0, read=40.0)
-"""Streams: a gateway sends a comment at least every 15 s, so 40 s of silence is a dead connection."""
+"""Timeouts of streams: a gateway sends a comment at least every 15 s, so after 40 s of silence the connection
+is dead."""
 
 
 ENDINGS = ("lagged", "closing", "refused")
-"""Events by which a gateway ends a stream that can be taken up again, there or elsewhere; who was refused
-then hears why."""
+"""Events with which a gateway ends a stream that can be resumed, at the same or another gateway. After
+`refused`, the next request returns the reason."""
 
 ENDING_LINES = tuple(f"event: {name}" for name in ENDINGS)
 
 FILE_PATIENCE_S = 10.0
-"""How long a broken download is taken up again before it is given up, each time it breaks."""
+"""Seconds for which a broken download is retried before it fails, each time it breaks."""
 
 
 class Position(TypedDict):
-    """Where an event stream starts, as parameters and headers of a request."""
+    """The start of an event stream, as parameters and headers of a request."""
 
     params: dict[str, str]
     headers: dict[str, str]
@@ -60,7 +61,7 @@ def headers(token: str | None) -> dict[str, str]:
 
 
 def verify(urls: Sequence[str]) -> ssl.SSLContext | bool:
-    """By which certificates the gateways are known. Raises `BadInput` where the CA's file can't be used."""
+    """How gateways' certificates are verified. Raises `BadInput` if the CA's file can't be used."""
     if any(url.startswith("https://") for url in urls):
         return trust.context()
     return True
@@ -89,7 +90,7 @@ def as_spec(job: str | Path | Mapping[str, Any] | JobSpec) -> dict[str, Any]:
 
 
 def raise_for(response: httpx.Response) -> None:
-    """Turn an error answer into the exception that it stands for; the body must have been read."""
+    """Raise the exception that an error answer stands for. The body must have been read."""
     if not response.is_error:
         return
     status = response.status_code
@@ -111,9 +112,9 @@ def raise_for(response: httpx.Response) -> None:
 
 
 def wait_s(response: httpx.Response) -> float:
-    """`Retry-After` in seconds, as gateways give it."""
-    stated = response.headers.get("retry-after", "")
-    return float(stated) if stated.isdigit() else 1.0
+    """The `Retry-After` header in seconds."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdigit() else 1.0
 
 
 def _by_status(status: int) -> type[DmscError]:
@@ -129,7 +130,7 @@ def _by_status(status: int) -> type[DmscError]:
 
 
 def unreachable(urls: list[str], error: Exception) -> DmscError:
-    """One line for a gateway that does not answer."""
+    """The error to raise if no gateway answers, in one line."""
     if isinstance(error, DmscError):
         return error
     cause: BaseException | None = error
@@ -144,48 +145,48 @@ def unreachable(urls: list[str], error: Exception) -> DmscError:
 
 
 def may_repeat(method: str, keyed: bool, error: Exception) -> bool:
-    """Whether a request may be made again that failed like this: what can't happen twice by it.
+    """Whether a request that failed like this may be repeated, because it can't take effect twice.
 
-    Reads, and what carries an idempotency key, always; anything that was refused before it was begun, or
-    whose connection was never made; else nothing.
+    Any request may be repeated if it was refused before it began, or if no connection was made. A read, or a
+    request with an idempotency key, may be repeated after any transient error.
     """
-    unbegun = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | Overloaded)
-    again = isinstance(error, httpx.TransportError | Unavailable | InProgress)
-    return unbegun or ((method == "GET" or keyed) and again)
+    not_begun = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | Overloaded)
+    transient = isinstance(error, httpx.TransportError | Unavailable | InProgress)
+    return not_begun or ((method == "GET" or keyed) and transient)
 
 
 def position(last: int) -> Position:
-    """Continue behind stream sequence `last`."""
+    """The position after stream sequence `last`."""
     return Position(params={"start": str(last + 1)}, headers={"Last-Event-ID": str(last)} if last > 0 else {})
 
 
 def next_record(parser: EventParser, line: str, last: int, kind: type[M]) -> tuple[int, M] | None:
-    """One line further: (sequence, record) when one is complete and newer than `last`."""
-    found = parser.feed(line)
-    if found is None or found.event in ENDINGS:
+    """Parse one more line; return (sequence, record) if a record newer than `last` is complete."""
+    server_event = parser.feed(line)
+    if server_event is None or server_event.event in ENDINGS:
         return None
-    if found.event == "error":
-        problem = json.loads(found.data)
+    if server_event.event == "error":
+        problem = json.loads(server_event.data)
         raise ErrorReply(
             code=str(problem.get("code", "internal")), text=str(problem.get("detail", ""))
         ).to_exception()
     try:
-        sequence = int(found.id)
-        event = kind.model_validate_json(found.data)
+        sequence = int(server_event.id)
+        event = kind.model_validate_json(server_event.data)
     except ValueError as error:
         raise BadMessage(
-            f"the gateway sent an event that this version can't read: {found.data[:120]}"
+            f"the gateway sent an event that this version can't read: {server_event.data[:120]}"
         ) from error
     return (sequence, event) if sequence > last else None
 
 
 def shards(manifest: WeightsManifest) -> list[str]:
-    """The files with tensors; the index is written here."""
+    """The names of the files with tensors, without the index, which the client writes itself."""
     return [shard for shard in manifest.shards if shard != INDEX_NAME]
 
 
 def shard_path(folder: Path, shard: str) -> Path:
-    """Where a shard goes; a name that would leave the folder is refused."""
+    """The path of a shard in the folder. Raises `BadMessage` for a name that would leave the folder."""
     if Path(shard).name != shard or shard in ("", ".", ".."):
         raise BadMessage(f"the gateway names a shard {shard!r} that is not a plain file name")
     folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +194,10 @@ def shard_path(folder: Path, shard: str) -> Path:
 
 
 def file_below(folder: Path, name: str) -> Path:
-    """Where a file of a checkpoint goes, with its folder made; a name that would lead out is refused."""
+    """The path of a checkpoint's file below the folder; its parent is made.
+
+    Raises `BadMessage` for a name that would leave the folder.
+    """
     parts = name.split("/")
     if "\\" in name or any(part in ("", ".", "..") for part in parts):
         raise BadMessage(f"the gateway names a file {name!r} that does not lie below its folder")
@@ -204,7 +208,7 @@ def file_below(folder: Path, name: str) -> Path:
 
 @contextmanager
 def partial_file(target: Path) -> Iterator[BinaryIO]:
-    """Write beside `target` and put it in place only once it is whole."""
+    """Open a temporary file beside `target`, and rename it to `target` when the block ends without error."""
     partial = target.with_name(f".{target.name}.{time.monotonic_ns():x}.part")
     try:
         with partial.open("wb") as file:
@@ -215,7 +219,7 @@ def partial_file(target: Path) -> Iterator[BinaryIO]:
 
 
 def write_index(folder: Path, manifest: WeightsManifest) -> Path:
-    """`model.safetensors.index.json` as Hugging Face loaders expect it."""
+    """Write `model.safetensors.index.json` as Hugging Face loaders expect it."""
     index = weights_index(manifest.tensors, manifest.bytes)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / INDEX_NAME

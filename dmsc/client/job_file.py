@@ -1,6 +1,6 @@
-"""A job file: YAML (or JSON) with `--set` on top, checked before anything is sent.
+"""Reads a job file (YAML or JSON), applies `--set` overrides and checks the result before anything is sent.
 
-Each problem is one line with its place: `job.yaml:12: training.steps: …`.
+Each problem is reported on one line with its place: `job.yaml:12: training.steps: …`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ M = TypeVar("M", bound="BaseModel")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose numbers are what people expect: PyYAML reads `3e-4` as text."""
+    """A YAML loader that reads `3e-4` as a number; PyYAML reads it as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -34,18 +34,18 @@ _Loader.add_implicit_resolver(
 )
 
 _path = re.compile(r"([\w.\-\[\]]+): ")
-"""How `explain` opens a line: `training.optimizer.lr: …`, `parallel.replicas[1]: …`."""
+"""The begin of a line of `explain`: `training.optimizer.lr: …`, `parallel.replicas[1]: …`."""
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """Read and check a job file.
 
     Args:
-        path: the file; `.json` works as well, being YAML.
-        overrides: `key.path=value` in the order given; values are read as YAML.
+        path: The file. JSON works as well, because it is YAML.
+        overrides: Items `key.path=value`, applied in this order; values are read as YAML.
 
     Raises:
-        BadJob: one line per problem, each with file and line.
+        BadJob: The file is wrong; the text has one line per problem, each with file and line.
     """
     from schemas.job import JobSpec
 
@@ -53,7 +53,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def named_urls(spec: JobSpec) -> tuple[str, ...]:
-    """Files and stores that a job names: what a mesh made for this very job lets it open (`--allow-url`)."""
+    """The files and stores that a job names. A mesh made for this one job permits them (`--allow-url`)."""
     from schemas.urls import BUS, SECRET, STDLIB, fixed_part, local_path
 
     named = (spec.data.source, spec.initial_weights, spec.resume_from, spec.artifacts)
@@ -62,10 +62,10 @@ def named_urls(spec: JobSpec) -> tuple[str, ...]:
 
 
 def load_document(path: Path, model: type[M], what: str, overrides: Sequence[str] = ()) -> M:
-    """The same for any file that a person writes; `what` says what the document should be.
+    """Read and check any YAML file that a person writes; `what` describes what it should contain.
 
     Raises:
-        BadJob: one line per problem, each with file and line.
+        BadJob: The file is wrong; the text has one line per problem, each with file and line.
     """
     from pydantic import ValidationError
 
@@ -82,7 +82,7 @@ def load_document(path: Path, model: type[M], what: str, overrides: Sequence[str
     loader = _Loader("")
     try:
         body = loader.construct_document(root)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of 5,000 digits, the 40th of May
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: for example a number of 5,000 digits, May 40
         raise BadJob(f"{path}: {_one_line(error)}") from error
     finally:
         loader.dispose()
@@ -114,7 +114,7 @@ def _compose(path: Path, text: str) -> yaml.Node:
 
 
 def _refuse_duplicates(path: Path, node: yaml.Node) -> None:
-    """YAML keeps the last of two equal keys in silence; a person has made a mistake."""
+    """Raise `BadJob` for a key that occurs twice: YAML silently keeps the last, but it is a mistake."""
     from schemas.errors import BadJob
 
     if isinstance(node, yaml.SequenceNode):
@@ -135,7 +135,7 @@ def _refuse_duplicates(path: Path, node: yaml.Node) -> None:
 
 
 def _apply(body: dict[str, Any], override: str) -> tuple[str, ...]:
-    """Put one `key.path=value` into `body`; returns the path."""
+    """Apply one override `key.path=value` to `body`; return the path of keys."""
     from schemas.errors import BadJob
 
     name, equals, value = override.partition("=")
@@ -147,7 +147,7 @@ def _apply(body: dict[str, Any], override: str) -> tuple[str, ...]:
     except yaml.YAMLError as error:
         raise BadJob(f"--set {override}: the value is not YAML: {_one_line(error)}") from error
     if isinstance(parsed, dict) and not value.lstrip().startswith("{"):
-        parsed = value.strip()  # `stdlib:` is meant as text
+        parsed = value.strip()  # a value such as `stdlib:` is text, although YAML reads a mapping
     target = body
     for key in keys[:-1]:
         below = target.setdefault(key, {})
@@ -167,17 +167,17 @@ def _problems(
 ) -> list[str]:
     from schemas.explain import explain
 
-    found = []
+    problems = []
     for line in explain(error, model):
         named = _path.match(line)
         keys = tuple(re.findall(r"[^.\[\]]+", named.group(1))) if named else ()
         place = next((text for prefix, text in places.items() if keys[: len(prefix)] == prefix), None)
-        found.append(f"{place or f'{path}:{_line_of(root, keys)}'}: {line}")
-    return found
+        problems.append(f"{place or f'{path}:{_line_of(root, keys)}'}: {line}")
+    return problems
 
 
 def _line_of(root: yaml.Node, keys: tuple[str, ...]) -> int:
-    """The line of the deepest node on the way that the file has; of the key, where there is one."""
+    """The line of the deepest node on the path of keys that exists in the file."""
     node, line = root, root.start_mark.line + 1
     for key in keys:
         if isinstance(node, yaml.MappingNode):

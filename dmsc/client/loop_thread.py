@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for callers that have none or whose own must not be blocked."""
+"""An event loop on its own thread, for callers that have no loop or must not block theirs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for synchronous callers. The thread ends with `stop()` (or with the process)."""
+    """Runs coroutines for synchronous callers. The thread ends at `stop()`, or with the process."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -24,42 +24,42 @@ class LoopThread:
         return self._thread.is_alive()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run to the end and return the result. Ctrl-C and the deadline cancel the coroutine."""
+        """Run a coroutine to its end and return the result. Ctrl-C and the deadline cancel it."""
         from schemas.errors import DeadlineExceeded
 
         task: asyncio.Task[Any] | None = None
-        given_up = False
+        cancelled = False
 
         async def run() -> T:
             nonlocal task
             task = asyncio.current_task()
-            if given_up:
+            if cancelled:
                 work.close()
                 raise asyncio.CancelledError
             return await work
 
-        def give_up() -> None:
-            nonlocal given_up
-            given_up = True
+        def cancel() -> None:
+            nonlocal cancelled
+            cancelled = True
             if task is not None:
                 task.cancel()
 
-        # Cancelled by way of the task, not of the future: Ctrl-C may come when the loop has the work
-        # already and this thread not yet the future.
+        # The task is cancelled, not the future: Ctrl-C may come when the loop already has the coroutine but
+        # this thread does not have the future yet.
         try:
             future = asyncio.run_coroutine_threadsafe(run(), self._loop)
             try:
                 return future.result(timeout_s)
             except FutureTimeout as error:
                 if future.done():
-                    raise  # the coroutine's own
+                    raise  # the coroutine itself raised it
                 raise DeadlineExceeded(f"not finished within {timeout_s} s") from error
-        except BaseException:  # Ctrl-C, or whatever else a signal handler of the caller's raises
-            self._loop.call_soon_threadsafe(give_up)
+        except BaseException:  # Ctrl-C, or another exception from the caller's signal handlers
+            self._loop.call_soon_threadsafe(cancel)
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """Step an asynchronous iterator; leaving the loop early closes it."""
+        """Iterate over an asynchronous iterator. It is closed when the caller leaves the loop early."""
 
         stepping: asyncio.Task[Any] | None = None
 

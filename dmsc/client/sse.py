@@ -1,4 +1,4 @@
-"""Server-sent events: lines in, events out (WHATWG HTML §9.2.6), without I/O."""
+"""Parses server-sent events: takes lines and returns events (WHATWG HTML §9.2.6), without I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event. `id` is the last id that the stream gave, as text."""
+    """One event. `id` is the stream's last id so far, as text."""
 
     id: str
     event: str
@@ -15,7 +15,7 @@ class ServerEvent:
 
 
 class EventParser:
-    """Feed it the lines of a stream; it returns an event when one is complete."""
+    """Takes the lines of a stream one by one, and returns an event when it is complete."""
 
     def __init__(self) -> None:
         self.last_id = ""
@@ -23,7 +23,10 @@ class EventParser:
         self._data: list[str] = []
 
     def feed(self, line: str) -> ServerEvent | None:
-        """`line` without its line end. A blank line completes an event; comments (`:`) keep alive."""
+        """Take one line without its line end.
+
+        A blank line completes an event. Comments, which begin with `:`, only keep the connection alive.
+        """
         if not line:
             return self._complete()
         if line.startswith(":"):

@@ -1,7 +1,7 @@
-"""Whether downloaded weights and checkpoints are the job's: digests of the files, without torch.
+"""Checks the digests of downloaded weights and checkpoints, without torch.
 
-The safetensors format: 8 bytes length of the header (little endian), the header as JSON
-(`name → dtype, shape, data_offsets`), then the tensors' bytes.
+A safetensors file consists of 8 bytes with the header's length (little endian), the header as JSON
+(`name → dtype, shape, data_offsets`), and the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ _dtypes = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""Safetensors' names of types → torch's."""
+"""Names of dtypes: safetensors → torch."""
 _piece = 1 << 20
 
 
 def check_file(path: Path, expected: CheckpointFile) -> None:
-    """Raise `DmscError` if a downloaded file of a checkpoint is not what its manifest says."""
+    """Raise `DmscError` if a checkpoint's file does not have the SHA-256 of its manifest."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != expected.sha256:
         raise DmscError(f"{path}: its SHA-256 is not that of the manifest: it was damaged")
 
 
 def check_weights(folder: Path, manifest: WeightsManifest) -> None:
-    """Raise `DmscError` if the files in `folder` are not what the manifest's digest says."""
+    """Raise `DmscError` if the weights in `folder` do not have the manifest's digest."""
     lines: dict[str, str] = {}
     for shard in manifest.shards:
         if shard != INDEX_NAME:
             lines |= tensor_lines(folder / shard)
-    found = weights_sha256(lines)
-    if found != manifest.sha256:
+    digest = weights_sha256(lines)
+    if digest != manifest.sha256:
         raise DmscError(
-            f"{folder}: the weights' SHA-256 is {found}, the job's is {manifest.sha256}:"
+            f"{folder}: the weights' SHA-256 is {digest}, the job's is {manifest.sha256}:"
             " they were damaged on the way"
         )
 
 
 def tensor_lines(path: Path) -> dict[str, str]:
-    """Full parameter name → `dtype shape sha256(bytes)` of one safetensors file.
+    """Map each full parameter name of a safetensors file to `dtype shape sha256(bytes)`.
 
-    Raises `BadData` if it is none.
+    Raises `BadData` if it is no safetensors file.
     """
     lines: dict[str, str] = {}
     with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""A run's curve on disk: `curve.jsonl`, `validation.jsonl`, and a TensorBoard event file.
+"""Writes a run's curve to disk: `curve.jsonl`, `validation.jsonl`, and a TensorBoard event file.
 
-Opened anew it starts over: the job's stream is replayed, so the files are always the whole run.
+Each time, the files are written from the start: the job's stream is replayed, so they contain the whole run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Self, TextIO
 from schemas.job import JobEvent
 
 WRITER = "tensorboard.summary.writer.event_file_writer"
-"""The module that takes a quarter of a second to load: import it on a thread before `open_board`."""
+"""This module takes a quarter of a second to import: import it on a thread before `open_board`."""
 
 
 class RunCurve:
-    """Writes the curve of one run below `folder`. `async with` is not needed: it only appends to files."""
+    """Writes the curve of one run to files below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class RunCurve:
             self._board.close()
 
     def open_board(self) -> None:
-        """Begin the TensorBoard file with what came so far. Importing `WRITER` beforehand makes it quick."""
+        """Begin the TensorBoard file with the events so far. It is quick if `WRITER` was imported before."""
         if self._board is None and find_spec("tensorboard") is not None:
             board = _Board(self.folder / "tensorboard")
             while self._waiting:
@@ -52,7 +52,7 @@ class RunCurve:
             self._board = board
 
     def add(self, event: JobEvent) -> None:
-        """Take in one event; those without numbers are passed over."""
+        """Add one event. Events without figures are ignored."""
         if event.kind == "step" and event.result is not None:
             row = {"at": event.at, **event.result.model_dump(mode="json", exclude={"shares"})}
             row["shares"] = event.result.shares
@@ -75,14 +75,14 @@ class RunCurve:
         if rolled_back:
             self._steps.seek(0)
             self._steps.truncate()
-            self._steps.writelines(f"{each}\n" for _, each in self._rows)
+            self._steps.writelines(f"{text}\n" for _, text in self._rows)
         else:
             self._steps.write(line + "\n")
         self._steps.flush()
 
 
 class _Board:
-    """A TensorBoard event file, by TensorBoard's own writer; torch is not needed."""
+    """A TensorBoard event file, written by TensorBoard's own writer, without torch."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -95,7 +95,7 @@ class _Board:
     def add(self, event: JobEvent) -> None:
         if event.result is not None:
             result = event.result
-            if result.step <= self._last:  # rolled back: tell TensorBoard to drop what followed
+            if result.step <= self._last:  # after a roll-back, TensorBoard must drop the later steps
                 start = self._event.SessionLog(status=self._event.SessionLog.START)
                 self._writer.add_event(
                     self._event.Event(wall_time=event.at, step=result.step, session_log=start)

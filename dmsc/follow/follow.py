@@ -1,4 +1,4 @@
-"""Follow a job to its end: events to the view and the curve, then the weights to disk."""
+"""Follows a job to its end: passes events to the view and the curve, then writes the weights to disk."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 _redraw_s = 0.5
 _load_s = 1.0
-"""How often a view that shows them asks for instances' service times; routers tell them on change."""
+"""Seconds between requests for instances' service times; routers publish them only when they change."""
 
 
 class OnInterrupt(Enum):
-    """What the first Ctrl-C does to the job. The second always leaves at once."""
+    """What the first Ctrl-C does to the job. The second always ends the command at once."""
 
-    CANCEL = "cancel"  # `train`, `demo`: the job is ours
-    DETACH = "detach"  # `attach`: it is somebody's; only the watching ends
+    CANCEL = "cancel"  # `train`, `demo`: the command submitted the job
+    DETACH = "detach"  # `attach`: the job continues, only the following ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowOptions:
-    """How to follow. `out` None: default `runs/<name>-<job>`."""
+    """How to follow a job. `out` is the output folder; None: `runs/<name>-<job>`."""
 
     out: Path | None = None
     plain: bool = False
@@ -50,17 +50,17 @@ class FollowOptions:
 
 
 def output_folder(record: JobRecord, options: FollowOptions) -> Path:
-    """Where a job's curve and weights go."""
+    """The folder for a job's curve and weights."""
     return options.out or Path("runs") / f"{record.spec.name}-{record.job}"
 
 
 async def follow(
     client: AsyncClient, record: JobRecord, options: FollowOptions, interrupts: Interrupts
 ) -> ExitCode:
-    """Show a job until it has ended; returns what the command should exit with.
+    """Show a job until it has ended, and return the command's exit code.
 
-    Writes `curve.jsonl`, `validation.jsonl`, `tensorboard/`, `record.json` and, of a finished job,
-    `weights/` below the output folder. Everything is replayed from the job's stream, so following
+    It writes `curve.jsonl`, `validation.jsonl`, `tensorboard/`, `record.json` and, for a finished job,
+    `weights/` below the output folder. All events are replayed from the job's stream, so following the job
     again later gives the same files.
     """
     out = output_folder(record, options)
@@ -108,7 +108,7 @@ async def follow(
 
 
 def summary(record: JobRecord, run: RunState, out: Path) -> list[str]:
-    """The last lines that a person sees of a run."""
+    """The lines that a person sees at the end of a run."""
     if record.state is not JobState.DONE:
         return [
             f"{record.job} {record.state.value}: {record.reason or 'no reason given'}",
@@ -143,7 +143,7 @@ def summary(record: JobRecord, run: RunState, out: Path) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A model's bytes without what would steer a terminal; lines and tabs stay."""
+    """A model's text without terminal control characters; line breaks and tabs are kept."""
     return "".join(char if char.isprintable() or char in "\n\t" else "·" for char in text.expandtabs(4))
 
 
@@ -163,9 +163,9 @@ async def _watch(client: AsyncClient, run: RunState, view: View, curve: RunCurve
             try:
                 run.measured(await client.load(run.job))
             except NotFound:
-                return  # a gateway of before: the view does without
+                return  # an older gateway does not offer the load, and the view works without it
             except DmscError:
-                pass  # away or too busy: the events say so where it matters
+                pass  # the gateway is away or too busy; reading events reports that if it lasts
             await asyncio.sleep(_load_s)
 
     reading = asyncio.create_task(read())
@@ -221,7 +221,7 @@ def _view(options: FollowOptions) -> View:
 
 
 class _JsonView:
-    """Events as JSON lines for programs; words go to stderr."""
+    """Prints events as JSON lines for programs. Texts for people go to stderr."""
 
     shows_load = False
 

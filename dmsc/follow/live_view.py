@@ -1,4 +1,4 @@
-"""How a run looks: a Rich picture on a terminal, plain lines elsewhere."""
+"""The views of a run: a live Rich display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ _marks = {
 
 
 class View(Protocol):
-    """What `follow` shows a run on. Used as a context manager; `show` after each event and on a timer.
+    """A display of a run, used by `follow` as a context manager.
 
-    `shows_load`: whether it has a place for what instances measure at the moment.
+    `show` is called after each event and on a timer. `shows_load` says whether the view shows instances'
+    current service times.
     """
 
     shows_load: bool
@@ -53,7 +54,7 @@ class View(Protocol):
 
 
 class LiveView:
-    """One picture, redrawn in place at most five times a second."""
+    """One display, redrawn in place at most five times a second."""
 
     shows_load = True
 
@@ -82,7 +83,7 @@ class LiveView:
 
 
 class PlainView:
-    """One line per event: for pipes, logs and screen readers."""
+    """Prints one line per event, for pipes, logs and screen readers."""
 
     shows_load = False
 
@@ -126,7 +127,7 @@ class PlainView:
 
 
 def draw(run: RunState, elapsed_s: float) -> RenderableType:
-    """The whole picture: head, progress, loss, instances, what happened lately."""
+    """The whole display: head, progress, loss, instances, latest notices."""
     parts: list[RenderableType] = [_head(run, elapsed_s), _progress(run)]
     if run.results:
         parts.append(_loss(run))
@@ -137,7 +138,7 @@ def draw(run: RunState, elapsed_s: float) -> RenderableType:
 
 
 def _notices(run: RunState) -> list[Text]:
-    """What happened lately, one line each; the whole text is in the stream and in `--plain`."""
+    """The latest notices, one line each. Long texts are cut; `--plain` and the stream have them whole."""
     lines = []
     for at, kind, text in list(run.notices)[-5:]:
         line = Text.from_markup(f"{_marks[kind]} ")
@@ -186,7 +187,7 @@ def _instances(run: RunState) -> Table:
         right = title in ("stage", "ms/microbatch")
         table.add_column(title, justify="right" if right else "left", no_wrap=True)
     shares = run.shares()
-    for view in sorted(run.instances, key=lambda each: (each.stage, each.sid)):
+    for view in sorted(run.instances, key=lambda instance: (instance.stage, instance.sid)):
         share = shares.get(view.sid)
         bar = "" if share is None else f"{'█' * round(share * 10):<10} {share:>4.0%}"
         short = view.sid.removeprefix(f"{run.job}-")

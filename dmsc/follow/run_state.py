@@ -1,4 +1,4 @@
-"""What the live view knows of a run: job events in, a picture out. Pure; drawn by `live_view`."""
+"""The state of a run as the views show it: takes job events and load. Pure; `live_view` draws it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _blocks = "▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True)
 class RunState:
-    """The picture of one job. `steps` is its length, `done` how many are committed."""
+    """The state of one job. `steps` is its length, `done` the number of committed steps."""
 
     job: str
     name: str = ""
@@ -48,7 +48,7 @@ class RunState:
         return self.results[-1] if self.results else None
 
     def apply(self, event: JobEvent) -> None:
-        """Take in one event. A step that comes again (after a roll-back) replaces what followed it."""
+        """Apply one event. A step that comes again after a roll-back replaces itself and all later steps."""
         if event.total_steps is not None:
             self.steps = event.total_steps
         if event.kind == "state" and event.state is not None:
@@ -72,7 +72,7 @@ class RunState:
             self.notices.append((event.at, event.kind, event.text))
 
     def measured(self, load: JobLoad) -> None:
-        """Take in what the routers measure now. An instance without a figure keeps the one that it had."""
+        """Apply the routers' current measurements. An instance without a new figure keeps its last one."""
         self.service_ms |= {entry.sid: entry.service_ms for entry in load.entries if entry.service_ms > 0}
         self._fill_in()
 
@@ -83,20 +83,20 @@ class RunState:
         )
 
     def tokens_per_s(self) -> float:
-        """Mean over the recent steps; 0 before the first."""
+        """The mean speed over the recent steps; 0 before the first step."""
         recent = self.results[-_recent_steps:]
         seconds = sum(result.step_s for result in recent)
         return sum(result.tokens for result in recent) / seconds if seconds > 0 else 0.0
 
     def seconds_left(self) -> float | None:
-        """By the recent steps' mean duration; None before the first."""
+        """The remaining time, by the recent steps' mean duration; None before the first step."""
         recent = self.results[-_recent_steps:]
         if not recent:
             return None
         return max(self.steps - self.done, 0) * sum(result.step_s for result in recent) / len(recent)
 
     def shares(self) -> dict[str, float]:
-        """Per SID, its part of its stage's microbatches over the recent steps (0..1)."""
+        """SID → the instance's share (0..1) of its stage's microbatches over the recent steps."""
         stage_of = {view.sid: (view.role, view.stage) for view in self.instances}
         counts: dict[str, int] = {}
         for result in self.results[-_recent_steps:]:
@@ -112,12 +112,12 @@ class RunState:
         }
 
     def sparkline(self, width: int = 32) -> str:
-        """The losses so far as blocks, at most `width` of them, each the mean of its steps."""
+        """The losses so far as at most `width` block characters, each the mean of some steps."""
         return sparkline([result.loss for result in self.results], width)
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """`values` as block characters between their own least and greatest; not finite ones are `×`."""
+    """Draw values as block characters between their minimum and maximum; not finite values are `×`."""
     if not values or width < 1:
         return ""
     columns = min(width, len(values))
@@ -137,7 +137,7 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`1:02:03`, `02:03`; `--:--` when unknown."""
+    """Format seconds as `1:02:03` or `02:03`; None as `--:--`."""
     if seconds is None:
         return "--:--"
     minutes, rest = divmod(round(seconds), 60)
@@ -146,7 +146,7 @@ def duration(seconds: float | None) -> str:
 
 
 def quantity(value: float) -> str:
-    """`950`, `12.3k`, `4.56M`: three digits are enough to watch."""
+    """Format a number with three digits: `950`, `12.3k`, `4.56M`."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{suffix}"

@@ -1,4 +1,4 @@
-"""All readings of one process as the text that Prometheus scrapes, made when somebody asks for it."""
+"""Renders all readings of one process as the text that Prometheus scrapes, at each scrape."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from entities import metrics as m
 from schemas.errors import DmscError
 
 MOST_SERIES = 50_000
-"""Of one scrape; what is beyond it is left out and counted. Ten readings for each of 5,000 instances."""
+"""The maximal number of series of one scrape, enough for ten readings for each of 5,000 instances. Series
+beyond it are omitted and counted."""
 ROUND_TRIP_S = 1.0
-"""How long a scrape waits for the bus; a slower one is told as this long."""
+"""Seconds that a scrape waits for the bus; a slower round trip is reported as this long."""
 
 
 class Exposition:
-    """Knows the services of this process and their connections."""
+    """The services of this process, their connections, and their readings as text."""
 
     def __init__(self) -> None:
         self._services: list[tuple[Bus, object]] = []
 
     def add(self, bus: Bus, entity: object) -> None:
-        """`entity` uses `bus`; it is asked if it is `Readable`."""
+        """Add a service and its bus. Its own readings are included if it is `Readable`."""
         self._services.append((bus, entity))
 
     def remove(self, entity: object) -> None:
-        """It has ended."""
-        self._services = [held for held in self._services if held[1] is not entity]
+        """Remove a service that has ended."""
+        self._services = [service for service in self._services if service[1] is not entity]
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type, by what the scraper accepts."""
+        """Render the page; return it and its content type, which depends on what the scraper accepts."""
         readings = await self._gather()
         left_out = max(0, len(readings) - MOST_SERIES)
-        kept = [*readings[:MOST_SERIES], m.SERIES_LEFT_OUT(left_out)]
+        included = [*readings[:MOST_SERIES], m.SERIES_LEFT_OUT(left_out)]
         registry = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
-        registry.register(_Rows(families(kept)))
+        registry.register(_Rows(families(included)))
         encode, content_type = choose_encoder(accept)
         return encode(registry), content_type
 
@@ -59,7 +60,7 @@ class Exposition:
 
 
 async def _round_trip_s(bus: Bus) -> float | None:
-    """A message to oneself and back; None where the bus is away."""
+    """The time of a round trip to the bus's server; None if the bus is away."""
     began = time.perf_counter()
     try:
         await bus.link.barrier(ROUND_TRIP_S)
@@ -87,11 +88,14 @@ def _log_readings() -> Iterator[m.MetricReading]:
 
 
 def families(readings: Iterable[m.MetricReading]) -> list[Metric]:
-    """Readings as Prometheus' families, in the order of the table. A series told twice counts once."""
-    found: dict[str, dict[tuple[str, ...], float]] = {}
+    """Group readings into Prometheus' families, in the order of the table of metrics.
+
+    If a series has several readings, the last one counts.
+    """
+    values: dict[str, dict[tuple[str, ...], float]] = {}
     for reading in readings:
-        found.setdefault(reading.metric.name, {})[reading.labels] = reading.value
-    return [_family(row, found[row.name]) for row in m.METRICS if row.name in found]
+        values.setdefault(reading.metric.name, {})[reading.labels] = reading.value
+    return [_family(row, values[row.name]) for row in m.METRICS if row.name in values]
 
 
 def _family(row: m.Metric, values: dict[tuple[str, ...], float]) -> Metric:
@@ -103,7 +107,7 @@ def _family(row: m.Metric, values: dict[tuple[str, ...], float]) -> Metric:
 
 
 class _Rows(Collector):
-    """What was gathered, as the client library wants it."""
+    """A collector of the client library that returns the gathered families."""
 
     def __init__(self, rows: list[Metric]) -> None:
         self._rows = rows

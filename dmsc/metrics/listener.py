@@ -1,8 +1,9 @@
-"""`GET /metrics` at a port of its own, for processes without an HTTP door.
+"""Serves `GET /metrics` at a port of its own, for processes without an HTTP API.
 
-A few lines of HTTP/1.1 on the process's own event loop: FastAPI and uvicorn would cost each of them 12 MB,
-the client library's server a thread that reads what the loop is changing. A connection is one request, and is
-bounded as those of a gateway's door are: strangers who say nothing keep no scraper out.
+It is a small HTTP/1.1 server on the process's own event loop. FastAPI and uvicorn would cost each process 12
+MB; the client library's server would read, on its own thread, what the loop is changing. A connection carries
+one request. Connections are limited like those of a gateway's HTTP API, so that idle connections can't keep a
+scraper out.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ log = get_logger("metrics")
 
 HEAD_BYTES = 16_384
 BOUNDS = ConnectionBounds(connections=48, waiting=32, head_s=5.0, answer_s=10.0)
-"""Few: a page of a large mesh is megabytes, and a scraper needs one connection."""
+"""Few connections suffice: a page of a large mesh has megabytes, and a scraper needs one connection."""
 BACKLOG = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
-    """Where a process tells its metrics. `port` 0: any free one. `host`: how others reach what is bound."""
+    """Where a process serves its metrics.
+
+    `port` 0 means any free port. `host` is the address at which others reach `bind`.
+    """
 
     port: int = 0
-    bind: str = "127.0.0.1"  # they need no token here; 0.0.0.0 shows names of jobs and nodes to the network
+    bind: str = "127.0.0.1"  # no token is needed; 0.0.0.0 shows names of jobs and nodes to the network
     host: str = "127.0.0.1"
 
 
@@ -40,9 +44,9 @@ class MetricsOptions:
 async def listening(
     options: MetricsOptions, render: Render, bounds: ConnectionBounds = BOUNDS
 ) -> AsyncIterator[str]:
-    """Serves for the length of the block; gives the URL.
+    """Serve metrics for the block; yield the URL.
 
-    Metrics never keep a service from running: where the port is taken a free one is used, and said.
+    Metrics never prevent a service from running: if the port is taken, a free one is used and logged.
     """
     sock = _bound(options)
     room = OpenConnections(bounds)
@@ -60,7 +64,7 @@ async def listening(
 
 
 class _Scrape(asyncio.Protocol):
-    """One connection: it asks, is answered, and ends."""
+    """One connection: one request, one answer, then it closes."""
 
     def __init__(self, room: OpenConnections, render: Render, open_now: set[_Scrape]) -> None:
         self._room = room
@@ -96,7 +100,7 @@ class _Scrape(asyncio.Protocol):
             self._answering = loop.create_task(self._answer(head.decode("latin-1")))
 
     def eof_received(self) -> bool:
-        """Who has asked may have nothing more to say."""
+        """Keep the connection for the answer if the client closes its sending side after its request."""
         return self._answering is not None
 
     async def _answer(self, head: str) -> None:
@@ -107,7 +111,7 @@ class _Scrape(asyncio.Protocol):
             answer = _response("500 Internal Server Error", b"see the log\n")
         self._transport.write(answer)
         self._transport.close()
-        self._room.owes(self)  # from here on the time is its own, and it makes room for who asks
+        self._room.owes(self)  # the client must now read in time, and a waiting request may displace it
 
     async def end(self) -> None:
         self._transport.abort()
@@ -137,7 +141,7 @@ def _bound(options: MetricsOptions) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((options.bind, port))
-            sock.listen(BACKLOG)  # two may bind, only one can listen
+            sock.listen(BACKLOG)  # two sockets may be bound to the port, but only one can listen
         except OSError as error:
             sock.close()
             if port == 0:

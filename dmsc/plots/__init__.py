@@ -1,4 +1,14 @@
-"""Pictures as PNG, by matplotlib (the extra `plots`). Each module draws one kind of picture."""
+"""Plots of scores, routes, forecasts and rates. Each module draws one kind of plot.
+
+The commands `policy plot …`, `chaos --plot` and `simulate --plot` and benchmarks call it, with data that they
+have read. PNG files need matplotlib (the extra `plots`), which is imported only when a figure is made; SVG
+charts need no library.
+
+forecast.py   forecasts with their intervals and what was measured
+routes.py     the utilisation of a topology's links
+score.py      a module's scores over time
+svg_chart.py  a rate over time as SVG
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width_in: float = 8.0, height_in: float = 4.5, **options: Any) -> Figure:
-    """An empty figure that no window system is needed for. Raises `BadInput` without matplotlib."""
+    """Make an empty figure, which needs no window system. Raises `BadInput` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -21,7 +31,7 @@ def new_figure(width_in: float = 8.0, height_in: float = 4.5, **options: Any) ->
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG; the same figure gives the same bytes. Raises `BadInput` for another kind of file."""
+    """Write a figure as PNG; the same figure gives the same bytes. Raises `BadInput` for other file types."""
     if path.suffix != ".png":
         raise BadInput(f"--out {path}: only .png is written")
     try:

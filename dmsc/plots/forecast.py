@@ -1,4 +1,4 @@
-"""Forecasts with their intervals beside what then came, one panel per series."""
+"""Draws forecasts with their intervals and the values that were measured later, one panel per series."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = 6
-"""Series that one picture has room for; the most uncertain ones are drawn."""
+"""The maximal number of series in one plot; the most uncertain ones are drawn."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Course:
-    """One series and its forecasts, each at the moment that it is for."""
+    """One series and its forecasts. `forecast_at` has the times for which forecasts were made."""
 
     at: list[float] = field(default_factory=list)
     value: list[float] = field(default_factory=list)
@@ -37,43 +37,44 @@ class Course:
 def link_courses(
     job: str, samples: Iterable[tuple[InstanceSample, float]], policy: LinkTrend | None = None
 ) -> dict[Link, Course]:
-    """What `link-trend` forecasts in a recorded run, every `STEP_S`.
+    """Compute what `link-trend` forecasts in a recorded run, every `STEP_S`.
 
     Args:
-        job: whose links.
-        samples: each with when it was received (seconds), in order.
-        policy: another configuration than the default one.
+        job: The job whose links are forecast.
+        samples: The samples, each with the time when it was received (seconds), in order.
+        policy: A policy with another configuration than the default.
     """
     policy = policy or LinkTrend()
     ahead = policy.config.ahead_steps * STEP_S
-    found: dict[Link, Course] = {}
+    courses: dict[Link, Course] = {}
     due: float | None = None
     for sample, at in samples:
         while due is not None and at >= due:
-            for each in policy.forecast(job, due):
-                course = found.setdefault(each.link, Course())
+            for forecast in policy.forecast(job, due):
+                course = courses.setdefault(forecast.link, Course())
                 course.at.append(due)
-                course.value.append(each.now_ms)
+                course.value.append(forecast.now_ms)
                 course.forecast_at.append(due + ahead)
-                course.expected.append(each.expected_ms)
-                course.low.append(each.low_ms)
-                course.high.append(each.high_ms)
+                course.expected.append(forecast.expected_ms)
+                course.low.append(forecast.low_ms)
+                course.high.append(forecast.high_ms)
             due += STEP_S
         due = due or at + STEP_S
         policy.on_instance_sample(sample, at)
-    return found
+    return courses
 
 
 def draw_forecasts(
     title: str, courses: Mapping[str, Course], *, unit: str, coverage: str, x_unit: str = "seconds"
 ) -> Figure:
-    """
+    """Draw the forecasts of several series.
+
     Args:
-        title: of the whole picture.
-        courses: by name, at least one with a forecast; at most `PANELS` of them are drawn.
-        unit: of the values.
-        coverage: of the interval, as `90 %`.
-        x_unit: of the moments.
+        title: The title of the plot.
+        courses: The series by name, at least one with a forecast; at most `PANELS` of them are drawn.
+        unit: The unit of the values.
+        coverage: The coverage of the intervals, e.g. `90 %`.
+        x_unit: The unit of the times.
     """
     shown = sorted(courses.items(), key=lambda item: -item[1].widest)[:PANELS]
     figure = new_figure(9.0, 1.2 + 1.6 * len(shown))

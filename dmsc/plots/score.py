@@ -1,4 +1,4 @@
-"""A module's scores over time: each suggestion a dot, each version a moving mean with its interval."""
+"""Draws a module's scores over time: a dot per suggestion, a moving mean with its interval per version."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WINDOW = 20
-"""Scores that the moving mean is of."""
+"""The number of scores in the moving mean."""
 
 
 def draw_scores(
     module: str, scores: Mapping[str, Sequence[PolicyScore]], switches: Sequence[tuple[float, str]]
 ) -> Figure:
-    """
+    """Draw the scores of a module's versions.
+
     Args:
-        module: its name, for the title.
-        scores: by version, those that have one; any order.
+        module: The module's name, for the title.
+        scores: The scores by version, in any order.
         switches: (seconds since the epoch, text) of each promotion and rollback.
     """
     figure = new_figure()
     axes = figure.subplots()
-    began = min((one.at for found in scores.values() for one in found), default=0.0)
-    for number, (version, found) in enumerate(sorted(scores.items())):
-        told = sorted((one for one in found if one.score is not None), key=lambda one: one.at)
-        at = [one.at - began for one in told]
-        values = [one.score for one in told if one.score is not None]
+    began = min((score.at for version_scores in scores.values() for score in version_scores), default=0.0)
+    for number, (version, version_scores) in enumerate(sorted(scores.items())):
+        ordered = sorted(
+            (score for score in version_scores if score.score is not None), key=lambda score: score.at
+        )
+        at = [score.at - began for score in ordered]
+        values = [score.score for score in ordered if score.score is not None]
         colour = f"C{number}"
         axes.plot(at, values, ".", color=colour, alpha=0.35)
         moving = [interval(values[max(0, end - WINDOW) : end]) for end in range(1, len(values) + 1)]

@@ -1,6 +1,6 @@
-"""A rate over time as an SVG picture: axes, curves, marks, a legend.
+"""Draws a rate over time as SVG: axes, curves, marks, a legend.
 
-An SVG is a few lines of text: no plotting library is needed for one, and every browser shows it.
+An SVG is a few lines of text, so it needs no plotting library, and every browser shows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _left, _right, _top, _bottom = 64, 16, 56, 44
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Seconds from `began` on, `span_s` of them, to the right; `unit` from 0 to `top` upwards."""
+    """A chart. Its x axis shows `span_s` seconds from `began`; its y axis shows 0 to `top` in `unit`."""
 
     began: float
     span_s: float
@@ -30,7 +30,7 @@ class Chart:
         return HEIGHT - _bottom - min(value, self.top) / self.top * (HEIGHT - _top - _bottom)
 
     def draw(self, title: str, parts: Iterable[str]) -> str:
-        """The whole document."""
+        """Return the whole SVG document."""
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
@@ -45,58 +45,58 @@ class Chart:
         )
 
     def curve(self, points: Iterable[tuple[float, float]], colour: str = "#222") -> str:
-        """A line through (seconds, value)."""
-        drawn = " ".join(f"{self.x(at):.1f},{self.y(value):.1f}" for at, value in points)
-        return f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        """A line through points (seconds, value)."""
+        coordinates = " ".join(f"{self.x(at):.1f},{self.y(value):.1f}" for at, value in points)
+        return f'<polyline points="{coordinates}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
     def mark(self, at: float, colour: str, text: str) -> str:
-        """A vertical line at a moment, that says what happened."""
+        """A vertical line at a time, with a text that says what happened."""
         return (
             f'<line x1="{self.x(at):.1f}" x2="{self.x(at):.1f}" y1="{_top}" y2="{HEIGHT - _bottom}"'
             f' stroke="{colour}" stroke-width="1.5"><title>{escape(text)}</title></line>'
         )
 
     def level(self, value: float, colour: str, text: str) -> str:
-        """A dashed horizontal line."""
+        """A dashed horizontal line at a value, with a text."""
         return (
             f'<line x1="{_left}" x2="{WIDTH - _right}" y1="{self.y(value):.1f}" y2="{self.y(value):.1f}"'
             f' stroke="{colour}" stroke-dasharray="6 4"><title>{escape(text)}</title></line>'
         )
 
     def legend(self, entries: Sequence[tuple[str, str]]) -> list[str]:
-        """(name, colour) in a row above the picture."""
-        place, found = float(_left), []
+        """A row of (name, colour) above the chart."""
+        place, parts = float(_left), []
         for name, colour in entries:
-            found.append(
+            parts.append(
                 f'<rect x="{place:.0f}" y="30" width="10" height="10" fill="{colour}"/>'
                 f'<text x="{place + 14:.0f}" y="39">{escape(name)}</text>'
             )
             place += 30 + 7.5 * len(name)
-        return found
+        return parts
 
     def _axes(self) -> list[str]:
-        found = []
+        parts = []
         for index in range(5):
             value = self.top * index / 4
             y = self.y(value)
-            found.append(
+            parts.append(
                 f'<line x1="{_left}" x2="{WIDTH - _right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
                 f'<text x="{_left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
             )
         step_s = nice(self.span_s / 8)
         for index in range(int(self.span_s / step_s) + 1):
             place = self.x(self.began + index * step_s)
-            found.append(
+            parts.append(
                 f'<text x="{place:.1f}" y="{HEIGHT - _bottom + 16}" text-anchor="middle">'
                 f"{index * step_s:g}</text>"
             )
-        found.append(f'<text x="{WIDTH - _right}" y="{HEIGHT - 8}" text-anchor="end">seconds</text>')
-        found.append(f'<text x="6" y="{_top - 10}">{escape(self.unit)}</text>')
-        return found
+        parts.append(f'<text x="{WIDTH - _right}" y="{HEIGHT - 8}" text-anchor="end">seconds</text>')
+        parts.append(f'<text x="6" y="{_top - 10}">{escape(self.unit)}</text>')
+        return parts
 
 
 def nice(value: float) -> float:
-    """The next of 1, 2, 2.5, 5 × 10ⁿ at or above."""
+    """The smallest of 1, 2, 2.5, 5 × 10ⁿ that is at least the value."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

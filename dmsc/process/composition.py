@@ -1,4 +1,4 @@
-"""Names of entities to running services: the one place that knows every constructor."""
+"""Turns names of entities into services that can be run; the only file that knows every constructor."""
 
 from __future__ import annotations
 
@@ -24,73 +24,74 @@ if TYPE_CHECKING:
 
 
 class Entity(Protocol):
-    """A service: it runs until it is cancelled, then drains and deregisters."""
+    """A service. It runs until it is cancelled, then drains and deregisters."""
 
     async def run(self, ready: asyncio.Event | None = None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServicePart:
-    """One service to run: its identity on the bus and how to make it. Lower `stop_order` stops first."""
+    """One service to run: its identity on the bus and its constructor. A lower `stop_order` stops first."""
 
     sid: str
     kind: EntityKind
     make: Callable[[Bus], Entity]
     stop_order: int
     first: Callable[[], AbstractAsyncContextManager[object]] | None = None
-    """What has to run before anybody of this process can connect, and as long: the guard of the bus."""
+    """A context that is entered before this process connects and left at its end: the bus's auth callout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What the entities of one process need to know."""
+    """The options of the entities of one process."""
 
     servers: tuple[str, ...]
     token: str | None = None
     clusters: tuple[str, ...] = ()
-    bind: str = "127.0.0.1"  # where the gateways' HTTP doors listen
-    tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP doors; None: plain HTTP
-    proxies: tuple[str, ...] = ()  # whose word on a client's address the HTTP doors believe
-    http_ports: tuple[int, ...] = ()  # one per cluster, in their order; fewer: the rest have no HTTP door
-    tokens_file: Path | None = None
-    authorizer: str = "authorizer"  # the authorizer's SID; several have one each
-    broker: str = "broker"  # likewise
-    keys_file: Path | None = None  # with which the authorizer guards the bus; None: it does not
-    access_file: Path | None = None  # the rules; None: the default ones
-    audit_folder: Path | None = None  # of the audit's records; None: the stream alone has them
-    researchers: bool = True  # whether there are any
-    user_key: Path | None = None  # signs users' tokens; None: those of the file are all there is
+    bind: str = "127.0.0.1"  # the address where gateways' HTTP APIs listen
+    tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP APIs; None: plain HTTP
+    proxies: tuple[str, ...] = ()  # whose X-Forwarded-For header the HTTP APIs trust
+    http_ports: tuple[int, ...] = ()  # one per cluster, in the same order; clusters beyond have no HTTP API
+    tokens_file: Path | None = None  # users, roles and tokens
+    authorizer: str = "authorizer"  # the authorizer's SID; if several run, each has its own
+    broker: str = "broker"  # the broker's SID, likewise
+    keys_file: Path | None = None  # keys of the auth callout; None: the authorizer does not guard the bus
+    access_file: Path | None = None  # the access rules; None: the default rules
+    audit_folder: Path | None = None  # of audit records; None: only the stream has them
+    researchers: bool = True  # False: researchers are refused
+    user_key: Path | None = None  # signs users' tokens; None: only tokens of the file exist
     replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
-    precedence: tuple[str, ...] = ()  # functional modules, the one that prevails first
-    peak_tflops: float | None = None  # of one device, for MFU; None: not told
-    energy_price: float | None = None  # of a kWh, for the cost of energy; None: not told
+    precedence: tuple[str, ...] = ()  # names of functional modules; the first prevails over all others
+    peak_tflops: float | None = None  # of one device, in 10¹² FLOP/s, to compute MFU; None: unknown
+    energy_price: float | None = None  # of one kWh, to compute the cost of energy; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """What a node agent needs to know."""
+    """The options of a node agent."""
 
     servers: tuple[str, ...]
     token: str | None
     cluster: str
     node: str
     slots: int | None = None  # None: one per device
-    address: str = "127.0.0.1"  # where this node's tensor links listen, as others reach it
-    ports: tuple[int, int] | None = None  # their range; None: any
-    code: tuple[str, ...] = ()  # folders with users' modules
+    address: str = "127.0.0.1"  # at which other nodes reach this node's tensor links
+    ports: tuple[int, int] | None = None  # the range of tensor links' ports; None: any
+    code: tuple[str, ...] = ()  # folders with users' Python modules
     logs: Path = Path(".dmsc/logs")
-    stores: Path | None = None  # the instances' local stores; None: beside the logs
-    keep_stores: bool = False  # whether they outlive their job
-    allow_urls: tuple[str, ...] | None = None  # what jobs may name besides the working directory; None: all
-    confinement: Confinement | None = None  # of users' code; None: it does what this process's user may
+    stores: Path | None = None  # the folder of instances' local stores; None: beside the logs
+    keep_stores: bool = False  # whether local stores are kept after their job has ended
+    allow_urls: tuple[str, ...] | None = None  # that jobs may name beside the working directory; None: all
+    confinement: Confinement | None = None  # of users' code; None: it has all rights of this process's user
 
 
 ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
-"""What `dmsc run` knows besides policies and the `tracer`. Gateway and router are one per cluster."""
+"""The entities that `dmsc run` knows, beside policies and the `tracer`. Each cluster has its own gateway and
+router."""
 
 
 def compose(names: Sequence[str], options: RunOptions) -> list[ServicePart]:
-    """The services for these names. Raises `BadInput` for a name or a setting that can't be."""
+    """Return the services for these names. Raises `BadInput` if a name or an option is wrong."""
     parts: list[ServicePart] = []
     for name in dict.fromkeys(names):
         if name == "service-registry":
@@ -121,7 +122,7 @@ def _clusters(name: str, options: RunOptions) -> tuple[str, ...]:
 
 
 def check_proxies(proxies: Sequence[str]) -> tuple[str, ...]:
-    """Proxies as given. Raises `BadInput` for what is neither an address nor a network."""
+    """Return the proxies unchanged. Raises `BadInput` if one is neither an address nor a network."""
     for proxy in proxies:
         try:
             ipaddress.ip_network(proxy)
@@ -133,7 +134,8 @@ def check_proxies(proxies: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
-    """Cluster names as given. Raises `BadInput` for doubles and for what can't be part of a subject."""
+    """Return the cluster names unchanged. Raises `BadInput` for duplicates and for names that no subject may
+    contain."""
     for cluster in clusters:
         if not is_token(cluster):
             raise BadInput(f"--cluster {cluster!r}: use letters, digits, - and _ only")
@@ -147,7 +149,7 @@ def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
 def _tracer() -> ServicePart:
     from dmsc.tracing.tracer import SpanExport, TracerService
 
-    export = SpanExport()  # here, so that what is missing is said before anything is dialled
+    export = SpanExport()  # made here, so that a missing package is reported before any connection
     return ServicePart(
         sid="tracer",
         kind=EntityKind.FUNCTIONAL_MODULE,
@@ -222,7 +224,7 @@ def _broker(options: RunOptions) -> ServicePart:
 
 
 def lease_s(replicas: int) -> float:
-    """A leader's lease in seconds: on a cluster long enough to reach another server in good time."""
+    """A leader's lease in seconds. On a NATS cluster it is longer, to leave time to reach another server."""
     return 1.0 if replicas == 1 else 3.0
 
 
@@ -260,9 +262,14 @@ def policy_part(
     owner: str = "",
     own_jobs: bool = False,
 ) -> ServicePart:
-    """A functional module from a built-in policy's name or a user's file (`path.py` or `path.py:Class`).
+    """The functional module of a built-in policy's name or a user's file (`path.py` or `path.py:Class`).
 
-    `owner`: the user who runs it; empty: the mesh itself. `own_jobs`: it reads stores of their jobs alone.
+    Args:
+        source: The policy's name or file.
+        shadow: Whether its suggestions are only scored.
+        jobs: The jobs that it serves; empty: all.
+        owner: The user who runs it; empty: the mesh itself.
+        own_jobs: Whether it may read local stores of its owner's jobs only.
     """
     from dmsc.process.policy_loading import load_policy
     from policies.kit.engine import EngineConfig
@@ -281,7 +288,7 @@ def policy_part(
 
 
 def agent_part(options: AgentOptions) -> ServicePart:
-    """A node agent of a cluster."""
+    """The node agent of a cluster."""
     from entities.cluster.agent import ClusterAgent
     from entities.cluster.config import ClusterConfig
 
@@ -310,19 +317,22 @@ def agent_part(options: AgentOptions) -> ServicePart:
 
 def node_name() -> str:
     """This machine's name as one subject token."""
-    kept = "".join(char if is_token(char) else "-" for char in socket.gethostname().split(".")[0])
-    return re.sub("--+", "-", kept.strip("-")) or "node"
+    name = "".join(char if is_token(char) else "-" for char in socket.gethostname().split(".")[0])
+    return re.sub("--+", "-", name.strip("-")) or "node"
 
 
 def own_address(bind: str) -> str:
-    """The address at which others reach what listens on `bind`: itself, or this host's outward one."""
+    """The address at which others reach a server that listens on `bind`.
+
+    It is `bind` itself, or for a wildcard this host's address on its default route.
+    """
     if bind not in ("0.0.0.0", "::", ""):
         return bind
     return _source_address("192.0.2.1")
 
 
 def address_towards(url: str) -> str:
-    """This machine's address on the way to a server: what peers there most likely reach it by."""
+    """This machine's address on the route to a server; other nodes most likely reach it there, too."""
     return _source_address(urlsplit(url if "//" in url else f"nats://{url}").hostname or "127.0.0.1")
 
 
@@ -330,7 +340,7 @@ def _source_address(host: str) -> str:
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # sends nothing; asks the routing table
+            probe.connect(target)  # sends nothing; the kernel only looks up the route
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"

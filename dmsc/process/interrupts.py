@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, a closed terminal as events of the loop: who is at work decides what the next one does."""
+"""Turns SIGINT, SIGTERM and SIGHUP into events of the loop; the running part decides what a signal does."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Action = Callable[[int], None]
-"""Called with how many signals have come to this action so far (1 for the first)."""
+"""Called at each signal with the number of signals that this action has got (1 for the first)."""
 
 
 class Interrupts:
-    """SIGINT, SIGTERM and SIGHUP while a command runs. The innermost `handled_by` decides."""
+    """Handles SIGINT, SIGTERM and SIGHUP while a command runs. The innermost `handled_by` block decides."""
 
     def __init__(self, default: Action) -> None:
         self._actions: list[tuple[Action, list[int]]] = [(default, [0])]
 
-    def _arrived(self) -> None:
+    def _on_signal(self) -> None:
         action, count = self._actions[-1]
         count[0] += 1
         action(count[0])
 
     @contextmanager
     def handled_by(self, action: Action) -> Iterator[None]:
-        """Until the block ends, signals go to `action`."""
+        """Send signals to `action` until the block ends."""
         self._actions.append((action, [0]))
         try:
             yield
@@ -34,9 +34,10 @@ class Interrupts:
 
 @contextmanager
 def interrupts(default: Action | None = None) -> Iterator[Interrupts]:
-    """Own these signals of the process. By default the first cancels the task that asked for this.
+    """Handle these signals of the process for the block.
 
-    The second is let pass: cleaning up is under way. The third cancels that, too.
+    By default the first signal cancels the current task. The second is ignored, because the task is cleaning
+    up. The third cancels the clean-up, too.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -48,11 +49,11 @@ def interrupts(default: Action | None = None) -> Iterator[Interrupts]:
 
     owner = Interrupts(default or cancel)
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: meant to outlive its terminal
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
-        loop.add_signal_handler(number, owner._arrived)
+        loop.add_signal_handler(number, owner._on_signal)
     try:
         yield owner
     finally:

@@ -1,7 +1,7 @@
-"""A child that outlives its supervisor ends itself: nothing is orphaned, even after SIGKILL.
+"""Ends a child process when its supervisor dies, so that none is orphaned, even after a SIGKILL.
 
-On Linux the kernel tells (PR_SET_PDEATHSIG); elsewhere a thread looks. Both are set up by the child,
-so that the supervisor may start it in any way.
+On Linux the kernel sends a signal (PR_SET_PDEATHSIG). On other systems a thread polls the parent's process
+id. The child sets up both itself, so that the supervisor may start it in any way.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
-_look_every_s = 0.5
+_poll_interval_s = 0.5
 
 
 def end_with_parent(parent: int) -> None:
-    """SIGTERM this process once `parent` (its process id) is gone. Call it from the main thread."""
+    """Send this process SIGTERM when the process `parent` has died. Call it from the main thread."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     else:
-        threading.Thread(target=_look, args=(parent,), name="parent-death", daemon=True).start()
-    if os.getppid() != parent:  # it died before we asked
+        threading.Thread(target=_watch, args=(parent,), name="parent-death", daemon=True).start()
+    if os.getppid() != parent:  # the parent died before the signal was set up
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _look(parent: int) -> None:
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_look_every_s)
+        time.sleep(_poll_interval_s)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def end_at_the_latest(after_s: float) -> None:
-    """Leave hard in `after_s` seconds, whatever still hangs: who was told to stop must not stay."""
+    """Exit in `after_s` seconds even if something hangs, because a process that was told to stop must end."""
 
     def leave() -> None:
         print(f"dmsc: not stopped within {after_s:.0f} s, leaving", file=sys.stderr, flush=True)

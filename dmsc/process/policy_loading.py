@@ -1,4 +1,4 @@
-"""A policy by name (built in) or from a user's file."""
+"""Loads a policy: a built-in one by its name, or a user's from a file."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ BUILT_IN = {
     "path-faults": ("policies.built_in.path_faults", "PathFaults"),
     "device-risk": ("policies.built_in.device_risk", "DeviceRisk"),
 }
-"""Name → module and class of the policies that come with DMSC."""
+"""The policies that come with DMSC: name → module and class."""
 
 
 def load_policy(source: str) -> Policy:
     """Make the policy that `source` names.
 
     Args:
-        source: a built-in policy's name, `file.py`, or `file.py:Class` where the file has several.
+        source: A built-in policy's name, `file.py`, or `file.py:Class` if the file has several policies.
 
     Raises:
-        BadInput: there is no such file or class, or it does not load; one line says where.
+        BadInput: The file or the class does not exist, or can't be loaded; one line says where.
     """
     if source in BUILT_IN:
         module_name, class_name = BUILT_IN[source]
-        found: type[Policy] = getattr(import_module(module_name), class_name)
-        return found()
-    file, colon, wanted = source.rpartition(":")
+        policy_class: type[Policy] = getattr(import_module(module_name), class_name)
+        return policy_class()
+    file, colon, name = source.rpartition(":")
     if not colon or not file.endswith(".py"):
-        file, wanted = source, ""
+        file, name = source, ""
     if not file.endswith(".py"):
         raise BadInput(
             f"{source}: neither an entity or policy ({', '.join(BUILT_IN)}) nor a file that ends in .py"
@@ -51,11 +51,11 @@ def load_policy(source: str) -> Policy:
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, Policy) and value.__module__ == module.__name__
     ]
-    chosen = [cls for cls in classes if not wanted or cls.__name__ == wanted]
+    chosen = [cls for cls in classes if not name or cls.__name__ == name]
     if not chosen:
         present = ", ".join(cls.__name__ for cls in classes) or "none"
         raise BadInput(
-            f"{file}: no class {wanted or 'derived from policies.Policy'} in it (there is: {present})"
+            f"{file}: no class {name or 'derived from policies.Policy'} in it (there is: {present})"
         )
     if len(chosen) > 1:
         names = ", ".join(cls.__name__ for cls in chosen)
@@ -77,7 +77,7 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module
     folder = str(path.absolute().parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # what lies beside it may be imported
+        sys.path.append(folder)  # so that the file can import its neighbours
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
@@ -88,10 +88,10 @@ def _load(path: Path) -> ModuleType:
 
 
 def _line(error: Exception, path: Path) -> str:
-    """` (line N)`: the last line of the file itself that was at work."""
-    found, trace = 0, error.__traceback__
+    """` (line N)`: the innermost line of the file itself in the error's traceback."""
+    number, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):
-            found = trace.tb_lineno
+            number = trace.tb_lineno
         trace = trace.tb_next
-    return f" (line {found})" if found else ""
+    return f" (line {number})" if number else ""

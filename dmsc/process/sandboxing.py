@@ -1,4 +1,4 @@
-"""What holds users' code on this machine, for those who start something or ask (ADR-0034)."""
+"""How users' code is confined on this machine (ADR-0034): used to start processes, and to report it."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from workers.sandbox.confinement import ConfinementMethod, best_method, works
 from workers.sandbox.users import parse_range
 
 CHOICE = "DMSC_SANDBOX"
-"""Environment variable: `landlock` or `own-user`, where it should not be the strictest that works."""
+"""Environment variable: `landlock` or `own-user`; without it, the strictest method that works is used."""
 TRUST = "--trust-researchers"
 REMEDY = f"a kernel with Landlock (Linux 5.13 or newer), or root, holds it; or take that risk with {TRUST}"
 
 
 def way_here(*, trusted: bool = False) -> ConfinementMethod:
-    """How users' code is confined here; `none` also where everybody who may submit jobs is trusted.
+    """How users' code is confined here; `none` also if everyone who may submit jobs is trusted.
 
     Raises:
-        BadInput: `$DMSC_SANDBOX` asks for a way that does not work here.
+        BadInput: `$DMSC_SANDBOX` requests a method that does not work here.
     """
     if trusted:
         return ConfinementMethod.NONE
-    wanted = os.environ.get(CHOICE)
-    if not wanted:
+    choice = os.environ.get(CHOICE)
+    if not choice:
         return best_method()
-    if wanted not in (ConfinementMethod.OWN_USER, ConfinementMethod.LANDLOCK) or not works(
-        ConfinementMethod(wanted)
+    if choice not in (ConfinementMethod.OWN_USER, ConfinementMethod.LANDLOCK) or not works(
+        ConfinementMethod(choice)
     ):
-        raise BadInput(f"{CHOICE}={wanted}: this machine can't; leave it away, or {TRUST}")
-    return ConfinementMethod(wanted)
+        raise BadInput(f"{CHOICE}={choice}: this machine can't; leave it away, or {TRUST}")
+    return ConfinementMethod(choice)
 
 
 def sentence(way: ConfinementMethod, *, trusted: bool, code: Sequence[str] = ()) -> str:
-    """One line on what researchers' code could reach. `code`: the folders of `--code`."""
+    """Describe in one line what researchers' code could reach. `code` has the folders of `--code`."""
     if way is not ConfinementMethod.NONE:
         return f"{way}: {way.described}; its code lies in {_folders_of_code(code)}"
     who = f"researchers are trusted ({TRUST})" if trusted else f"so there are no researchers; {REMEDY}"
     return f"{way.described}; {who}"
 
 
-def _folders_of_code(given: Sequence[str]) -> str:
+def _folders_of_code(code: Sequence[str]) -> str:
     from workers.sandbox.kept_back import holds_home
 
     here = os.path.realpath(os.getcwd())
-    folders = [os.path.abspath(os.path.expanduser(folder)) for folder in given]
+    folders = [os.path.abspath(os.path.expanduser(folder)) for folder in code]
     if not holds_home(here):
         return ", ".join(dict.fromkeys([here, *folders]))
     named = ", ".join(folders) or "no folder"
@@ -57,16 +57,16 @@ def _folders_of_code(given: Sequence[str]) -> str:
 def confinement(
     *, trusted: bool, users: str | None, closed: Iterable[Path], read: Iterable[str] = ()
 ) -> Confinement | None:
-    """For a node agent; None: its users are trusted.
+    """The confinement of users' code for a node agent; None if users are trusted.
 
     Args:
-        trusted: `--trust-researchers`.
-        users: `--instance-users LO-HI`.
-        closed: files and folders that hold what is not users'.
-        read: folders that all jobs may read.
+        trusted: The option `--trust-researchers`.
+        users: The option `--instance-users LO-HI`.
+        closed: Files and folders that users' code must not see.
+        read: Folders that all jobs may read.
 
     Raises:
-        BadInput: users' code can't be confined here, and is not trusted; or the range is none.
+        BadInput: Users' code can't be confined here and is not trusted, or the range is not well-formed.
     """
     if trusted:
         return None
@@ -75,12 +75,12 @@ def confinement(
     way = way_here()
     if way is ConfinementMethod.NONE:
         raise BadInput(f"users' code can't be held on this machine: {REMEDY}")
-    shut = tuple(dict.fromkeys(str(path.absolute()) for path in closed))
-    return Confinement(way=way, users=users or "", closed=shut, read=tuple(read))
+    paths = tuple(dict.fromkeys(str(path.absolute()) for path in closed))
+    return Confinement(way=way, users=users or "", closed=paths, read=tuple(read))
 
 
 def closed_files(state: Path, *more: Path | None) -> list[Path]:
-    """The state folder, the host's where it is a tenant's, and what else is named."""
+    """What users' code must not see: the state folder, the host's folder if this is a tenant, and `more`."""
     from dmsc.state.state_folder import StateFolder
 
     hosts = [state.absolute().parents[1]] if StateFolder(state).host_servers() else []
@@ -88,10 +88,10 @@ def closed_files(state: Path, *more: Path | None) -> list[Path]:
 
 
 def confine_module(source: str, state: Path | None) -> None:
-    """Confines this process, a functional module's, before a file of policies is loaded in it.
+    """Confine this process, which runs a functional module, before a user's policy file is loaded into it.
 
     Raises:
-        BadInput: it can't be, and is not trusted.
+        BadInput: The process can't be confined.
     """
     from dmsc.process.policy_loading import BUILT_IN
     from dmsc.state.state_folder import default_state
@@ -107,10 +107,10 @@ def confine_module(source: str, state: Path | None) -> None:
     scratch = (state or default_state()).absolute() / "modules" / Path(file).stem
     closed = tuple(str(path.absolute()) for path in closed_files(state or default_state()))
     reach = Reach(read=(str(Path(file).absolute().parent),), closed=closed, scratch=str(scratch))
-    taken = lease(DEFAULT_RANGE) if way is ConfinementMethod.OWN_USER else None
-    _kept.append(taken)
-    confine(reach, way, user=None if taken is None else taken.user)
+    user_lease = lease(DEFAULT_RANGE) if way is ConfinementMethod.OWN_USER else None
+    _leases.append(user_lease)
+    confine(reach, way, user=None if user_lease is None else user_lease.user)
 
 
-_kept: list[object] = []
-"""The mark of this process's user ends with the process."""
+_leases: list[object] = []
+"""Keeps the lease of this process's system user until the process ends."""

@@ -1,7 +1,11 @@
-"""Recorded runs: found, exported, archived, and tried again with another policy (docs/replay.md).
+"""Recorded runs: finds, exports and archives them, and tries a policy against them (docs/replay.md).
 
-recordings.py   where a run's record is: a file, this mesh's archive, a mesh that runs
-session.py      one pass over a record: the policy's suggestions beside those made, all of them scored
-rules.py        what the orchestrator's rules would have said of the policy's suggestions
-present.py      how that is shown
+The commands `replay`, `runs`, `policy score` and `policy plot` call it. It decides where a run's record is
+read from and compares a policy's suggestions with the recorded ones. The policy, its scores and the
+orchestrator's rules are the mesh's own code; nothing is sent to a mesh.
+
+present.py     a replay as table and as JSON
+recordings.py  the record of a run: a file, the archive, or a running mesh
+scores.py      scores of modules, from a mesh or from a record
+session.py     one pass over a record, with the orchestrator's rules for the policy's suggestions
 """

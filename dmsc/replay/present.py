@@ -1,4 +1,4 @@
-"""A replay as a table and as JSON: the policy's suggestions beside those that were made."""
+"""Shows a replay as a table or as JSON: the policy's suggestions beside the recorded ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.policy import (
 )
 
 BESIDE_S = 5.0
-"""A recorded suggestion about the same thing stands beside a replayed one within so many seconds."""
+"""A recorded and a replayed suggestion on the same topic share a row if they are at most this far apart."""
 
 COLUMNS = ("time", "step", "this policy", "the rules would say", "then", "decided then")
 SCORE_COLUMNS = (
@@ -40,47 +40,47 @@ SCORE_COLUMNS = (
 
 
 def beside(story: Story) -> list[tuple[Replayed | None, RecordedSuggestion | None]]:
-    """Both sides in order of time; what is about the same thing at the same time stands in one row."""
-    left = list(story.recorded)
+    """Pair replayed and recorded suggestions on the same topic at about the same time, in order of time."""
+    unpaired = list(story.recorded)
     rows: list[tuple[Replayed | None, RecordedSuggestion | None]] = []
-    for mine in story.replayed:
-        near = [other for other in left if _same(mine, other)]
-        other = min(near, key=lambda one: abs(one.at - mine.at), default=None)
-        if other is not None:
-            left.remove(other)
-        rows.append((mine, other))
-    rows += [(None, other) for other in left]
+    for replayed in story.replayed:
+        near = [recorded for recorded in unpaired if _same(replayed, recorded)]
+        nearest = min(near, key=lambda recorded: abs(recorded.at - replayed.at), default=None)
+        if nearest is not None:
+            unpaired.remove(nearest)
+        rows.append((replayed, nearest))
+    rows += [(None, recorded) for recorded in unpaired]
     return sorted(rows, key=lambda row: min(side.at for side in row if side is not None))
 
 
-def _same(mine: Replayed, other: RecordedSuggestion) -> bool:
+def _same(replayed: Replayed, recorded: RecordedSuggestion) -> bool:
     return (
-        abs(mine.at - other.at) <= BESIDE_S
-        and mine.suggestion.job == other.suggestion.job
-        and topic(mine.suggestion) == topic(other.suggestion)
+        abs(replayed.at - recorded.at) <= BESIDE_S
+        and replayed.suggestion.job == recorded.suggestion.job
+        and topic(replayed.suggestion) == topic(recorded.suggestion)
     )
 
 
 def rows(story: Story) -> Iterable[tuple[str, ...]]:
-    """For `COLUMNS`. Times in seconds from the beginning of the record."""
-    for mine, other in beside(story):
-        first = mine or other
+    """The rows for `COLUMNS`. Times are seconds from the begin of the record."""
+    for replayed, recorded in beside(story):
+        first = replayed or recorded
         assert first is not None
         yield (
             f"{first.at - story.began:.1f}",
             str(first.suggestion.input_revision),
-            "" if mine is None else suggestion_text(mine.suggestion),
-            "" if mine is None else decision_text(mine.decision),
+            "" if replayed is None else suggestion_text(replayed.suggestion),
+            "" if replayed is None else decision_text(replayed.decision),
             ""
-            if other is None
-            else f"{other.suggestion.module} {other.suggestion.version}: "
-            + suggestion_text(other.suggestion),
-            "" if other is None else decision_text(other.decision),
+            if recorded is None
+            else f"{recorded.suggestion.module} {recorded.suggestion.version}: "
+            + suggestion_text(recorded.suggestion),
+            "" if recorded is None else decision_text(recorded.decision),
         )
 
 
 def suggestion_text(suggestion: PolicySuggestion) -> str:
-    """The action in a few words; instances without their job's id."""
+    """Describe a suggestion's action in a few words. Instances are named without their job's id."""
     action, job = suggestion.action, suggestion.job
     match action:
         case SetWeights(stage=stage, weights=weights):
@@ -107,10 +107,10 @@ def _short(sid: str, job: str) -> str:
 
 # --- scores ------------------------------------------------------------------------------------------
 def score_rows(scores: Mapping[Key, list[PolicyScore]], mine: Key | None = None) -> list[tuple[str, ...]]:
-    """For `SCORE_COLUMNS`, one row per version, by module and version. `mine`: the replayed one."""
+    """The rows for `SCORE_COLUMNS`, one per version, sorted. `mine` is the key of the replayed version."""
     return [
-        (*key, _as(found, replayed=key == mine), *_figures(summarise(judged(found))))
-        for key, found in sorted(scores.items())
+        (*key, _as(version_scores, replayed=key == mine), *_figures(summarise(judged(version_scores))))
+        for key, version_scores in sorted(scores.items())
     ]
 
 
@@ -119,7 +119,7 @@ def _as(scores: list[PolicyScore], *, replayed: bool) -> str:
         return "replayed"
     if not scores:
         return ""
-    return "shadow" if max(scores, key=lambda one: one.at).shadow else "active"
+    return "shadow" if max(scores, key=lambda score: score.at).shadow else "active"
 
 
 def _figures(summary: Summary) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _percent(value: float) -> str:
 
 # --- JSON --------------------------------------------------------------------------------------------
 def as_json(story: Story, mine: Key) -> dict[str, Any]:
-    """The whole story. Nothing in it hangs on when, where or how fast it was replayed."""
+    """The whole story. It does not depend on when, where or how fast the record was replayed."""
     return {
         "began": story.began,
         "until": story.until,
@@ -154,21 +154,21 @@ def as_json(story: Story, mine: Key) -> dict[str, Any]:
         "unreadable": story.unreadable,
         "unanswered_reads": story.unanswered_reads,
         "policy": {"module": mine[0], "version": mine[1]},
-        "replayed": [_side(one) for one in story.replayed],
-        "recorded": [_side(one) for one in story.recorded],
+        "replayed": [_side(suggestion) for suggestion in story.replayed],
+        "recorded": [_side(suggestion) for suggestion in story.recorded],
         "scores": {
             "replayed": summary_json(story.replayed_scores),
             "recorded": [
-                {"module": key[0], "version": key[1], **summary_json(found)}
-                for key, found in sorted(story.scores.items())
+                {"module": key[0], "version": key[1], **summary_json(version_scores)}
+                for key, version_scores in sorted(story.scores.items())
             ],
         },
-        "problems": [{"where": one.where, "text": one.text} for one in story.problems],
+        "problems": [{"where": problem.where, "text": problem.text} for problem in story.problems],
     }
 
 
 def summary_json(scores: Iterable[PolicyScore]) -> dict[str, float | int | None]:
-    """A summary's figures; null where there is nothing to compute them from."""
+    """A summary's figures; null if there is nothing to compute them from."""
     summary = summarise(judged(scores))
     return {
         name: None if isinstance(value, float) and math.isnan(value) else value
@@ -177,9 +177,9 @@ def summary_json(scores: Iterable[PolicyScore]) -> dict[str, float | int | None]
     }
 
 
-def _side(one: Replayed | RecordedSuggestion) -> dict[str, Any]:
+def _side(made: Replayed | RecordedSuggestion) -> dict[str, Any]:
     return {
-        "at": one.at,
-        "suggestion": one.suggestion.model_dump(mode="json"),
-        "decision": None if one.decision is None else one.decision.model_dump(mode="json"),
+        "at": made.at,
+        "suggestion": made.suggestion.model_dump(mode="json"),
+        "decision": None if made.decision is None else made.decision.model_dump(mode="json"),
     }

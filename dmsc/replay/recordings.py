@@ -1,4 +1,4 @@
-"""Where a run's record is: an exported file, the archive beside a mesh's state, or a mesh that runs."""
+"""Opens the record of a run: an exported file, the archive in a state folder, or a running mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schemas.telemetry import InstanceSample
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A run that can be read once. `where` says for people from where."""
+    """The record of a run, which can be read once. `where` names its source for people."""
 
     job: str
     name: str
@@ -35,7 +35,7 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """One line of `dmsc runs list`. Times are seconds since the epoch; `messages` of the job's own rows."""
+    """One line of `dmsc runs list`. Times are seconds since the epoch; `messages` counts the job's own."""
 
     job: str
     name: str
@@ -60,7 +60,7 @@ class Archive:
         return self.path / f"{job}{SUFFIX}"
 
     def add(self, source: Path) -> RunHeader:
-        """Check a file and keep a copy of it, instead of an older one. Raises `BadInput`, `DamagedRun`."""
+        """Check a file and archive a copy, replacing an older one. Raises `BadInput` or `DamagedRun`."""
         header = run_file.check_run(source)
         if not is_token(header.job):
             raise BadInput(f"{source}: its job is called {header.job!r}, which can't be")
@@ -74,14 +74,14 @@ class Archive:
         return header
 
     def list(self) -> list[Listed]:
-        """What is there; a damaged file is listed as such."""
-        found = []
+        """List the archived runs. A damaged file is listed with its error."""
+        runs = []
         for path in sorted(self.path.glob(f"*{SUFFIX}")):
             try:
                 with RunFile.open(path) as run:
                     header = run.header
             except DmscError as error:
-                found.append(
+                runs.append(
                     Listed(
                         job=path.name.removesuffix(SUFFIX),
                         name="",
@@ -95,7 +95,7 @@ class Archive:
                 )
                 continue
             state = "ended" if header.ended else "cut off while it ran"
-            found.append(
+            runs.append(
                 Listed(
                     job=header.job,
                     name=header.name,
@@ -107,19 +107,20 @@ class Archive:
                     where="archive",
                 )
             )
-        return found
+        return runs
 
 
 @asynccontextmanager
 async def open_recording(
     source: str, address: BusAddress | None, archive: Archive
 ) -> AsyncIterator[Recording]:
-    """A file by its path; else a job of the mesh at `address`, or of the archive if the mesh has it not.
+    """Open a file by its path, else a job's record in the mesh at `address`, else in the archive.
 
     Raises:
-        NotFound: nobody has it.
-        BadInput, DamagedRun: the file is not one, or not whole.
-        Unavailable: it is nowhere else, and the mesh does not answer.
+        NotFound: There is no such record.
+        BadInput: The file is no run file, or `source` can't be a job's id.
+        DamagedRun: The file is damaged.
+        Unavailable: The archive does not have the run, and the mesh does not answer.
     """
     file = _named(source)
     if file is not None:
@@ -128,7 +129,7 @@ async def open_recording(
         return
     if not is_token(source):
         raise BadInput(f"{source}: neither a file nor a job's id")
-    trouble: DmscError | None = None
+    mesh_error: DmscError | None = None
     if address is not None:
         try:
             async with connected(address) as bus:
@@ -136,9 +137,9 @@ async def open_recording(
                 yield recording
                 return
         except (NotFound, Unavailable) as error:
-            trouble = error
+            mesh_error = error
     if source not in archive:
-        raise trouble or NotFound(
+        raise mesh_error or NotFound(
             f"{source}: no such file, no mesh runs here, and {archive.path} has no run of that name"
         )
     with RunFile.open(archive.file(source)) as run:
@@ -146,7 +147,7 @@ async def open_recording(
 
 
 async def live(bus: Bus, job: str) -> Recording:
-    """A job that this mesh has records of. Raises `NotFound`."""
+    """The record of a job in this mesh's streams. Raises `NotFound`."""
     span = await run_record.span_of(bus, job)
     record = await bus.bucket(subjects.JOB_RECORD).get(job=job)
     name, steps = "", 0
@@ -157,39 +158,39 @@ async def live(bus: Bus, job: str) -> Recording:
 
 
 async def list_live(bus: Bus) -> list[Listed]:
-    """Jobs with something on the streams, oldest first."""
-    found = []
+    """The jobs that have messages in this mesh's streams, oldest first."""
+    runs = []
     for job, rows in (await run_record.counts(bus)).items():
         try:
             span = await run_record.span_of(bus, job)
         except NotFound:
-            continue  # its events are gone, what is left can't be placed in time
-        record = await bus.bucket(subjects.JOB_RECORD).get(job=job)
-        known = record.message if record is not None else None
-        found.append(
+            continue  # without the job's events, its other messages can't be placed in time
+        entry = await bus.bucket(subjects.JOB_RECORD).get(job=job)
+        record = entry.message if entry is not None else None
+        runs.append(
             Listed(
                 job=job,
-                name=known.spec.name if isinstance(known, JobRecord) else "",
-                state=known.state.value if isinstance(known, JobRecord) else "",
-                steps=known.step if isinstance(known, JobRecord) else 0,
+                name=record.spec.name if isinstance(record, JobRecord) else "",
+                state=record.state.value if isinstance(record, JobRecord) else "",
+                steps=record.step if isinstance(record, JobRecord) else 0,
                 began=span.began,
                 until=span.last,
                 messages=sum(rows.values()),
                 where="this mesh",
             )
         )
-    return sorted(found, key=lambda one: one.began)
+    return sorted(runs, key=lambda run: run.began)
 
 
 @asynccontextmanager
 async def connected(address: BusAddress) -> AsyncIterator[Bus]:
-    """A client's connection."""
+    """Open a client's connection to the bus."""
     async with Bus.connect(address.servers, name="runs", kind=EntityKind.CLIENT, token=address.token) as bus:
         yield bus
 
 
 def _named(source: str) -> Path | None:
-    """The file, if that is what `source` names."""
+    """The file that `source` names; None if it names no file."""
     path = Path(source)
     return path if source.endswith(SUFFIX) or path.is_file() else None
 
@@ -208,10 +209,10 @@ def _of_file(run: RunFile, where: str) -> Recording:
 async def recorded_samples(
     run: str, address: BusAddress | None, archive: Archive
 ) -> tuple[str, list[tuple[InstanceSample, float]]]:
-    """The job's id, and its samples with when the server got them, seconds since the epoch, in order.
+    """The job's id, and its samples in order, each with the time when the server got it (epoch seconds).
 
     Raises:
-        NotFound, BadInput, DamagedRun, Unavailable: as `open_recording`.
+        NotFound, BadInput, DamagedRun, Unavailable: As for `open_recording`.
     """
     samples: list[tuple[InstanceSample, float]] = []
     async with open_recording(run, address, archive) as recording:

@@ -1,4 +1,4 @@
-"""Scores of modules: as their hosts told them on the stream, or counted anew from a record."""
+"""Scores of modules: read from the mesh's stream as modules published them, or computed from a record."""
 
 from __future__ import annotations
 
@@ -16,60 +16,61 @@ from schemas.policy import PolicyScore, PolicySwitch
 
 @dataclass(slots=True)
 class Scores:
-    """By (module, version); `switches`: (seconds since the epoch, what was switched)."""
+    """Scores by (module, version), and switches of versions as (seconds since the epoch, switch)."""
 
     by_version: dict[Key, list[PolicyScore]] = field(default_factory=dict)
     switches: list[tuple[float, PolicySwitch]] = field(default_factory=list)
 
     def of(self, module: str) -> Scores:
-        """Of one module. Raises `NotFound` where it has none."""
+        """The scores of one module. Raises `NotFound` if it has none."""
         if all(key[0] != module for key in self.by_version):
             known = ", ".join(sorted({key[0] for key in self.by_version})) or "none"
             raise NotFound(f"there are no scores of {module}; there are of: {known}", module=module)
         return Scores(
-            {key: found for key, found in self.by_version.items() if key[0] == module},
+            {key: scores for key, scores in self.by_version.items() if key[0] == module},
             [(at, switch) for at, switch in self.switches if switch.module == module],
         )
 
 
 async def live_scores(address: BusAddress, jobs: Sequence[str] = ()) -> Scores:
-    """All that the mesh's stream has."""
-    found = Scores()
+    """All scores and switches in the mesh's streams."""
+    scores = Scores()
     async with connected(address) as bus:
         async with aclosing(bus.history(subjects.POLICY_SCORE)) as items:
             async for item in items:
                 score = item.message
                 if isinstance(score, PolicyScore) and (not jobs or score.job in jobs):
-                    found.by_version.setdefault((score.module, score.version), []).append(score)
+                    scores.by_version.setdefault((score.module, score.version), []).append(score)
         async with aclosing(bus.history(subjects.POLICY_SWITCH)) as items:
             async for item in items:
                 if isinstance(item.message, PolicySwitch):
-                    found.switches.append((item.envelope.sent_at, item.message))
-    return found
+                    scores.switches.append((item.envelope.sent_at, item.message))
+    return scores
 
 
 async def recorded_scores(run: str, address: BusAddress | None, archive: Archive) -> Scores:
-    """Of every suggestion in a record, whether its module's host had told its score or not."""
+    """Compute the scores of all suggestions in a record, whether they were published then or not."""
     session = Session(None)
-    found = Scores()
+    scores = Scores()
     async with open_recording(run, address, archive) as recording:
         async for frame in recording.frames:
             session.feed(frame)
             if frame.row is subjects.POLICY_SWITCH:
                 message, _ = frame.open()
                 assert isinstance(message, PolicySwitch)
-                found.switches.append((frame.at, message))
-    found.by_version = session.finish().scores
-    return found
+                scores.switches.append((frame.at, message))
+    scores.by_version = session.finish().scores
+    return scores
 
 
 async def find_scores(
     run: str | None, address: BusAddress | None, archive: Archive, jobs: Sequence[str] = ()
 ) -> Scores:
-    """
+    """The scores of a recorded run, or of the mesh at `address` if no run is named.
+
     Raises:
-        BadInput: a record has one job, there is nothing to choose.
-        BusUnreachable: no run was named and no mesh runs.
+        BadInput: Both a run and jobs are named; a record has only one job.
+        BusUnreachable: No run was named and no mesh runs.
     """
     if run is not None:
         if jobs:

@@ -1,4 +1,4 @@
-"""One pass over a record: what the policy suggests, what was suggested and decided then, all of it scored."""
+"""One pass over a record: the policy's suggestions, recorded suggestions and decisions, and their scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.errors import BadMessage
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicyScore, PolicySuggestion
 
 SETTLE_EVERY_S = 1.0
-"""Of the record's time: how often it is looked whether a suggestion's worth has become known."""
+"""Seconds of the record's time between checks whether suggestions can be scored."""
 
 Key = tuple[str, str]
 """(module, version)."""
@@ -28,7 +28,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class RecordedSuggestion:
-    """A suggestion that was made in the recorded run, and what was decided of it."""
+    """A suggestion of the recorded run, and the orchestrator's decision about it."""
 
     at: float
     id: str
@@ -38,7 +38,7 @@ class RecordedSuggestion:
 
 @dataclass(slots=True)
 class Story:
-    """What a pass gave. Times are seconds since the epoch; `unreadable` counts messages of other versions."""
+    """The result of a pass. Times are epoch seconds; `unreadable` counts messages of other versions."""
 
     began: float = math.nan
     until: float = math.nan
@@ -53,11 +53,11 @@ class Story:
 
 
 class Session:
-    """Feed it all frames in order, then `finish`.
+    """Takes all frames of a record in order through `feed`; then `finish` returns the story.
 
     Args:
-        policy: the one to try; None only scores what was suggested then.
-        jobs: of a record with several jobs only these; empty: all.
+        policy: The policy to try; None: only the recorded suggestions are scored.
+        jobs: Only these jobs of a record with several jobs; empty: all.
     """
 
     def __init__(self, policy: Policy | None, jobs: Iterable[str] = ()) -> None:
@@ -94,11 +94,11 @@ class Session:
         event = Event(row=frame.row, message=message, id=envelope.id, at=frame.at)
         for board in self._all_boards():
             board.take((event,))
-        for said in self._replay.feed(event):
+        for replayed in self._replay.feed(event):
             if self._mine is not None:
-                self._mine.said(said.suggestion, said.id, said.at)
-                if said.decision is not None:
-                    self._mine.take((self._decided(said.decision, said.at),))
+                self._mine.said(replayed.suggestion, replayed.id, replayed.at)
+                if replayed.decision is not None:
+                    self._mine.take((self._decision_event(replayed.decision, replayed.at),))
         if isinstance(message, PolicySuggestion):
             self._recorded(message, envelope.id, frame.at)
         elif isinstance(message, PolicyDecision) and message.suggestion in self._by_id:
@@ -107,7 +107,7 @@ class Session:
             self._settle(frame.at)
 
     def finish(self) -> Story:
-        """What it all came to. Suggestions whose time was not over yet remain without a score."""
+        """Return the story. Suggestions that can't be scored yet remain without a score."""
         story = self.story
         self._settle(story.until)
         story.replayed = self._replay.suggestions
@@ -135,12 +135,12 @@ class Session:
         return [*self._boards.values(), *(() if self._mine is None else (self._mine,))]
 
     @staticmethod
-    def _decided(decision: PolicyDecision, at: float) -> Event:
+    def _decision_event(decision: PolicyDecision, at: float) -> Event:
         return Event(row=POLICY_DECISION, message=decision, id="", at=at)
 
 
 class _Watcher(Policy):
-    """Has no opinion; only the observations are wanted."""
+    """A policy without suggestions; it is used only to collect observations."""
 
     name = "watcher"
     every_s = 3600.0
@@ -150,22 +150,24 @@ class _Watcher(Policy):
 
 
 def judged(scores: Iterable[PolicyScore]) -> list[Judged]:
-    """As `policies.scoring.scores.summarise` takes them."""
+    """Convert scores to the form that `policies.scoring.scores.summarise` takes."""
     return [
         Judged(
-            score=one.score,
-            right=one.right,
-            confidence=one.confidence,
-            adopted=one.adopted,
-            missed=one.action == "missed",
+            score=score.score,
+            right=score.right,
+            confidence=score.confidence,
+            adopted=score.adopted,
+            missed=score.action == "missed",
         )
-        for one in scores
+        for score in scores
     ]
 
 
 class Rules:
-    """Answers for one policy, as if it were the only active one. Call it as a
-    `policies.scoring.replay.Answer`."""
+    """The orchestrator's decisions about one policy's suggestions, as if it were the only active policy.
+
+    It is called as a `policies.scoring.replay.Answer`.
+    """
 
     def __init__(self, policy: Policy) -> None:
         active = ModuleLifecycle(module=policy.name, version=policy.version, state=ModuleState.ACTIVE)
@@ -178,7 +180,7 @@ class Rules:
     ) -> PolicyDecision | None:
         weights = self._weights.setdefault(view.job, {})
         lapsed, self._state = lapse(self._state, {view.job: self._facts(view)}, now)
-        weights.update({one.stage: one.weights for one in lapsed})
+        weights.update({ended.stage: ended.weights for ended in lapsed})
         outcome, self._state = arbitrate(self._state, suggestion, self._facts(view), now)
         if outcome.adopted and outcome.stage is not None and outcome.weights is not None:
             weights[outcome.stage] = outcome.weights
@@ -196,7 +198,7 @@ class Rules:
 
     def _facts(self, view: JobView) -> JobFacts:
         return JobFacts(
-            active={stage: [one.sid for one in view.stage(stage)] for stage in view.stages},
+            active={stage: [instance.sid for instance in view.stage(stage)] for stage in view.stages},
             weights=self._weights.get(view.job, {}),
             revision=self._revision,
             step=view.step,

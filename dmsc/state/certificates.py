@@ -1,9 +1,9 @@
-"""A local certificate authority, for meshes on machines of one's own: `dmsc cert` and `dmsc up --tls`.
+"""A local certificate authority for meshes on your own machines: `dmsc cert` and `dmsc up --tls`.
 
-ca.pem          the CA's certificate: hand it to whoever connects (DMSC_CA_FILE); not secret
-ca-key.pem      signs certificates (mode 0600): keep it where certificates are made, nowhere else
-server.pem      the certificate of the bus's servers and the gateways, for the hosts that were named
-server-key.pem  its key (mode 0600)
+ca.pem          the CA's certificate; clients need it (DMSC_CA_FILE); it is not secret
+ca-key.pem      the key that signs certificates (mode 0600); keep it only where certificates are made
+server.pem      the certificate of the bus's servers and the gateways, for the named hosts
+server-key.pem  the key of that certificate (mode 0600)
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from schemas.errors import BadInput
 
 CA_DAYS, SERVER_DAYS = 3650, 397
 RENEW_DAYS = 30
-"""`dmsc up --tls` makes a new server certificate when this much is left of the old one."""
-_EARLIER = timedelta(hours=1)  # clocks differ
+"""`dmsc up --tls` makes a new server certificate when the old one is valid for less than this many days."""
+_EARLIER = timedelta(hours=1)  # a certificate is valid from before now, because clocks differ
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Where the four files are."""
+    """The paths of the four files in a folder."""
 
     folder: Path
 
@@ -54,12 +54,13 @@ class CertificateFiles:
 def make_certificates(
     folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS, by: CertificateFiles | None = None
 ) -> CertificateFiles:
-    """A server certificate for these hosts, signed by the folder's CA, which is made if there is none.
+    """Make a server certificate for these hosts, signed by the folder's CA. A missing CA is made first.
 
-    `by`: the CA of another folder signs instead; its certificate is copied, its key is not.
+    With `by`, the CA of another folder signs instead; its certificate is copied into this folder, its key is
+    not.
 
     Raises:
-        BadInput: no host, or the folder can't be written or holds half a CA.
+        BadInput: There is no host, or the folder can't be written or holds only half a CA.
     """
     files = CertificateFiles(folder)
     if not hosts:
@@ -83,7 +84,7 @@ def make_certificates(
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-                critical=False,  # servers of a bus's cluster are each other's clients
+                critical=False,  # CLIENT_AUTH: servers of a NATS cluster are also clients of each other
             )
             .add_extension(_key_usage(signs=False), critical=True)
             .add_extension(
@@ -99,21 +100,22 @@ def make_certificates(
 
 
 def still_good(files: CertificateFiles, hosts: Sequence[str]) -> bool:
-    """Whether the server certificate is there, is for these hosts, and lasts a while."""
+    """Whether the server certificate exists, covers these hosts, and is valid for at least `RENEW_DAYS`."""
     try:
-        found = x509.load_pem_x509_certificate(files.server.read_bytes())
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        certificate = x509.load_pem_x509_certificate(files.server.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound):
         return False
     if not all(path.exists() for path in (files.ca, files.server_key)):
         return False
-    there = set(names.get_values_for_type(x509.DNSName))
-    there |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
-    lasts = found.not_valid_after_utc - datetime.now(UTC) > timedelta(days=RENEW_DAYS)
-    return lasts and set(hosts) <= there
+    covered = set(names.get_values_for_type(x509.DNSName))
+    covered |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
+    lasts = certificate.not_valid_after_utc - datetime.now(UTC) > timedelta(days=RENEW_DAYS)
+    return lasts and set(hosts) <= covered
 
 
 def _authority(files: CertificateFiles) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The folder's CA and its key; both are made if there are none."""
     if files.ca.exists() or files.ca_key.exists():
         try:
             ca = x509.load_pem_x509_certificate(files.ca.read_bytes())
@@ -178,7 +180,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write(path: Path, content: bytes, *, mode: int) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)  # a process of this number before us has left it, or somebody has put it
+    partial.unlink(missing_ok=True)  # left by an earlier process with this id, or put there by somebody
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""Which identities the processes of a mesh have, and the credentials that they are given."""
+"""The identities of a mesh's processes on the bus, and the credentials that they get."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from schemas.names import agent_name
 
 
 def agent(cluster: str, node: str) -> Identity:
-    """A node agent."""
+    """The identity of a node agent."""
     return Identity(name=agent_name(cluster, node), kind=EntityKind.CLUSTER, cluster=cluster, node=node)
 
 
 def called(names: Sequence[str], name: str | None) -> tuple[str, str]:
-    """The authorizer's and the broker's name in a process that runs these, and may be given `--name`: that is
-    the authorizer's, if there is one."""
+    """The authorizer's and the broker's names in a process that runs the entities `names`.
+
+    `name` is the option `--name`: it is the authorizer's name if the process runs one, else the broker's.
+    """
     if name is None:
         return "authorizer", "broker"
     return (name, "broker") if "authorizer" in names else ("authorizer", name)
@@ -33,10 +35,10 @@ def entities(
     authorizer: str = "authorizer",
     broker: str = "broker",
 ) -> tuple[Identity, ...]:
-    """What `dmsc run NAMES --cluster …` runs. Functional modules are not among them: see `module`.
+    """The identities of what `dmsc run NAMES --cluster …` runs, except functional modules; see `module`.
 
     Raises:
-        BadInput: an authorizer or broker that is called like nothing of the kind; the registry takes no such.
+        BadInput: An authorizer's or broker's name lacks its kind's prefix; the registry would refuse it.
     """
     alone = {
         "service-registry": EntityKind.SERVICE_REGISTRY,
@@ -49,36 +51,38 @@ def entities(
         if called != name and not called.startswith(f"{name}-"):
             raise BadInput(f"--name {called!r}: {name}s are called {name} or {name}-…; choose such a name")
     of_clusters = {"gateway": EntityKind.GATEWAY, "router": EntityKind.ROUTER}
-    found: list[Identity] = []
+    identities: list[Identity] = []
     for name in names:
         if name in alone:
-            found.append(Identity(name=several.get(name, name), kind=alone[name]))
+            identities.append(Identity(name=several.get(name, name), kind=alone[name]))
         elif name in of_clusters:
-            found += [
+            identities += [
                 Identity(name=f"{name}-{cluster}", kind=of_clusters[name], cluster=cluster)
                 for cluster in clusters
             ]
-    return tuple(found)
+    return tuple(identities)
 
 
 def module(source: str) -> Identity:
-    """The functional module of a built-in policy's name or a file, which is read and not run.
+    """The identity of a functional module: of a built-in policy's name, or of a file.
 
-    Where the file does not plainly say its policy's name, it may speak as any module.
+    The file is parsed, not run. If it does not state one policy's name as a constant, the identity may act as
+    any module.
     """
-    path, _, wanted = source.rpartition(":") if ".py:" in source else (source, "", "")
-    name = source if is_token(source) else _declared(Path(path), wanted)
+    path, _, class_name = source.rpartition(":") if ".py:" in source else (source, "", "")
+    name = source if is_token(source) else _declared(Path(path), class_name)
     return Identity(name=name or "module", kind=EntityKind.FUNCTIONAL_MODULE, module=name or ANY)
 
 
-def _declared(path: Path, wanted: str) -> str | None:
+def _declared(path: Path, class_name: str) -> str | None:
+    """The policy's name in a file, if the file (or the class in it) states exactly one."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
-        return None  # told by the process that runs it
+        return None  # the process that runs the file will report the error
     names = []
     for node in tree.body:
-        if not isinstance(node, ast.ClassDef) or (wanted and node.name != wanted):
+        if not isinstance(node, ast.ClassDef) or (class_name and node.name != class_name):
             continue
         for line in node.body:
             targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
@@ -90,8 +94,10 @@ def _declared(path: Path, wanted: str) -> str | None:
 
 
 def credentials(token: str | None, identities: Iterable[Identity], before: Sequence[str] = ()) -> str:
-    """What a process of these identities is given in place of the mesh's root; a plain token as it is.
-    `before`: the roots that this one has replaced."""
+    """The credentials that a process of these identities gets in place of the mesh's root.
+
+    A plain token is returned unchanged. `before` has the roots that this root has replaced.
+    """
     if token is None or not is_root(token):
         return token or ""
     from bus.security.credentials import issue
@@ -100,11 +106,13 @@ def credentials(token: str | None, identities: Iterable[Identity], before: Seque
 
 
 def own(token: str | None, identities: Sequence[Identity]) -> str | None:
-    """What a process of these identities shows, of what it was given: a root and a key to join are narrowed,
-    its own credentials and a plain token stay.
+    """The credentials with which a process of these identities connects, derived from the token that it got.
+
+    A root and a credential for joining are narrowed to these identities. The process's own credentials and a
+    plain token are returned unchanged.
 
     Raises:
-        BadInput: it was given somebody else's credential.
+        BadInput: The token is the credential of another process.
     """
     if token is None or not (is_root(token) or is_credential(token)) or len(token.split()) > 1:
         return token
@@ -112,16 +120,16 @@ def own(token: str | None, identities: Sequence[Identity]) -> str | None:
         return credentials(token, identities)
     from bus.security.credentials import Credential, delegate, may_hand_on
 
-    given = Credential.parse(token).identity
-    made = [
-        token if given.name == one.name else delegate(token, one)
-        for one in identities
-        if given.name == one.name or may_hand_on(given, one)
+    holder = Credential.parse(token).identity
+    texts = [
+        token if holder.name == identity.name else delegate(token, identity)
+        for identity in identities
+        if holder.name == identity.name or may_hand_on(holder, identity)
     ]
-    if len(made) < len(identities):
-        wanted = ", ".join(one.name for one in identities)
+    if len(texts) < len(identities):
+        names = ", ".join(identity.name for identity in identities)
         raise BadInput(
-            f"the credential for the bus is that of {given.kind} {given.name}, and this is {wanted}: "
+            f"the credential for the bus is that of {holder.kind} {holder.name}, and this is {names}: "
             "make one with `dmsc credential`"
         )
-    return " ".join(one or "" for one in made)
+    return " ".join(text or "" for text in texts)

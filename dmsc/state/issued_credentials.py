@@ -1,4 +1,4 @@
-"""The credentials that were made by hand from a state folder, and taking them back."""
+"""The list of credentials that were made by hand from a state folder, and their revocation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from schemas.errors import BadInput
 
 FILE = "credentials.jsonl"
 OWNER = "owner"
-"""As whom a mesh's owner is on the audit stream."""
+"""The name of a mesh's owner on the audit stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedCredential:
-    """What is kept of a credential: everything but the credential. Times are seconds since the epoch."""
+    """The record of a credential, without the credential itself. Times are seconds since the epoch."""
 
     id: str
     name: str
@@ -38,52 +38,54 @@ class IssuedCredential:
 
 
 class Issued:
-    """The file in a state folder: a line for each."""
+    """The file in a state folder that lists issued credentials; its last line about a credential counts."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
 
     def all(self) -> list[IssuedCredential]:
-        """Oldest first. Raises `BadInput` where the file is damaged."""
+        """All credentials, oldest first. Raises `BadInput` if the file is damaged."""
         if not self._path.exists():
             return []
-        found: dict[str, IssuedCredential] = {}
+        entries: dict[str, IssuedCredential] = {}
         for number, line in enumerate(text_of(self._path).splitlines(), start=1):
             try:
                 entry = IssuedCredential(**json.loads(line))
             except (ValueError, TypeError):
                 raise BadInput(f"{self._path}:{number} is damaged: remove the line") from None
-            found[entry.id] = entry  # the last word counts
-        return list(found.values())
+            entries[entry.id] = entry
+        return list(entries.values())
 
     def add(self, made: Credential, now: float) -> None:
-        who = made.identity
-        self._write(IssuedCredential(made.id, who.name, str(who.kind), now, float(made.expires_at)))
+        """Record a new credential."""
+        identity = made.identity
+        self._write(IssuedCredential(made.id, identity.name, str(identity.kind), now, float(made.expires_at)))
 
     def ids_of(self, which: str) -> list[str]:
-        """The ids that somebody means by an id or a name. An id need not be of a credential made here.
+        """The ids of the credentials that an id or a name means. An id may be of one that was not made here.
 
         Raises:
-            BadInput: neither.
+            BadInput: It is neither an id nor the name of a credential.
         """
-        found = [one.id for one in self.all() if which in (one.id, one.name)]
-        if not found and re.fullmatch(rf"[0-9a-f]{{{ID_DIGITS}}}", which):
-            found = [which]
-        if not found:
+        ids = [entry.id for entry in self.all() if which in (entry.id, entry.name)]
+        if not ids and re.fullmatch(rf"[0-9a-f]{{{ID_DIGITS}}}", which):
+            ids = [which]
+        if not ids:
             raise BadInput(f"no credential {which!r} was made here; see `dmsc credential list`")
-        return found
+        return ids
 
     def end(self, until: float, now: float) -> list[IssuedCredential]:
-        """The root that has signed them counts until then; returns those that were good."""
-        good = [one for one in self.all() if one.state(now) == "good"]
-        for one in good:
-            self._write(replace(one, expires_at=min(one.expires_at, until)))
+        """Record that all credentials expire at `until`, because their root does; return the good ones."""
+        good = [entry for entry in self.all() if entry.state(now) == "good"]
+        for entry in good:
+            self._write(replace(entry, expires_at=min(entry.expires_at, until)))
         return good
 
     def revoked(self, id: str, now: float) -> None:
-        for one in self.all():
-            if one.id == id:
-                self._write(replace(one, revoked_at=now))
+        """Record that a credential was revoked."""
+        for entry in self.all():
+            if entry.id == id:
+                self._write(replace(entry, revoked_at=now))
 
     def _write(self, entry: IssuedCredential) -> None:
         if not self._path.exists():
@@ -95,10 +97,10 @@ class Issued:
 async def revoke(
     servers: Sequence[str], root: str, ids: Sequence[str], issued: Issued, reason: str = ""
 ) -> None:
-    """Takes credentials back; the guards hear of it within a moment, and end the connections.
+    """Revoke credentials. The auth callouts learn of it within a moment and end their connections.
 
     Raises:
-        DmscError: the bus is away, or the audit stream can't be written: nothing was revoked.
+        DmscError: The bus is unreachable, or the audit stream can't be written; nothing was revoked.
     """
     from bus import subjects
     from bus.connection import Bus
@@ -106,20 +108,20 @@ async def revoke(
     from schemas.access import Revocation
     from schemas.envelope import EntityKind
 
-    known = {one.id: one for one in issued.all()}
+    records = {entry.id: entry for entry in issued.all()}
     async with Bus.connect(servers, name=OWNER, kind=EntityKind.AUTHORIZER, token=root) as bus:
         audit = AuditTrail(bus, OWNER)
         for id in ids:
-            whose = known[id].name if id in known else "unknown"
+            holder = records[id].name if id in records else "unknown"
             now = time.time()
             await audit.act(
                 "users",
                 user=OWNER,
                 action="credential.revoke",
-                resource=f"{id} of {whose}",
+                resource=f"{id} of {holder}",
                 reason=reason or "revoked",
             )
-            ttl_s = max(known[id].expires_at - now, 60.0) if id in known else None
-            told = Revocation(kind="credential", id=id, user=whose, at=now, by=OWNER, reason=reason)
-            await bus.bucket(subjects.REVOCATION).put(told, ttl_s=ttl_s, kind="credential", id=id)
+            ttl_s = max(records[id].expires_at - now, 60.0) if id in records else None
+            revocation = Revocation(kind="credential", id=id, user=holder, at=now, by=OWNER, reason=reason)
+            await bus.bucket(subjects.REVOCATION).put(revocation, ttl_s=ttl_s, kind="credential", id=id)
             issued.revoked(id, now)

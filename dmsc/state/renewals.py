@@ -1,7 +1,7 @@
-"""New credentials for a mesh's own processes, while they run: a file for each in the state folder.
+"""New credentials for a mesh's running processes: each process has a file in the state folder.
 
-The supervisor writes, the process looks when it dials (`bus.security.renewal`); a node agent looks all the
-time, gives its instances new ones, and says so beside the file.
+The supervisor writes the file, and the process reads it whenever it connects (`bus.security.renewal`). A node
+agent polls its file, gives its instances new credentials, and then writes a confirmation beside the file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ TAKEN = ".taken"
 
 
 def place_of(folder: StateFolder, child: str) -> Path:
+    """The file of a child's new credential."""
     return folder.path / FOLDER / child
 
 
 def give(folder: StateFolder, child: str, text: str) -> None:
-    """What a child shows from its next dial on."""
+    """Write the credential with which a child connects from now on."""
     path = place_of(folder, child)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.parent.chmod(0o700)
@@ -33,13 +34,16 @@ def give(folder: StateFolder, child: str, text: str) -> None:
 
 
 def forget(folder: StateFolder, child: str) -> None:
-    """A child that starts is given the present credential: what is left of an earlier mesh counts no more."""
+    """Remove a child's files from an earlier mesh; a starting child gets the current credential directly."""
     place_of(folder, child).unlink(missing_ok=True)
     place_of(folder, child + TAKEN).unlink(missing_ok=True)
 
 
 def has_taken(folder: StateFolder, child: str, text: str) -> bool:
-    """Whether a node agent has this one, and its instances what follows from it; or was started with it."""
+    """Whether a node agent has this credential and has given its instances new ones.
+
+    An agent without a file was started with this credential.
+    """
     if not place_of(folder, child).exists():
         return True
     try:
@@ -49,10 +53,10 @@ def has_taken(folder: StateFolder, child: str, text: str) -> bool:
 
 
 def follow_renewals(token: str | None, whom: Sequence[Identity], credential: Path | None = None) -> None:
-    """From here on this process shows what `$DMSC_RENEWAL`, or the file `credential`, says."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        path = Path(given)
+    """Let this process use new credentials from the file `$DMSC_RENEWAL`, else from the file `credential`."""
+    place = os.environ.get(VARIABLE)
+    if place:
+        path = Path(place)
         renewal.follow(token, path, told=path.with_name(path.name + TAKEN))
     elif credential is not None:
         renewal.follow(token, credential, make=lambda text: identities.own(text, whom))

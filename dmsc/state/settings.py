@@ -1,9 +1,9 @@
-"""Where the mesh is: argument, then environment, then the state folder. Parsed here, once.
+"""Finds the mesh that a command means: from arguments, then the environment, then the state folder.
 
-DMSC_GATEWAY, DMSC_TOKEN     the outer door (HTTP) and the user's token
+DMSC_GATEWAY, DMSC_TOKEN     a gateway's HTTP API and the user's token
 DMSC_BUS, DMSC_BUS_TOKEN     the bus (NATS) and its token
 DMSC_STATE                   the state folder of a mesh on this machine
-DMSC_CA_FILE                 the CA by which a mesh with TLS is known (`bus.nats.tls_trust`)
+DMSC_CA_FILE                 the CA that signs the certificates of a mesh with TLS (`bus.nats.tls_trust`)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dmsc.state.state_folder import MeshFile, StateFolder, default_state
 
 @dataclass(frozen=True, kw_only=True)
 class BusAddress:
-    """The bus's servers and the token that it asks for."""
+    """The bus's servers and the token with which to connect."""
 
     servers: tuple[str, ...]
     token: str | None = None
@@ -35,18 +35,21 @@ class GatewayAddress:
 def find_bus(
     servers: str | Sequence[str] | None = None, token: str | None = None, state: Path | None = None
 ) -> BusAddress:
-    """The bus to talk to; where nothing else is given, with the user's own token, by whose role the bus goes.
+    """The bus to connect to, and the token to use.
 
-    Raises `BusUnreachable` if nothing says where it is.
+    If no bus token is found, the user's own token is used, and the bus permits what the user's role may.
+
+    Raises:
+        BusUnreachable: No address is known.
     """
     from schemas.errors import BusUnreachable
 
     folder = StateFolder(state or default_state())
     named = _split(servers) or (() if state else _split(os.environ.get("DMSC_BUS")))
     if named:
-        ours = folder.bus_token() if _own(named, folder) else None
-        shown = token or os.environ.get("DMSC_BUS_TOKEN") or ours or os.environ.get("DMSC_TOKEN")
-        return BusAddress(servers=named, token=shown or None)
+        own_token = folder.bus_token() if _own(named, folder) else None
+        chosen = token or os.environ.get("DMSC_BUS_TOKEN") or own_token or os.environ.get("DMSC_TOKEN")
+        return BusAddress(servers=named, token=chosen or None)
     mesh = _mesh_of(folder)
     if mesh is None:
         raise BusUnreachable(
@@ -62,14 +65,14 @@ def find_bus(
 def find_gateway(
     url: str | Sequence[str] | None = None, token: str | None = None, state: Path | None = None
 ) -> GatewayAddress:
-    """The gateways to talk to. Raises `Unavailable` if nothing says where one is."""
+    """The gateways to connect to, and the user's token. Raises `Unavailable` if no address is known."""
     from schemas.errors import Unavailable
 
     folder = StateFolder(state or default_state())
     named = _split(url) or (() if state else _split(os.environ.get("DMSC_GATEWAY")))
     if named:
-        ours = folder.token() if _own(named, folder) else None
-        return GatewayAddress(urls=named, token=token or os.environ.get("DMSC_TOKEN") or ours)
+        own_token = folder.token() if _own(named, folder) else None
+        return GatewayAddress(urls=named, token=token or os.environ.get("DMSC_TOKEN") or own_token)
     mesh = _mesh_of(folder)
     if mesh is None or not mesh.gateways:
         raise Unavailable(
@@ -81,7 +84,7 @@ def find_gateway(
 
 
 def read_token(path: Path) -> str:
-    """The credential in a file. Raises `BadInput` where there is none."""
+    """Read the credential in a file. Raises `BadInput` if there is none."""
     from schemas.errors import BadInput
 
     try:
@@ -94,9 +97,9 @@ def read_token(path: Path) -> str:
 
 
 def _mesh_of(folder: StateFolder) -> MeshFile | None:
-    """The mesh that runs there. Raises `BadInput` where it is a host of several."""
+    """The mesh that runs on a folder, None if there is none. Raises `BadInput` if it is a host of tenants."""
     mesh = folder.mesh()
-    _believe(folder)
+    _trust_own_ca(folder)
     if mesh is not None and mesh.tenants:
         from schemas.errors import BadInput
 
@@ -105,8 +108,8 @@ def _mesh_of(folder: StateFolder) -> MeshFile | None:
     return mesh
 
 
-def _believe(folder: StateFolder) -> None:
-    """Where nothing else is said (DMSC_CA_FILE), a mesh of this machine is known by its own CA."""
+def _trust_own_ca(folder: StateFolder) -> None:
+    """Trust the folder's own CA, if there is one and DMSC_CA_FILE names no other."""
     ca = folder.path / "tls" / "ca.pem"
     if ca.exists():
         from bus.nats.tls_trust import believe
@@ -115,7 +118,7 @@ def _believe(folder: StateFolder) -> None:
 
 
 def _own(named: tuple[str, ...], folder: StateFolder) -> bool:
-    """Whether these addresses are the folder's own mesh; its secrets are sent nowhere else."""
+    """Whether these addresses belong to the folder's own mesh. Its secrets are sent to no other address."""
     mesh = folder.mesh()
     if mesh is None:
         return False

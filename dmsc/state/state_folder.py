@@ -1,21 +1,22 @@
-"""The state folder of a mesh on this machine: who runs it, where it listens, its tokens.
+"""The state folder of a mesh on this machine: which process runs the mesh, where it listens, its secrets.
 
-lock         held (flock) by the supervisor; contains its process id
-version      the format of this folder; one without it is of before there were versions (ADR-0041)
-mesh.json    bus servers, gateway URLs, process id, times; present while the mesh runs
+lock         locked (flock) by the supervisor; contains its process id
+version      the format of this folder; a folder without this file predates versions (ADR-0041)
+mesh.json    bus servers, gateway URLs, process id, times; exists while the mesh runs
 token        the administrator's token for the gateways (mode 0600)
-bus_token    the root of the bus's credentials (mode 0600): who has it may be anybody there. An older folder's
-             plain token stays one: such a mesh knows no identities
-bus_token_before  the roots that `dmsc credential rotate` has replaced, the last first (mode 0600)
-guard.json   the authorizer's keys, with which it guards the bus, and which roots count (mode 0600)
-roots.json   of a tenant: which roots count
-renewals/    new credentials for the mesh's own processes, while they run (mode 0600)
+bus_token    the root of the bus's credentials (mode 0600); whoever has it can act as anyone on the bus. An
+older
+             folder has a plain token instead, and its mesh knows no identities
+bus_token_before  the roots that `dmsc credential rotate` has replaced, newest first (mode 0600)
+guard.json   the keys of the authorizer's auth callout, and the roots that are valid (mode 0600)
+roots.json   of a tenant: the roots that are valid
+renewals/    new credentials for the mesh's running processes (mode 0600)
 tokens.yaml  users, roles and the SHA-256 of their tokens; add your own users here
-user_key     signs the tokens of `dmsc user` (mode 0600); the authorizer's alone
-audit/       the audit's records off the bus, and their signed head: a folder for each authorizer
+user_key     signs the tokens of `dmsc user` (mode 0600); only the authorizer uses it
+audit/       the audit records off the bus and their signed head: one folder for each authorizer
 tls/         the CA and certificates of `dmsc up --tls` (keys: mode 0600)
-bus          of a tenant (ADR-0028): its host's servers, one a line. Such a mesh starts none, and guards none
-tenants/     of a host: the state folder of each tenant's mesh
+bus          of a tenant (ADR-0028): its host's servers, one per line; such a mesh starts and guards no
+servers tenants/     of a host: the state folder of each tenant's mesh
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
 """
 
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
     from schemas.errors import BadInput
 
 _OTHERS = ("jetstream", "stores", "tenants")
-"""Folders of others in it: the server's, instances' and tenants', who look themselves."""
+"""Subfolders that the server, instances and tenants check themselves."""
 DEFAULT_STATE = ".dmsc"
 FORMAT = 1
-"""Of a state folder. What is written changes so that older software would spoil it: one more (ADR-0041)."""
+"""The format of state folders. It is raised when older software would damage what is written (ADR-0041)."""
 _LOCK_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Of a link or a pipe that somebody has put there: an error, at once."""
+"""With these flags, opening a link or a pipe that somebody has put there fails at once."""
 
 
 def default_state() -> Path:
@@ -57,7 +58,7 @@ def default_state() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshFile:
-    """What `mesh.json` says about a running mesh. Times are seconds since the epoch."""
+    """The content of `mesh.json`, which describes a running mesh. Times are seconds since the epoch."""
 
     servers: tuple[str, ...]
     gateways: dict[str, str] = field(default_factory=dict)
@@ -68,12 +69,12 @@ class MeshFile:
     children: dict[str, int] = field(default_factory=dict)  # process name → pid
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)  # process name → arguments of `dmsc`
     metrics: dict[str, str] = field(default_factory=dict)  # process name → URL for Prometheus
-    sandbox: str = ""  # what holds users' code, in one line
+    sandbox: str = ""  # how users' code is confined, in one line
     tenants: dict[str, str] = field(default_factory=dict)  # of a host: tenant → its state folder
 
 
 class StateFolder:
-    """Reads and writes one state folder. Creates it only when something is written."""
+    """Reads and writes one state folder. The folder is created only when something is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -95,7 +96,7 @@ class StateFolder:
         return self.path / "guard.json"
 
     def guard_keys(self) -> GuardKeys | None:
-        """The authorizer's keys; None where the bus has a plain token instead, or is a host's."""
+        """The keys of the auth callout; None if the bus has a plain token instead, or belongs to a host."""
         from bus.guard.guard_keys import GuardKeys
         from bus.security.identity import is_root
 
@@ -121,16 +122,16 @@ class StateFolder:
 
     # --- tenants -------------------------------------------------------------------------------------
     def tenant(self, name: str) -> StateFolder:
-        """Of a host: the state folder of a tenant."""
+        """The state folder of a tenant of this host."""
         return StateFolder(self.path / "tenants" / name)
 
     def tenants(self) -> tuple[str, ...]:
-        """Of a host: the tenants that it has had."""
+        """The names of all tenants that this host has had."""
         folder = self.path / "tenants"
-        return tuple(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else ()
+        return tuple(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ()
 
     def host_servers(self) -> tuple[str, ...]:
-        """Of a tenant: the servers of its host; empty for a mesh that has its own."""
+        """The servers of this tenant's host; empty for a mesh with its own servers."""
         try:
             return tuple((self.path / "bus").read_text(encoding="utf-8").split())
         except OSError:
@@ -142,13 +143,17 @@ class StateFolder:
     # --- who runs it ---------------------------------------------------------------------------------
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Own the folder until the block ends. Raises `BadInput` naming the owner if someone else does."""
+        """Lock the folder until the block ends.
+
+        Raises:
+            BadInput: Another process owns the folder (the text names it), or the folder can't be used.
+        """
         from schemas.errors import BadInput
 
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.path.stat().st_uid == os.geteuid():
-                self.path.chmod(0o700)  # nobody else puts a link where we open a lock
+                self.path.chmod(0o700)  # so that nobody else can put a link in place of the lock file
         except OSError as error:
             reason = error.strerror or str(error)
             raise BadInput(
@@ -170,13 +175,13 @@ class StateFolder:
             self.check_format()
             yield
         finally:
-            if self._is_lock(descriptor):  # else the folder was removed, and is someone else's by now
+            if self._is_lock(descriptor):  # else the folder was removed and may be another's
                 self.mesh_file.unlink(missing_ok=True)
                 self.lock_file.unlink(missing_ok=True)
             os.close(descriptor)
 
     def _refuse_pipes(self) -> None:
-        """Whoever opened one, of a mesh's own files, would wait for whoever has put it there."""
+        """Raise an error if a file of the mesh is a pipe: opening it would wait for its creator."""
         from bus.files.plain_files import no_plain_file
 
         for folder, below, files in os.walk(self.path):
@@ -189,7 +194,7 @@ class StateFolder:
                         raise no_plain_file(path)
 
     def check_format(self) -> None:
-        """Raises `BadInput` where newer software has written this folder, or its stamp says no format."""
+        """Raise `BadInput` if newer software has written this folder, or the file `version` has no number."""
         from schemas.errors import BadInput
 
         stamp = self.path / "version"
@@ -208,26 +213,26 @@ class StateFolder:
             )
 
     def _stamp(self) -> None:
-        """Before anything else is written, so that nothing is there without its format.
+        """Write the format before anything else is written, so that no folder lacks it.
 
         Raises:
-            BadInput: see `check_format`.
+            BadInput: See `check_format`.
         """
         self.check_format()
         if _read_secret(self.path / "version") is None:
             write_private(self.path / "version", f"{FORMAT}\n", mode=0o644)
 
     def _is_lock(self, descriptor: int) -> bool:
-        """Whether the lock's name still stands for the file that this descriptor has open."""
+        """Whether the lock's path is still the file that this descriptor has open."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.lstat(self.lock_file))
         except FileNotFoundError:
             return False
 
     def _lock(self) -> int | None:
-        """A descriptor that holds the lock, or None if another process does.
+        """Return a descriptor that holds the lock, or None if another process holds it.
 
-        The file is removed by its last owner, so what we locked may no longer be what the name says.
+        The last owner removes the file, so the locked file may no longer be the one at this path.
         """
         while True:
             descriptor = os.open(self.lock_file, _LOCK_FLAGS | os.O_CREAT, 0o600)
@@ -252,7 +257,7 @@ class StateFolder:
         )
 
     def owner(self) -> int | None:
-        """The process id of the supervisor that holds this folder now; None if nobody does."""
+        """The process id of the supervisor that holds this folder now; None if there is none."""
         try:
             descriptor = os.open(self.lock_file, _LOCK_FLAGS)
         except OSError:
@@ -268,7 +273,7 @@ class StateFolder:
 
     # --- what it says -------------------------------------------------------------------------------
     def mesh(self) -> MeshFile | None:
-        """The running mesh's own account; None if there is none, or a dead one left it behind."""
+        """The description of the running mesh; None if no mesh runs, even if a dead one left its file."""
         from bus.files.plain_files import text_of
 
         try:
@@ -288,16 +293,16 @@ class StateFolder:
         return _read_secret(self.path / "bus_token")
 
     def roots_before(self) -> tuple[str, ...]:
-        """The roots that `rotate` has replaced: what was sealed under them is opened, and sealed anew."""
+        """The roots that `rotate` has replaced. Values sealed with them are opened and sealed anew."""
         return tuple((_read_secret(self.path / "bus_token_before") or "").split())
 
     @property
     def roots_file(self) -> Path:
-        """Says which roots count; the guard looks there."""
+        """The file with the valid roots, which the auth callout reads."""
         return self.path / "roots.json" if self.host_servers() else self.guard_file
 
     def roots(self) -> TrustRoots:
-        """Raises `BadInput` where the file is missing or damaged."""
+        """The valid roots. Raises `BadInput` if the file is missing or damaged."""
         from bus.guard.guard_keys import GuardKeys
         from bus.security.trust_roots import TrustRoots
 
@@ -306,7 +311,10 @@ class StateFolder:
         return GuardKeys.read(self.guard_file).roots
 
     def write_roots(self, roots: TrustRoots, *, fresh_keys: bool = False) -> None:
-        """`fresh_keys`: the guard gets new keys, too, which the server knows after a restart."""
+        """Write the valid roots.
+
+        With `fresh_keys`, the auth callout also gets new keys, which the server knows after its next start.
+        """
         from bus.guard.guard_keys import GuardKeys
 
         if self.host_servers():
@@ -318,17 +326,18 @@ class StateFolder:
     def write_root(
         self, root: str, before: Sequence[str], roots: TrustRoots, *, fresh_keys: bool = False
     ) -> None:
-        """A new root in place of the one that is there.
+        """Replace the root.
 
-        Killed between two of the writes it leaves a folder that opens, with the old root or the new one:
-        `write_tokens` and who follows the rotation make the rest agree with `bus_token`.
+        If the process is killed between two of the writes, the folder is still usable, with the old or the
+        new
+        root: `write_tokens` and the rotation's follow-up make the other files agree with `bus_token`.
         """
         write_private(self.path / "bus_token_before", "\n".join(before) + "\n")
         self.write_roots(roots, fresh_keys=fresh_keys)
-        write_private(self.path / "bus_token", root + "\n")  # from here on it is the new one
+        write_private(self.path / "bus_token", root + "\n")  # from here on the new root is valid
 
     def write_tokens(self) -> None:
-        """Make the tokens, the users' file and the keys if they are missing; what is there stays."""
+        """Make the tokens, the users' file and the keys that are missing; existing ones are kept."""
         from bus.guard.guard_keys import GuardKeys
         from bus.security.credentials import new_root
         from bus.security.identity import is_root
@@ -346,32 +355,35 @@ class StateFolder:
             self.mend_roots(root, fresh_keys=True)
         token = self.token() or ""
         digest = hashlib.sha256(token.encode()).hexdigest()
-        known = self.tokens_file.read_text() if self.tokens_file.exists() else ""
-        if digest in known:
+        users = self.tokens_file.read_text() if self.tokens_file.exists() else ""
+        if digest in users:
             return
         entry = f"  - {{name: admin, role: admin, token_sha256: {digest}}}\n"
-        if known.strip() and known.rstrip().splitlines()[0].startswith("users:"):
-            kept = "".join(line for line in known.splitlines(keepends=True) if "{name: admin," not in line)
-            write_private(self.tokens_file, kept.rstrip("\n") + "\n" + entry)
+        if users.strip() and users.rstrip().splitlines()[0].startswith("users:"):
+            others = "".join(line for line in users.splitlines(keepends=True) if "{name: admin," not in line)
+            write_private(self.tokens_file, others.rstrip("\n") + "\n" + entry)
         else:
             write_private(self.tokens_file, "users:\n" + entry)
 
     def mend_roots(self, root: str, *, fresh_keys: bool = False) -> None:
-        """The file of roots agrees with `bus_token` again: somebody has removed that, or a rotation was cut
-        short between the two."""
+        """Make the file of roots agree with `bus_token` again.
+
+        They differ if somebody has removed `bus_token`, or if a rotation was interrupted between the two
+        writes.
+        """
         from bus.security.credentials import root_public
         from bus.security.trust_roots import TrustRoots
 
         if not self.roots_file.exists():
             self.write_roots(TrustRoots(root=root_public(root)))
             return
-        known = self.roots()
-        mended = known.of(root, self.roots_before(), time.time())
-        if mended != known:
+        roots = self.roots()
+        mended = roots.of(root, self.roots_before(), time.time())
+        if mended != roots:
             self.write_roots(mended, fresh_keys=fresh_keys)
 
     def write_host_keys(self) -> GuardKeys:
-        """Of a host: the guard's keys, made if they are missing. A host has no root of its own."""
+        """The keys of a host's auth callout, which are made if they are missing. A host has no root."""
         from bus.guard.guard_keys import GuardKeys
 
         self._stamp()
@@ -381,7 +393,7 @@ class StateFolder:
 
 
 def _write_new_key(path: Path) -> None:
-    """The seed of an Ed25519 key (`entities.authorizer.access.user_tokens`), unless there is one."""
+    """Write the seed of an Ed25519 key (`entities.authorizer.access.user_tokens`) if there is none."""
     if _read_secret(path) is None:
         write_private(path, secrets.token_hex(32) + "\n")
 
@@ -396,7 +408,7 @@ def _read_secret(path: Path) -> str | None:
 
 
 def write_private(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace `path` in one go; nobody ever sees half of it, nor a secret with wider permissions."""
+    """Replace a file atomically: no process sees half of it, nor a secret with wider permissions."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)  # a process of this number before us has left it, or somebody has put it
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -407,7 +419,7 @@ def write_private(path: Path, text: str, mode: int = 0o600) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether this process has the lock for the length of the block; `BadInput` at a link or a pipe."""
+    """Try to lock a file for the block; yield whether that worked. Raises `BadInput` at a link or a pipe."""
     from bus.files.plain_files import plain
 
     descriptor = plain(path, os.O_RDWR | os.O_CREAT)

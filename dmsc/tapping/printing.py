@@ -1,4 +1,4 @@
-"""How `dmsc tap` prints: lines, coloured on a terminal, JSON, or bytes."""
+"""Prints what `dmsc tap` shows: lines (coloured on a terminal), JSON, or bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _colours = {"request": "cyan", "reply": "green", "stream": "magenta", "key-value
 
 
 class Printer:
-    """On standard output, each line at once."""
+    """Prints to standard output; each line is flushed at once."""
 
     def __init__(self, *, raw: bool = False, json: bool = False, ids: bool = False) -> None:
         self._raw, self._json, self._ids = raw, json, ids
@@ -44,7 +44,7 @@ class Printer:
         print(json.dumps(asdict(hop)) if self._json else str(hop), flush=True)
 
     def node(self, tree: CausalTree, node: TreeNode) -> None:
-        """A message as it joins the tree."""
+        """Print a message that has just joined the tree."""
         if self._json:
             self._node_as_json(node)
         else:
@@ -63,8 +63,8 @@ class Printer:
     def _node_as_json(self, node: TreeNode) -> None:
         if node.tapped is None:
             return
-        found = {"depth": node.depth, "parent": None if node.parent is None else node.parent.id}
-        print(json.dumps(found | json.loads(as_json(node.tapped))), flush=True)
+        place = {"depth": node.depth, "parent": None if node.parent is None else node.parent.id}
+        print(json.dumps(place | json.loads(as_json(node.tapped))), flush=True)
 
     def _id_of(self, tapped: TappedMessage) -> str:
         if not self._ids or tapped.envelope is None:
@@ -74,5 +74,5 @@ class Printer:
 
 
 def note(text: str) -> None:
-    """On standard error: about the tap, not of it."""
+    """Print a remark about the tap itself to standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A tap of somebody with a role: whose token counts, and what a gateway says that it lets them see."""
+"""A user's role for a tap: which token is used, and what a gateway permits its user to see."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from schemas.door import TapScope
 from schemas.errors import Unavailable
 
 PATIENCE_S = 3.0
-"""How long a gateway is looked for; a tap is wanted most when something is down."""
+"""Seconds to look for a gateway; short, because a tap is needed most when something is down."""
 
 
 def given_token(token: str | None) -> str | None:
-    """The user's own token. That of a state folder does not count: who reads it reads the bus's as well."""
+    """The user's own token, from the option or the environment.
+
+    The token in a state folder is ignored: whoever can read it can also read the bus's root there.
+    """
     return token or os.environ.get("DMSC_TOKEN") or None
 
 
 async def ask(gateway: str | None, token: str, state: Path | None) -> TapScope:
-    """What the bearer may tap, from a gateway.
+    """Ask a gateway what the token's user may tap.
 
     Raises:
-        Refused: nothing, or nobody's token.
-        Unavailable: no gateway answers; without one there is no role.
+        Refused: The user may tap nothing, or the token is invalid.
+        Unavailable: No gateway answers, so the role is unknown.
     """
     from dmsc.client.async_client import AsyncClient
 

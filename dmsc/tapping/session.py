@@ -1,4 +1,4 @@
-"""What `dmsc tap` does: listen to a bus, or read a file; show, record, follow."""
+"""The kinds of taps of `dmsc tap`: listen to a bus or read a file, and show, record or follow messages."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from schemas.errors import BadInput, NotFound, Refused
 
 RATES_EVERY_S = 1.0
 EVERYTHING = (">", "$KV.>")
-"""What a tree of causes may reach into, besides answers."""
+"""The subjects of a tree of causes, beside replies."""
 
 May = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TapRequest:
-    """What was asked for, as typed.
+    """The options of a tap, as typed.
 
     Raises:
-        BadInput: options that exclude each other.
+        BadInput: Two options exclude each other.
     """
 
     patterns: tuple[str, ...] = (">",)
@@ -53,18 +53,21 @@ class TapRequest:
 
     def __post_init__(self) -> None:
         modes = {"--rate": self.rate, "--microbatch": self.microbatch, "--follow": self.follow}
-        given = [name for name, value in modes.items() if value]
-        if len(given) > 1:
-            raise BadInput(f"{given[0]} and {given[1]} exclude each other: give one of them")
+        chosen = [name for name, value in modes.items() if value]
+        if len(chosen) > 1:
+            raise BadInput(f"{chosen[0]} and {chosen[1]} exclude each other: give one of them")
         if self.past and not self.follow:
             raise BadInput("--past goes with --follow ID")
-        if given and self.sample is not None:
-            raise BadInput(f"--sample does not go with {given[0]}, which needs every message")
-        if given and self.record is not None:
-            raise BadInput(f"--record does not go with {given[0]}: record, then --read FILE {given[0]} …")
+        if chosen and self.sample is not None:
+            raise BadInput(f"--sample does not go with {chosen[0]}, which needs every message")
+        if chosen and self.record is not None:
+            raise BadInput(f"--record does not go with {chosen[0]}: record, then --read FILE {chosen[0]} …")
 
     def typed(self) -> tuple[str, ...]:
-        """Patterns of which it is said what a role does not see; a microbatch's are for everybody."""
+        """The patterns for which the user is told what their role does not see.
+
+        There are none for a microbatch, whose subjects every role may see.
+        """
         if self.microbatch is not None:
             return ()
         return self.patterns if self.follow is None else EVERYTHING
@@ -81,7 +84,7 @@ class TapRequest:
 
 @dataclass(frozen=True, slots=True)
 class TapRole:
-    """Where a role is known: a gateway and the user's own token."""
+    """Where to ask for a user's role: a gateway, with the user's own token."""
 
     gateway: str | None = None
     token: str | None = None
@@ -89,22 +92,22 @@ class TapRole:
 
 
 # --- a file ------------------------------------------------------------------------------------------------
-def read(path: Path, wanted: TapRequest, printer: Printer) -> None:
+def read(path: Path, request: TapRequest, printer: Printer) -> None:
     """Show a recorded file.
 
     Raises:
-        DamagedRun: after all that is whole was shown.
-        NotFound: it has nothing of what `--follow` asks for.
+        DamagedRun: The file is damaged; its undamaged part was shown before.
+        NotFound: The file has no message of the tree that `--follow` names.
     """
-    if wanted.rate or wanted.past or wanted.record is not None:
+    if request.rate or request.past or request.record is not None:
         raise BadInput("--read does not go with --rate, --past, or --record")
-    lens = wanted.lens()
+    lens = request.lens()
     arrivals = (arrived for arrived in read_tap(path) if lens.covers(arrived.subject))
     items = (tapped for arrived in arrivals if (tapped := lens.look(arrived)) is not None)
-    if wanted.follow is not None:
-        _tree_of_file(wanted.follow, items, printer)
+    if request.follow is not None:
+        _tree_of_file(request.follow, items, printer)
         return
-    trail = None if wanted.microbatch is None else MicrobatchTrace(Microbatch.parse(wanted.microbatch))
+    trail = None if request.microbatch is None else MicrobatchTrace(Microbatch.parse(request.microbatch))
     shown = 0
     for tapped in items:
         if trail is None:
@@ -114,7 +117,7 @@ def read(path: Path, wanted: TapRequest, printer: Printer) -> None:
         else:
             continue
         shown += 1
-        if shown == wanted.count:
+        if shown == request.count:
             return
 
 
@@ -129,48 +132,53 @@ def _tree_of_file(root: str, items: Iterable[TappedMessage], printer: Printer) -
 
 
 # --- a bus -------------------------------------------------------------------------------------------------
-async def listen(address: BusAddress, wanted: TapRequest, printer: Printer, door: TapRole) -> None:
-    """Show what travels, until cancelled, `count` messages, or the end of what was asked for."""
-    scope = await _scope(wanted, door)
+async def listen(address: BusAddress, request: TapRequest, printer: Printer, role: TapRole) -> None:
+    """Show messages until the tap is cancelled, `count` is reached, or the microbatch is complete."""
+    scope = await _scope(request, role)
     may = None if scope is None else tap_scope.may(scope)
     if scope is not None:
-        wanted = replace(wanted, patterns=tap_scope.shown(scope, wanted.patterns))
+        request = replace(request, patterns=tap_scope.shown(scope, request.patterns))
     async with Bus.connect(address.servers, name="tap", kind=EntityKind.TAP, token=address.token) as bus:
-        if wanted.replies and may is not None and scope is not None and bus.link.broker is not None:
-            # a guarded bus shows nobody's inbox to this role
+        if request.replies and may is not None and scope is not None and bus.link.broker is not None:
+            # A guarded bus delivers no replies to this role.
             raise Refused(f"{scope.role} {scope.user} may not tap answers (--replies): ask an operator")
-        if wanted.follow is not None:
-            await _follow(bus, wanted, printer, scope, may)
-        elif wanted.microbatch is not None:
-            await _microbatch(bus, wanted, printer, may)
-        elif wanted.rate:
-            await _rates(bus, wanted, may)
+        if request.follow is not None:
+            await _follow(bus, request, printer, scope, may)
+        elif request.microbatch is not None:
+            await _microbatch(bus, request, printer, may)
+        elif request.rate:
+            await _rates(bus, request, may)
         else:
-            await _show(bus, wanted, printer, may)
+            await _show(bus, request, printer, may)
 
 
-async def _scope(wanted: TapRequest, door: TapRole) -> TapScope | None:
-    token = tap_role.given_token(door.token)
+async def _scope(request: TapRequest, role: TapRole) -> TapScope | None:
+    token = tap_role.given_token(role.token)
     if token is None:
         return None
-    scope = await tap_role.ask(door.gateway, token, door.state)
-    missing = tap_scope.left_out(scope, wanted.typed())
+    scope = await tap_role.ask(role.gateway, token, role.state)
+    missing = tap_scope.left_out(scope, request.typed())
     if missing:
         note(f"left out for {scope.role} {scope.user}: {', '.join(missing)}")
     return scope
 
 
-def _tap(bus: Bus, wanted: TapRequest, may: May | None) -> Tap:
+def _tap(bus: Bus, request: TapRequest, may: May | None) -> Tap:
     return Tap(
-        bus, wanted.patterns, filters=wanted.filters, replies=wanted.replies, sample=wanted.sample, may=may
+        bus,
+        request.patterns,
+        filters=request.filters,
+        replies=request.replies,
+        sample=request.sample,
+        may=may,
     )
 
 
-async def _show(bus: Bus, wanted: TapRequest, printer: Printer, may: May | None) -> None:
+async def _show(bus: Bus, request: TapRequest, printer: Printer, may: May | None) -> None:
     shown = 0
-    recording = nullcontext() if wanted.record is None else TapRecorder(wanted.record)
+    recording = nullcontext() if request.record is None else TapRecorder(request.record)
     async with AsyncExitStack() as stack:
-        tapping = await stack.enter_async_context(_tap(bus, wanted, may))
+        tapping = await stack.enter_async_context(_tap(bus, request, may))
         recorder = stack.enter_context(recording)
         if recorder is not None:
             await stack.enter_async_context(_closing_off(recorder))
@@ -181,7 +189,7 @@ async def _show(bus: Bus, wanted: TapRequest, printer: Printer, may: May | None)
                         recorder.add(tapped)
                     printer.message(tapped)
                     shown += 1
-                    if shown == wanted.count:
+                    if shown == request.count:
                         return
         finally:
             if tapping.dropped:
@@ -192,7 +200,7 @@ async def _show(bus: Bus, wanted: TapRequest, printer: Printer, may: May | None)
 
 @asynccontextmanager
 async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
-    """A tap that is killed loses its last second, not what waited to be compressed."""
+    """Write buffered messages out regularly, so that a killed tap loses only its last second."""
 
     async def work() -> None:
         while True:
@@ -207,73 +215,73 @@ async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
         await asyncio.gather(working, return_exceptions=True)
 
 
-async def _rates(bus: Bus, wanted: TapRequest, may: May | None) -> None:
-    async with _tap(bus, wanted, may) as tapping:
+async def _rates(bus: Bus, request: TapRequest, may: May | None) -> None:
+    async with _tap(bus, request, may) as tapping:
 
-        def tell() -> None:
+        def print_rates() -> None:
             lines = render_rates(tapping.rates(), seen=tapping.seen, dropped=tapping.dropped)
             print("\n".join(lines), flush=True)
 
-        async def again() -> None:
+        async def repeat() -> None:
             while True:
                 await asyncio.sleep(RATES_EVERY_S)
-                tell()
+                print_rates()
 
-        rating = asyncio.create_task(again())
+        task = asyncio.create_task(repeat())
         shown = 0
         try:
             async with aclosing(aiter(tapping)) as items:
                 async for _ in items:
                     shown += 1
-                    if shown == wanted.count:
+                    if shown == request.count:
                         return
         finally:
-            rating.cancel()
-            await asyncio.gather(rating, return_exceptions=True)
-            tell()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            print_rates()
 
 
-async def _microbatch(bus: Bus, wanted: TapRequest, printer: Printer, may: May | None) -> None:
-    """What is recorded of the microbatch; if that is not all, what still comes."""
-    assert wanted.microbatch is not None
-    microbatch = Microbatch.parse(wanted.microbatch)
+async def _microbatch(bus: Bus, request: TapRequest, printer: Printer, may: May | None) -> None:
+    """Show the microbatch's messages in the streams, then live ones until its trace is complete."""
+    assert request.microbatch is not None
+    microbatch = Microbatch.parse(request.microbatch)
     trail = MicrobatchTrace(microbatch)
     async with Tap(bus, microbatch.patterns(), may=may) as tapping:
         before = await recorded(bus, microbatch)
-        for hop in trail.add_all(before)[: wanted.count]:
-            printer.hop(hop)
-        known = {tapped.envelope.id for tapped in before if tapped.envelope is not None}
-        if trail.complete or (wanted.count is not None and len(trail.hops) >= wanted.count):
+        for past_hop in trail.add_all(before)[: request.count]:
+            printer.hop(past_hop)
+        shown_ids = {tapped.envelope.id for tapped in before if tapped.envelope is not None}
+        if trail.complete or (request.count is not None and len(trail.hops) >= request.count):
             return
         async with aclosing(aiter(tapping)) as items:
             async for tapped in items:
-                twice = tapped.envelope is not None and tapped.envelope.id in known
-                found = None if twice else trail.add(tapped)
-                if found is not None:
-                    printer.hop(found)
-                    if trail.complete or len(trail.hops) == wanted.count:
+                duplicate = tapped.envelope is not None and tapped.envelope.id in shown_ids
+                hop = None if duplicate else trail.add(tapped)
+                if hop is not None:
+                    printer.hop(hop)
+                    if trail.complete or len(trail.hops) == request.count:
                         return
 
 
 async def _follow(
-    bus: Bus, wanted: TapRequest, printer: Printer, scope: TapScope | None, may: May | None
+    bus: Bus, request: TapRequest, printer: Printer, scope: TapScope | None, may: May | None
 ) -> None:
-    """The tree as the streams have it; then each message that joins it, and at the end the whole again."""
-    assert wanted.follow is not None
-    tree = CausalTree(wanted.follow)
+    """Show the tree from the streams, then each message that joins it, and at the end the tree again."""
+    assert request.follow is not None
+    tree = CausalTree(request.follow)
     patterns: tuple[str, ...] = (*EVERYTHING, INBOXES)
-    if may is not None and scope is not None:  # answers are not for this role to hear
+    if may is not None and scope is not None:  # this role may not see replies
         patterns = tap_scope.shown(scope, EVERYTHING)
     async with Tap(bus, patterns, replies=may is None, may=may) as tapping:
-        async with aclosing(past(bus, wanted.lens(may))) as older:
+        async with aclosing(past(bus, request.lens(may))) as older:
             async for tapped in older:
                 tree.add(tapped, past=True)
         if len(tree):
             printer.tree(tree)
-        if wanted.past:
+        if request.past:
             _must_have(tree)
             return
-        if wanted.count is not None and len(tree) >= wanted.count:
+        if request.count is not None and len(tree) >= request.count:
             return
         note("listening: what joins the tree comes below, until Ctrl-C")
         before = len(tree)
@@ -282,7 +290,7 @@ async def _follow(
                 async for tapped in items:
                     for node in tree.add(tapped):
                         printer.node(tree, node)
-                    if wanted.count is not None and len(tree) >= wanted.count:
+                    if request.count is not None and len(tree) >= request.count:
                         return
         finally:
             if tapping.dropped:

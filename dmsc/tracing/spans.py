@@ -1,10 +1,11 @@
-"""A job's control path as spans, made of what its events say. Pure, and the same each time.
+"""Makes the spans of a job's control path from its events. Pure and deterministic.
 
-One trace for each job, by its correlation (`bus.wire.correlation.trace_id`): a caller's own trace where it
-gave one. Below the job's span stand its states (queued, analyse, deploy, train, recover, finish); below
-deploy the plan (segmentation and placement) and the start of the instances; below train each sampled step
-with the phases of its transaction. Faults, recoveries, checkpoints and alerts are events of the job's span.
-Ids are hashes of what a span is, so that two tracers, or one that was started again, tell the same.
+Each job has one trace, whose id follows from the job's correlation (`bus.wire.correlation.trace_id`); if the
+caller gave its own trace, the job belongs to that. The children of the job's span are its states (queued,
+analyse, deploy, train, recover, finish). Deploy contains the plan (segmentation and placement) and the start
+of the instances. Train contains each sampled step with the phases of its transaction. Faults, recoveries,
+checkpoints and alerts are events of the job's span. Ids are hashes of what a span is, so that two tracers, or
+one that was restarted, produce the same ids.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ NAMES = {
     JobState.FINISHING: "finish",
     JobState.PARKED: "parked",
 }
-"""Of the span of each state."""
+"""The name of each state's span."""
 TOLD = ("fault", "recovery", "checkpoint", "alert", "rebalancing", "policy", "skipped")
-"""Kinds of events that the job's span carries."""
+"""The kinds of job events that become events of the job's span."""
 EVENTS_KEPT = 128
-"""Of a job's span, as OpenTelemetry's own limit: the first ones."""
+"""How many events a job's span keeps, the first ones; the same as OpenTelemetry's own limit."""
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSpan:
-    """One span; times in seconds since the epoch. `events`: (time, name, text)."""
+    """One span. Times are seconds since the epoch; `events` are (time, name, text)."""
 
     name: str
     trace: str
@@ -52,11 +53,11 @@ class TraceSpan:
 
 @dataclass
 class JobTrace:
-    """Put a job's events in, in order; get each span out once it has ended.
+    """Takes a job's events in order, and returns each span when it has ended.
 
     Args:
-        record: the job, as it stood at any time.
-        every: of the steps every so many-th is told, and each that took more than one attempt.
+        record: The job's record of any time.
+        every: Only every so many-th step becomes a span, and each step that took more than one attempt.
     """
 
     record: JobRecord
@@ -76,7 +77,7 @@ class JobTrace:
         return self._id("job")
 
     def add(self, event: JobEvent) -> Iterator[TraceSpan]:
-        """The spans that end with this event, parents after their children."""
+        """Take an event; yield the spans that end with it, children before their parents."""
         if self._began is None:
             self._began = self.record.submitted_at
         if event.kind in TOLD and len(self._events) < EVENTS_KEPT:
@@ -88,7 +89,8 @@ class JobTrace:
                 yield from self._step(event.result, event.at)
         elif event.kind == "instances" and self._state is not None and self._state[0] is JobState.DEPLOYING:
             places: dict[str, Value] = {
-                f"dmsc.instance.{one.sid}": f"{one.cluster}/{one.node}" for one in event.instances or ()
+                f"dmsc.instance.{instance.sid}": f"{instance.cluster}/{instance.node}"
+                for instance in event.instances or ()
             }
             yield self._span("start", self._state_id(), self._state[1], event.at, places)
         elif event.kind == "state" and event.state is not None:
@@ -145,7 +147,10 @@ class JobTrace:
         self._pending_step = result, at
 
     def _committed(self, until: float) -> Iterator[TraceSpan]:
-        """The step that was decided last ends where the next begins: its members have applied it."""
+        """Yield the spans of the last decided step.
+
+        The step ends when the next one begins, because its members have applied it by then.
+        """
         if self._pending_step is None:
             return
         (result, at), self._pending_step = self._pending_step, None
@@ -169,7 +174,7 @@ class JobTrace:
             return at - result.step_s
         return at - (phases.begin_s + phases.claims_s + phases.prepare_s + phases.decide_s)
 
-    # --- what all have ------------------------------------------------------------------------------------
+    # --- all spans ----------------------------------------------------------------------------------------
     def _span(
         self, name: str, parent: str, start: float, end: float, attributes: Mapping[str, Value], id: str = ""
     ) -> TraceSpan:
@@ -178,9 +183,7 @@ class JobTrace:
             trace=self.trace,
             id=id or self._id(f"{parent} {name}"),
             parent=parent,
-            start=max(
-                0.0, min(start, end)
-            ),  # a clock that was set back may say that it took longer than all time
+            start=max(0.0, min(start, end)),  # a clock that was set back may give negative or reversed times
             end=max(0.0, end),
             attributes={**self._about(), **attributes},
         )
@@ -189,5 +192,5 @@ class JobTrace:
         return {"dmsc.job": self.record.job}
 
     def _id(self, what: str) -> str:
-        found = hashlib.blake2b(f"{self.record.job}\0{what}".encode(), digest_size=8).hexdigest()
-        return found if int(found, 16) else "1".zfill(16)
+        digest = hashlib.blake2b(f"{self.record.job}\0{what}".encode(), digest_size=8).hexdigest()
+        return digest if int(digest, 16) else "1".zfill(16)

@@ -1,9 +1,9 @@
-"""The tracer: follows the stream of jobs' events, and exports their spans with OpenTelemetry's own exporter.
+"""The tracer: follows the stream of job events, and exports their spans with OpenTelemetry's own exporter.
 
-A service beside the others, as a functional module is (`dmsc run tracer`): what it costs, it costs itself.
-The extra `otel` has what it needs; nothing else imports it. Where spans go is said by the standard variables
-(OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER,
-OTEL_BSP_…).
+It is a separate service, like a functional module (`dmsc run tracer`), so that it costs other services
+nothing. It needs the extra `otel`, which nothing else imports. OpenTelemetry's standard variables say where
+spans are sent (OTEL_EXPORTER_OTLP_ENDPOINT, …_HEADERS, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+OTEL_TRACES_SAMPLER, OTEL_BSP_…).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 log = get_logger("tracer")
 
 JOBS_KEPT = 1_024
-"""Traces that are open at a time; beyond it the oldest is given up."""
+"""The maximal number of open traces; if there are more, the oldest is dropped."""
 FLUSH_MS = 5_000
 RETRY_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracerConfig:
-    """`since`: spans that ended before are not told again, seconds since the epoch; None: its start."""
+    """The tracer's configuration."""
 
-    every_steps: int = 10  # of a job's steps every so many-th is told: a trace of a long run stays readable
-    since: float | None = None
+    every_steps: int = 10  # only every so many-th step becomes a span, so that long traces stay readable
+    since: float | None = None  # spans that ended before are not exported; epoch seconds; None: the start
 
 
 class Tracer:
-    """Follows all jobs of a mesh. `export` is called with each span as it ends."""
+    """Follows all jobs of a mesh, and calls `export` with each span when it ends."""
 
     def __init__(
         self, bus: Bus, export: Callable[[TraceSpan], None], config: TracerConfig | None = None
@@ -54,7 +54,7 @@ class Tracer:
         self._traces: dict[str, JobTrace | None] = {}
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Until cancelled. What has happened to running jobs so far is read first."""
+        """Run until cancelled. The past events of running jobs are read first."""
         since = time.time() if self._config.since is None else self._config.since
         async with aclosing(self._bus.history(subjects.JOB_EVENT, follow=True)) as events:
             if ready is not None:
@@ -73,7 +73,7 @@ class Tracer:
                     self._traces.pop(event.job, None)
 
     async def _trace(self, job: str) -> JobTrace | None:
-        """None: nothing is known of the job any more."""
+        """The trace of a job; None if the job's record does not exist any more."""
         if job not in self._traces:
             record = await self._record(job)
             while len(self._traces) >= JOBS_KEPT:
@@ -86,7 +86,7 @@ class Tracer:
             try:
                 entry = await self._bus.bucket(subjects.JOB_RECORD).get(job=job)
                 return None if entry is None else entry.message
-            except Unavailable:  # its events wait meanwhile: a job is not left out for a server's restart
+            except Unavailable:  # the server restarts; the job's events wait meanwhile
                 await asyncio.sleep(RETRY_S)
             except DmscError as error:
                 log.warning("job not traced", job=job, reason=error.text)
@@ -94,10 +94,10 @@ class Tracer:
 
 
 class SpanExport:
-    """Spans in OpenTelemetry's own form, batched and sent by its SDK.
+    """Converts spans to OpenTelemetry's form; its SDK batches and sends them.
 
     Raises:
-        BadInput: the extra `otel` is not installed.
+        BadInput: The extra `otel` is not installed.
     """
 
     def __init__(self, processor: SpanProcessor | None = None) -> None:
@@ -137,13 +137,13 @@ class SpanExport:
         )
 
     def close(self) -> None:
-        """Sends what waits, for at most five seconds."""
+        """Send the waiting spans, for at most five seconds, and shut down."""
         self._processor.force_flush(FLUSH_MS)
         self._processor.shutdown()
 
 
 class TracerService:
-    """The tracer as `dmsc run` knows services; its exporter ends with it."""
+    """The tracer as a service of `dmsc run`. Its exporter is closed when it ends."""
 
     def __init__(self, bus: Bus, export: SpanExport, config: TracerConfig | None = None) -> None:
         self._export = export
