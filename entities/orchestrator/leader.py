@@ -1,4 +1,4 @@
-"""What the leading orchestrator serves: registrations, submissions, the queue, each message to its job."""
+"""The leader_task orchestrator: serves registrations and submissions, and hands each message to its job."""
 
 from __future__ import annotations
 
@@ -69,41 +69,41 @@ from schemas.task_graph import ModelTopology
 log = get_logger("orchestrator")
 
 RETRY_S = 0.2
-"""Pause before the bus is asked again for what a new leader has to know."""
+"""Pause before a new leader asks the bus again for the state that it needs."""
 
 CONFIRM_S = 2.0
-"""How long a command that ends a job's work waits until it is known that this one leads."""
+"""How long a command that ends a job's work waits for the confirmation that this orchestrator leads."""
 
 _Result = TypeVar("_Result")
 
 
 class _Deposed(Exception):
-    """Ends everything of this term's task group."""
+    """Ends the task group of this term."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrchestratorConfig:
-    """Settings of the orchestrator. `sid` is the leader's; who waits is called by its incarnation as well.
+    """Settings of the orchestrator. `sid` is the leader's; a standby's SID contains its incarnation as well.
 
-    `ended_kept` bounds how many ended jobs stay in memory for listings; the bucket keeps all.
-    `submissions_kept` bounds how many submissions are remembered, so that a client's command that was
-    repeated through another gateway is the same job; clients give up after a minute.
+    `ended_kept` bounds how many ended jobs stay in memory for listings; the bucket keeps all of them.
+    `submissions_kept` bounds how many submissions are remembered: a command that a client repeats through
+    another gateway then yields the same job. Clients give up after a minute.
     """
 
     sid: str = "orchestrator"
     node: str = "mesh"
     ended_kept: int = 1000
     submissions_kept: int = 4096
-    peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: not told
+    peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: unknown
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
 
 
 class Leader:
-    """The orchestrator of one term: jobs run as tasks, each with its own state, all of it this term's.
+    """The orchestrator during one term. Each job runs as a task with its own state; none outlives the term.
 
-    `known`: the jobs of an earlier term of this process; one that the store has lost goes on from there.
+    `known`: the jobs of an earlier term of this process; a job whose record was lost goes on from it.
     """
 
     def __init__(
@@ -135,85 +135,91 @@ class Leader:
         self._guards = RecordGuards(bus, self._runs, self._ended)
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
-        self._known = known
+        self._former_records = known
         self._tasks: asyncio.TaskGroup | None = None
-        self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
+        self.refused: NewerRecord | None = None  # why it does not lead: newer records are never overwritten
         self._refusing = asyncio.Event()
 
     def records(self) -> dict[str, JobRecord]:
-        """The jobs that it knows, by id."""
+        """The records of all jobs that are known here, by id."""
         return {record.job: record for record in self._records()}
 
-    async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
-        """Leads until `keeping` ends, with who leads instead. `began` is called once all is served.
+    async def run(self, lease_task: asyncio.Task[str], on_serving: Callable[[], Awaitable[None]]) -> str:
+        """Leads until `lease_task` ends; returns why. Calls `on_serving` once all subjects are subscriptions.
 
-        Cancelled, it stops in order: running jobs keep their record, so that the next leader resumes
-        them. Deposed, it stops at once, and touches neither records nor instances: both are the
-        next leader's.
+        When cancelled, it stops in order: running jobs keep their record, so that the next leader resumes
+        them. When deposed, it stops at once and touches neither records nor instances: both belong to the
+        next leader.
         """
-        served: list[Subscription] = []
+        subscriptions: list[Subscription] = []
         deposed: str | None = None
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                leading = self._tasks.create_task(self._lead(served, began))
-                refusing = self._tasks.create_task(self._refusing.wait())
+                leader_task = self._tasks.create_task(self._lead(subscriptions, on_serving))
+                refusal_task = self._tasks.create_task(self._refusing.wait())
                 try:
-                    await asyncio.wait({keeping, leading, refusing}, return_when=asyncio.FIRST_COMPLETED)
-                    if leading.done() and not keeping.done():
-                        leading.result()  # it never ends but by an error, or because it refuses to lead
-                    deposed = self.refused.text if self.refused is not None else keeping.result()
+                    await asyncio.wait(
+                        {lease_task, leader_task, refusal_task}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if leader_task.done() and not lease_task.done():
+                        leader_task.result()  # it ends only by an error, or because it refuses to lead
+                    deposed = self.refused.text if self.refused is not None else lease_task.result()
                 finally:
                     self._sealing.stop()
-                    await self._stop(served, deposed is not None)
+                    await self._stop(subscriptions, deposed is not None)
                 raise _Deposed
         except* _Deposed:
             pass
         assert deposed is not None
         return deposed
 
-    async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+    async def _lead(
+        self, subscriptions: list[Subscription], on_serving: Callable[[], Awaitable[None]]
+    ) -> None:
         try:
-            await self._leads(served, began)
+            await self._serve_term(subscriptions, on_serving)
         except NewerRecord as error:
             self._refuse(error)
 
     def _refuse(self, error: NewerRecord) -> None:
-        """A record of a newer version is not ours to go on from, nor to overwrite: the term ends."""
+        """Ends the term: a record of a newer version can be neither read nor overwritten here."""
         self.refused = self.refused or error
         self._refusing.set()
 
-    async def _leads(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+    async def _serve_term(
+        self, subscriptions: list[Subscription], on_serving: Callable[[], Awaitable[None]]
+    ) -> None:
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
         for load in (*loads, self._sealing.start):
-            await self._insistently(load)
+            await self._retry(load)
         await self._resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
-        await self._serve(served)
+        await self._serve(subscriptions)
         self.mesh.on_leaving = self._leaving
-        await self._insistently(self._guards.start)
-        await began()
+        await self._retry(self._guards.start)
+        await on_serving()
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
         await self._policies.lapses()
 
-    async def _stop(self, served: list[Subscription], deposed: bool) -> None:
+    async def _stop(self, subscriptions: list[Subscription], deposed: bool) -> None:
         self.mesh.on_leaving = lambda record: None
         if deposed:
             for run in self._runs.values():
-                run.instances.members.clear()  # the next leader's: not ours to stop
+                run.instances.members.clear()  # they belong to the next leader, who may need them
         await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
         await self._guards.stop()
-        for subscription in served:
+        for subscription in subscriptions:
             await subscription.stop(drain=not deposed)
         if not deposed:
             await self._policies.keep()
 
-    async def _serve(self, served: list[Subscription]) -> None:
-        """From here on this one answers. Subscriptions are put into `served` as they are made."""
+    async def _serve(self, subscriptions: list[Subscription]) -> None:
+        """Subscribes to all requests and events; adds each subscription to `subscriptions` at once."""
         bus = self._bus
-        answered: tuple[tuple[Subject, Server], ...] = (
+        requests: tuple[tuple[Subject, Server], ...] = (
             (subjects.MESH_REGISTRATION, self._register),
             (subjects.NODE_STATUS, self._node),
             (subjects.TOPOLOGY, self._topology),
@@ -234,36 +240,36 @@ class Leader:
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
         )
-        for row, server in answered:
-            served.append(await self._insistently(partial(bus.serve, row, self._while_leading(server))))
+        for row, server in requests:
+            subscriptions.append(await self._retry(partial(bus.serve, row, self._once_confirmed(server))))
         for row, server in ((subjects.CANCEL, self._cancel), (subjects.PARK, self._park)):
-            served.append(await self._insistently(partial(bus.serve, row, self._always(server))))
-        heard: tuple[tuple[Subject, Handler], ...] = (
+            subscriptions.append(await self._retry(partial(bus.serve, row, self._even_unconfirmed(server))))
+        events: tuple[tuple[Subject, Handler], ...] = (
             (subjects.STEP_CLAIM, self._claim),
             (subjects.TERMINATION, self._termination),
             (subjects.QOS_REPORT, self._quality),
             (subjects.SUGGESTION, self._policies.suggestion),
             (subjects.POLICY_SCORE, self._promotions.score),
         )
-        for row, handler in heard:
-            served.append(await self._insistently(partial(bus.subscribe, row, handler)))
+        for row, handler in events:
+            subscriptions.append(await self._retry(partial(bus.subscribe, row, handler)))
 
-    def _while_leading(self, server: Server) -> Server:
-        """One that was frozen, cut off or slow answers nothing until it knows that it still leads."""
+    def _once_confirmed(self, server: Server) -> Server:
+        """Answers only once it is confirmed that this orchestrator leads: it may have been frozen."""
 
-        async def sure(message: Message, envelope: Envelope) -> Sendable:
+        async def confirmed_answer(message: Message, envelope: Envelope) -> Sendable:
             await self._candidate.confirmed()
             return await server(message, envelope)
 
-        return sure
+        return confirmed_answer
 
-    def _always(self, server: Server) -> Server:
-        """For what ends a job's work: also while nobody can know who leads, for the bus takes no writes.
+    def _even_unconfirmed(self, server: Server) -> Server:
+        """Answers commands that end a job's work even while the lead can't be confirmed (no bus, no writes).
 
-        The job's own record decides then, once it can be written, whether it was this one's to end.
+        The job's record decides later, once it can be written, whether this orchestrator was allowed to.
         """
 
-        async def soon(message: Message, envelope: Envelope) -> Sendable:
+        async def answer(message: Message, envelope: Envelope) -> Sendable:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CONFIRM_S):
                     await self._candidate.confirmed()
@@ -273,14 +279,14 @@ class Leader:
                 self._refuse(error)
                 raise
 
-        return soon
+        return answer
 
     # --- the mesh ---------------------------------------------------------------------------------------
     async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
-        known = self.mesh.services.get(message.sid)
+        before = self.mesh.services.get(message.sid)
         await self.mesh.service(message)
-        if known is None or known.incarnation != message.incarnation:
-            for run in self._runs.values():  # it has started again and knows no policy
+        if before is None or before.incarnation != message.incarnation:
+            for run in self._runs.values():  # the service has restarted and knows no policy
                 run.communication.bring(message.sid)
         return Ack()
 
@@ -311,26 +317,26 @@ class Leader:
         )
 
     async def _direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
-        """An order by hand about who is active ends what a promotion began."""
+        """Passes on an operator's order; an order about which version is active ends a promotion."""
         if message.op in (ModuleOp.ACTIVATE, ModuleOp.SHADOW):
             await self._promotions.forget(message.module)
         return await self._policies.direct(message, envelope)
 
     # --- jobs -------------------------------------------------------------------------------------------
     async def _submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
-        """Once heard, one job: `causation` is the client's own command where it came by the bus.
+        """Queues a job once per command; `causation` is the client's own command where it came by the bus.
 
-        Also if the leader that queued it could not say so any more: the record keeps the command.
+        This also holds if an earlier leader queued the job and could not answer: the record has the command.
         """
         command = envelope.causation or envelope.id
-        known = (message.user, command)
-        if known in self._submitted:
-            return await asyncio.shield(self._submitted[known])
-        promise = self._remember(known)
+        key = (message.user, command)
+        if key in self._submitted:
+            return await asyncio.shield(self._submitted[key])
+        promise = self._remember(key)
         try:
             record = await self._queue(message, command)
-        except BaseException as error:  # it did not become a job: a repetition may
-            self._submitted.pop(known, None)
+        except BaseException as error:  # no job was queued: a repetition of the command may succeed
+            self._submitted.pop(key, None)
             if isinstance(error, DmscError):
                 promise.set_exception(error)
                 promise.exception()  # seen, even if nobody repeated it meanwhile
@@ -340,19 +346,20 @@ class Leader:
         promise.set_result(record)
         return record
 
-    def _remember(self, known: tuple[str, str]) -> asyncio.Future[JobRecord]:
+    def _remember(self, key: tuple[str, str]) -> asyncio.Future[JobRecord]:
         promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
-        self._submitted[known] = promise
+        self._submitted[key] = promise
         while len(self._submitted) > self.config.submissions_kept:
             self._submitted.popitem(last=False)
         return promise
 
     async def _queue(self, message: SubmitJob, command: str) -> JobRecord:
-        """
+        """Queues a job if the quota allows it.
+
         Raises:
-            OverQuota: its user has as much as they may.
+            OverQuota: the user has as many jobs or slots as the quota allows.
         """
-        async with self._admission.turn:  # the next one counts this one, too
+        async with self._admission.turn:  # the next admission must count this job, too
             self._admission.submission(message)
             return await self._queued(message, command)
 
@@ -374,7 +381,7 @@ class Leader:
         return await self._start(record, 0, message.gateway, "submitted")
 
     async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
-        """The first write of the new epoch fences whoever ran the job before.
+        """Starts a run of the job in a new epoch; its first write fences the former orchestrator.
 
         Raises:
             Fenced: the record is no longer the one of `revision`.
@@ -382,7 +389,7 @@ class Leader:
         fresh = record.model_copy(update={"epoch": record.epoch + 1})
         journal = JobStore(self._bus, fresh, revision, self._candidate.confirmed)
         run = self._new_run(journal, gateway)
-        # one that was ending only has to be cleaned up, and one that was parked goes on waiting
+        # a job that was ending only has to be cleaned up, and a parked one keeps waiting
         stays = record.ends_as is not None or record.state is JobState.PARKED
         await journal.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
         self._runs[record.job] = run
@@ -393,20 +400,20 @@ class Leader:
         return JobRun(self._bus, self.mesh, journal, gateway, self._room, self.faults, parked)
 
     async def _drive(self, run: JobRun) -> None:
-        """To the job's end; one that was parked is taken up by a new run, in the next epoch."""
+        """Drives a job to its end; a parked job gets a new run in the next epoch."""
         try:
             while True:
                 await run.run()
                 if run.parked is None:
                     return
-                await self.mesh.nudge()  # its slots are others' now
+                await self.mesh.nudge()  # other jobs may use its slots now
                 journal, before = run.journal, None if run.parking.resumed else run.parked
                 journal.begin_epoch()
                 run = self._runs[run.job] = self._new_run(journal, run.entry.sid, before)
                 await journal.move(JobState.PARKED, journal.record.reason)
         finally:
             del self._runs[run.job]
-            await self.mesh.nudge()  # whoever stood behind it looks again
+            await self.mesh.nudge()  # jobs that wait behind it try again
             self._ended[run.job] = run.journal.record
             while len(self._ended) > self.config.ended_kept:
                 del self._ended[next(iter(self._ended))]
@@ -414,22 +421,22 @@ class Leader:
             self.mesh.forget_job(run.job)
 
     async def _resume(self) -> None:
-        """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
+        """Takes up the jobs that an earlier leader left open, each in a new epoch."""
         bucket = self._bus.bucket(subjects.JOB_RECORD)
-        entries = await self._insistently(partial(bucket.entries, strict=True))
-        # Each job reads its own decision when it is taken up: one of a newer version must be met before.
-        await self._insistently(partial(self._bus.bucket(subjects.STEP_DECISION).entries, strict=True))
-        found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
-        for job in self._known.keys() - found.keys():
+        entries = await self._retry(partial(bucket.entries, strict=True))
+        # Each job reads its own decision later; a decision of a newer version must end the term before that.
+        await self._retry(partial(self._bus.bucket(subjects.STEP_DECISION).entries, strict=True))
+        records = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
+        for job in self._former_records.keys() - records.keys():
             log.error("job record lost: it goes on as it was known here", job=job)
-            found[job] = (self._known[job], 0)
-        for record, revision in sorted(found.values(), key=lambda one: one[0].submitted_at):
+            records[job] = (self._former_records[job], 0)
+        for record, revision in sorted(records.values(), key=lambda entry: entry[0].submitted_at):
             if record.command:
                 self._remember((record.user, record.command)).set_result(record)
             await self._resume_one(record, revision)
 
     async def _resume_one(self, record: JobRecord, revision: int) -> None:
-        """The leader before us may still be writing, up to the moment in which our epoch stands there."""
+        """Takes up one job. The former leader may write until the record holds our epoch, hence the loop."""
         while True:
             if record.state in ENDED:
                 self._ended[record.job] = record
@@ -439,7 +446,7 @@ class Leader:
                 return
             except (Fenced, Unavailable) as error:
                 log.info("job not taken over yet", job=record.job, reason=error.text)
-            fresh = await self._insistently(partial(self._read, record.job))
+            fresh = await self._retry(partial(self._read, record.job))
             if fresh is None:
                 return
             record, revision = above_all(fresh), fresh.revision
@@ -447,8 +454,8 @@ class Leader:
     async def _read(self, job: str) -> KeyValueEntry | None:
         return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
 
-    async def _insistently(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """What there is no leading without, however long the bus is away."""
+    async def _retry(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Repeats `work`, without which this orchestrator can't lead, until the bus is back."""
         while True:
             try:
                 return await work()
@@ -462,7 +469,7 @@ class Leader:
         return run
 
     async def _scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
-        async with self._admission.turn:  # one that is being submitted counts, too
+        async with self._admission.turn:  # a job that is just being submitted counts, too
             run = self._running(message.job)
             self._admission.scaling(message, run.as_it_stands())
             return Ack(note=run.scale(message.stage, message.replicas))
@@ -471,22 +478,27 @@ class Leader:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
 
     async def _cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
+        run = self._unended(message.job)
         await run.cancel(message.reason or f"cancelled by {message.user}")
         return run.journal.record
 
     async def _park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
+        run = self._unended(message.job)
         await run.parking.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
         return run.journal.record
 
     async def _unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
+        run = self._unended(message.job)
         await run.parking.resume(f"resumed by {message.user}")
         return run.journal.record
 
-    def _going(self, job: str) -> JobRun:
-        """The job's run; it may wait, but has no end yet."""
+    def _unended(self, job: str) -> JobRun:
+        """The run of a job that has not ended; it may be waiting.
+
+        Raises:
+            NotFound: no such job is known.
+            Conflict: the job has ended, or is ending.
+        """
         run = self._runs.get(job)
         if run is None:
             record = self._ended.get(job)
@@ -536,11 +548,11 @@ class Leader:
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
         run = self._runs.get(message.job) if message.job else None
-        if message.kind == "device":  # who reports it repeats what was not answered
+        if message.kind == "device":  # the reporter repeats a report that was not requests
             graph = run.instances.graph if run is not None else None
             placements = graph.placements if graph is not None else ()
-            placed = next((one for one in placements if one.sid == message.sid), None)
-            await self._cordoning.device(message, placed)
+            placement = next((place for place in placements if place.sid == message.sid), None)
+            await self._cordoning.device(message, placement)
             return Ack(note="taken up")
         if run is not None:
             self._spawn(run.fault(message))
@@ -557,7 +569,7 @@ class Leader:
             run.training.reported(message)
 
     def readings(self) -> Iterator[metrics.MetricReading]:
-        """For whoever scrapes this process: the jobs that have not ended."""
+        """Metrics of the jobs that have not ended."""
         runs = list(self._runs.values())
         for state, count in Counter(run.journal.record.state for run in runs).items():
             yield metrics.JOBS(count, state=state)
@@ -569,7 +581,7 @@ class Leader:
         self._tasks.create_task(self._contained(work))
 
     async def _contained(self, work: Coroutine[None, None, None]) -> None:
-        """One job's trouble must not end the service: a TaskGroup would take all down with it."""
+        """Logs the failure of one job's task: in a TaskGroup it would end the whole service."""
         try:
             await work
         except NewerRecord as error:
