@@ -1,4 +1,4 @@
-"""One job's life (draft §4.4): analyse, plan, deploy, train, finish, clean up; and recover in between."""
+"""One job's life (draft §4.4): analyse, plan, deploy, train, finish, clean up, and recover in between."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ from schemas.task_graph import ModelTopology, Placement, TaskGraph
 log = get_logger("orchestrator")
 
 CLEAN_UP_S = 3.0
-"""A whole mesh may be stopping: then nobody is left who would answer."""
+"""How long a shutdown waits for clean-up. The whole mesh may be stopping: then nobody answers any more."""
 DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
-"""Pause before a deployment that a node's death broke is planned again; it doubles each time."""
+"""Pause before a failed deployment is planned again; it doubles each time, up to the second value."""
 START_TRIES = 3
 READY_TRIES = 3
-"""Deployments in a row whose instances did not become ready, until the job is parked."""
+"""Deployments in a row whose instances did not become ready before the job is parked."""
 REPORTED_S = 2.0
-"""How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
+"""How long MG and SR have to report a failure that the registry knows, before it is handled without them."""
 
 
 class JobRun:
-    """Drives one job: to its end, or until it has to be parked (`parked`: why).
+    """Drives one job to its end, or until it has to be parked (`parked`: why).
 
     Args:
-        room: what other jobs hold, and wait for.
+        room: the slots that other jobs hold or wait for.
         parked: why the job was parked before this run; None: it was not.
     """
 
@@ -127,7 +127,7 @@ class JobRun:
 
     @property
     def over(self) -> bool:
-        """How it ends is certain; what is left is to clean up."""
+        """The end of the job is certain; only the clean-up is left."""
         return self._over.is_set()
 
     @property
@@ -141,11 +141,11 @@ class JobRun:
 
     @property
     def waiting(self) -> Waiting | None:
-        """Its place in the line; None: it has instances, or is held back for another reason than room."""
+        """The job's place in the queue; None if it has instances, or waits for something else than room."""
         if not self._waits or self.over:
             return None
         clusters, slots = self.spec.parallel.clusters, slots_of(self.spec.parallel)
-        if self._fits is None:  # not planned yet: by count
+        if self._fits is None:  # the job has not been planned yet: slots are only counted
             nodes = self._mesh.nodes.values()
             there = sum(len(node.slots) for node in nodes if not clusters or node.cluster in clusters)
         return Waiting(
@@ -172,7 +172,7 @@ class JobRun:
         self.training.claimed(claim)
 
     async def fault(self, report: FaultReport) -> None:
-        """MG or SR reported something about one of this job's instances: locate it, then act on it."""
+        """Handles a report of MG or SR about one of this job's instances: locates the fault, acts on it."""
         correlate(self.journal.record.correlation, cause=current_cause())
         member = self.instances.members.get(report.sid)
         key = (report.sid, report.incarnation, report.kind)
@@ -184,13 +184,13 @@ class JobRun:
             return
         witness = report.witness
         if witness is not None and not self.instances.is_present(witness):
-            return  # fenced itself: its neighbours closed their links on purpose
+            return  # the witness is fenced itself: its neighbours closed their links on purpose
         if report.silent and witness is not None:
             self.training.silence(witness, member)
         self._reported.add(key)
         fault = self._faults.reported(report, step=self.step, attempt=self.training.attempt)
         verdict = await locate(self._bus, self._mesh, self.instances, self.job, member, report)
-        if self._over.is_set():  # its faults were closed with the job
+        if self._over.is_set():  # the job's faults were closed meanwhile
             return
         self._faults.located(fault, verdict)
         text = f"{verdict.verdict} ({verdict.reason}); {verdict.action}"
@@ -198,14 +198,14 @@ class JobRun:
             self.training.lost(member, verdict.reason, text)
             return
         self._reported.discard(key)
-        if self.instances.is_present(member):  # else its loss was told while it was asked about
+        if self.instances.is_present(member):  # else its loss was reported while the fault was located
             await self.journal.tell("fault", text=f"{member.sid}: {text}")
 
     def drain(self, sid: str) -> str:
-        """Has an instance leave its node; what stands in the way, or ''.
+        """Has an instance leave its node; returns what stands in the way, or ''.
 
-        A replica of its stage hands the state on to its next incarnation; where there is none, a checkpoint
-        of that very step does. Asked again until it is gone.
+        Its next incarnation takes the state from a replica of the stage or, where there is none, from a
+        checkpoint of that very step. The caller asks again until the instance is gone.
         """
         if self.over or self.instances.graph is None or sid not in self.instances.members:
             return "not running now"
@@ -218,23 +218,23 @@ class JobRun:
         return self.training.move(sid, stage, by, forecast)
 
     def as_it_stands(self) -> JobRecord:
-        """Its record, with what has just been asked for and is not written yet."""
+        """The job's record, with the units that were just ordered and are not written yet."""
         record, graph = self.journal.record, self.instances.graph
         return record if graph is None else record.model_copy(update={"graph": graph})
 
     def scale(self, stage: int | None, replicas: int) -> str:
-        """See `Training.scale`; without a stage, all of them."""
+        """Scales one stage, or all stages if `stage` is None; see `MembershipChanges.scale`."""
         if self.journal.record.state is not JobState.RUNNING:
             raise Conflict(f"job {self.job} is {self.journal.record.state}; only a running one can be scaled")
         stages = range(self.spec.parallel.stages) if stage is None else [stage]
-        return "; ".join(self.training.scale(one, replicas) for one in stages)
+        return "; ".join(self.training.scale(index, replicas) for index in stages)
 
     async def leaving(self, record: ServiceRecord) -> None:
-        """The registry says that an instance drains, has failed, or is gone.
+        """Handles the registry's news that an instance drains, has failed, or is gone.
 
-        Whoever was told to go is not this job's any more. One that takes leave by itself (its node agent
-        ends, and its instances with it) is no fault that MG or SR would report. A failure they do report,
-        unless they died with it.
+        An instance that was ordered to go no longer belongs to the job. One that leaves by itself (its node
+        agent ends, and its instances with it) is lost, and MG and SR report no fault. They do report a
+        failure; if they don't within `REPORTED_S` (they may have died with it), it is handled here.
         """
         member = Member(sid=record.sid, incarnation=record.incarnation)
         if record.state is InstanceState.FAULTED:
@@ -256,7 +256,7 @@ class JobRun:
             )
 
     async def cancel(self, reason: str) -> None:
-        """Ends the job; everything is cleaned up. Returns once that can't be lost any more."""
+        """Ends the job and cleans up; returns once the record says so, so that the order can't be lost."""
         if self._cancelled is None and not self.over:
             self._cancelled = reason
             ends = self.journal.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
@@ -265,9 +265,9 @@ class JobRun:
                 self._task.cancel()
 
     async def shut_down(self, *, deposed: bool) -> None:
-        """The orchestrator stops: the record stays as it is, so that the next start resumes the job.
+        """Stops the run because the orchestrator stops; the record stays, so that the next start resumes it.
 
-        One that is over is given a moment to clean up, unless that is another orchestrator's by now.
+        A job that is over gets a moment to clean up, unless it belongs to another orchestrator by now.
         """
         self.parking.interrupted = False  # this is the end of the run, and not of the job's training
         if self._task is not None and not self._task.done():
@@ -278,7 +278,7 @@ class JobRun:
 
     # --- the job's life -----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Runs to an end. Cancelled from outside without `cancel` (shutdown), the record stays as it is."""
+        """Runs the job to an end. If its task is cancelled without `cancel` (shutdown), the record stays."""
         self._task = asyncio.current_task()
         bind(job=self.job, step=lambda: self.step)
         correlate(self.journal.record.correlation)
@@ -289,7 +289,10 @@ class JobRun:
             await self.communication.close()
 
     def _interrupt(self) -> bool:
-        """What is in no checkpoint is computed again when the job goes on. False: the run is at its end."""
+        """Ends the run where it stands; returns False if it is at its end already.
+
+        Steps that are in no checkpoint are computed again when the job goes on.
+        """
         if self._cancelled is not None or self.parked is not None or self.over:
             return False
         if self._task is not None:
@@ -299,7 +302,9 @@ class JobRun:
     async def _to_the_end(self) -> None:
         record = self.journal.record
         try:
-            if record.ends_as is not None:  # under an orchestrator before: what is left of it goes
+            if (
+                record.ends_as is not None
+            ):  # it ended under an earlier orchestrator: only the clean-up is left
                 state, reason = record.ends_as, record.ends_because
                 await self.clean_up.agents_back()
             else:
@@ -309,7 +314,7 @@ class JobRun:
                 return
             self._over.set()
             with contextlib.suppress(Unavailable):
-                # also makes sure that it is ours: what follows carries no epoch
+                # this write also proves that the job is ours: the orders that follow carry no epoch
                 await self.journal.note(now=True, ends_as=state, ends_because=reason)
         except Fenced as error:
             log.error("another orchestrator has this job", job=self.job, reason=str(error))
@@ -319,15 +324,15 @@ class JobRun:
             await self.checkpoints.abandon()
             raise
         self._faults.ended(state is JobState.DONE, reason)
-        await self.clean_up.run()  # left off, it is the next leader's: the record says how the job ends
+        await self.clean_up.run()  # if interrupted, the next leader does it: the record says how the job ends
         await self.journal.move(state, reason)
 
     async def _outcome(self) -> tuple[JobState, str]:
-        """Works; returns how that ended, and why.
+        """Runs the job; returns the state in which it ended, and why.
 
         Raises:
             Fenced: another orchestrator has the job.
-            NewerRecord: a record of it is of a version that this software does not read.
+            NewerRecord: one of its records has a version that this software can't read.
         """
         try:
             if self._cancelled is not None or self.parking.interrupted:
@@ -348,7 +353,9 @@ class JobRun:
             raise
         except Parked as parked:
             return self._as_parked(parked)
-        except Unavailable as error:  # of the mesh, not of the job: whoever mends it has it go on
+        except (
+            Unavailable
+        ) as error:  # a fault of the mesh, not of the job: it can go on once that is repaired
             log.error("job parked for want of others", job=self.job, reason=error.text)
             return self._as_parked(Parked(error.text, for_room=False))
         except DmscError as error:
@@ -362,9 +369,9 @@ class JobRun:
         return JobState.PARKED, why.text
 
     async def _park(self, reason: str) -> None:
-        """Frees all that the job holds; what it has trained is in its checkpoints.
+        """Frees everything that the job holds; its training so far is in its checkpoints.
 
-        The record says so last: until then it is a job that an orchestrator left behind.
+        The record says so last: until then the job counts as one that an orchestrator left behind.
         """
         log.warning("job parked", job=self.job, reason=reason)
         await self.checkpoints.abandon()
@@ -398,13 +405,13 @@ class JobRun:
             self._waits = True
 
     async def _adopt(self) -> bool:
-        """Goes on with the living instances that an orchestrator before this one left; False: none live."""
+        """Goes on with the living instances that an earlier orchestrator left; False if it can't."""
         record = self.journal.record
         if record.graph is None:
             return False
         self.instances.graph = record.graph
-        adoption = TakeoverService(self._bus, self._mesh, self.instances, self.training.record, self.epoch)
-        settled = await self._outages.outlast("looking for its instances", adoption.settle)
+        takeover = TakeoverService(self._bus, self._mesh, self.instances, self.training.record, self.epoch)
+        settled = await self._outages.outlast("looking for its instances", takeover.settle)
         if settled is None:
             if self.training.record.unknown:
                 text = "nobody can read what was decided last: all back to the checkpoint"
@@ -430,10 +437,10 @@ class JobRun:
         await self.training.told()
 
     async def _deploy(self, topology: ModelTopology) -> None:
-        """Plans, starts all instances, and plans again without a node that turns out to be dead.
+        """Plans the job and starts all instances; plans again without a node that turns out to be dead.
 
         Raises:
-            Parked: instances do not become ready, again and again.
+            Parked: instances repeatedly did not become ready.
         """
         pause_s, unready = DEPLOY_AGAIN_S, 0
         while True:
@@ -456,7 +463,7 @@ class JobRun:
         await self.journal.tell("instances", instances=self.instances.views())
 
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
-        """Waits in the line until there is room, and nobody who came first is waiting for it."""
+        """Waits in the queue until it is the job's turn and there is room; returns the placed task graph."""
         while True:
             began = time.monotonic()
             graph = self._in_turn(topology)
@@ -486,13 +493,13 @@ class JobRun:
 
     def _in_turn(self, topology: ModelTopology) -> TaskGraph | NoRoom:
         nodes, cordoned = list(self._mesh.nodes.values()), self._mesh.cordons.places()
-        occupied, mine = self._room.occupied(self.job), self.waiting
-        assert mine is not None
-        why = turn(mine, self._room.line(), free_slots(nodes, occupied, cordoned))
+        occupied, own = self._room.occupied(self.job), self.waiting
+        assert own is not None
+        why = turn(own, self._room.line(), free_slots(nodes, occupied, cordoned))
         if not why and self._room.urgent():
             why = "behind a running job that replaces an instance"
         graph = NoRoom(why) if why else plan(self.job, self.spec, topology, nodes, occupied, cordoned)
-        if isinstance(graph, NoRoom) and not (why and mine.fits):  # one that fits nowhere waits for nobody
+        if isinstance(graph, NoRoom) and not (why and own.fits):  # does it fit the empty mesh?
             alone = plan(self.job, self.spec, topology, emptied(nodes), {}, cordoned)
             self._fits = not isinstance(alone, NoRoom)
             if isinstance(alone, NoRoom):
@@ -506,7 +513,7 @@ class JobRun:
                 await self._outages.outlast("starting its instances", partial(self._start_missing, graph))
                 return
             except StartFailed as failed:
-                # a refusal is final; a death by signal may have been anything
+                # a refusal is final; a death by signal may have had any cause
                 if "killed by" not in failed.text or not left:
                     raise
                 del instances.members[failed.member.sid]
@@ -516,7 +523,7 @@ class JobRun:
         await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
 
     async def _without_node(self, lost: NodeLost) -> None:
-        """News about the mesh, not about the job: what was started ends, and the node gets nothing more."""
+        """Ends what was started and plans again; the lost node gets nothing until it registers again."""
         log.warning("node lost while deploying", job=self.job, agent=lost.agent, reason=lost.text)
         if lost.agent is not None:
             self._mesh.forget_node(lost.agent)
@@ -544,7 +551,7 @@ class JobRun:
             except MemberLost as lost:
                 self.training.losing(lost.members, str(lost))
                 await self.training.until_whole()
-                if self.training.step < self.spec.training.steps:  # a stage was lost: steps are run again
+                if self.training.step < self.spec.training.steps:  # a stage was lost: its steps run again
                     await self.training.run()
                 await self.journal.move(JobState.FINISHING, "weights")
         await self.journal.note(now=True, weights=manifest)

@@ -1,7 +1,7 @@
 """A job's training, from the first step to the last: steps, boundaries, roll-backs, steps that are left out.
 
-What breaks a step is judged in `troubles`; who comes and goes is in `recruits` and `crew_changes`; what is
-decided about the open step, in the step machine.
+`membership.failure_handling` judges what breaks a step; `membership.joining` and
+`membership.membership_changes` say who comes and goes; the step machine decides about the open step.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ log = get_logger("orchestrator")
 
 ABORT_DEADLINE_S = 20.0
 RESTORATIONS = 8
-"""In a row, each broken by a new loss, before the job is parked."""
+"""Failed restorations in a row before the job is parked; each was broken by a new loss."""
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
-"""Pause before a store that did not answer is asked again, at first and at most."""
+"""Pause before a store that did not answer is asked again: the first one, and the longest."""
 
 
 class Training:
-    """Runs the steps of one job. `async with` it from the deployment to the export of the weights."""
+    """Runs the steps of one job; an async context from the deployment to the export of the weights."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Training:
         finally:
             await self._tasks.close()
 
-    # --- where it is, and what its owner hands in -----------------------------------------------------
+    # --- what its owner reads and hands in ------------------------------------------------------------
     @property
     def step(self) -> int:
         """The step that is open."""
@@ -184,10 +184,10 @@ class Training:
         return self._changes.scale(stage, replicas)
 
     def park(self, why: str) -> bool:
-        """Has the job stop at the end of the open step, at a checkpoint of it; '': not any more.
+        """Has the job stop at the end of the open step, at a checkpoint of that step; '' withdraws that.
 
         Returns:
-            Whether it is in training, so that this will come.
+            Whether training runs, so that it will stop.
         """
         self._parks = why
         return self._progress.running
@@ -203,16 +203,16 @@ class Training:
 
     @property
     def finds_room(self) -> bool:
-        """There is room now for an instance that was waiting for it, and will be placed in a moment."""
+        """There is room now for an instance that waits for a slot; it will be placed in a moment."""
         return self._replacement.finds_room()
 
     async def told(self) -> None:
-        """Returns once everything so far is on the job's stream."""
+        """Returns once all events so far are on the job's stream."""
         await self._tasks.unless_failed(self._telling.told())
 
     # --- beginning ------------------------------------------------------------------------------------
     async def begin(self) -> None:
-        """Takes up the job with fresh instances, at its beginning or at the newest checkpoint.
+        """Starts training with fresh instances, at the job's beginning or at its newest checkpoint.
 
         Raises:
             Fenced: another orchestrator leads this job.
@@ -227,7 +227,7 @@ class Training:
         self._recruits.introduce(settled)
 
     async def go_on(self, settled: Settled) -> None:
-        """Takes up the job with the living instances of an orchestrator before this one."""
+        """Goes on with training by the living instances of an earlier orchestrator."""
         self._progress.step = settled.step
         self._troubles.taken_over(settled.step)
         self._rebalancing.disturbed()
@@ -257,17 +257,21 @@ class Training:
                 await self._roll_back(gone)
 
     async def _boundary(self) -> bool:
-        """What is due before the next step; whether there is one. One that can't be computed is left out."""
+        """Does what is due before the next step, and leaves out steps that can't be computed.
+
+        Returns:
+            Whether there is a next step.
+        """
         while True:
-            if not self._progress.loop.over:  # a step that was given up had its boundary before
+            if not self._progress.loop.over:  # a step that was given up had its boundary already
                 await self._at_rest()
             bad = self._quarantine.of(self.step)
             if bad is None or self._progress.at_end:
                 return not self._progress.at_end
-            await self._leave_out(bad)
+            await self._skip_step(bad)
 
     async def _at_rest(self) -> None:
-        """Validation, checkpoint, and one instance that is to leave its node."""
+        """Validates, takes a checkpoint, and lets one instance leave its node, as far as each is due."""
         if self._validation_due(self.step):
             await self._tasks.unless_failed(self._validate())
         try:
@@ -276,13 +280,14 @@ class Training:
                 await self._park()
                 await self._changes.at_rest()
         except MemberLost as lost:
-            self._troubles.losing(lost.members, str(lost))  # due again at the next boundary
+            self._troubles.losing(lost.members, str(lost))  # the checkpoint is due again at the next boundary
 
     async def _park(self) -> None:
-        """
+        """Ends the training at a checkpoint of this step, if the job is to be parked.
+
         Raises:
-            Parked: somebody wants it.
-            MemberLost: somebody died before the checkpoint was taken.
+            Parked: the job is to be parked.
+            MemberLost: a member died before the checkpoint was taken.
         """
         if self._parks:
             step, stages = self._progress.step, self._progress.stages
@@ -315,8 +320,9 @@ class Training:
 
     # --- going back -------------------------------------------------------------------------------------
     async def _roll_back(self, gone: StageGone | StepBroken) -> None:
-        """Everyone takes the last checkpoint (or the seed): a stage was lost with its state, or a step failed
-        too often.
+        """Has everyone take the last checkpoint, or the seed, and opens a new loop there.
+
+        The cause is a stage that was lost with its state, or a step that failed too often.
 
         Raises:
             Parked: the job can't be brought back now.
@@ -341,18 +347,19 @@ class Training:
     async def _restore(
         self, *, fresh: bool = False, attempt: int | None = None
     ) -> tuple[int, frozenset[Member]]:
-        """Everyone takes the newest checkpoint that is whole, or the job's beginning.
+        """Has everyone take the newest whole checkpoint, or the job's beginning.
 
         Returns:
-            Its version, and who is at it; others join later.
+            The version, and the members that are at it; others join later.
 
         Raises:
-            Parked: somebody whom the job can't do without finds no room, or they are lost again and again.
+            Parked: an instance that the job needs finds no room, or members are lost again and again.
         """
         failures, pause_s = 0, RETRY_S
         while True:
             await self._recruits.until_there()
-            crew = frozenset(one for one in self._instances.present() if one.sid not in self._recruits.coming)
+            coming = self._recruits.coming
+            crew = frozenset(member for member in self._instances.present() if member.sid not in coming)
             try:
                 if attempt is not None:
                     await self._tasks.unless_failed(self._abort(attempt, crew))
@@ -364,7 +371,7 @@ class Training:
                 self._troubles.losing(lost.members, str(lost))
             except (Unrecoverable, Parked):
                 raise
-            except DmscError as error:  # the store, or somebody, does not answer
+            except DmscError as error:  # the store, or a member, does not answer
                 failures += not error.retryable
                 last = error
                 await self._journal.reason(f"the checkpoint can't be read yet: {error.text}")
@@ -388,7 +395,7 @@ class Training:
     async def until_whole(self) -> None:
         """Returns once every stage has a member again, from a peer's copy or by a roll-back.
 
-        After a roll-back, `step` is behind the last one.
+        After a roll-back, `step` is lower than the number of steps, and training has to go on.
         """
         while not all(self._progress.stages):
             try:
@@ -397,20 +404,22 @@ class Training:
                 await self._roll_back(gone)
 
     # --- steps that can't be computed -----------------------------------------------------------------
-    async def _leave_out(self, bad: BadMicrobatch) -> None:
-        """On to the next step without the present one, with those that have the state; others join later.
+    async def _skip_step(self, bad: BadMicrobatch) -> None:
+        """Goes on to the next step without the present one, with members that have the state.
+
+        Other members join later.
 
         Raises:
-            StageGone: nobody of a stage has it.
+            StageGone: no member of a stage has the state.
         """
         before = await self._progress.close()
-        omission = StepSkip(self._instances, self.record, self._epoch, self._troubles.losing)
+        skip = StepSkip(self._instances, self.record, self._epoch, self._troubles.losing)
         settled = self._progress.living(before)
-        await self._tasks.unless_failed(omission.clear(self.step, before.attempt, settled.everyone))
+        await self._tasks.unless_failed(skip.clear(self.step, before.attempt, settled.everyone))
         settled = self._progress.living(settled)
         if all(settled.stages):
             decision = skip_decision(self._job, self._epoch, settled, bad)
-            await self._tasks.unless_failed(omission.carry_out(decision))
+            await self._tasks.unless_failed(skip.carry_out(decision))
             self._progress.step = bad.step + 1
             self._troubles.left_out(bad)
             settled = self._progress.living(replace(settled, step=self.step))
@@ -429,7 +438,7 @@ class Training:
         if self._spec.parallel.copies:
             self._copies.revise()
 
-    # --- what the step loop tells ---------------------------------------------------------------------
+    # --- what the step loop reports (`StepObserver`) --------------------------------------------------
     def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
         now = time.monotonic()
         result = step_result(
@@ -440,12 +449,12 @@ class Training:
         self._troubles.decided(decision.step)
         self._checkpoints.committed(result)
         self._telling.step(result, self._troubles.counted)
-        self._watched(result, ledger)
+        self._observe(result, ledger)
         self._changes.decided()
         self._rebalancing.decided(result)
         self._standbys.revise()
 
-    def _watched(self, result: StepResult, ledger: StepLedger) -> None:
+    def _observe(self, result: StepResult, ledger: StepLedger) -> None:
         self._figures.decided(result)
         for alert in self.alerts.decided(result, ledger.claims.values()):
             self._alert(alert)
@@ -456,12 +465,12 @@ class Training:
         self._telling.alert(alert, self.alerts.raised)
 
     def reported(self, report: QosReport) -> None:
-        """Type 5 up, of one of the job's clusters."""
+        """A QoS report (Type 5) of one of the job's clusters arrived."""
         for alert in self.alerts.reported(report, self.step):
             self._alert(alert)
 
     def readings(self, peak_tflops: float | None) -> Iterator[metrics.MetricReading]:
-        """For whoever scrapes this process. `peak_tflops`: of one device, if known."""
+        """Metrics of this job. `peak_tflops`: peak of one device, 10¹² FLOP/s; None: unknown."""
         yield from self._figures.readings(self._journal.record, peak_tflops)
         for raised in self.alerts.raised:
             yield metrics.JOB_ALERT(1, job=self._job, kind=raised.kind)
@@ -473,7 +482,7 @@ class Training:
         self._keep_copies()
 
     def losing(self, members: Iterable[Member], why: str) -> None:
-        """These do not answer: that is told, and they are lost."""
+        """These members do not answer: reports them, and marks them lost."""
         self._troubles.losing(members, why)
 
     def silence(self, witness: Member, peer: Member) -> None:
