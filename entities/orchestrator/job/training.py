@@ -86,18 +86,18 @@ class Training:
         self._epoch = journal.record.epoch
         self.record = DecisionRecord(bus, self._job, self._epoch, journal.confirmed)
         self._tasks = tasks = GuardedTasks()
-        self._telling = telling = EventWriter(journal, instances)
-        self._progress = progress = StepOwner(
+        self._events = events = EventWriter(journal, instances)
+        self._step_owner = step_owner = StepOwner(
             bus, self._spec, self._epoch, instances, self.record, gateway, self, self._pauses
         )
         self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
         self._replacement = replacement = Replacement(bus, mesh, instances, journal, occupied)
-        self._standbys = Standbys(instances, communication, progress, telling)
-        self._recruits = JoiningMembers(instances, replacement, progress, telling, tasks, bus.pulse)
-        self._troubles = FailureHandling(
+        self._standbys = Standbys(instances, communication, step_owner, events)
+        self._joining = JoiningMembers(instances, replacement, step_owner, events, tasks, bus.pulse)
+        self._failure_handling = FailureHandling(
             instances,
             replacement,
-            self._recruits,
+            self._joining,
             self._standbys,
             faults,
             self._quarantine,
@@ -106,43 +106,43 @@ class Training:
                 roll_backs=journal.record.roll_backs,
                 furthest=journal.record.furthest,
             ),
-            progress,
-            telling,
+            step_owner,
+            events,
             tasks,
         )
         self._changes = MembershipChanges(
-            instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
+            instances, replacement, self._joining, self._standbys, checkpoints, step_owner, events, tasks
         )
         self._rebalancing = Rebalancing(
             instances,
             replacement,
-            self._recruits,
-            progress,
-            telling,
+            self._joining,
+            step_owner,
+            events,
             tasks,
             self._changes.part_with,
             StageMoves(list(journal.record.moves)),
             allowed=self._spec.parallel.rebalance,
         )
-        self._cuts = NodePartitions(
-            bus, mesh, instances, replacement, self._troubles, faults, progress, telling, tasks
+        self._partitions = NodePartitions(
+            bus, mesh, instances, replacement, self._failure_handling, faults, step_owner, events, tasks
         )
-        self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
+        self._copies = PeerCopies(bus, instances, self._epoch, step_owner, self._joining, events, tasks)
         self._decided_at = time.monotonic()
         self.alerts = Alerts(journal.record.alerts)
         self._figures = JobFigures()
         self._parks = ""
 
     async def __aenter__(self) -> Training:
-        self._tasks.spawn(self._telling.run())
+        self._tasks.spawn(self._events.run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._progress.running:
-                await self._progress.close()
+            if self._step_owner.running:
+                await self._step_owner.close()
         finally:
             await self._tasks.close()
 
@@ -150,23 +150,23 @@ class Training:
     @property
     def step(self) -> int:
         """The step that is open."""
-        return self._progress.step
+        return self._step_owner.step
 
     @property
     def attempt(self) -> int:
         """The present attempt of the open step."""
-        return self._progress.attempt
+        return self._step_owner.attempt
 
     def stages(self) -> tuple[tuple[Member, ...], ...]:
         """Members with the state of the present version, by stage."""
-        return self._progress.stages
+        return self._step_owner.stages
 
     def claimed(self, claim: MicrobatchClaim) -> None:
-        self._progress.claimed(claim)
+        self._step_owner.claimed(claim)
 
     def lost(self, member: Member, why: str, told: str = "") -> None:
         """See `FailureHandling.lost`."""
-        self._troubles.lost(member, why, told)
+        self._failure_handling.lost(member, why, told)
 
     def revise_standbys(self) -> None:
         """See `Standbys.revise`."""
@@ -190,7 +190,7 @@ class Training:
             Whether training runs, so that it will stop.
         """
         self._parks = why
-        return self._progress.running
+        return self._step_owner.running
 
     def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None) -> str:
         """See `Rebalancing.ask`."""
@@ -199,7 +199,7 @@ class Training:
     @property
     def counted(self) -> dict[str, Any]:
         """See `FailureHandling.counted`."""
-        return self._troubles.counted
+        return self._failure_handling.counted
 
     @property
     def finds_room(self) -> bool:
@@ -208,7 +208,7 @@ class Training:
 
     async def told(self) -> None:
         """Returns once all events so far are on the job's stream."""
-        await self._tasks.unless_failed(self._telling.told())
+        await self._tasks.unless_failed(self._events.told())
 
     # --- beginning ------------------------------------------------------------------------------------
     async def begin(self) -> None:
@@ -219,23 +219,23 @@ class Training:
         """
         await self.record.take()
         self._rebalancing.disturbed()
-        self._progress.step, crew = await self._restore(fresh=True)
+        self._step_owner.step, crew = await self._restore(fresh=True)
         if self.step:
             await self._journal.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
-        settled = self._progress.afresh(crew)
+        settled = self._step_owner.afresh(crew)
         await self._open(settled)
-        self._recruits.introduce(settled)
+        self._joining.introduce(settled)
 
     async def go_on(self, settled: Settled) -> None:
         """Goes on with training by the living instances of an earlier orchestrator."""
-        self._progress.step = settled.step
-        self._troubles.taken_over(settled.step)
+        self._step_owner.step = settled.step
+        self._failure_handling.taken_over(settled.step)
         self._rebalancing.disturbed()
         await self._open(settled)
         present = {member.sid for member in settled.everyone if member not in self._instances.lost}
         for unit in self._instances.units:
             if unit.sid not in present:
-                self._troubles.missing(unit.sid)
+                self._failure_handling.missing(unit.sid)
 
     # --- steps and boundaries ----------------------------------------------------------------------------
     async def run(self) -> None:
@@ -248,8 +248,8 @@ class Training:
         while True:
             try:
                 while await self._boundary():
-                    boundary = self._progress.loop.to_boundary(self.step)
-                    self._progress.step = await self._tasks.unless_failed(boundary)
+                    boundary = self._step_owner.loop.to_boundary(self.step)
+                    self._step_owner.step = await self._tasks.unless_failed(boundary)
                 return
             except StepGivenUp as given_up:
                 log.warning("step given up", job=self._job, step=self.step, reason=given_up.text)
@@ -263,11 +263,11 @@ class Training:
             Whether there is a next step.
         """
         while True:
-            if not self._progress.loop.over:  # a step that was given up had its boundary already
+            if not self._step_owner.loop.over:  # a step that was given up had its boundary already
                 await self._at_rest()
             bad = self._quarantine.of(self.step)
-            if bad is None or self._progress.at_end:
-                return not self._progress.at_end
+            if bad is None or self._step_owner.at_end:
+                return not self._step_owner.at_end
             await self._skip_step(bad)
 
     async def _at_rest(self) -> None:
@@ -275,12 +275,14 @@ class Training:
         if self._validation_due(self.step):
             await self._tasks.unless_failed(self._validate())
         try:
-            await self._tasks.unless_failed(self._checkpoints.at_boundary(self.step, self._progress.stages))
-            if not self._progress.at_end:
+            await self._tasks.unless_failed(self._checkpoints.at_boundary(self.step, self._step_owner.stages))
+            if not self._step_owner.at_end:
                 await self._park()
                 await self._changes.at_rest()
         except MemberLost as lost:
-            self._troubles.losing(lost.members, str(lost))  # the checkpoint is due again at the next boundary
+            self._failure_handling.losing(
+                lost.members, str(lost)
+            )  # the checkpoint is due again at the next boundary
 
     async def _park(self) -> None:
         """Ends the training at a checkpoint of this step, if the job is to be parked.
@@ -290,7 +292,7 @@ class Training:
             MemberLost: a member died before the checkpoint was taken.
         """
         if self._parks:
-            step, stages = self._progress.step, self._progress.stages
+            step, stages = self._step_owner.step, self._step_owner.stages
             await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, self._parks))
         if self._parks:  # still
             raise Parked(self._parks, for_room=False)
@@ -314,8 +316,8 @@ class Training:
         return bool(training.validate_every) and step % training.validate_every == 0
 
     async def _validate(self) -> None:
-        loss = await self._progress.loop.validate(self.step)
-        self._telling.validation(self.step, loss)
+        loss = await self._step_owner.loop.validate(self.step)
+        self._events.validation(self.step, loss)
         await self.told()
 
     # --- going back -------------------------------------------------------------------------------------
@@ -329,19 +331,19 @@ class Training:
         """
         began = time.monotonic()
         if isinstance(gone, StepBroken):
-            self._troubles.rolling_back(gone)
+            self._failure_handling.rolling_back(gone)
         await self._journal.move(JobState.RECOVERING, gone.text)
-        before = await self._progress.close()
+        before = await self._step_owner.close()
         version, crew = await self._restore(attempt=before.attempt)
-        self._progress.step = version
+        self._step_owner.step = version
         text = f"{gone.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
-        self._troubles.rolled_back(text)
+        self._failure_handling.rolled_back(text)
         self._rebalancing.disturbed()
         await self._journal.tell("recovery", text=text)
         await self._journal.move(JobState.RUNNING, f"step {version} of {self._spec.training.steps}")
-        settled = self._progress.afresh(crew, before.attempt, before.generation)
+        settled = self._step_owner.afresh(crew, before.attempt, before.generation)
         await self._open(settled)
-        self._recruits.introduce(settled)
+        self._joining.introduce(settled)
         self._decided_at = time.monotonic()
 
     async def _restore(
@@ -357,8 +359,8 @@ class Training:
         """
         failures, pause_s = 0, RETRY_S
         while True:
-            await self._recruits.until_there()
-            coming = self._recruits.coming
+            await self._joining.until_there()
+            coming = self._joining.coming
             crew = frozenset(member for member in self._instances.present() if member.sid not in coming)
             try:
                 if attempt is not None:
@@ -368,7 +370,7 @@ class Training:
             except MemberLost as lost:
                 failures += 1
                 last: DmscError = lost
-                self._troubles.losing(lost.members, str(lost))
+                self._failure_handling.losing(lost.members, str(lost))
             except (Unrecoverable, Parked):
                 raise
             except DmscError as error:  # the store, or a member, does not answer
@@ -397,9 +399,9 @@ class Training:
 
         After a roll-back, `step` is lower than the number of steps, and training has to go on.
         """
-        while not all(self._progress.stages):
+        while not all(self._step_owner.stages):
             try:
-                await self._tasks.unless_failed(self._progress.loop.pause())
+                await self._tasks.unless_failed(self._step_owner.loop.pause())
             except (StageGone, StepBroken) as gone:
                 await self._roll_back(gone)
 
@@ -412,26 +414,26 @@ class Training:
         Raises:
             StageGone: no member of a stage has the state.
         """
-        before = await self._progress.close()
-        skip = StepSkip(self._instances, self.record, self._epoch, self._troubles.losing)
-        settled = self._progress.living(before)
+        before = await self._step_owner.close()
+        skip = StepSkip(self._instances, self.record, self._epoch, self._failure_handling.losing)
+        settled = self._step_owner.living(before)
         await self._tasks.unless_failed(skip.clear(self.step, before.attempt, settled.everyone))
-        settled = self._progress.living(settled)
+        settled = self._step_owner.living(settled)
         if all(settled.stages):
             decision = skip_decision(self._job, self._epoch, settled, bad)
             await self._tasks.unless_failed(skip.carry_out(decision))
-            self._progress.step = bad.step + 1
-            self._troubles.left_out(bad)
-            settled = self._progress.living(replace(settled, step=self.step))
+            self._step_owner.step = bad.step + 1
+            self._failure_handling.left_out(bad)
+            settled = self._step_owner.living(replace(settled, step=self.step))
         await self._open(settled)
         self._standbys.revise()
-        self._recruits.introduce(settled)
+        self._joining.introduce(settled)
         for stage, members in enumerate(settled.stages):
             if not members:
                 raise StageGone(stage)
 
     async def _open(self, settled: Settled) -> None:
-        await self._progress.open(settled)
+        await self._step_owner.open(settled)
         self._keep_copies()
 
     def _keep_copies(self) -> None:
@@ -442,13 +444,13 @@ class Training:
     def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
         now = time.monotonic()
         result = step_result(
-            self._spec, ledger, decision, now - self._decided_at, self._progress.loop.clock.phases()
+            self._spec, ledger, decision, now - self._decided_at, self._step_owner.loop.clock.phases()
         )
         self._decided_at = now
-        self._progress.step = decision.step + 1
-        self._troubles.decided(decision.step)
+        self._step_owner.step = decision.step + 1
+        self._failure_handling.decided(decision.step)
         self._checkpoints.committed(result)
-        self._telling.step(result, self._troubles.counted)
+        self._events.step(result, self._failure_handling.counted)
         self._observe(result, ledger)
         self._changes.decided()
         self._rebalancing.decided(result)
@@ -462,7 +464,7 @@ class Training:
     def _alert(self, alert: Alert) -> None:
         tell = log.warning if alert.raised else log.info
         tell("alert", kind=alert.kind, job=self._job, step=alert.step, raised=alert.raised, text=alert.text)
-        self._telling.alert(alert, self.alerts.raised)
+        self._events.alert(alert, self.alerts.raised)
 
     def reported(self, report: QosReport) -> None:
         """A QoS report (Type 5) of one of the job's clusters arrived."""
@@ -478,27 +480,27 @@ class Training:
             yield metrics.JOB_ALERTS(count, job=self._job, kind=kind)
 
     def committed(self, step: int) -> None:
-        self._troubles.committed(step)
+        self._failure_handling.committed(step)
         self._keep_copies()
 
     def losing(self, members: Iterable[Member], why: str) -> None:
         """These members do not answer: reports them, and marks them lost."""
-        self._troubles.losing(members, why)
+        self._failure_handling.losing(members, why)
 
     def silence(self, witness: Member, peer: Member) -> None:
         """See `NodePartitions.silence`."""
-        self._cuts.silence(witness, peer)
+        self._partitions.silence(witness, peer)
 
     def replayed(self, replay: RecomputationNoted) -> None:
         log.info("replay", job=self._job, step=self.step, replayed=len(replay.replayed))
-        self._telling.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
+        self._events.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
 
     def restarting(self, step: int, reason: str) -> None:
-        self._troubles.restarting(step, reason)
+        self._failure_handling.restarting(step, reason)
 
     async def bring_back(self, stage: int, version: int) -> Member | None:
         return await self._copies.bring_back(stage, version)
 
     async def other_gateway(self, failed: str) -> None:
-        self._troubles.silent_gateway(failed)
+        self._failure_handling.silent_gateway(failed)
         await self._choose_other(failed)

@@ -25,17 +25,17 @@ from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 from schemas.urls import BUS, local_path
 
 START_DEADLINE_S = 20.0
-"""An agent answers within milliseconds; this covers one that restarts."""
+"""An agent answers within milliseconds; this is enough for one that restarts."""
 
 NO_PROGRESS_S = 120.0
-"""Without any of it, what gets ready, or moves a stage's state in pieces, counts as stuck; with it, it may
-take for ever. A dead instance is noticed long before."""
+"""An instance that starts, or moves a stage's state in pieces, counts as stuck after this time without
+progress; with progress it may take any time. A dead instance is noticed long before."""
 SLOWEST_BYTES_PER_S = 4e6
-"""What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
+"""A transfer of a stage's state that is slower than this counts as stuck; instances use the same number."""
 
 
 class MemberLost(DmscError):
-    """Instances of the job no longer count."""
+    """Instances of the job did not answer, or were lost meanwhile."""
 
     code = "member_lost"
     retryable = True
@@ -46,7 +46,7 @@ class MemberLost(DmscError):
 
 
 class NotReady(DmscError):
-    """Instances that were started are not ready, for no fault of their own: another start may fare better."""
+    """Started instances are not ready, through no fault of their own: another start may succeed."""
 
     code = "not_ready"
     retryable = True
@@ -57,13 +57,13 @@ class NotReady(DmscError):
 
 
 class _LostInstance(Unavailable):
-    """The member was judged lost while its answer was awaited."""
+    """The member was marked lost while an order waited for its answer."""
 
     code = "lost"
 
 
 class StartFailed(DmscError):
-    """An instance ended before it was ready; its own last words are the text."""
+    """An instance ended before it was ready; the text is the reason in its last record."""
 
     code = "start_failed"
 
@@ -73,7 +73,7 @@ class StartFailed(DmscError):
 
 
 class NodeLost(DmscError):
-    """A node that was to run instances does not do so; `agent` is the SID of its agent, if that is known."""
+    """A node that should run instances is gone or silent; `agent`: the SID of its agent, if known."""
 
     code = "node_lost"
     retryable = True
@@ -84,7 +84,7 @@ class NodeLost(DmscError):
 
 
 class JobInstances:
-    """Who runs which unit now. `members` maps SID to the incarnation that counts."""
+    """The instances of one job. `members` maps each SID to the incarnation that counts."""
 
     def __init__(self, bus: Bus, mesh: MeshView, job: str, spec: JobSpec, epoch: int) -> None:
         self._bus = bus
@@ -99,13 +99,13 @@ class JobInstances:
         self._link_secret = ""
 
     def mark_lost(self, member: Member) -> None:
-        """This incarnation no longer counts: whoever waits for its answer stops waiting."""
+        """Marks that this incarnation no longer counts; orders that wait for its answer stop waiting."""
         self.lost.add(member)
         self._lost_more.set()
         self._lost_more = asyncio.Event()
 
     def is_present(self, member: Member) -> bool:
-        """The present incarnation of its unit, and not lost."""
+        """Whether it is the present incarnation of its unit, and not lost."""
         return self.members.get(member.sid) == member and member not in self.lost
 
     async def _until_lost(self, member: Member) -> None:
@@ -128,53 +128,54 @@ class JobInstances:
 
     @property
     def expected_ms(self) -> float:
-        """Milliseconds of one microbatch through all stages, as analysed."""
+        """Milliseconds of one microbatch through all stages, by the analysis."""
         return sum({unit.stage: unit.requirements.cost_ms for unit in self.units}.values())
 
     def patience_s(self, least_s: float, *, times: float = 1.0) -> float:
-        """Deadline of an order that moves a stage's whole state `times` times: `least_s` for a small one."""
+        """Deadline of an order that moves a stage's whole state `times` times; `least_s` for a small one."""
         state_bytes = max((unit.requirements.memory_bytes for unit in self.units), default=0)
         return least_s + times * state_bytes / SLOWEST_BYTES_PER_S
 
     def idle_s(self, url: str) -> float:
-        """How long an order that moves a stage's state from or to `url` may go without progress.
+        """How long an order that moves a stage's state from or to `url` may make no progress.
 
-        Files of this machine and of the bus are moved in pieces that are counted; of other stores' drivers
-        only some say how far they are, so that a whole file may be one piece.
+        Files on a machine and on the bus are moved in pieces, each of which is progress. Only some drivers of
+        other stores report progress, so that a whole file may be one piece.
         """
         in_pieces = url.startswith(BUS) or local_path(url) is not None
         return NO_PROGRESS_S if in_pieces else self.patience_s(NO_PROGRESS_S)
 
     def stage_members(self) -> list[Member]:
-        """Those of stages that are not lost."""
+        """The members of stages that are not lost."""
         return [member for members in self.stages() for member in members if member not in self.lost]
 
     def present(self) -> list[Member]:
-        """All that are not lost, data instances too."""
+        """All members that are not lost, data instances included."""
         return [member for member in self.members.values() if member not in self.lost]
 
     async def start(self, units: Iterable[TaskUnit], *, joins: bool = False) -> list[Member]:
         """Starts a new incarnation of each unit in its slot and waits until all are ready.
 
         Args:
-            joins: the job runs; they become active when a reduction group admits them.
+            units: the units to start.
+            joins: the job runs already; the instances become active when a reduction group admits them.
 
         Raises:
-            StartFailed: an instance refused or died; its own reason is the text.
+            StartFailed: an instance refused or died; the text is its own reason.
             NodeLost: a node died before its instances were ready.
-            NotReady: one gets on no more, or ended for want of the bus or of others.
+            NotReady: an instance makes no progress, or ended because the bus or others were unavailable.
             Unavailable: the bus does not answer; nothing was started.
         """
         self._link_secret = self._link_secret or await link_secret(self._bus, self._job)
         named = await secrets_for(self._bus, self._spec)
         orders = [asyncio.create_task(self._start(unit, joins, named)) for unit in units]
-        await asyncio.gather(*orders, return_exceptions=True)  # what was begun is known before anything fails
+        await asyncio.gather(*orders, return_exceptions=True)  # all starts are known before one of them fails
         started = [order.result() for order in orders]
         await self._until_ready(started)
         return started
 
     async def _start(self, unit: TaskUnit, joins: bool, named: str) -> Member:
-        """`named`: the secrets that the job's URLs name."""
+        """Starts one unit. `named`: the secrets that the job's URLs name."""
         assert self.graph is not None
         place = self.graph.placement(unit.sid)
         member = Member(sid=unit.sid, incarnation=secrets.token_hex(6))
@@ -212,7 +213,7 @@ class JobInstances:
         return member
 
     def _node_of(self, member: Member) -> str | None:
-        """The SID of the agent of its node, if that is there."""
+        """The SID of the agent of its node, if that is registered."""
         assert self.graph is not None
         place = self.graph.placement(member.sid)
         return self._mesh.agent_of(place.cluster, place.node)
@@ -239,17 +240,17 @@ class JobInstances:
                 self._ready(member) for member in waiting
             )
 
-        def told() -> list[str | None]:
-            """How far they say that they are (`workers.stage.startup_progress`)."""
+        def progress() -> list[str | None]:
+            """The progress that they report (`workers.stage.startup_progress`)."""
             records = [self._mesh.last_of(member) for member in waiting]
             return [None if record is None else record.reason for record in records]
 
         def goes_on(before: list[str | None]) -> bool:
-            return settled() or told() != before
+            return settled() or progress() != before
 
         getting_on = True
         while getting_on and not settled():
-            getting_on = await self._mesh.until(partial(goes_on, told()), NO_PROGRESS_S)
+            getting_on = await self._mesh.until(partial(goes_on, progress()), NO_PROGRESS_S)
         for member in waiting:
             record = self._mesh.last_of(member)
             reason = (record.reason if record else "") or "ended before it was ready"
@@ -277,16 +278,16 @@ class JobInstances:
     ) -> dict[str, Any]:
         """Gives the same order to several members and returns their answers by SID.
 
-        With `moving` each has `deadline_s` from its last progress on (`bus.wire.request_progress`); with
-        a `RequestProgress`, from the last of any order that has the same.
+        With `moving`, the deadline of each member is `deadline_s` after its last progress
+        (`bus.wire.request_progress`). Orders that share one `RequestProgress` share their progress.
 
         Raises:
-            MemberLost: some did not answer; nobody else's answer is lost to idempotence.
+            MemberLost: some did not answer. The order can be repeated: it is idempotent.
         """
         targets = list(members)
 
-        async def one(member: Member) -> Message:
-            asked = asyncio.create_task(
+        async def order_one(member: Member) -> Message:
+            command = asyncio.create_task(
                 self._bus.command(
                     row,
                     message,
@@ -297,22 +298,22 @@ class JobInstances:
                     sid=member.sid,
                 )
             )
-            gone = asyncio.create_task(self._until_lost(member))
+            loss = asyncio.create_task(self._until_lost(member))
             try:
-                await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if asked.done():
-                    answer: Message = asked.result()
+                await asyncio.wait({command, loss}, return_when=asyncio.FIRST_COMPLETED)
+                if command.done():
+                    answer: Message = command.result()
                     return answer
                 raise _LostInstance(f"{member.sid} was lost")
             finally:
-                asked.cancel()
-                gone.cancel()
+                command.cancel()
+                loss.cancel()
 
-        answers = await asyncio.gather(*(one(member) for member in targets), return_exceptions=True)
+        answers = await asyncio.gather(*(order_one(member) for member in targets), return_exceptions=True)
         silent = []
         problems = []
         for member, answer in zip(targets, answers, strict=True):
-            # what an instance itself could not reach (a store, the bus) is no sign of its death
+            # an instance that could not reach something (a store, the bus) has answered: it lives
             if _is_silence(answer):
                 silent.append(member)
                 problems.append(f"{member.sid}: {answer}")
@@ -323,31 +324,35 @@ class JobInstances:
         return {member.sid: answer for member, answer in zip(targets, answers, strict=True)}
 
     async def stop(self, *, now: bool = False) -> None:
-        """Ends every instance of the job; those whose agent is gone have ended with it."""
+        """Ends every instance of the job; an instance whose agent is gone has ended with it."""
         if self.graph is None:
             return
 
-        async def one(member: Member) -> None:
+        async def stop_one(member: Member) -> None:
             agent = self._node_of(member)
             if agent is None:
                 return
             order = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=now)
             await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, while_heard=True, agent=agent)
 
-        members = [one for one in self.members.values() if self._mesh.state_of(one) is not InstanceState.GONE]
+        running = [
+            member
+            for member in self.members.values()
+            if self._mesh.state_of(member) is not InstanceState.GONE
+        ]
         self.members.clear()
-        await asyncio.gather(*(one(member) for member in members), return_exceptions=True)
+        await asyncio.gather(*(stop_one(member) for member in running), return_exceptions=True)
 
     def views(self) -> tuple[LiveInstanceView, ...]:
         """The job's instances for the live view."""
         if self.graph is None:
             return ()
-        shown = []
+        views = []
         for unit in self.units:
             place = self.graph.placement(unit.sid)
             member = self.members.get(unit.sid)
             state = self._mesh.state_of(member) if member else None
-            shown.append(
+            views.append(
                 LiveInstanceView(
                     sid=unit.sid,
                     role="data" if unit.kind is UnitKind.DATA else "stage",
@@ -359,11 +364,11 @@ class JobInstances:
                     standby=unit.standby,
                 )
             )
-        return tuple(shown)
+        return tuple(views)
 
 
 def _is_silence(answer: object) -> bool:
-    """Whether the member itself was not heard; what it says of others is an answer."""
+    """Whether the member itself did not answer; an error that it reports about others is an answer."""
     if isinstance(answer, (NoResponders, DeadlineExceeded)):
         return not answer.answered
     return isinstance(answer, _LostInstance)

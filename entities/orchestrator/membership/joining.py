@@ -28,16 +28,16 @@ class JoiningMembers:
         self,
         instances: JobInstances,
         replacement: Replacement,
-        progress: StepOwner,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
         pulse: BusLiveness,
     ) -> None:
         self._pulse = pulse
         self._instances = instances
         self._replacement = replacement
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
         self._coming: dict[str, asyncio.Task[None]] = {}
 
@@ -84,9 +84,9 @@ class JoiningMembers:
                 raise
             given_up(error)
             return
-        self._telling.changed(f"{newcomer.sid} is ready")
+        self._events.changed(f"{newcomer.sid} is ready")
         assert self._instances.graph is not None
-        self._progress.arrived(newcomer, self._instances.graph.unit(newcomer.sid).stage)
+        self._step_owner.arrived(newcomer, self._instances.graph.unit(newcomer.sid).stage)
 
     def _brought(self, sid: str, task: asyncio.Task[None]) -> None:
         if self._coming.get(sid) is task:
@@ -130,8 +130,8 @@ class JoiningMembers:
         """One for a stage that has nobody, once it is there to take the state; None: none comes."""
         assert self._instances.graph is not None
         sids = {unit.sid for unit in self._instances.graph.stage(stage)}
-        while self._progress.running:
-            machine = self._progress.loop.machine
+        while self._step_owner.running:
+            machine = self._step_owner.loop.machine
             for member in machine.newcomers:
                 if machine.stage_of(member) == stage and member not in self._instances.lost:
                     return member
@@ -147,4 +147,4 @@ class JoiningMembers:
         for unit in self._instances.units:
             member, task = self._instances.members.get(unit.sid), self._coming.get(unit.sid)
             if member is not None and member not in present and (task is None or task.done()):
-                self._progress.arrived(member, unit.stage)
+                self._step_owner.arrived(member, unit.stage)

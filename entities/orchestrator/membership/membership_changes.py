@@ -31,22 +31,22 @@ class MembershipChanges:
         self,
         instances: JobInstances,
         replacement: Replacement,
-        recruits: JoiningMembers,
+        joining: JoiningMembers,
         standbys: Standbys,
         checkpoints: Checkpoints,
-        progress: StepOwner,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._instances = instances
         self._replacement = replacement
-        self._recruits = recruits
+        self._joining = joining
         self._standbys = standbys
         self._checkpoints = checkpoints
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
-        self._hand_over = DrainOrder(instances, replacement)
+        self._drain_order = DrainOrder(instances, replacement)
         self._leaving: set[str] = set()  # units that the job shall do without
         self._going: set[str] = set()  # those that are being ended
 
@@ -74,7 +74,7 @@ class MembershipChanges:
             self._leaving -= stays
             self._instances.graph = with_units(graph, added)
             for unit in added:
-                self._recruits.bring(unit.sid)
+                self._joining.bring(unit.sid)
             return f"{', '.join(unit.sid for unit in added)} will join"
         kept = sorted(self._leaving & stays - {unit.sid for unit in removed})
         self._leaving = self._leaving - stays | {unit.sid for unit in removed}
@@ -87,29 +87,29 @@ class MembershipChanges:
 
         Asked again until it is gone.
         """
-        if not self._progress.running:
+        if not self._step_owner.running:
             return "the job is being brought back"
-        return self._hand_over.ask(sid, self._progress.stages, self._recruits.coming)
+        return self._drain_order.ask(sid, self._step_owner.stages, self._joining.coming)
 
     @property
     def need_rest(self) -> bool:
         """Somebody is to go who can't while training goes on."""
-        return self._hand_over.waits(self._progress.stages)
+        return self._drain_order.waits(self._step_owner.stages)
 
     def decided(self) -> None:
         """A step is: whoever is to leave may, for nothing of the next one is theirs yet."""
-        working = {member for members in self._progress.stages for member in members}
+        working = {member for members in self._step_owner.stages for member in members}
         for sid in sorted(self._leaving):
             member = self._instances.members.get(sid)
-            if member not in working or not self._progress.running:
+            if member not in working or not self._step_owner.running:
                 continue  # it is still on its way in: it leaves once it is there
             self._leaving.discard(sid)
             self._going.add(sid)
             self.part_with(member)
             self._tasks.spawn(self._forget(member))
-        if not self._progress.at_end:
-            stages = self._progress.stages
-            member = self._hand_over.next(stages, self._recruits.coming, at_rest=False)
+        if not self._step_owner.at_end:
+            stages = self._step_owner.stages
+            member = self._drain_order.next(stages, self._joining.coming, at_rest=False)
             if member is not None:
                 self._move(member)
 
@@ -121,33 +121,33 @@ class MembershipChanges:
             StageGone: it was alone; the checkpoint brings its stage back.
         """
         assert self._instances.graph is not None
-        stages = self._progress.stages
-        member = self._hand_over.next(stages, self._recruits.coming, at_rest=True)
+        stages = self._step_owner.stages
+        member = self._drain_order.next(stages, self._joining.coming, at_rest=True)
         if member is None:
             return
         stage = self._instances.graph.unit(member.sid).stage
         if stage < 0:
             self._move(member)
             return
-        why, step = f"{member.sid} leaves its node", self._progress.step
+        why, step = f"{member.sid} leaves its node", self._step_owner.step
         if not await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
             return  # it told why; the drain asks again
-        log.info("hand-over by checkpoint", job=self._progress.job, sid=member.sid, step=step)
+        log.info("hand-over by checkpoint", job=self._step_owner.job, sid=member.sid, step=step)
         self._instances.mark_lost(member)
-        self._recruits.bring(member.sid, member)
+        self._joining.bring(member.sid, member)
         raise StageGone(stage, why)
 
     def _move(self, member: Member) -> None:
         """It leaves its node, and a new incarnation takes its place."""
-        log.info("hand-over", job=self._progress.job, sid=member.sid, step=self._progress.step)
+        log.info("hand-over", job=self._step_owner.job, sid=member.sid, step=self._step_owner.step)
         self.part_with(member)
-        self._recruits.bring(member.sid, member)
-        self._telling.recovery(f"{member.sid} leaves its node: another takes its place")
+        self._joining.bring(member.sid, member)
+        self._events.recovery(f"{member.sid} leaves its node: another takes its place")
 
     def part_with(self, member: Member) -> None:
         """It leaves: nothing of the step that is open now is its own. Call it when a step is decided."""
         self._instances.mark_lost(member)
-        self._progress.lost(member)
+        self._step_owner.lost(member)
         self._standbys.revise()
 
     async def _forget(self, member: Member) -> None:
@@ -159,4 +159,4 @@ class MembershipChanges:
                 del self._instances.members[member.sid]
         finally:
             self._going.discard(member.sid)
-        self._telling.changed(f"{member.sid} has left")
+        self._events.changed(f"{member.sid} has left")

@@ -40,20 +40,20 @@ class NodePartitions:
         mesh: MeshView,
         instances: JobInstances,
         replacement: Replacement,
-        troubles: FailureHandling,
+        failure_handling: FailureHandling,
         faults: JobFaults,
-        progress: StepOwner,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._bus = bus
         self._mesh = mesh
         self._instances = instances
         self._replacement = replacement
-        self._troubles = troubles
+        self._failure_handling = failure_handling
         self._faults = faults
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
         self._edges = FailedEdges()
         self._asking: set[tuple[Node, Node]] = set()
@@ -74,7 +74,7 @@ class NodePartitions:
             if all([await self._answers(node) for node in (cut.one, cut.other)]):
                 self._act(cut)
             else:
-                log.info("no cut: a node does not answer", job=self._progress.job, cut=str(cut))
+                log.info("no cut: a node does not answer", job=self._step_owner.job, cut=str(cut))
         finally:
             self._edges.forget(cut)
             self._asking.discard((cut.one, cut.other))
@@ -85,7 +85,7 @@ class NodePartitions:
         someone = next(iter(self._at(node)), None)
         if agent is None or someone is None:
             return False
-        query = Judge(job=self._progress.job, sid=someone.sid, incarnation=someone.incarnation)
+        query = Judge(job=self._step_owner.job, sid=someone.sid, incarnation=someone.incarnation)
         try:
             await self._bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
         except DmscError:
@@ -103,16 +103,16 @@ class NodePartitions:
         )
         if not best.room:
             text += ", as soon as there is room"
-        log.warning("nodes cut off from each other", job=self._progress.job, reason=text)
+        log.warning("nodes cut off from each other", job=self._step_owner.job, reason=text)
         self._replacement.avoid(NodeCut(kept=best.node, given_up=rest.node, at=time.time(), reason=str(cut)))
         agent = self._mesh.agent_of(*rest.node)
         if agent is not None:
-            self._faults.cut(agent, text, step=self._progress.step, attempt=self._progress.attempt)
-        self._telling.cut(text, self._replacement.cuts)
-        self._troubles.losing(lost, f"cut off from node {name(best.node)}")
+            self._faults.cut(agent, text, step=self._step_owner.step, attempt=self._step_owner.attempt)
+        self._events.cut(text, self._replacement.cuts)
+        self._failure_handling.losing(lost, f"cut off from node {name(best.node)}")
 
     def _side(self, node: Node, other: Node) -> Side:
-        stages = self._progress.stages if self._progress.running else self._instances.stages()
+        stages = self._step_owner.stages if self._step_owner.running else self._instances.stages()
         beyond = self._at(other)
         return Side(
             node=node,

@@ -80,26 +80,26 @@ class PeerCopies:
         bus: Bus,
         instances: JobInstances,
         epoch: int,
-        progress: StepOwner,
-        recruits: JoiningMembers,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        joining: JoiningMembers,
+        events: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._bus = bus
         self._instances = instances
-        self._job = progress.job
+        self._job = step_owner.job
         self._epoch = epoch
-        self._progress = progress
-        self._recruits = recruits
-        self._telling = telling
+        self._step_owner = step_owner
+        self._joining = joining
+        self._events = events
         self._tasks = tasks
         self._told: dict[Member, Member | None] = {}
 
     # --- copies are kept ------------------------------------------------------------------------------
     def revise(self) -> None:
         """Has every stage that has only one member now keep a copy at a peer."""
-        if self._progress.running:
-            news = self._news(self._progress.stages, self._progress.data)
+        if self._step_owner.running:
+            news = self._news(self._step_owner.stages, self._step_owner.data)
             if news:
                 self._tasks.spawn(self._tell(news))
 
@@ -140,15 +140,15 @@ class PeerCopies:
     async def bring_back(self, stage: int, version: int) -> Member | None:
         """A newcomer for a stage that has nobody, at `version` by its copy; None: that is not to be had."""
         began = time.monotonic()
-        peers = [one for members in self._progress.stages for one in members] + list(self._progress.data)
+        peers = [one for members in self._step_owner.stages for one in members] + list(self._step_owner.data)
         holder = await self._find(stage, version, peers)
-        newcomer = await self._recruits.newcomer(stage) if holder is not None else None
+        newcomer = await self._joining.newcomer(stage) if holder is not None else None
         if holder is None or newcomer is None:
             return None
         if not await self._send(stage, version, holder, newcomer):
             return None
         text = f"stage {stage} is back from its copy at {holder.sid} after {time.monotonic() - began:.2f} s"
-        self._telling.recovery(f"{text}, at step {version}")
+        self._events.recovery(f"{text}, at step {version}")
         return newcomer
 
     async def _find(self, stage: int, version: int, peers: Sequence[Member]) -> Member | None:
@@ -189,7 +189,7 @@ class PeerCopies:
             stage=stage,
             to=newcomer,
             version=version,
-            transfer=next(self._progress.transfers),
+            transfer=next(self._step_owner.transfers),
         )
         wait = StateWait(job=self._job, epoch=self._epoch, version=version)
         patience_s = self._instances.patience_s(SEND_DEADLINE_S)

@@ -45,9 +45,9 @@ class Rebalancing:
         self,
         instances: JobInstances,
         replacement: Replacement,
-        recruits: JoiningMembers,
-        progress: StepOwner,
-        telling: EventWriter,
+        joining: JoiningMembers,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
         part_with: Callable[[Member], None],
         moves: StageMoves,
@@ -56,9 +56,9 @@ class Rebalancing:
     ) -> None:
         self._instances = instances
         self._replacement = replacement
-        self._recruits = recruits
-        self._progress = progress
-        self._telling = telling
+        self._joining = joining
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
         self._part_with = part_with
         self._moves = moves
@@ -93,15 +93,15 @@ class Rebalancing:
 
     def decided(self, result: StepResult) -> None:
         """A step is: it is taken into account, and whoever is to move may."""
-        news = self._moves.decided(result, last=self._progress.at_end)
+        news = self._moves.decided(result, last=self._step_owner.at_end)
         if news is not None:
             self._tell(news)
         wish, self._wish = self._wish, None
-        if wish is None or self._progress.at_end:
+        if wish is None or self._step_owner.at_end:
             return
         why = self._obstacle(wish.sid, wish.stage)
         if why:
-            log.info("move dropped", job=self._progress.job, sid=wish.sid, stage=wish.stage, reason=why)
+            log.info("move dropped", job=self._step_owner.job, sid=wish.sid, stage=wish.stage, reason=why)
             return
         self._begin(wish)
 
@@ -112,7 +112,7 @@ class Rebalancing:
             self._tell(news)
 
     def _obstacle(self, sid: str, stage: int) -> str:
-        if not self._progress.running:
+        if not self._step_owner.running:
             return "the job is being brought back"
         why = self._moves.impossible(sid, stage, self._crew())
         if not why and not self._replacement.is_open(sid):
@@ -127,10 +127,10 @@ class Rebalancing:
         return StageMembers(
             working={
                 stage: [one.sid for one in members if one.sid not in standbys]
-                for stage, members in enumerate(self._progress.stages)
+                for stage, members in enumerate(self._step_owner.stages)
             },
             standbys=standbys,
-            coming=tuple(sorted(self._recruits.coming)),
+            coming=tuple(sorted(self._joining.coming)),
         )
 
     def _begin(self, wish: MoveRequest) -> None:
@@ -145,7 +145,7 @@ class Rebalancing:
                 newcomer=newcomer.sid,
                 from_stage=unit.stage,
                 to_stage=wish.stage,
-                step=self._progress.step,
+                step=self._step_owner.step,
                 by=wish.by,
                 forecast=wish.forecast,
             )
@@ -165,21 +165,21 @@ class Rebalancing:
         self.under_way = ""
         if self._instances.members.get(member.sid) == member:
             del self._instances.members[member.sid]
-        self._telling.changed(f"{newcomer.sid} takes the place of {member.sid}")
-        await self._telling.told()  # the record names the newcomer before it lives
+        self._events.changed(f"{newcomer.sid} takes the place of {member.sid}")
+        await self._events.told()  # the record names the newcomer before it lives
         await self._replacement.until_free(newcomer)
-        self._recruits.bring(newcomer.sid, given_up=lambda why: self._go_back(newcomer, unit, why))
+        self._joining.bring(newcomer.sid, given_up=lambda why: self._go_back(newcomer, unit, why))
 
     def _go_back(self, newcomer: TaskUnit, unit: TaskUnit, why: DmscError) -> None:
         """The other stage can't be started there: the slot hosts the first one again."""
-        log.warning("move failed", job=self._progress.job, sid=newcomer.sid, reason=str(why))
+        log.warning("move failed", job=self._step_owner.job, sid=newcomer.sid, reason=str(why))
         news = self._moves.fail()
         if news is not None:
             self._tell(news)
-        self._telling.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
+        self._events.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
         self._instances.members.pop(newcomer.sid, None)
         self._swap(newcomer, unit)
-        self._recruits.bring(unit.sid)
+        self._joining.bring(unit.sid)
 
     def _swap(self, out: TaskUnit, into: TaskUnit) -> None:
         """One unit's slot is another's."""
@@ -190,5 +190,5 @@ class Rebalancing:
         self._instances.graph = graph.model_copy(update={"placements": (*graph.placements, place)})
 
     def _tell(self, move: StageMove) -> None:
-        log.info("rebalancing", job=self._progress.job, move=in_words(move))
-        self._telling.moved(move, self._moves.kept)
+        log.info("rebalancing", job=self._step_owner.job, move=in_words(move))
+        self._events.moved(move, self._moves.kept)
