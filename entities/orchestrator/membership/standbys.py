@@ -1,4 +1,4 @@
-"""Standbys of a job's stages (DESIGN §5 rule 9): work while they are all that a stage has, else rest."""
+"""Standbys of a job's stages (DESIGN §5 rule 9): they work while no other replica of their stage lives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from entities.orchestrator.step.step_owner import StepOwner
 
 
 class Standbys:
-    """Has the routers told the weights of stages whose standbys must work now, or may rest again."""
+    """Changes the route weights of stages whose standbys must work now, or may rest again."""
 
     def __init__(
         self,
@@ -25,11 +25,11 @@ class Standbys:
         self._events = events
 
     def revise(self) -> None:
-        """Looks again at who lives."""
+        """Checks which members live, and issues new weights where standbys have to start or stop working."""
         graph = self._instances.graph
         if graph is None or not self._step_owner.running:
             return
-        living = {one.sid for members in self._step_owner.stages for one in members}
+        living = {member.sid for members in self._step_owner.stages for member in members}
         for stage, weights in standby_weights(graph, self._communication.weights(), living).items():
             awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
             reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
