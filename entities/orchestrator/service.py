@@ -1,7 +1,7 @@
-"""SMO (draft §3): of any number of orchestrators one leads; the others wait, the mesh before their eyes.
+"""SMO (draft §3): one of any number of orchestrators leads; the others follow.
 
-A follower serves nothing. It follows the registry and overhears who registers, so that it need not wait
-for anybody when its turn comes.
+A follower serves nothing. It watches the registry and listens to registrations, so that its view of the mesh
+is complete at the moment at which it gets the lead.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from schemas.signals import NodeRegistration
 log = get_logger("orchestrator")
 
 STANDBY_AFTER_S = 0.3
-"""Who gets the lead sooner than this never shows up as waiting."""
+"""An orchestrator that gets the lead sooner than this does not register as a standby."""
 LOOK_AGAIN_S = 5.0
-"""How long one that refuses to lead waits until it looks again."""
+"""How long an orchestrator that refuses to lead waits before it tries again."""
 STANDS_BY = "stands by"
 PRESENT_AGAIN_S = 1.0
-"""Pause before a registration that the registry did not take is tried again."""
+"""Pause before a registration is tried again that the registry did not accept."""
 
 
 class Orchestrator:
-    """One orchestrator: `_follow` until it has the lead, `_lead` until it has lost it, and again."""
+    """One orchestrator: it follows until it has the lead, leads until it loses it, and follows again."""
 
     def __init__(self, bus: Bus, config: OrchestratorConfig | None = None) -> None:
         self.config = config or OrchestratorConfig()
@@ -47,11 +47,11 @@ class Orchestrator:
         self._bus = bus
         self._candidate = LeaderCandidate(bus, self.config.lease, node=self.config.node)
         self._leader: Leader | None = None
-        self._known: dict[str, JobRecord] = {}
+        self._former_records: dict[str, JobRecord] = {}
         self._refusal = ""
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Follows or leads until cancelled; `ready` is set as soon as it does either."""
+        """Follows or leads until cancelled; sets `ready` once it does one of the two."""
         ready = ready or asyncio.Event()
         self._bus.pulse.attend()
         watch = await self._bus.bucket(subjects.REGISTRY_RECORD).watch(self.mesh.record)
@@ -59,74 +59,74 @@ class Orchestrator:
             while True:
                 if self._refusal:
                     await self._stand_aside(ready)
-                keeping = await self._follow(ready)
+                lease_task = await self._follow(ready)
                 try:
-                    await self._lead(keeping, ready)
+                    await self._lead(lease_task, ready)
                 finally:
-                    keeping.cancel()
-                    await asyncio.gather(keeping, return_exceptions=True)
+                    lease_task.cancel()
+                    await asyncio.gather(lease_task, return_exceptions=True)
         finally:
             await self._candidate.release()
             await watch.stop()
 
     def readings(self) -> Iterable[MetricReading]:
-        """For whoever scrapes this process; who waits for the lead has nothing to tell of jobs."""
+        """Metrics of the jobs; an orchestrator that does not lead has none."""
         return () if self._leader is None else self._leader.readings()
 
     async def _follow(self, ready: asyncio.Event) -> asyncio.Task[str]:
-        """Returns with the lead, and with what keeps it from the first moment on."""
-        async with self._overhearing():
-            winning = asyncio.create_task(self._win(), name="candidate")
+        """Waits for the lead; returns the task that renews it and ends once it is reason_lost."""
+        async with self._following_registrations():
+            lead_task = asyncio.create_task(self._win_lead(), name="candidate")
             try:
-                await asyncio.wait({winning}, timeout=STANDBY_AFTER_S)
-                if not winning.done():
+                await asyncio.wait({lead_task}, timeout=STANDBY_AFTER_S)
+                if not lead_task.done():
                     log.info("standing by")
                     ready.set()
                     async with self._presence(self._standby_record()):
-                        await asyncio.wait({winning})
-                return winning.result()
+                        await asyncio.wait({lead_task})
+                return lead_task.result()
             finally:
-                winning.cancel()
-                await asyncio.gather(winning, return_exceptions=True)
+                lead_task.cancel()
+                await asyncio.gather(lead_task, return_exceptions=True)
 
     async def _stand_aside(self, ready: asyncio.Event) -> None:
-        """A record of a newer version is not ours to overwrite: it says so where that is seen."""
+        """Registers as a standby that does not lead: a record of a newer version must not be overwritten."""
         log.error("this orchestrator does not lead", reason=self._refusal)
         ready.set()
-        async with self._overhearing(), self._presence(self._standby_record()):
+        async with self._following_registrations(), self._presence(self._standby_record()):
             await asyncio.sleep(LOOK_AGAIN_S)
         self._refusal = ""
 
-    async def _win(self) -> asyncio.Task[str]:
+    async def _win_lead(self) -> asyncio.Task[str]:
         await self._candidate.won()
         return asyncio.create_task(self._candidate.keep(), name="lease")
 
-    async def _lead(self, keeping: asyncio.Task[str], ready: asyncio.Event) -> None:
-        """Returns once somebody else leads."""
+    async def _lead(self, lease_task: asyncio.Task[str], ready: asyncio.Event) -> None:
+        """Leads for one term; returns once another orchestrator leads, or this one refuses to."""
         claim = self._candidate.claim
         assert claim is not None
         log.info("leading", term=claim.term)
 
-        async def began() -> None:
+        async def on_serving() -> None:
             await self._bus.publish(subjects.LEADER, claim)
             log.info("serving", term=claim.term)
             ready.set()
 
-        self._leader = Leader(self._bus, self.mesh, self._candidate, self.config, self._known)
+        self._leader = Leader(self._bus, self.mesh, self._candidate, self.config, self._former_records)
         try:
             async with self._presence(self._leader_record(claim.term)):
-                lost = await self._leader.run(keeping, began)
+                reason_lost = await self._leader.run(lease_task, on_serving)
             if (refused := self._leader.refused) is not None:
                 self._refusal = refused.text
                 await self._candidate.release()
         finally:
-            self._known = self._leader.records()
+            self._former_records = self._leader.records()
             self._leader = None
-        log.error("leading no more", term=claim.term, reason=lost)
+        log.error("leading no more", term=claim.term, reason=reason_lost)
 
     @contextlib.asynccontextmanager
-    async def _overhearing(self) -> AsyncIterator[None]:
-        """What gateways, routers and agents tell the leader is heard here as well; nothing is answered."""
+    async def _following_registrations(self) -> AsyncIterator[None]:
+        """Follows the registrations that gateways, routers and agents send to the leader; answers none."""
 
         async def service(message: NodeRegistration, envelope: Envelope) -> None:
             await self.mesh.service(message)
@@ -147,13 +147,13 @@ class Orchestrator:
     # --- the registry ----------------------------------------------------------------------------------
     @contextlib.asynccontextmanager
     async def _presence(self, record: ServiceRecord) -> AsyncIterator[None]:
-        """Registered beside the work in the block, which waits for no registry."""
-        present = asyncio.create_task(self._keep_present(record), name=f"presence {record.sid}")
+        """Keeps `record` registered while the block runs; the block does not wait for the registry."""
+        registration_task = asyncio.create_task(self._keep_present(record), name=f"presence {record.sid}")
         try:
             yield
         finally:
-            present.cancel()
-            await asyncio.gather(present, return_exceptions=True)
+            registration_task.cancel()
+            await asyncio.gather(registration_task, return_exceptions=True)
 
     async def _keep_present(self, record: ServiceRecord) -> None:
         while True:
@@ -167,17 +167,20 @@ class Orchestrator:
             await asyncio.sleep(PRESENT_AGAIN_S)
 
     def _leader_record(self, term: int) -> ServiceRecord:
-        """Under the name of the role; with each term a new incarnation, so that the one before is fenced."""
+        """The record under the SID of the role; a new incarnation in each term fences the former leader."""
         incarnation = f"{self._bus.sender.incarnation}-t{term}"
         return self._record(self.config.sid, incarnation, InstanceState.ACTIVE, f"leads in term {term}")
 
     def _standby_record(self) -> ServiceRecord:
         incarnation = self._bus.sender.incarnation
         return self._record(
-            standby(self._bus.sender.name, incarnation), incarnation, InstanceState.PENDING, self._why_not()
+            standby(self._bus.sender.name, incarnation),
+            incarnation,
+            InstanceState.PENDING,
+            self._standby_reason(),
         )
 
-    def _why_not(self) -> str:
+    def _standby_reason(self) -> str:
         refusal = self._refusal or self._candidate.refusal
         return f"does not lead: {refusal}" if refusal else STANDS_BY
 

@@ -1,8 +1,9 @@
 """One job's life (draft §4.4): analyse, plan, deploy, train, export the weights, clean up.
 
 `JobRuns` holds the jobs of a term; it creates a `JobRun` per job and epoch. A run decides in which state its
-job is and what happens when something fails: go on, go back to the checkpoint, park, or end. It calls all other packages of the orchestrator. It never acts for a job whose record belongs
-to a later epoch: each write raises `Fenced` then.
+job is and what happens when something fails: go on, go back to the checkpoint, park, or end. It calls all
+other packages of the orchestrator. It never acts for a job whose record belongs to a later epoch: each write
+raises `Fenced` then.
 
 job_runs.py            `JobRuns`: all jobs of one term: submitted, taken over, driven to their end
 job_run.py             `JobRun`: the states of one job, from the queue to its end

@@ -1,7 +1,7 @@
-"""What a job needs of the bus outside its steps: tried again for as long as that is what is missing.
+"""Bus operations of a job outside its steps: each is repeated while the bus is unavailable.
 
-A server that stands still or is away, a full disk, a registry that can't write: none of it is the job's
-fault, and none ends it. What the bus answers about the job itself goes through.
+A bus server that is away or does not respond, a full disk, a registry that can't write: none of these is the
+job's fault, and none ends it. Errors about the job itself are raised.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from schemas.errors import Unavailable
 log = get_logger("orchestrator")
 
 QUIET_S = 20.0
-"""A job says what it waits for after so long."""
+"""After this time a job says what it waits for."""
 AGAIN_S, AGAIN_MOST_S = 0.2, 5.0
-"""Pause before it is tried again; it doubles each time. A full disk is no less full for being asked more."""
+"""Pause before an operation is tried again; it doubles each time, up to the second value."""
 
 _Result = TypeVar("_Result")
 
 
 class BusOutages:
-    """Of one job. `say` tells people, in its record and events, what it waits for."""
+    """Outlasts outages of the bus for one job. `say` writes what it waits for into its record and events."""
 
     def __init__(self, job: str, say: Callable[[str], Awaitable[None]]) -> None:
         self._job = job
         self._say = say
 
     async def outlast(self, what: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Does `work`, which is `what` in a few words, until nothing is missing for it.
+        """Repeats `work` while it raises `Unavailable`; returns its result.
+
+        Args:
+            what: the work in a few words.
+            work: makes one attempt.
 
         Raises:
-            DmscError: whatever else `work` raises.
+            DmscError: any other error of `work`.
         """
         pause_s, reason = AGAIN_S, ""
         saying: asyncio.Task[None] | None = None
@@ -50,7 +54,7 @@ class BusOutages:
                 except Unavailable as error:
                     log.warning("tried again", job=self._job, what=what, reason=error.text)
                     reason = error.text
-                saying = saying or asyncio.create_task(say())  # beside: that, too, may wait for the bus
+                saying = saying or asyncio.create_task(say())  # a task: it may have to wait for the bus, too
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, AGAIN_MOST_S)
         finally:

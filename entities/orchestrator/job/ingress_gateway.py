@@ -1,4 +1,4 @@
-"""Which gateway dispatches for a job: the one that took it, and another one once that does not answer."""
+"""Which gateway dispatches microbatches for a job: the one that took the job, or another if it is silent."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from schemas.task_graph import TaskGraph
 log = get_logger("orchestrator")
 
 QUIET_S = 20.0
-"""A job says that it waits for a gateway after so long. After a restart of the orchestrator they register
-within 10 s.
+"""After this time a job says that it waits for a gateway. After a restart of the orchestrator gateways
+register within 10 s.
 """
 AGAIN_S = 1.0
-"""Before those that did not take the policy are asked again."""
+"""Pause before gateways that did not take the policy are asked again."""
 ANSWER_S = 3.0
-"""A living gateway takes a policy within milliseconds; then the next one is asked."""
+"""A living gateway takes a policy within milliseconds; after this time the next gateway is asked."""
 
 
 def next_entry(gateways: Sequence[str], preferred: str, silent: Collection[str]) -> str | None:
-    """The preferred gateway, else the first, of those that have not been found silent. Pure."""
+    """The preferred gateway, or else the first, of those that were not silent. Pure."""
     left = [sid for sid in gateways if sid not in silent]
     return preferred if preferred in left else next(iter(left), None)
 
 
 class IngressGateway:
-    """`sid` is the present one; empty before the first `choose`. `say` tells people what it waits for."""
+    """The entry gateway of one job: `sid`, empty before the first `choose`.
+
+    `say` writes what the job waits for into its events.
+    """
 
     def __init__(
         self,
@@ -55,19 +58,19 @@ class IngressGateway:
         self.sid = ""
 
     async def choose(self, graph: TaskGraph | None = None) -> None:
-        """Names a gateway in the job's policy, and waits until it has taken that; no other is waited for.
+        """Names a gateway in the job's policy, and waits until that gateway has taken the policy.
 
-        It waits for as long as none is registered, or none takes it.
+        It waits as long as no gateway is registered, or none takes the policy.
 
         Args:
-            graph: the job is deployed like this; without, the present gateway failed.
+            graph: the graph of a job that is being deployed; None: the present gateway has failed.
         """
         silent = {self.sid} if graph is None else set()
         began, reason, said = time.monotonic(), "none is registered", False
         while True:
             if self._mesh.gateways() or await self._mesh.until(lambda: bool(self._mesh.gateways()), QUIET_S):
                 sid = next_entry(self._mesh.gateways(), self._preferred, silent)
-                if sid is None:  # all have been asked: one may have started again
+                if sid is None:  # all have been asked; one of them may have restarted
                     silent.clear()
                     await asyncio.sleep(AGAIN_S)
                     continue
@@ -105,13 +108,13 @@ class IngressGateway:
         return first_policy(self._job, self._spec, graph, sid, revision)
 
     def end(self, graph: TaskGraph) -> None:
-        """Has all forget a job that was deployed like this by an orchestrator before, and goes on no more."""
+        """Has gateways and routers forget an ended job that an earlier orchestrator deployed as `graph`."""
         sid = next(iter(sorted(self._mesh.gateways())), "")
         over = {"ended": True, "reason": "the job has ended"}
         self._communication.issue(self._first(sid, graph).model_copy(update=over))
 
     async def leave(self, failed: str) -> None:
-        """The present one does not begin a step: another one shall, if there is one."""
+        """Chooses another gateway, because gateway `failed` did not begin a step."""
         async with self._choosing:
             if failed == self.sid:
                 await self.choose()

@@ -37,7 +37,7 @@ from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
-from schemas.step import Member, MicrobatchClaim
+from schemas.step import Member
 from schemas.task_graph import Placement
 
 log = get_logger("orchestrator")
@@ -98,6 +98,7 @@ class JobRun:
             lambda: self.entry.sid,
             self.entry.leave,
         )
+        self.claimed = self.training.claimed
         self.model_work = ModelAnalysis(bus, mesh, journal)
         self.clean_up = Teardown(
             bus, mesh, journal, self.instances, self.checkpoints, self.communication, self.entry
@@ -145,9 +146,6 @@ class JobRun:
         return self.training.step
 
     # --- what the service hands in ------------------------------------------------------------------------
-    def claimed(self, claim: MicrobatchClaim) -> None:
-        self.training.claimed(claim)
-
     async def fault(self, report: FaultReport) -> None:
         """MG or SR reported something about one of this job's instances: locate it, then act on it."""
         correlate(self.journal.record.correlation, cause=current_cause())

@@ -1,5 +1,5 @@
-"""What node agents work out about a job's model: its topology before it is placed (§5.3), a sample when it is
-trained."""
+"""Model work that node agents do for a job: its topology before placement (draft §5.3), a text sample after
+training."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from schemas.task_graph import ModelTopology
 log = get_logger("orchestrator")
 
 ASK_AGAIN_S = 30.0
-"""An agent that was restarted meanwhile knows of no analysis. One that is at it takes the order for a
-repetition; it ends a worker that does not get on, and gives one that does all the time that it takes."""
+"""Pause before the order is repeated: an agent that was restarted does not know of the analysis. An agent
+that is working on it ignores the repetition; it ends a worker without progress, and sets no other limit."""
 ACCEPT_S = 20.0
-"""A living agent takes an order within milliseconds; then the next one is asked. In heard time."""
+"""A living agent takes an order within milliseconds; after this time (while the bus is heard) the next agent
+is asked."""
 SAMPLE_DEADLINE_S = 90.0
 
 
 class ModelAnalysis:
-    """Orders it from agents of the job's clusters; what they find comes back in messages of its own."""
+    """Orders model work from agents of the job's clusters; results come back as messages of their own."""
 
     def __init__(self, bus: Bus, mesh: MeshView, journal: JobStore) -> None:
         self._bus = bus
@@ -40,13 +41,13 @@ class ModelAnalysis:
         self._analysts: set[str] = set()
         self._writers: set[str] = set()
 
-    # --- what agents answer: those that were asked, nobody else ---------------------------------------------
+    # --- answers: only of agents that were asked ------------------------------------------------------------
     def topology(self, message: ModelTopology, agent: str) -> None:
         if self._is_asked(agent, self._analysts, "topology") and not self._topology.done():
             self._topology.set_result(message)
 
     def analysis_failed(self, message: AnalysisFailed, agent: str) -> None:
-        """A verdict on the model, or what its worker lacked, the bus for instance."""
+        """The analysis failed: the model is bad, or the worker lacked something, the bus for instance."""
         if not self._is_asked(agent, self._analysts, "analysis") or self._topology.done():
             return
         lacked = ErrorReply(code=message.code, text=message.text).to_exception()
@@ -56,21 +57,22 @@ class ModelAnalysis:
         if self._is_asked(agent, self._writers, "sample") and not self._sample.done():
             self._sample.set_result(message.text)
 
-    def _is_asked(self, agent: str, asked: set[str], what: str) -> bool:
-        if agent not in asked:
+    def _is_asked(self, agent: str, agents: set[str], what: str) -> bool:
+        if agent not in agents:
             log.warning(f"{what} of a node that was not asked: ignored", job=self._job, agent=agent)
-        return agent in asked
+        return agent in agents
 
-    # --- what they are asked ------------------------------------------------------------------------------
+    # --- orders -------------------------------------------------------------------------------------------
     async def analyse(self) -> ModelTopology:
-        """
+        """Has an agent analyse the model; tries the next agent where one does not answer.
+
         Raises:
-            BadModel: it has none.
-            Unavailable: no node could take it, or the bus does not tell the job's secrets; ask again.
+            BadModel: the model can't be analysed.
+            Unavailable: no node could do it, or the job's secrets can't be read; try again.
         """
         secrets = await secrets_for(self._bus, self._spec)
         order = Analyse(job=self._job, spec=self._spec, secrets=secrets)
-        passed_over: dict[str, str] = {}  # who could not do it, and why: no word on the model
+        passed_over: dict[str, str] = {}  # agents that could not do it, and why; it says nothing of the model
         while True:
             agents = self._agents()
             if not agents:
@@ -87,7 +89,7 @@ class ModelAnalysis:
                 passed_over[agent] = error.text
 
     async def write_sample(self, manifest: WeightsManifest) -> str:
-        """A courtesy at the end: its failure is told, and fails nothing."""
+        """Has an agent generate a text sample; returns '' on failure, which is only logged."""
         agents = self._agents()
         if not agents:
             return ""
@@ -124,8 +126,8 @@ class ModelAnalysis:
             raise
 
     def _agents(self) -> list[str]:
-        wanted = self._spec.parallel.clusters
+        clusters = self._spec.parallel.clusters
         return sorted(
-            (sid for sid, node in self._mesh.nodes.items() if not wanted or node.cluster in wanted),
+            (sid for sid, node in self._mesh.nodes.items() if not clusters or node.cluster in clusters),
             key=lambda sid: (self._mesh.cordons.whole(sid), not self._mesh.nodes[sid].warm, sid),
         )

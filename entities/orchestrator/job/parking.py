@@ -1,7 +1,8 @@
-"""A job that a person parks waits without instances, until a person resumes it.
+"""A job that a person parks waits without instances until a person resumes it.
 
-What was said is in the job's record (`held`), so that it outlives orchestrators. A running job stops where a
-step ends, at a checkpoint of that very step; one that comes to no such place in time, at its last one.
+The order is in the job's record (`held`), so that it survives a change of orchestrators. A running job stops
+at the end of a step, at a checkpoint of that step; if it does not get there in time, it stops at its last
+one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from schemas.errors import Conflict, Unavailable
 from schemas.job import JobState
 
 REST_S = 20.0
-"""How long a step that is open, and the checkpoint behind it, may take when the job is to be parked."""
+"""How long the open step and the checkpoint after it may take when the job is to be parked."""
 KEPT_S = 5.0
-"""How long it is waited until the bus has written down what a person asked for: its disk may be full. Shorter
-than a gateway waits for the answer; the record follows as soon as there is room."""
+"""How long to wait until the bus has written a person's order: its disk may be full. This is shorter than a
+gateway waits for the answer; the record is written as soon as there is room."""
 
 
 async def written_down(writing: Awaitable[None]) -> None:
-    """What a person asked for is being written. Where the bus does not take it, it counts all the same.
+    """Waits for the write of a person's order; where the bus does not take it, the order counts all the same.
 
     Raises:
         Fenced: another orchestrator has the job.
@@ -37,11 +38,11 @@ async def written_down(writing: Awaitable[None]) -> None:
 
 
 class Parking:
-    """Of one run of a job.
+    """Parks and resumes one run of a job.
 
     Args:
-        rest_s: how long its open step is waited for.
-        interrupt: ends the run where it stands; whether there was something to end.
+        rest_s: how long to wait for its open step, in seconds.
+        interrupt: ends the run where it stands; returns whether there was something to end.
         before: why the job was parked before this run; None: it was not, or was resumed.
     """
 
@@ -66,17 +67,17 @@ class Parking:
         self._taking_over = record.epoch > 1 and record.state is not JobState.PARKED
         self.interrupted = False
 
-    # --- what a person asks for ---------------------------------------------------------------------------
+    # --- orders of a person -------------------------------------------------------------------------------
     @property
     def held(self) -> str:
-        """By whom it was parked, and why; empty: by nobody."""
+        """Who parked the job, and why; empty: nobody did."""
         return self._journal.record.held
 
     async def park(self, why: str) -> None:
-        """Has the job wait; its slots are free in a moment.
+        """Parks the job; its slots are free in a moment.
 
         Raises:
-            Conflict: it has not begun.
+            Conflict: the job has not begun.
         """
         record = self._journal.record
         if record.state in (JobState.QUEUED, JobState.ANALYSING) and record.loss_first is None:
@@ -89,17 +90,17 @@ class Parking:
             self._break_off()
 
     async def resume(self, why: str) -> None:
-        """Has it go on as soon as there is room; one that is still on its way to be parked stays.
+        """Has the job go on as soon as there is room; if it is not parked yet, it just keeps running.
 
         Raises:
-            Conflict: nothing keeps it.
+            Conflict: the job is neither parked nor about to be.
         """
         record = self._journal.record
         parked = record.state is JobState.PARKED
         if not parked and not self.held:
             raise Conflict(f"job {record.job} is {record.state}: only a parked one can be resumed")
         if not self.waits:
-            return  # for room alone: it stands in the line
+            return  # it waits for room only: it is in the queue already
         self.stop()
         writing = self._journal.move(record.state, why, held="") if parked else self._journal.note(held="")
         await written_down(writing)
@@ -109,17 +110,20 @@ class Parking:
     # --- what its run hands in ------------------------------------------------------------------------------
     @property
     def waits(self) -> bool:
-        """More than room is needed for it to go on."""
+        """The job needs more than room to go on."""
         return bool(self.held) or (self._before is not None and not self._before.for_room)
 
     @property
     def resumed(self) -> bool:
-        """Somebody said so while it was being parked."""
+        """The job was resumed while it was being parked."""
         return self._resumed.is_set()
 
     async def until_resumed(self) -> None:
-        """One that a person parked waits for a person; one that room alone does not help, also for a place
-        that was not there, or not open."""
+        """Returns once the job may look for room again.
+
+        A job that a person parked waits for a person. One that failed for another reason than room also goes
+        on once a place is open that was not there, or not open, before.
+        """
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._resumed.wait())}
         if not self.held:
             otherwise = self._mesh.until_open_otherwise(self._mesh.open_places())
@@ -134,23 +138,23 @@ class Parking:
         self._resumed.clear()
 
     def taken_over(self, *, adopted: bool) -> None:
-        """Whether the job goes on with the instances of an orchestrator before this one is known.
+        """Called once it is known whether the job goes on with instances of an earlier orchestrator.
 
         Raises:
-            Parked: it does not, and is to wait.
+            Parked: it does not, and a person has parked it.
         """
         self._taking_over = False
         if self.held and not (adopted and self._come_to_rest()):
             raise Parked(self.held, for_room=False)
 
     def stop(self) -> None:
-        """The run is over, or goes on: it is not to be interrupted any more."""
+        """Cancels the deadline: the run is over or goes on, and must not be interrupted."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
     def _come_to_rest(self) -> bool:
-        """Whether the job is in training, and will be parked at the end of the open step."""
+        """Has the job stop at the end of the open step; returns False if it is not in training."""
         if not self._training.park(self.held):
             return False
         self._deadline = asyncio.get_running_loop().call_later(self._rest_s(), self._break_off)

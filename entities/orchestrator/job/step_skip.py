@@ -1,4 +1,4 @@
-"""Leaving a step out, by those that have the state: forget it, record the decision, go on (ADR-0012)."""
+"""Leaving out a step (ADR-0012): members with the state forget it, then record and commit the decision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABORT_DEADLINE_S = 20.0
 
 
 class StepSkip:
-    """No step loop runs meanwhile. `losing` is told who does not answer: those are lost to the job."""
+    """Leaves out one step while no step loop runs. `losing` is called for members that do not answer."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class StepSkip:
         self._losing = losing
 
     async def clear(self, step: int, attempt: int, members: Iterable[Member]) -> None:
-        """All of them forget what they have of the step: they are at `attempt`, or lost."""
+        """Has members forget what they have of the step; afterwards each is at `attempt`, or lost."""
         order = StepAbort(
             job=self._record.job,
             epoch=self._epoch,
@@ -54,7 +54,7 @@ class StepSkip:
         )
 
     async def carry_out(self, decision: StepDecision) -> None:
-        """The commit point, then everybody's commit. Whoever does not answer is lost; the decision stands.
+        """Records the decision, then has all members commit it. A member that does not answer is lost.
 
         Raises:
             Fenced: another orchestrator leads this job.

@@ -1,4 +1,4 @@
-"""Taking over a job whose instances live, from an orchestrator that does not lead any more (rule 7)."""
+"""Taking over a job with living instances from a former orchestrator (DESIGN §5 rule 7)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OVER = (InstanceState.FAULTED, InstanceState.GONE)
 
 
 class TakeoverService:
-    """Finds out where a job is, and brings its instances to one step."""
+    """Finds out at which step a job's instances are, and brings them all to one step."""
 
     def __init__(
         self, bus: Bus, mesh: MeshView, instances: JobInstances, record: DecisionRecord, epoch: int
@@ -42,10 +42,10 @@ class TakeoverService:
         self._epoch = epoch
 
     async def settle(self) -> Settled | None:
-        """Takes the record, adopts who answers, commits what was decided, clears the open step.
+        """Takes the record, adopts instances that answer, commits the last decision, clears the open step.
 
         Returns:
-            Where the job goes on; None if no instance of a stage lives, or nobody knows what was decided.
+            Where the job goes on; None if no stage instance lives, or the last decision can't be read.
 
         Raises:
             Fenced: a later orchestrator leads this job.
@@ -90,17 +90,17 @@ class TakeoverService:
     async def _registered(self) -> list[ServiceRecord]:
         """The newest incarnation of each unit, as the registry has it."""
         assert self._instances.graph is not None
-        found = []
+        records = []
         for unit in self._instances.graph.units:
             try:
                 entry = await self._bus.bucket(REGISTRY_RECORD).get(sid=unit.sid)
-            except (UnreadableRecord, NewerRecord) as error:  # it is as lost, and replaced
+            except (UnreadableRecord, NewerRecord) as error:  # it counts as lost, and is replaced
                 log.warning("not adopted", job=self._record.job, sid=unit.sid, reason=error.text)
                 continue
             if entry is not None:
                 assert isinstance(entry.message, ServiceRecord)
-                found.append(entry.message)
-        return found
+                records.append(entry.message)
+        return records
 
     async def _adopt(self, member: Member) -> Adopted | None:
         order = Adopt(job=self._record.job, epoch=self._epoch)
@@ -121,9 +121,9 @@ class TakeoverService:
     async def _commit(
         self, decision: StepDecision, stage: int, member: Member, attempt: int, fenced: Iterable[Member]
     ) -> None:
-        """Newcomers are fenced first: a commit waits for a state on its way to one, which may be dead."""
-        deciders = {one for members in decision.membership for one in members}
-        newcomers = tuple(one for one in fenced if one not in deciders)
+        """Has a member commit the decision; fences newcomers first: a commit waits for their transfers."""
+        voters = {voter for members in decision.membership for voter in members}
+        newcomers = tuple(other for other in fenced if other not in voters)
         if newcomers:
             fence = StepFence(
                 job=self._record.job,
@@ -135,7 +135,7 @@ class TakeoverService:
             )
             try:
                 await self._instances.order(STEP_FENCE, fence, [member], deadline_s=FENCE_DEADLINE_S)
-            except DmscError as error:  # it may be further by now, and has fenced them nevertheless
+            except DmscError as error:  # the member may be further by now, and has fenced them nevertheless
                 log.info("newcomers not fenced", sid=member.sid, reason=str(error))
         order = commit_order(decision, stage, self._epoch)
         await self._order(STEP_COMMIT, order, member, COMMIT_DEADLINE_S)
@@ -144,7 +144,7 @@ class TakeoverService:
         await self._order(STEP_ABORT, order, member, ABORT_DEADLINE_S)
 
     async def _order(self, row: Subject, order: Message, member: Member, deadline_s: float) -> None:
-        """An instance that does not obey is lost; the step loop fences and replaces it."""
+        """Gives an order; an instance that does not carry it out is lost, and the step loop fences it."""
         try:
             await self._instances.order(row, order, [member], deadline_s=deadline_s, moving=True)
         except DmscError as error:

@@ -26,13 +26,13 @@ log = get_logger("orchestrator")
 
 TERMINATION_DEADLINE_S = 5.0
 ANSWER_S = 10.0
-"""How long registry and agents are waited for; in heard time."""
+"""How long to wait for an answer of the registry or an agent, in time during which the bus is heard."""
 AGENTS_BACK_S = 12.0
-"""How long a restarted orchestrator waits for the agents of a job: they repeat themselves every 5 s."""
+"""How long a restarted orchestrator waits for the agents of a job; they register again every 5 s."""
 
 
 class Teardown:
-    """Of one job: `run` when it is over, `reclaim` before it starts afresh under another orchestrator."""
+    """Cleans up one job: `run` when it is over, `reclaim` before another orchestrator starts it afresh."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Teardown:
         self._termination.set()
 
     async def run(self) -> None:
-        """Whatever goes wrong with a part is told, and the rest is cleaned up."""
+        """Cleans up all parts; logs the failure of one part, and goes on with the others."""
         steps: Sequence[tuple[str, Callable[[], Awaitable[None]]]] = (
             ("termination", self._end_communication),
             ("instances", self._instances.stop),
@@ -73,7 +73,7 @@ class Teardown:
         for name, step in steps:
             try:
                 await step()
-            except Exception as error:  # whatever it is, the rest is cleaned up
+            except Exception as error:  # the other parts are cleaned up all the same
                 known = isinstance(error, DmscError)
                 log.warning(
                     "clean-up incomplete",
@@ -84,8 +84,10 @@ class Teardown:
                 )
 
     async def park(self) -> None:
-        """Its instances end, and their slots are free; whatever goes wrong with that, their agents end them
-        before anything of the next epoch starts there."""
+        """Ends the job's instances, so that their slots are free.
+
+        If that fails, their agents end them before an instance of the next epoch starts in the same slot.
+        """
         for name, step in (("instances", self._instances.stop(now=True)), ("registry", self._release())):
             try:
                 await step
@@ -93,9 +95,9 @@ class Teardown:
                 log.warning("not parked in order", job=self._job, part=name, reason=str(error))
 
     async def reclaim(self) -> None:
-        """An orchestrator before this one left the job open, and nothing of it lives that could go on.
+        """Ends what is left of a job that an earlier orchestrator left open, before it starts afresh.
 
-        What is left of its instances ends before new ones start, for they hold their slots.
+        Its old instances hold slots, so they have to end before new ones start.
 
         Raises:
             Unavailable: the registry does not answer, or can't write.
@@ -105,9 +107,9 @@ class Teardown:
         await self._forget()
 
     async def agents_back(self) -> None:
-        """The agents of its instances' nodes register with a new orchestrator within seconds."""
+        """Waits until the agents of the job's nodes have registered here, which takes seconds."""
         graph = self._journal.record.graph
-        places = {(one.cluster, one.node) for one in graph.placements} if graph else set()
+        places = {(place.cluster, place.node) for place in graph.placements} if graph else set()
 
         def back() -> bool:
             return all(self._mesh.agent_of(cluster, node) is not None for cluster, node in places)

@@ -1,7 +1,7 @@
 """A job's training, from the first step to the last: steps, boundaries, roll-backs, steps that are left out.
 
-What breaks a step is judged in `troubles`; who comes and goes is in `recruits` and `crew_changes`; what is
-decided about the open step, in the step machine.
+`membership.failure_handling` judges what breaks a step; `membership.joining` and
+`membership.membership_changes` say who comes and goes; the step machine decides about the open step.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from schemas.errors import Conflict, DmscError
 from schemas.job import JobState, StepResult
 from schemas.signals import QosReport
 from schemas.stage_move import MoveForecast
-from schemas.step import Member, MicrobatchClaim, StepAbort, StepDecision
+from schemas.step import Member, StepAbort, StepDecision
 
 log = get_logger("orchestrator")
 
 ABORT_DEADLINE_S = 20.0
 RESTORATIONS = 8
-"""In a row, each broken by a new loss, before the job is parked."""
+"""Failed restorations in a row before the job is parked; each was broken by a new loss."""
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
-"""Pause before a store that did not answer is asked again, at first and at most."""
+"""Pause before a store that did not answer is asked again: the first one, and the longest."""
 
 
 class Training:
-    """Runs the steps of one job. `async with` it from the deployment to the export of the weights."""
+    """Runs the steps of one job; an async context from the deployment to the export of the weights."""
 
     def __init__(
         self,
@@ -86,18 +86,19 @@ class Training:
         self._epoch = journal.record.epoch
         self.record = DecisionRecord(bus, self._job, self._epoch, journal.confirmed)
         self._tasks = tasks = GuardedTasks()
-        self._telling = telling = EventWriter(journal, instances)
-        self._progress = progress = StepOwner(
+        self._events = events = EventWriter(journal, instances)
+        self._step_owner = step_owner = StepOwner(
             bus, self._spec, self._epoch, instances, self.record, gateway, self, self._pauses
         )
+        self.claimed = step_owner.claimed  # the most frequent message takes no detour
         self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
         self._replacement = replacement = Replacement(bus, mesh, instances, journal, occupied)
-        self._standbys = Standbys(instances, communication, progress, telling)
-        self._recruits = JoiningMembers(instances, replacement, progress, telling, tasks, bus.pulse)
-        self._troubles = FailureHandling(
+        self._standbys = Standbys(instances, communication, step_owner, events)
+        self._joining = JoiningMembers(instances, replacement, step_owner, events, tasks, bus.pulse)
+        self._failure_handling = FailureHandling(
             instances,
             replacement,
-            self._recruits,
+            self._joining,
             self._standbys,
             faults,
             self._quarantine,
@@ -106,67 +107,64 @@ class Training:
                 roll_backs=journal.record.roll_backs,
                 furthest=journal.record.furthest,
             ),
-            progress,
-            telling,
+            step_owner,
+            events,
             tasks,
         )
         self._changes = MembershipChanges(
-            instances, replacement, self._recruits, self._standbys, checkpoints, progress, telling, tasks
+            instances, replacement, self._joining, self._standbys, checkpoints, step_owner, events, tasks
         )
         self._rebalancing = Rebalancing(
             instances,
             replacement,
-            self._recruits,
-            progress,
-            telling,
+            self._joining,
+            step_owner,
+            events,
             tasks,
             self._changes.part_with,
             StageMoves(list(journal.record.moves)),
             allowed=self._spec.parallel.rebalance,
         )
-        self._cuts = NodePartitions(
-            bus, mesh, instances, replacement, self._troubles, faults, progress, telling, tasks
+        self._partitions = NodePartitions(
+            bus, mesh, instances, replacement, self._failure_handling, faults, step_owner, events, tasks
         )
-        self._copies = PeerCopies(bus, instances, self._epoch, progress, self._recruits, telling, tasks)
+        self._copies = PeerCopies(bus, instances, self._epoch, step_owner, self._joining, events, tasks)
         self._decided_at = time.monotonic()
         self.alerts = Alerts(journal.record.alerts)
         self._figures = JobFigures()
         self._parks = ""
 
     async def __aenter__(self) -> Training:
-        self._tasks.spawn(self._telling.run())
+        self._tasks.spawn(self._events.run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._progress.running:
-                await self._progress.close()
+            if self._step_owner.running:
+                await self._step_owner.close()
         finally:
             await self._tasks.close()
 
-    # --- where it is, and what its owner hands in -----------------------------------------------------
+    # --- what its owner reads and hands in ------------------------------------------------------------
     @property
     def step(self) -> int:
         """The step that is open."""
-        return self._progress.step
+        return self._step_owner.step
 
     @property
     def attempt(self) -> int:
         """The present attempt of the open step."""
-        return self._progress.attempt
+        return self._step_owner.attempt
 
     def stages(self) -> tuple[tuple[Member, ...], ...]:
         """Members with the state of the present version, by stage."""
-        return self._progress.stages
-
-    def claimed(self, claim: MicrobatchClaim) -> None:
-        self._progress.claimed(claim)
+        return self._step_owner.stages
 
     def lost(self, member: Member, why: str, told: str = "") -> None:
         """See `FailureHandling.lost`."""
-        self._troubles.lost(member, why, told)
+        self._failure_handling.lost(member, why, told)
 
     def revise_standbys(self) -> None:
         """See `Standbys.revise`."""
@@ -184,13 +182,9 @@ class Training:
         return self._changes.scale(stage, replicas)
 
     def park(self, why: str) -> bool:
-        """Has the job stop at the end of the open step, at a checkpoint of it; '': not any more.
-
-        Returns:
-            Whether it is in training, so that this will come.
-        """
+        """Has the job stop at a checkpoint after the open step, and returns whether it runs; '' withdraws that."""
         self._parks = why
-        return self._progress.running
+        return self._step_owner.running
 
     def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None) -> str:
         """See `Rebalancing.ask`."""
@@ -199,43 +193,43 @@ class Training:
     @property
     def counted(self) -> dict[str, Any]:
         """See `FailureHandling.counted`."""
-        return self._troubles.counted
+        return self._failure_handling.counted
 
     @property
     def finds_room(self) -> bool:
-        """There is room now for an instance that was waiting for it, and will be placed in a moment."""
+        """There is room now for an instance that waits for a slot; it will be placed in a moment."""
         return self._replacement.finds_room()
 
     async def told(self) -> None:
-        """Returns once everything so far is on the job's stream."""
-        await self._tasks.unless_failed(self._telling.told())
+        """Returns once all events so far are on the job's stream."""
+        await self._tasks.unless_failed(self._events.told())
 
     # --- beginning ------------------------------------------------------------------------------------
     async def begin(self) -> None:
-        """Takes up the job with fresh instances, at its beginning or at the newest checkpoint.
+        """Starts training with fresh instances, at the job's beginning or at its newest checkpoint.
 
         Raises:
             Fenced: another orchestrator leads this job.
         """
         await self.record.take()
         self._rebalancing.disturbed()
-        self._progress.step, crew = await self._restore(fresh=True)
+        self._step_owner.step, crew = await self._restore(fresh=True)
         if self.step:
             await self._journal.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
-        settled = self._progress.afresh(crew)
+        settled = self._step_owner.afresh(crew)
         await self._open(settled)
-        self._recruits.introduce(settled)
+        self._joining.introduce(settled)
 
     async def go_on(self, settled: Settled) -> None:
-        """Takes up the job with the living instances of an orchestrator before this one."""
-        self._progress.step = settled.step
-        self._troubles.taken_over(settled.step)
+        """Goes on with training by the living instances of an earlier orchestrator."""
+        self._step_owner.step = settled.step
+        self._failure_handling.taken_over(settled.step)
         self._rebalancing.disturbed()
         await self._open(settled)
         present = {member.sid for member in settled.everyone if member not in self._instances.lost}
         for unit in self._instances.units:
             if unit.sid not in present:
-                self._troubles.missing(unit.sid)
+                self._failure_handling.missing(unit.sid)
 
     # --- steps and boundaries ----------------------------------------------------------------------------
     async def run(self) -> None:
@@ -248,8 +242,8 @@ class Training:
         while True:
             try:
                 while await self._boundary():
-                    boundary = self._progress.loop.to_boundary(self.step)
-                    self._progress.step = await self._tasks.unless_failed(boundary)
+                    boundary = self._step_owner.loop.to_boundary(self.step)
+                    self._step_owner.step = await self._tasks.unless_failed(boundary)
                 return
             except StepGivenUp as given_up:
                 log.warning("step given up", job=self._job, step=self.step, reason=given_up.text)
@@ -257,35 +251,42 @@ class Training:
                 await self._roll_back(gone)
 
     async def _boundary(self) -> bool:
-        """What is due before the next step; whether there is one. One that can't be computed is left out."""
+        """Does what is due before the next step, and leaves out steps that can't be computed.
+
+        Returns:
+            Whether there is a next step.
+        """
         while True:
-            if not self._progress.loop.over:  # a step that was given up had its boundary before
+            if not self._step_owner.loop.over:  # a step that was given up had its boundary already
                 await self._at_rest()
             bad = self._quarantine.of(self.step)
-            if bad is None or self._progress.at_end:
-                return not self._progress.at_end
-            await self._leave_out(bad)
+            if bad is None or self._step_owner.at_end:
+                return not self._step_owner.at_end
+            await self._skip_step(bad)
 
     async def _at_rest(self) -> None:
-        """Validation, checkpoint, and one instance that is to leave its node."""
+        """Validates, takes a checkpoint, and lets one instance leave its node, as far as each is due."""
         if self._validation_due(self.step):
             await self._tasks.unless_failed(self._validate())
         try:
-            await self._tasks.unless_failed(self._checkpoints.at_boundary(self.step, self._progress.stages))
-            if not self._progress.at_end:
+            await self._tasks.unless_failed(self._checkpoints.at_boundary(self.step, self._step_owner.stages))
+            if not self._step_owner.at_end:
                 await self._park()
                 await self._changes.at_rest()
         except MemberLost as lost:
-            self._troubles.losing(lost.members, str(lost))  # due again at the next boundary
+            self._failure_handling.losing(
+                lost.members, str(lost)
+            )  # the checkpoint is due again at the next boundary
 
     async def _park(self) -> None:
-        """
+        """Ends the training at a checkpoint of this step, if the job is to be parked.
+
         Raises:
-            Parked: somebody wants it.
-            MemberLost: somebody died before the checkpoint was taken.
+            Parked: the job is to be parked.
+            MemberLost: a member died before the checkpoint was taken.
         """
         if self._parks:
-            step, stages = self._progress.step, self._progress.stages
+            step, stages = self._step_owner.step, self._step_owner.stages
             await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, self._parks))
         if self._parks:  # still
             raise Parked(self._parks, for_room=False)
@@ -309,50 +310,52 @@ class Training:
         return bool(training.validate_every) and step % training.validate_every == 0
 
     async def _validate(self) -> None:
-        loss = await self._progress.loop.validate(self.step)
-        self._telling.validation(self.step, loss)
+        loss = await self._step_owner.loop.validate(self.step)
+        self._events.validation(self.step, loss)
         await self.told()
 
     # --- going back -------------------------------------------------------------------------------------
     async def _roll_back(self, gone: StageGone | StepBroken) -> None:
-        """Everyone takes the last checkpoint (or the seed): a stage was lost with its state, or a step failed
-        too often.
+        """Has everyone take the last checkpoint, or the seed, and opens a new loop there.
+
+        The cause is a stage that was lost with its state, or a step that failed too often.
 
         Raises:
             Parked: the job can't be brought back now.
         """
         began = time.monotonic()
         if isinstance(gone, StepBroken):
-            self._troubles.rolling_back(gone)
+            self._failure_handling.rolling_back(gone)
         await self._journal.move(JobState.RECOVERING, gone.text)
-        before = await self._progress.close()
+        before = await self._step_owner.close()
         version, crew = await self._restore(attempt=before.attempt)
-        self._progress.step = version
+        self._step_owner.step = version
         text = f"{gone.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
-        self._troubles.rolled_back(text)
+        self._failure_handling.rolled_back(text)
         self._rebalancing.disturbed()
         await self._journal.tell("recovery", text=text)
         await self._journal.move(JobState.RUNNING, f"step {version} of {self._spec.training.steps}")
-        settled = self._progress.afresh(crew, before.attempt, before.generation)
+        settled = self._step_owner.afresh(crew, before.attempt, before.generation)
         await self._open(settled)
-        self._recruits.introduce(settled)
+        self._joining.introduce(settled)
         self._decided_at = time.monotonic()
 
     async def _restore(
         self, *, fresh: bool = False, attempt: int | None = None
     ) -> tuple[int, frozenset[Member]]:
-        """Everyone takes the newest checkpoint that is whole, or the job's beginning.
+        """Has everyone take the newest whole checkpoint, or the job's beginning.
 
         Returns:
-            Its version, and who is at it; others join later.
+            The version, and the members that are at it; others join later.
 
         Raises:
-            Parked: somebody whom the job can't do without finds no room, or they are lost again and again.
+            Parked: an instance that the job needs finds no room, or members are lost again and again.
         """
         failures, pause_s = 0, RETRY_S
         while True:
-            await self._recruits.until_there()
-            crew = frozenset(one for one in self._instances.present() if one.sid not in self._recruits.coming)
+            await self._joining.until_there()
+            coming = self._joining.coming
+            crew = frozenset(member for member in self._instances.present() if member.sid not in coming)
             try:
                 if attempt is not None:
                     await self._tasks.unless_failed(self._abort(attempt, crew))
@@ -361,10 +364,10 @@ class Training:
             except MemberLost as lost:
                 failures += 1
                 last: DmscError = lost
-                self._troubles.losing(lost.members, str(lost))
+                self._failure_handling.losing(lost.members, str(lost))
             except (Unrecoverable, Parked):
                 raise
-            except DmscError as error:  # the store, or somebody, does not answer
+            except DmscError as error:  # the store, or a member, does not answer
                 failures += not error.retryable
                 last = error
                 await self._journal.reason(f"the checkpoint can't be read yet: {error.text}")
@@ -388,64 +391,66 @@ class Training:
     async def until_whole(self) -> None:
         """Returns once every stage has a member again, from a peer's copy or by a roll-back.
 
-        After a roll-back, `step` is behind the last one.
+        After a roll-back, `step` is lower than the number of steps, and training has to go on.
         """
-        while not all(self._progress.stages):
+        while not all(self._step_owner.stages):
             try:
-                await self._tasks.unless_failed(self._progress.loop.pause())
+                await self._tasks.unless_failed(self._step_owner.loop.pause())
             except (StageGone, StepBroken) as gone:
                 await self._roll_back(gone)
 
     # --- steps that can't be computed -----------------------------------------------------------------
-    async def _leave_out(self, bad: BadMicrobatch) -> None:
-        """On to the next step without the present one, with those that have the state; others join later.
+    async def _skip_step(self, bad: BadMicrobatch) -> None:
+        """Goes on to the next step without the present one, with members that have the state.
+
+        Other members join later.
 
         Raises:
-            StageGone: nobody of a stage has it.
+            StageGone: no member of a stage has the state.
         """
-        before = await self._progress.close()
-        omission = StepSkip(self._instances, self.record, self._epoch, self._troubles.losing)
-        settled = self._progress.living(before)
-        await self._tasks.unless_failed(omission.clear(self.step, before.attempt, settled.everyone))
-        settled = self._progress.living(settled)
+        before = await self._step_owner.close()
+        skip = StepSkip(self._instances, self.record, self._epoch, self._failure_handling.losing)
+        settled = self._step_owner.living(before)
+        await self._tasks.unless_failed(skip.clear(self.step, before.attempt, settled.everyone))
+        settled = self._step_owner.living(settled)
         if all(settled.stages):
             decision = skip_decision(self._job, self._epoch, settled, bad)
-            await self._tasks.unless_failed(omission.carry_out(decision))
-            self._progress.step = bad.step + 1
-            self._troubles.left_out(bad)
-            settled = self._progress.living(replace(settled, step=self.step))
+            await self._tasks.unless_failed(skip.carry_out(decision))
+            self._step_owner.step = bad.step + 1
+            self._failure_handling.left_out(bad)
+            settled = self._step_owner.living(replace(settled, step=self.step))
         await self._open(settled)
         self._standbys.revise()
-        self._recruits.introduce(settled)
+        self._joining.introduce(settled)
         for stage, members in enumerate(settled.stages):
             if not members:
                 raise StageGone(stage)
 
     async def _open(self, settled: Settled) -> None:
-        await self._progress.open(settled)
+        await self._step_owner.open(settled)
         self._keep_copies()
 
     def _keep_copies(self) -> None:
         if self._spec.parallel.copies:
             self._copies.revise()
 
-    # --- what the step loop tells ---------------------------------------------------------------------
+    # --- what the step loop reports (`StepObserver`) --------------------------------------------------
     def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
         now = time.monotonic()
         result = step_result(
-            self._spec, ledger, decision, now - self._decided_at, self._progress.loop.clock.phases()
+            self._spec, ledger, decision, now - self._decided_at, self._step_owner.loop.clock.phases()
         )
         self._decided_at = now
-        self._progress.step = decision.step + 1
-        self._troubles.decided(decision.step)
+        self._step_owner.step = decision.step + 1
+        self._failure_handling.decided(decision.step)
         self._checkpoints.committed(result)
-        self._telling.step(result, self._troubles.counted)
-        self._watched(result, ledger)
+        self._events.step(result, self._failure_handling.counted)
+        self._observe(result, ledger)
         self._changes.decided()
         self._rebalancing.decided(result)
         self._standbys.revise()
 
-    def _watched(self, result: StepResult, ledger: StepLedger) -> None:
+    def _observe(self, result: StepResult, ledger: StepLedger) -> None:
         self._figures.decided(result)
         for alert in self.alerts.decided(result, ledger.claims.values()):
             self._alert(alert)
@@ -453,15 +458,15 @@ class Training:
     def _alert(self, alert: Alert) -> None:
         tell = log.warning if alert.raised else log.info
         tell("alert", kind=alert.kind, job=self._job, step=alert.step, raised=alert.raised, text=alert.text)
-        self._telling.alert(alert, self.alerts.raised)
+        self._events.alert(alert, self.alerts.raised)
 
     def reported(self, report: QosReport) -> None:
-        """Type 5 up, of one of the job's clusters."""
+        """A QoS report (Type 5) of one of the job's clusters arrived."""
         for alert in self.alerts.reported(report, self.step):
             self._alert(alert)
 
     def readings(self, peak_tflops: float | None) -> Iterator[metrics.MetricReading]:
-        """For whoever scrapes this process. `peak_tflops`: of one device, if known."""
+        """Metrics of this job. `peak_tflops`: peak of one device, 10¹² FLOP/s; None: unknown."""
         yield from self._figures.readings(self._journal.record, peak_tflops)
         for raised in self.alerts.raised:
             yield metrics.JOB_ALERT(1, job=self._job, kind=raised.kind)
@@ -469,27 +474,27 @@ class Training:
             yield metrics.JOB_ALERTS(count, job=self._job, kind=kind)
 
     def committed(self, step: int) -> None:
-        self._troubles.committed(step)
+        self._failure_handling.committed(step)
         self._keep_copies()
 
     def losing(self, members: Iterable[Member], why: str) -> None:
-        """These do not answer: that is told, and they are lost."""
-        self._troubles.losing(members, why)
+        """These members do not answer: reports them, and marks them lost."""
+        self._failure_handling.losing(members, why)
 
     def silence(self, witness: Member, peer: Member) -> None:
         """See `NodePartitions.silence`."""
-        self._cuts.silence(witness, peer)
+        self._partitions.silence(witness, peer)
 
     def replayed(self, replay: RecomputationNoted) -> None:
         log.info("replay", job=self._job, step=self.step, replayed=len(replay.replayed))
-        self._telling.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
+        self._events.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
 
     def restarting(self, step: int, reason: str) -> None:
-        self._troubles.restarting(step, reason)
+        self._failure_handling.restarting(step, reason)
 
     async def bring_back(self, stage: int, version: int) -> Member | None:
         return await self._copies.bring_back(stage, version)
 
     async def other_gateway(self, failed: str) -> None:
-        self._troubles.silent_gateway(failed)
+        self._failure_handling.silent_gateway(failed)
         await self._choose_other(failed)

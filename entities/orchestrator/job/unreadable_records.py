@@ -1,5 +1,7 @@
-"""Values in the orchestrator's buckets that nobody can read: each is kept elsewhere, and its place taken by
-what is known (docs/adr/0038-unreadable-records.md)."""
+"""Unreadable values in the orchestrator's buckets (ADR-0038).
+
+The bytes of such a value are kept on the stream `UNREADABLE`; the last known record takes its place.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +22,29 @@ from schemas.unreadable import UnreadableNote, UnreadableValue
 log = get_logger("orchestrator")
 
 SHOWN = 32
-"""So many unreadable values stand in the mesh's status, the newest."""
+"""Most unreadable values that the mesh's status shows: the newest."""
 SHOWN_S = 7 * 86_400.0
 GUARDED = (subjects.CORDON, subjects.MODULE_RECORD, subjects.MODULE_STANDING, subjects.LINK_SECRET)
-"""What is written seldom: what stood there before is written again. Of `steps` and `leadership` each writer
-takes care itself."""
+"""Buckets that are seldom written: here the former value is written again. The writers of the buckets `steps`
+and `leadership` do that themselves."""
 
 
 class RecordGuards:
-    """One term's: `runs` are its running jobs, `ended` the others, by id."""
+    """Guards the buckets during one term. `runs`: its running jobs, by id; `ended`: records of the others."""
 
     def __init__(self, bus: Bus, runs: Mapping[str, JobRun], ended: Mapping[str, JobRecord]) -> None:
         self._bus = bus
         self._runs = runs
         self._ended = ended
         self._watches: list[Watch | Subscription] = []
-        self._notes: dict[tuple[str, str], UnreadableNote] = {}  # the last of each record, newest last
+        self._notes: dict[tuple[str, str], UnreadableNote] = {}  # the last note of each record, newest last
 
     def notes(self) -> tuple[UnreadableNote, ...]:
-        """What was found unreadable lately, by whomever, and where its bytes are."""
+        """The values that any process found unreadable within `SHOWN_S`, and where their bytes are."""
         return tuple(note for note in self._notes.values() if note.at > time.time() - SHOWN_S)
 
     async def start(self) -> None:
-        """Once this one leads, and its jobs are taken up."""
+        """Reads the latest notes and guards the buckets; call it once the jobs are taken up."""
         row = subjects.UNREADABLE
         last = await self._bus.last_sequence(row)
         async for item in self._bus.history(row, start=max(1, last - SHOWN + 1)):
@@ -74,7 +76,10 @@ class RecordGuards:
                 del self._notes[next(iter(self._notes))]
 
     async def _mend_job(self, job: str, revision: int) -> None:
-        """From memory: a running job's journal finds out by itself that its record was overwritten."""
+        """Writes a job's record again from memory, or else its former value.
+
+        A running job's store notices by itself that its record was overwritten.
+        """
         bucket = self._bus.bucket(subjects.JOB_RECORD)
         if run := self._runs.get(job):
             await run.journal.note(now=True)
@@ -85,7 +90,10 @@ class RecordGuards:
 
 
 def above_all(entry: KeyValueEntry) -> JobRecord:
-    """The record, of an epoch that is at least any that was ever promised: where what stands there can't be
-    read, it may have been a later one's; but each epoch took a write, so none is above the revision."""
+    """The record, with an epoch that is not below any that was ever used.
+
+    Where the present value can't be read, it may be that of a later epoch. Each epoch took at least one
+    write, so none is above the revision.
+    """
     record: JobRecord = entry.message
     return record.model_copy(update={"epoch": max(record.epoch, entry.revision)}) if entry.stale else record

@@ -1,6 +1,7 @@
-"""What a finished job leaves: weights as safetensors shards with an index.
+"""The weights of a finished job: safetensors shards with an index.
 
-Instances write all of it; on the bus, this process the index.
+Instances write the shards. This process writes the index if the artifacts are on the bus; else an instance
+does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, weights_sha256
 
 MOST_TENSORS = 1 << 18
-"""Of one stage, which come in pages: whoever tells them is a job's own process."""
+"""Most tensors of one stage. They come in pages from a job's own process, which need not be honest."""
 
 
 async def export_weights(
@@ -36,14 +37,14 @@ async def export_weights(
 
     Raises:
         MemberLost: a replica died while exporting; ask again with another one.
-        BadMessage: a replica tells of more tensors than a stage may have.
+        BadMessage: a replica reports more tensors than a stage may have.
     """
     url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
     names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
 
     idle_s = instances.idle_s(url)
 
-    async def one(stage: int) -> Exported:
+    async def export_stage(stage: int) -> Exported:
         writer = stages[stage][0]
         tensors: dict[str, str] = {}
         after = ""
@@ -56,12 +57,12 @@ async def export_weights(
             tensors |= exported.tensors
             if len(tensors) > MOST_TENSORS:
                 raise BadMessage(f"{writer.sid} tells of more than {MOST_TENSORS:,} tensors of its stage")
-            behind = max(exported.tensors, default="")
-            if not exported.more or behind <= after:  # who tells nothing new has told all
+            last = max(exported.tensors, default="")
+            if not exported.more or last <= after:  # a page without a new name is the last one
                 return exported.model_copy(update={"tensors": tensors})
-            after = behind
+            after = last
 
-    written = await asyncio.gather(*(one(stage) for stage in range(len(stages))))
+    written = await asyncio.gather(*(export_stage(stage) for stage in range(len(stages))))
     lines: dict[str, str] = {}
     where: dict[str, str] = {}
     for name, exported in zip(names, written, strict=True):

@@ -1,7 +1,8 @@
-"""The commit point: one record per job, moved on by compare-and-set (DESIGN §5 rule 6).
+"""The commit point: one record per job, changed by compare-and-set (DESIGN §5 rule 6).
 
-What it said is never guessed. Whoever takes over a job and finds that it can't be read goes back to the
-checkpoint. Its own writer, sure of its lead, knows that nobody has decided since, and writes on.
+The content of an unreadable record is never guessed. An orchestrator that takes over a job whose record can't
+be read goes back to the checkpoint. The writer itself, once its lead is confirmed, knows that nobody has
+decided since, and writes the record again.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from schemas.step import StepDecision
 log = get_logger("orchestrator")
 
 RETRY_S = 0.2
-"""How often the bus is asked again to keep a decision: until it does, for its disk may be full."""
+"""Pause before a failed write is repeated, without a limit: the disk of the bus may be full."""
 
 
 class DecisionRecord:
     """The decision record of one job, as the orchestrator of `epoch` writes it.
 
-    `confirmed` returns while that surely leads. `unknown`: when it was taken, nobody could read it.
+    `confirmed` returns if this orchestrator surely leads. `unknown`: the record could not be read by `take`.
     """
 
     def __init__(
@@ -44,32 +45,32 @@ class DecisionRecord:
             The last decision, whoever made it; None before the first, or where it is `unknown`.
 
         Raises:
-            Fenced: a later orchestrator has taken it already.
-            NewerRecord: what stands there is of a version that this software does not read.
+            Fenced: a later orchestrator has taken the record already.
+            NewerRecord: the record has a version that this software can't read.
         """
         while True:
             try:
                 try:
-                    held = await self._read()
+                    last = await self._read()
                 except UnreadableRecord as error:
                     self.unknown = True
                     self._revision = int(error.fields["revision"])
-                    held = None
-                if held is None and self._revision:
+                    last = None
+                if last is None and self._revision:
                     self._revision = await self._bucket.update(
                         self._nothing(), revision=self._revision, job=self.job
                     )
                     return None
-                if held is None:
+                if last is None:
                     self._revision = await self._bucket.create(self._nothing(), job=self.job)
                     return None
-                if held.epoch != self._epoch:
+                if last.epoch != self._epoch:
                     assert self._revision is not None
-                    taken = held.model_copy(update={"epoch": self._epoch})
-                    self._revision = await self._bucket.update(taken, revision=self._revision, job=self.job)
-                return held if held.step >= 0 else None
+                    own = last.model_copy(update={"epoch": self._epoch})
+                    self._revision = await self._bucket.update(own, revision=self._revision, job=self.job)
+                return last if last.step >= 0 else None
             except Conflict:
-                continue  # somebody wrote in between: read again
+                continue  # another orchestrator wrote in between: read again
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
 
@@ -78,7 +79,7 @@ class DecisionRecord:
 
         Raises:
             Fenced: another orchestrator has moved the record on; this one must stop.
-            NewerRecord: one of a newer version has.
+            NewerRecord: an orchestrator of a newer version has.
         """
         while True:
             try:
@@ -88,12 +89,12 @@ class DecisionRecord:
                 if not await self._ours_still():
                     raise Fenced(f"the decision record of job {self.job} moved on: {error}") from None
             except Unavailable:
-                # unknown: it may have been written; read through the leader before anything else
+                # it may have been written: the next attempt reads through the bucket's leader first
                 self._revision = None
                 await asyncio.sleep(RETRY_S)
 
     async def _ours_still(self) -> bool:
-        """Whether what stands there was written by nobody who leads, so that it may be written over."""
+        """Whether the record is unreadable or removed and this orchestrator leads, so that it may write."""
         if self._confirmed is None:
             return False
         while True:
@@ -127,15 +128,15 @@ class DecisionRecord:
         )
 
     async def _read(self) -> StepDecision | None:
-        held = await self._bucket.get(leader=True, job=self.job)
-        if held is None:
+        entry = await self._bucket.get(leader=True, job=self.job)
+        if entry is None:
             self._revision = 0
             return None
-        assert isinstance(held.message, StepDecision)
-        if held.message.epoch > self._epoch:
-            raise Fenced(f"job {self.job} is led in epoch {held.message.epoch}")
-        self._revision = held.revision
-        return held.message
+        assert isinstance(entry.message, StepDecision)
+        if entry.message.epoch > self._epoch:
+            raise Fenced(f"job {self.job} is led in epoch {entry.message.epoch}")
+        self._revision = entry.revision
+        return entry.message
 
     async def _write(self, decision: StepDecision) -> None:
         if self._revision is None and await self._read() == decision:

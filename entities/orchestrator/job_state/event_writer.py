@@ -1,4 +1,4 @@
-"""What people are told of a job's training: in order, and off the critical path."""
+"""Events of a job's training: written in order, beside the training."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from schemas.stage_move import StageMove
 
 
 class EventWriter:
-    """Returns at once; `run` brings each word to the journal, one after the other."""
+    """A queue of writes to the job's store. All methods return at once; `run` writes one after the other."""
 
     def __init__(self, journal: JobStore, instances: JobInstances) -> None:
         self._journal = journal
         self._instances = instances
         self._steps = journal.record.spec.training.steps
-        self._words: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._writes: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
 
     async def run(self) -> None:
         while True:
-            word = await self._words.get()
+            write = await self._writes.get()
             try:
-                await word()
+                await write()
             finally:
-                self._words.task_done()
+                self._writes.task_done()
 
     async def told(self) -> None:
-        """Returns once everything so far is on the job's stream."""
-        await self._words.join()
+        """Returns once all events so far are on the job's stream."""
+        await self._writes.join()
 
     def step(self, result: StepResult, counted: Mapping[str, Any]) -> None:
-        """`counted`: what broke steps so far, see `Troubles.counted`."""
+        """A step was decided. `counted`: what broke steps so far, see `FailureHandling.counted`."""
 
-        async def word() -> None:
+        async def write() -> None:
             first = self._journal.record.loss_first
             await self._journal.note(
                 step=result.step + 1,
@@ -50,72 +50,72 @@ class EventWriter:
             )
             await self._journal.tell("step", result=result, total_steps=self._steps)
 
-        self._words.put_nowait(word)
+        self._writes.put_nowait(write)
 
     def alert(self, alert: Alert, raised: tuple[Alert, ...]) -> None:
-        """`raised`: all that stand now, for the record."""
+        """An alert was raised or cleared. `raised`: all that are raised now, for the record."""
 
-        async def word() -> None:
+        async def write() -> None:
             await self._journal.note(now=True, alerts=raised)
             await self._journal.tell("alert", text=alert.text, alert=alert)
 
-        self._words.put_nowait(word)
+        self._writes.put_nowait(write)
 
     def validation(self, step: int, loss: float) -> None:
-        async def word() -> None:
+        async def write() -> None:
             await self._journal.note(validation_loss=loss)
             await self._journal.tell("validation", validation_step=step, validation_loss=loss)
 
-        self._words.put_nowait(word)
+        self._writes.put_nowait(write)
 
     def left_out(self, bad: BadMicrobatch) -> None:
-        """A step was left out because of it."""
+        """A step was left out because of a bad microbatch."""
 
-        async def word() -> None:
+        async def write() -> None:
             await self._journal.note(step=bad.step + 1)
             await self._journal.tell("skipped", text=f"left out: {bad}", skipped_step=bad.step)
 
-        self._words.put_nowait(word)
+        self._writes.put_nowait(write)
 
     def moved(self, move: StageMove, kept: tuple[StageMove, ...]) -> None:
-        """News of an instance that changes its stage. `kept`: what the record holds of all moves."""
+        """A move of an instance to another stage has changed. `kept`: all moves that the record holds."""
 
-        async def word() -> None:
+        async def write() -> None:
             await self._journal.note(now=True, moves=kept)
             await self._journal.tell("rebalancing", text=in_words(move), move=move)
 
-        self._words.put_nowait(word)
+        self._writes.put_nowait(write)
 
     def fault(self, text: str) -> None:
-        self._words.put_nowait(lambda: self._journal.tell("fault", text=text))
+        self._writes.put_nowait(lambda: self._journal.tell("fault", text=text))
 
     def cut(self, text: str, cuts: tuple[NodeCut, ...]) -> None:
-        """A side of a cut was given up. `cuts`: all that the job's record is to know."""
+        """One side of a network partition was given up. `cuts`: all partitions that the record holds."""
 
-        async def word() -> None:
+        async def write() -> None:
             await self._journal.note(now=True, cuts=cuts)
             await self._journal.tell("fault", text=text)
 
-        self._words.put_nowait(word)
+        self._writes.put_nowait(write)
 
     def recovery(self, text: str) -> None:
-        self._words.put_nowait(lambda: self._journal.tell("recovery", text=text))
+        self._writes.put_nowait(lambda: self._journal.tell("recovery", text=text))
 
     def one_more_lost(self, counted: Mapping[str, Any]) -> None:
-        """Counts it in the record."""
-        self._words.put_nowait(
+        """Counts one more lost member in the record."""
+        self._writes.put_nowait(
             lambda: self._journal.note(now=True, recoveries=self._journal.record.recoveries + 1, **counted)
         )
 
     def counted(self, counted: Mapping[str, Any], *, now: bool) -> None:
-        """What broke steps so far; `now`: written at once, not with the next news."""
-        self._words.put_nowait(lambda: self._journal.note(now=now, **counted))
+        """Records what broke steps so far; `now`: at once, not with the next write."""
+        self._writes.put_nowait(lambda: self._journal.note(now=now, **counted))
 
     def changed(self, text: str) -> None:
-        """Who works in the job is not what it was."""
+        """The members of the job have changed."""
 
-        async def word() -> None:
+        async def write() -> None:
             await self._journal.note(now=True, graph=self._instances.graph)
             await self._journal.tell("instances", text=text, instances=self._instances.views())
 
-        self._words.put_nowait(word)
+        self._writes.put_nowait(write)

@@ -1,4 +1,4 @@
-"""Tasks beside an owner's own work, the first failure of which ends what the owner waits for."""
+"""Background tasks of an owner; the first failure of one ends what the owner waits for."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class GuardedTasks:
-    """`spawn` them, wait for anything with `unless_failed`, and `close` them all.
+    """Tasks that are started with `spawn` and ended with `close`; the owner waits with `unless_failed`.
 
-    Unlike a TaskGroup it does not cancel its owner: a failure is met where the owner waits next, and can be
-    answered there.
+    Unlike a TaskGroup it does not cancel its owner: a failure is raised where the owner waits next, so that
+    the owner can handle it there.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class GuardedTasks:
         return self._failure.done()
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Once `close` was called it is cancelled before it begins."""
+        """Starts a task; after `close` it is cancelled before it begins."""
         task = asyncio.create_task(work)
         if self._closed:
             task.cancel()
@@ -35,13 +35,13 @@ class GuardedTasks:
         return task
 
     def fail(self, error: BaseException) -> None:
-        """As if a task had failed; only the first failure counts."""
+        """Notes a failure as if a task had failed; only the first failure counts."""
         if not self._failure.done():
             self._failure.set_exception(error)
-            self._failure.exception()  # seen, even if nobody waits just now
+            self._failure.exception()  # marks it as retrieved, even if nobody waits just now
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
-        """Waits for `work`; gives it up and raises the failure once there is one."""
+        """Waits for `work`; on a failure it cancels `work` and raises the failure."""
         task = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {task, self._failure}
         try:
@@ -55,7 +55,7 @@ class GuardedTasks:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancels all that run, and what they begin meanwhile; returns once none does. Twice is fine."""
+        """Cancels all tasks, also those that they start meanwhile, and waits for their end. Twice is fine."""
         self._closed = True
         while self._tasks:
             for task in self._tasks:

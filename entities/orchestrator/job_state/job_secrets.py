@@ -1,6 +1,6 @@
-"""The secrets that a job's URLs name: unsealed here, and handed to its instances' agents, sealed to each.
+"""The secrets that a job's URLs name: unsealed here, and sent to the agents of its instances, sealed to each.
 
-Nothing is opened with them here.
+The orchestrator itself opens nothing with them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ log = get_logger("orchestrator")
 
 
 async def secrets_for(bus: Bus, spec: JobSpec) -> str:
-    """A JSON object of `USER/NAME` and value; empty where the job names none.
+    """The job's secrets as a JSON object, `USER/NAME` to value; empty if the job names none.
 
     Raises:
-        BadJob: one is not there any more.
-        Unsealable: one was sealed with the keys of another root.
+        BadJob: a secret no longer exists.
+        Unsealable: a secret was sealed with the keys of another root.
     """
     found: dict[str, str] = {}
     for key, (user, name) in references_of(spec).items():
@@ -35,7 +35,7 @@ async def secrets_for(bus: Bus, spec: JobSpec) -> str:
 
 
 async def seal_secrets_anew(bus: Bus) -> None:
-    """Seals to the present root's keys what was sealed under one before it."""
+    """Seals secrets of an earlier root again, with the present root's keys."""
     keyring, bucket = bus.keyring, bus.bucket(SECRET)
     for entry in await bucket.entries():
         secret = entry.message
@@ -49,12 +49,12 @@ async def seal_secrets_anew(bus: Bus) -> None:
             sealed = keyring.seal(value, keyring.of_kind(EntityKind.ORCHESTRATOR), where)
             message = secret.model_copy(update={"sealed": sealed})
             await bucket.update(message, revision=entry.revision, user=secret.user, name=secret.name)
-        except DmscError as error:  # of a root that nobody has any more, or changed meanwhile
+        except DmscError as error:  # sealed by a root whose keys are gone, or changed meanwhile
             log.warning("secret not sealed anew", user=secret.user, name=secret.name, reason=error.text)
 
 
 async def forget_secrets(bus: Bus, spec: JobSpec) -> None:
-    """The job is over: what was taken out of its own URLs goes with it."""
+    """Deletes secrets that were taken out of the URLs of a job that is over."""
     for user, name in references_of(spec).values():
         if name.startswith(GENERATED):
             await bus.bucket(SECRET).delete(user=user, name=name)

@@ -1,7 +1,7 @@
-"""A job's record and its events: every transition is checked, kept, and told, in this order.
+"""A job's record and its events: every transition is checked, recorded and published, in this order.
 
-The record in the bucket is the truth; the stream of events is what people and curves follow.
-Each write names the revision of the one before, so that nobody overwrites the record of a newer epoch.
+The record in the bucket is the truth; people and plots follow the stream of events.
+Each write names the revision of the write before, so that nobody overwrites the record of a newer epoch.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ HISTORY = 50
 """State changes kept in a job's record."""
 
 WRITE_RETRY_S = 0.2
-"""How often a record that the bus does not take is written again: until it does, for its disk may be full."""
+"""Pause before a failed write is repeated, without a limit: the disk of the bus may be full."""
 
 RECORD_EVERY_S = 1.0
-"""Figures of a running job are written at most this often; states at once. Events carry every step."""
+"""Shortest time between writes of a running job's figures; states are written at once, events every step."""
 
 
 class JobStore:
     """Writes one job's record and events.
 
-    `revision` is of the record that this one follows; 0: there is none. Every call that writes raises
-    `Fenced` once another epoch has the record, and `NewerRecord` once one of a version stands there that this
-    software does not read: then its orchestrator has to stop leading. `confirmed` returns while that surely
-    leads: then nobody else can have written, and what was removed or can't be read is written again.
+    `revision`: that of the present record; 0: there is none. Every call that writes raises `Fenced` once
+    another epoch has the record, and `NewerRecord` once the record has a version that this software can't
+    read: then its orchestrator has to stop leading. `confirmed` returns if this orchestrator surely leads:
+    then nobody else can have written, and a record that was removed or can't be read is written again.
     """
 
     def __init__(
@@ -55,26 +55,26 @@ class JobStore:
         self._lock = asyncio.Lock()
         self.record = record
         self._written_at = 0.0
-        self._told_graph: TaskGraph | None = None
+        self._published_graph: TaskGraph | None = None
 
     @property
     def job(self) -> str:
         return self.record.job
 
     def begin_epoch(self) -> None:
-        """For whoever takes the job up in this process: the next write fences the instances before.
+        """Begins the job's next epoch in this process; the next write fences the instances of the last one.
 
-        The same journal, so that what is just being written stays in order with what follows.
+        The store stays the same, so that a write that is under way stays in order with later ones.
         """
         self.record = self.record.model_copy(update={"epoch": self.record.epoch + 1})
 
     async def move(
         self, state: JobState, reason: str = "", *, plan_s: float | None = None, **figures: Any
     ) -> None:
-        """The job enters `state`; `plan_s`: its plan took that long.
+        """Records and publishes that the job enters `state`. `plan_s`: seconds that its plan took.
 
         Raises:
-            IllegalTransition: with the history, if its table forbids it.
+            IllegalTransition: the table of transitions forbids it; the text has the history.
         """
         before = self.record.state
         if state is not before and state not in JOB_TRANSITIONS[before]:
@@ -98,12 +98,12 @@ class JobStore:
         )
 
     async def reason(self, reason: str) -> None:
-        """Says why the job stays where it is (a queued one: what it waits for); told once."""
+        """Records why the job stays in its state (what a queued job waits for), if the reason is new."""
         if reason != self.record.reason:
             await self.move(self.record.state, reason)
 
     async def note(self, *, now: bool = False, **figures: Any) -> None:
-        """Keeps figures in the record without a change of state."""
+        """Changes figures in the record; writes them if `now`, or if the last write is old enough."""
         self.record = self.record.model_copy(update=figures)
         if now or time.monotonic() - self._written_at > RECORD_EVERY_S:
             await self._write()
@@ -114,20 +114,20 @@ class JobStore:
         await self._bus.append(JOB_EVENT, event, deadline_s=math.inf, job=self.job)
 
     async def confirm(self) -> None:
-        """Asks the bucket whether the record is still this epoch's.
+        """Reads from the bucket whether the record still belongs to this epoch.
 
         Raises:
-            Fenced, NewerRecord: it is not.
-            Unavailable: not known.
+            Fenced, NewerRecord: it does not.
+            Unavailable: the bus does not answer.
         """
         async with self._lock:
             await self._find_own()
 
     async def _write(self) -> None:
-        """The bus may be away for a while: a running job must not end of that."""
+        """Writes the record; repeats that while the bus is away, which must not end a running job."""
         self._written_at = time.monotonic()
         async with self._lock:
-            unknown = False  # whether a write of ours may have arrived without our knowing
+            unknown = False  # whether a write of ours may have arrived without an answer
             while True:
                 try:
                     if unknown:
@@ -139,14 +139,14 @@ class JobStore:
                 except Unavailable:
                     unknown = True
                     await asyncio.sleep(WRITE_RETRY_S)
-        await self._tell_topology()
+        await self._publish_topology()
 
-    async def _tell_topology(self) -> None:
-        """Functional modules hear of a new graph; whoever misses it finds it in the record."""
+    async def _publish_topology(self) -> None:
+        """Publishes a new graph for functional modules; a module that misses it finds it in the record."""
         graph = self.record.graph
-        if graph is None or graph is self._told_graph:
+        if graph is None or graph is self._published_graph:
             return
-        self._told_graph = graph
+        self._published_graph = graph
         message = JobTopology(job=self.job, epoch=self.record.epoch, graph=graph)
         with contextlib.suppress(BusUnreachable):
             await self._bus.publish(JOB_TOPOLOGY, message, job=self.job)
@@ -157,22 +157,22 @@ class JobStore:
         return await self._bucket.create(self.record, job=self.job)
 
     async def _find_own(self) -> None:
-        """Goes on from what stands in the bucket, if it is the revision we know, or our own later writing."""
+        """Takes over the bucket's revision if it is the known one, or that of a later write of ours."""
         entry = await self._bucket.get(leader=True, job=self.job)
-        found = await self._bucket.revision(job=self.job) if entry is None else entry.revision
-        if found == self._revision:
+        revision = await self._bucket.revision(job=self.job) if entry is None else entry.revision
+        if revision == self._revision:
             return
         if (entry is None or entry.stale) and self.confirmed is not None:
             await self.confirmed()
-            log.error("job record written again", job=self.job, why="unreadable" if found else "removed")
-            self._revision = found
+            log.error("job record written again", job=self.job, why="unreadable" if revision else "removed")
+            self._revision = revision
             return
         if entry is not None:
             ours = (self.record.epoch, self._bus.sender.incarnation)
             if (entry.message.epoch, entry.envelope.sender.incarnation) == ours:
                 self._revision = entry.revision
                 return
-        raise Fenced(f"the record of job {self.job} is another orchestrator's now (revision {found})")
+        raise Fenced(f"the record of job {self.job} is another orchestrator's now (revision {revision})")
 
     @property
     def ended(self) -> bool:

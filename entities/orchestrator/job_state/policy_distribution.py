@@ -1,7 +1,7 @@
-"""Communication policies of one job (draft §4.3 Type 5 down, §4.4(1), (4), (6)): what MG and SR are told.
+"""Distribution of a job's communication policies to MG and SR (draft §4.3 Type 5 down, §4.4(1), (4), (6)).
 
-Each gateway and router has a courier, a task that repeats the present policy to it until it is acknowledged.
-So a dead one holds up nobody: whoever depends on one acknowledgement waits for that one.
+One delivery task per gateway and router repeats the present policy until it is acknowledged. So a dead
+service delays no other; a caller that needs one acknowledgement waits for that one only.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ ACK_DEADLINE_S = 10.0
 
 
 class PolicyDistribution:
-    """Holds the job's present policy and brings every revision to all gateways and routers."""
+    """Holds the job's present policy, and delivers every revision to all gateways and routers."""
 
     def __init__(self, bus: Bus, mesh: MeshView) -> None:
         self._bus = bus
         self._mesh = mesh
         self.policy: CommunicationPolicy | None = None
-        self._couriers: dict[str, asyncio.Task[DmscError | None]] = {}
+        self._deliveries: dict[str, asyncio.Task[DmscError | None]] = {}
 
     def issue(self, policy: CommunicationPolicy) -> None:
-        """Makes `policy` the present one and has it brought to all that are there."""
+        """Makes `policy` the present one, and delivers it to all registered gateways and routers."""
         self.policy = policy
         for sid in {*self._mesh.gateways(), *self._mesh.routers()}:
             self.bring(sid)
 
     def bring(self, sid: str) -> None:
-        """Has the present policy brought to one gateway or router; an older one need not arrive any more."""
+        """Delivers the present policy to one gateway or router; a delivery of an older one is cancelled."""
         if self.policy is None:
             return
-        before = self._couriers.get(sid)
+        before = self._deliveries.get(sid)
         if before is not None:
             before.cancel()
-        self._couriers[sid] = asyncio.create_task(self._carry(sid, self.policy))
+        self._deliveries[sid] = asyncio.create_task(self._deliver(sid, self.policy))
 
-    async def _carry(self, sid: str, policy: CommunicationPolicy) -> DmscError | None:
+    async def _deliver(self, sid: str, policy: CommunicationPolicy) -> DmscError | None:
         try:
             await self._bus.command(QOS_POLICY, policy, deadline_s=ACK_DEADLINE_S, while_heard=True, sid=sid)
         except DmscError as error:
@@ -58,17 +58,17 @@ class PolicyDistribution:
         """Returns once `sid` has taken the present policy.
 
         Raises:
-            Unavailable: it did not within `within_s`; it is asked on all the same.
+            Unavailable: it did not within `within_s`; the delivery goes on all the same.
         """
         assert self.policy is not None
         why: object = f"no acknowledgement within {within_s:g} s"
         try:
             async with self._bus.pulse.timeout(within_s):
-                while (courier := self._couriers.get(sid)) is not None:
-                    await asyncio.wait({courier})
-                    if self._couriers.get(sid) is not courier:
-                        continue  # another one carries what is present now
-                    why = "it is told nothing any more" if courier.cancelled() else courier.result()
+                while (delivery := self._deliveries.get(sid)) is not None:
+                    await asyncio.wait({delivery})
+                    if self._deliveries.get(sid) is not delivery:
+                        continue  # another task delivers the present policy now
+                    why = "it is told nothing any more" if delivery.cancelled() else delivery.result()
                     if why is None:
                         return
                     break
@@ -77,12 +77,12 @@ class PolicyDistribution:
         raise Unavailable(f"gateway {sid} did not take the policy of job {self.policy.job}: {why}")
 
     async def close(self) -> None:
-        """Nobody is told anything any more."""
-        couriers = list(self._couriers.values())
-        self._couriers.clear()
-        for courier in couriers:
-            courier.cancel()
-        await asyncio.gather(*couriers, return_exceptions=True)
+        """Ends all deliveries."""
+        deliveries = list(self._deliveries.values())
+        self._deliveries.clear()
+        for delivery in deliveries:
+            delivery.cancel()
+        await asyncio.gather(*deliveries, return_exceptions=True)
 
     def revise(
         self,
@@ -93,22 +93,22 @@ class PolicyDistribution:
         ended: bool = False,
     ) -> int:
         """Issues the next revision; returns its number."""
-        held = self.policy
-        assert held is not None
-        if held.ended:
-            return held.revision  # a suggestion or a lapse came too late
-        stages: tuple[StagePolicy, ...] = held.stages
+        present = self.policy
+        assert present is not None
+        if present.ended:
+            return present.revision  # a suggestion or a lapse came too late
+        stages: tuple[StagePolicy, ...] = present.stages
         if weights is not None:
             stages = tuple(
                 stage.model_copy(update={"weights": dict(weights[1])}) if stage.stage == weights[0] else stage
                 for stage in stages
             )
-        policy = held.model_copy(
+        policy = present.model_copy(
             update={
-                "revision": held.revision + 1,
+                "revision": present.revision + 1,
                 "stages": stages,
                 "reason": reason,
-                "entry_gateway": entry_gateway or held.entry_gateway,
+                "entry_gateway": entry_gateway or present.entry_gateway,
                 "ended": ended,
             }
         )

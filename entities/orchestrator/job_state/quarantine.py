@@ -1,13 +1,14 @@
-"""Microbatches that fail wherever they run: seen from two incarnations, quarantined. Pure; no I/O, no clock.
+"""Microbatches that fail wherever they run: quarantined after two incarnations. Pure; no I/O, no clock.
 
-An instance that ends itself names the microbatch that it was at. One such end may have been the machine
-(a broken device computes NaN, too); a second incarnation that ends at the same microbatch shows that it was
-not. Batches, seeds and weights are functions of (seed, step, microbatch): a third would meet it again.
+An instance that ends itself names the microbatch that it was computing. One such end may be the machine's
+fault (a broken device computes NaN, too); if a second incarnation ends at the same microbatch, it is not.
+Batches, seeds and weights are functions of (seed, step, microbatch), so a third incarnation would fail as
+well.
 
-What follows is the job's policy. `stop`: the job fails with one line. `skip`: the whole step is left out,
-everywhere, for good: the version advances without an update. Leaving out the microbatch alone would need a
-sum of M - 1 and a divisor of its own in every replica; a step that never was is exact by itself, and does
-not depend on who did the work (ADR-0012).
+The job's policy decides what follows. `stop`: the job fails with one line. `skip`: the whole step is left
+out, everywhere and for good; the version advances without an update. To leave out only the microbatch, every
+replica would need a sum of M - 1 and a divisor of its own; a step that is left out is exact without that, and
+does not depend on who did the work (ADR-0012).
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import StepDecision
 
 INCARNATIONS = 2
-"""So many incarnations must have failed at a microbatch before it is its own fault."""
+"""Incarnations that must have failed at a microbatch before the microbatch itself counts as bad."""
 
 SKIPS_IN_A_ROW = 3
-"""Steps left out one after the other before the job fails all the same: then it is not the data."""
+"""Consecutive steps that are left out before the job fails all the same: then the data is not the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadMicrobatch:
-    """A microbatch in quarantine. `reason` is what the last incarnation said of it; `sids` who failed."""
+    """A microbatch in quarantine. `reason`: that of the last incarnation; `sids`: instances that failed."""
 
     step: int
     microbatch: int
@@ -48,30 +49,32 @@ class BadMicrobatch:
 
 
 class Quarantine:
-    """One job's. What was found bad stays so: a roll-back that runs the step again leaves it out at once.
+    """The bad microbatches of one job. They stay bad: after a roll-back their steps are left out at once.
 
     Args:
-        policy: of the job.
-        held: what an orchestrator before this one had found, as its `held` gave it.
+        policy: the job's `training.on_bad_microbatch`.
+        held: what an earlier orchestrator had found, as its `held` returned it.
     """
 
     def __init__(self, policy: Literal["stop", "skip"], held: Iterable[MicrobatchFault] = ()) -> None:
         self._policy = policy
-        self._seen = {(one.step, one.microbatch): one for one in held}
-        self._bad = {one.step: _bad(one) for one in self._seen.values() if len(one.ended) >= INCARNATIONS}
+        self._seen = {(fault.step, fault.microbatch): fault for fault in held}
+        self._bad = {
+            fault.step: _bad(fault) for fault in self._seen.values() if len(fault.ended) >= INCARNATIONS
+        }
 
     @property
     def held(self) -> tuple[MicrobatchFault, ...]:
-        """All that a new orchestrator has to know: what is bad, and what failed once."""
+        """What a new orchestrator has to know: microbatches that are bad, and those that failed once."""
         return tuple(self._seen[key] for key in sorted(self._seen))
 
     def ended(self, records: Iterable[ServiceRecord]) -> list[BadMicrobatch]:
-        """These incarnations ended; returns what is quarantined because of it.
+        """Notes that these incarnations ended; returns the microbatches that are quarantined because of it.
 
         Raises:
-            Unrecoverable: and the job does not want to go on without, or could not.
+            Unrecoverable: a microbatch is bad and the policy is `stop`, or too many steps in a row are bad.
         """
-        found = []
+        quarantined = []
         for record in records:
             culprit = record.culprit
             if record.state is not InstanceState.FAULTED or culprit is None or culprit.step in self._bad:
@@ -89,13 +92,13 @@ class Quarantine:
                 continue
             bad = _bad(seen)
             self._bad[bad.step] = bad
-            found.append(bad)
+            quarantined.append(bad)
             if self._policy == "stop":
                 raise Unrecoverable(
                     f"{bad}; mend it, or set training.on_bad_microbatch to skip: then such steps are left out"
                 )
             self._check_row(bad)
-        return found
+        return quarantined
 
     def _check_row(self, bad: BadMicrobatch) -> None:
         row = [step for step in range(bad.step - SKIPS_IN_A_ROW + 1, bad.step + 1) if step in self._bad]
@@ -105,11 +108,11 @@ class Quarantine:
             )
 
     def of(self, step: int) -> BadMicrobatch | None:
-        """Why `step` is to be left out; None where it is to be run."""
+        """The bad microbatch for which `step` has to be left out; None if the step can run."""
         return self._bad.get(step)
 
     def committed(self, step: int) -> None:
-        """`step` is behind the job: microbatches up to it that failed once were the machine's fault."""
+        """Forgets microbatches up to `step` that failed only once: that was the machine's fault."""
         self._seen = {
             key: seen for key, seen in self._seen.items() if key[0] > step or len(seen.ended) >= INCARNATIONS
         }
@@ -126,9 +129,9 @@ def _bad(fault: MicrobatchFault) -> BadMicrobatch:
 
 
 def skip_decision(job: str, epoch: int, settled: Settled, bad: BadMicrobatch) -> StepDecision:
-    """The decision to leave a step out, by those of `settled`, which have forgotten all of it.
+    """The decision to leave out a step, for the members of `settled`, which have forgotten all of the step.
 
-    Nobody has prepared anything of that attempt, so there is nothing that it must match.
+    No member has prepared anything of that attempt, so the decision has no votes to match.
     """
     return StepDecision(
         job=job,

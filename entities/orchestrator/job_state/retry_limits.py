@@ -1,7 +1,7 @@
 """When to stop trying: what broke the steps of a job so far. Pure; no I/O, no clock.
 
-A fault of the world (a killed process, a broken link) may be gone at the next attempt. An instance that
-ended itself with an error of its own (user code raised, a gradient that can't be summed) meets it again,
+An external fault (a killed process, a broken link) may be gone at the next attempt. An instance that ended
+itself with an error of its own (user code raised, a gradient that can't be summed) meets the error again,
 because a batch is a pure function of seed, step and microbatch: twice at one step is enough.
 """
 
@@ -15,30 +15,30 @@ from schemas.job import StepSetbacks
 from schemas.registry import InstanceState, ServiceRecord
 
 STEP_ATTEMPTS = 6
-"""Attempts of one step, whatever breaks them, before all go back to the checkpoint."""
+"""Attempts of one step before all go back to the checkpoint, whatever breaks them."""
 ROLL_BACKS = 3
-"""Steps given up like that, without one committed that never was before, until the job is parked."""
+"""Roll-backs for that reason before the job is parked, if no new step is committed in between."""
 
 Key = tuple[int, int | None, str]
 """(step, stage, code of the error)."""
 
 
 class Unrecoverable(DmscError):
-    """The job can't be brought back by restarting what it lost."""
+    """The job can't be recovered by restarting the instances that it lost."""
 
     code = "unrecoverable"
 
 
 class StepBroken(DmscError):
-    """The open step was tried often enough where the job stands: back to the checkpoint."""
+    """The open step has failed too often: all go back to the checkpoint."""
 
     code = "step_broken"
 
 
 class Parked(DmscError):
-    """The job can't go on now, and is not at its end: it waits at its last checkpoint, without instances.
+    """The job can't go on now, but has not ended: it waits at its last checkpoint, without instances.
 
-    `for_room`: until there is room for it; else until a place is open that was not.
+    `for_room`: it waits until there is room for it; otherwise until a place is open that was not open before.
     """
 
     code = "parked"
@@ -49,28 +49,28 @@ class Parked(DmscError):
 
 
 class RetryLimits:
-    """What broke each step that was not committed since. A roll-back forgets nothing of later steps.
+    """Counts what broke each step that is not committed yet. A roll-back forgets nothing about later steps.
 
     Args:
-        held: what an orchestrator before this one had counted, as its `held` gave it.
+        held: what an earlier orchestrator had counted, as its `held` returned it.
         roll_backs, furthest: likewise.
     """
 
     def __init__(self, held: Iterable[StepSetbacks] = (), *, roll_backs: int = 0, furthest: int = 0) -> None:
         self.roll_backs = roll_backs
-        """Since `furthest` has moved."""
+        """Roll-backs since `furthest` last moved."""
         self.furthest = furthest
-        """Steps that were ever committed; a roll-back takes none of them away."""
+        """Number of steps that were ever committed; a roll-back does not lower it."""
         self._attempts: Counter[int] = Counter()
         self._before: set[Key] = set()
         self._now: set[Key] = set()
-        for one in held:
-            self._attempts[one.step] = one.attempts
-            self._before |= {(one.step, stage, code) for stage, code in one.errors}
+        for setback in held:
+            self._attempts[setback.step] = setback.attempts
+            self._before |= {(setback.step, stage, code) for stage, code in setback.errors}
 
     @property
     def held(self) -> tuple[StepSetbacks, ...]:
-        """What a new orchestrator has to know; to that one, the present attempt is an earlier one."""
+        """What a new orchestrator has to know; errors of the present attempt count as earlier ones there."""
         keys = self._before | self._now
         return tuple(
             StepSetbacks(
@@ -82,10 +82,10 @@ class RetryLimits:
         )
 
     def attempt_failed(self, step: int, why: str) -> None:
-        """One more attempt of `step` failed.
+        """Counts one more failed attempt of `step`.
 
         Raises:
-            StepBroken: it was one too many; they are counted anew from here.
+            StepBroken: there were too many; the count begins again at 0.
         """
         self._before |= self._now
         self._now = set()
@@ -95,10 +95,10 @@ class RetryLimits:
             raise StepBroken(f"step {step} failed {attempts} times, the last: {why}")
 
     def rolling_back(self, why: str) -> None:
-        """A broken step sends all back to the checkpoint.
+        """Counts a roll-back to the checkpoint because of a broken step.
 
         Raises:
-            Parked: that did not help before.
+            Parked: roll-backs did not help before.
         """
         self.roll_backs += 1
         if self.roll_backs >= ROLL_BACKS:
@@ -106,10 +106,10 @@ class RetryLimits:
             raise Parked(f"{count} times back to the checkpoint, and no step further: {why}", for_room=False)
 
     def ended(self, step: int, records: Iterable[ServiceRecord]) -> None:
-        """These incarnations ended in the attempt that failed last.
+        """Notes that these incarnations ended in the last failed attempt.
 
-        Replicas that meet the same error in one attempt count once. Ends that name their microbatch are
-        `quarantine`'s to judge.
+        Replicas that meet the same error in one attempt count once. `Quarantine` judges ends that name a
+        microbatch.
 
         Raises:
             Unrecoverable: one of them repeats the error that ended an earlier attempt of `step`.
@@ -123,7 +123,7 @@ class RetryLimits:
             self._now.add(key)
 
     def committed(self, step: int) -> None:
-        """`step` is behind the job: what broke it counts no more."""
+        """Forgets what broke steps up to `step`, which is committed."""
         if step >= self.furthest:
             self.furthest, self.roll_backs = step + 1, 0
         self._attempts = Counter({key: count for key, count in self._attempts.items() if key > step})

@@ -1,8 +1,8 @@
-"""Instances that are to leave their node (a drain): which of them may go, one after the other.
+"""The order in which instances leave a node that is drained, one after the other.
 
-Each goes when a step is decided, so that nothing is computed twice. Some need training to rest for it: a data
-instance, because the gateway dispatches to it from the decision on, and a stage's only instance, because its
-state has to be written first. How the job does without them is `crew_changes`' affair.
+Each leaves when a step is decided, so that nothing is computed twice. Some need training to rest for it: a
+data instance, because the gateway dispatches to it from the decision on, and a stage's only instance, because
+its state has to be written first. `membership_changes` carries the departures out.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ Stages = Sequence[Collection[Member]]
 
 
 class DrainOrder:
-    """What was asked for and not done yet."""
+    """The instances that are to leave their node and have not left yet."""
 
     def __init__(self, instances: JobInstances, replacement: Replacement) -> None:
         self._instances = instances
         self._replacement = replacement
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
 
     def waits(self, stages: Stages) -> bool:
-        """Somebody is to go who needs a rest for it."""
-        return any(self._needs_rest(sid, stages) for sid in self._asked)
+        """Whether an instance is to leave that needs training to rest for it."""
+        return any(self._needs_rest(sid, stages) for sid in self._requested)
 
     def ask(self, sid: str, stages: Stages, replaced: Collection[str]) -> str:
-        """Has an instance go when it can; what stands in the way, or ''.
+        """Has an instance leave when it can; returns what stands in the way, or ''.
 
         Args:
             sid: its unit.
-            stages: who works, by stage.
+            stages: the working members, by stage.
             replaced: units whose new incarnation is on its way.
         """
         why = self._obstacle(sid, stages, replaced)
         if not why:
-            self._asked.add(sid)
+            self._requested.add(sid)
         return why
 
     def next(self, stages: Stages, replaced: Collection[str], *, at_rest: bool) -> Member | None:
-        """Who goes now; None: nobody. Whatever has changed since it was asked for is looked at again."""
-        for sid in sorted(self._asked):
+        """The instance that leaves now, or None. Obstacles are checked again: they may be new."""
+        for sid in sorted(self._requested):
             if self._needs_rest(sid, stages) is not at_rest:
                 continue
-            self._asked.discard(sid)
+            self._requested.discard(sid)
             if not self._obstacle(sid, stages, replaced) and self._is_to_go(sid):
                 return self._instances.members[sid]
         return None
@@ -58,7 +58,7 @@ class DrainOrder:
         return unit is not None and (unit.stage < 0 or len(stages[unit.stage]) <= 1)
 
     def _unit(self, sid: str) -> TaskUnit | None:
-        """None: the job does without it since."""
+        """The unit; None if the job no longer has it."""
         return next((unit for unit in self._instances.units if unit.sid == sid), None)
 
     def _is_to_go(self, sid: str) -> bool:
@@ -68,7 +68,7 @@ class DrainOrder:
     def _obstacle(self, sid: str, stages: Stages, replaced: Collection[str]) -> str:
         graph = self._instances.graph
         assert graph is not None
-        if replaced:  # their places are not settled yet: this one could find none
+        if replaced:  # their places are not settled yet, so this instance might find none
             return f"{', '.join(sorted(replaced))} must be back first"
         member = self._instances.members.get(sid)
         if member is None or member in self._instances.lost:
@@ -77,8 +77,8 @@ class DrainOrder:
         if unit is None:
             return "it is no longer wanted"
         if unit.stage >= 0:
-            working = {one.sid for one in stages[unit.stage]}
-            missing = sorted(one.sid for one in graph.stage(unit.stage) if one.sid not in working)
+            working = {member.sid for member in stages[unit.stage]}
+            missing = sorted(other.sid for other in graph.stage(unit.stage) if other.sid not in working)
             if missing:
                 return f"{', '.join(missing)} must have joined first"
         return self._replacement.no_room([unit])

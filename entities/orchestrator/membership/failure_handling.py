@@ -1,7 +1,8 @@
-"""What goes wrong in a job's training, and whether it makes sense to go on.
+"""Failures in a job's training, and whether it makes sense to go on.
 
-All that breaks a step comes by here: it is judged by `setbacks`, `quarantine` and the limits of the fault
-queue, told, and ended there once the step is committed. A lost member's unit gets a new incarnation.
+Everything that breaks a step is reported here. The retry limits, the quarantine and the limits of the fault
+queue judge it; it is written to the job's events, and closed in the fault queue once the step is committed.
+The unit of a lost member gets a new incarnation.
 """
 
 from __future__ import annotations
@@ -28,172 +29,172 @@ log = get_logger("orchestrator")
 
 
 class FailureHandling:
-    """One job's. A failure that ends the job is the failure of `tasks`, or raised to the step loop."""
+    """Handles the failures of one job. A fatal one fails `tasks`, or is raised to the step loop."""
 
     def __init__(
         self,
         instances: JobInstances,
         replacement: Replacement,
-        recruits: JoiningMembers,
+        joining: JoiningMembers,
         standbys: Standbys,
         faults: JobFaults,
         quarantine: Quarantine,
-        setbacks: RetryLimits,
-        progress: StepOwner,
-        telling: EventWriter,
+        retry_limits: RetryLimits,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._instances = instances
         self._replacement = replacement
-        self._recruits = recruits
+        self._joining = joining
         self._standbys = standbys
         self._faults = faults
         self._quarantine = quarantine
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
-        self._setbacks = setbacks
+        self._retry_limits = retry_limits
         self._lost_at: dict[Member, float] = {}
 
     # --- members --------------------------------------------------------------------------------------
     def losing(self, members: Iterable[Member], why: str) -> None:
-        """These do not answer, or can't work with the others: that is told, and they are lost."""
+        """Reports members that do not answer or can't work with the others, and marks them lost."""
         self._lose(list(members), why, why)
 
     def lost(self, member: Member, why: str, told: str = "") -> None:
-        """This incarnation is lost to the job: the step goes on without it, its unit gets a new one.
+        """Marks an incarnation lost: the step goes on without it, and its unit gets a new incarnation.
 
-        The job's events say so once, whoever comes first with it. `told`: their words, if not `why`.
+        The job's events say so once, by the first report. `told`: the text for the events, if not `why`.
         """
         self._lose([member], why, told or why)
 
     def _lose(self, members: list[Member], why: str, told: str) -> None:
-        """Those that are lost at once are one setback, however many they are."""
-        lost = [one for one in members if self._instances.is_present(one)]
+        """Marks members lost. Members that are lost at once count as one failed attempt."""
+        lost = [member for member in members if self._instances.is_present(member)]
         if not lost:
             return
         for member in lost:
             self._instances.mark_lost(member)
-            self._telling.fault(f"{member.sid}: {told}")
+            self._events.fault(f"{member.sid}: {told}")
             self._lost_at[member] = time.monotonic()
         broken: StepBroken | None = None
         try:
             names = ", ".join(member.sid for member in lost)
-            self._setbacks.attempt_failed(self._progress.step, f"lost {names}: {why}")
+            self._retry_limits.attempt_failed(self._step_owner.step, f"lost {names}: {why}")
         except StepBroken as error:
             broken = error
         for member in lost:
-            self._telling.one_more_lost(self.counted)
-            self._progress.lost(member)
+            self._events.one_more_lost(self.counted)
+            self._step_owner.lost(member)
         self._standbys.revise()
         for member in lost:
-            self._recruits.bring(member.sid, member, partial(self._heed, member, why))
+            self._joining.bring(member.sid, member, partial(self._judge_loss, member, why))
         if broken is not None:
-            self._progress.break_off(broken)
+            self._step_owner.break_off(broken)
 
     def missing(self, sid: str) -> None:
-        """Nobody of this unit answered the orchestrator that took the job over."""
+        """Brings back a unit of which no instance answered this orchestrator when it took over the job."""
         left = self._replacement.known(sid)
         why = "it did not answer the new orchestrator"
-        self._recruits.bring(sid, left, None if left is None else lambda: self._heed(left, why))
+        self._joining.bring(sid, left, None if left is None else lambda: self._judge_loss(left, why))
 
-    async def _heed(self, lost: Member, why: str) -> None:
-        """Asks how it ended, and whether it makes sense to go on.
+    async def _judge_loss(self, lost: Member, why: str) -> None:
+        """Finds out how a lost member ended, and whether it makes sense to go on.
 
         Raises:
             Unrecoverable: it does not.
         """
-        step, attempt = self._progress.step, self._progress.attempt
+        step, attempt = self._step_owner.step, self._step_owner.attempt
         record = await self._replacement.last_words(lost)
-        words = [] if record is None else [record]
+        records = [] if record is None else [record]
         try:
-            self._faults.broke(why, [lost], words, step=step, attempt=attempt)
+            self._faults.broke(why, [lost], records, step=step, attempt=attempt)
         except StepBroken as error:
-            self._progress.break_off(error)
-        present = self._progress.step
+            self._step_owner.break_off(error)
+        present = self._step_owner.step
         self._quarantine.ended(
-            one for one in words if one.culprit is not None and one.culprit.step >= present
+            record for record in records if record.culprit is not None and record.culprit.step >= present
         )
-        self._setbacks.ended(present, words)
-        self._telling.counted(self.counted, now=bool(words and words[0].fault))
+        self._retry_limits.ended(present, records)
+        self._events.counted(self.counted, now=bool(records and records[0].fault))
         self._give_up_bad()
 
     @property
     def counted(self) -> dict[str, Any]:
-        """What broke steps so far, as in the job's record: a new orchestrator goes on from there."""
+        """What broke steps so far, as fields of the job's record: a new orchestrator goes on from there."""
         return {
             "microbatch_faults": self._quarantine.held,
-            "setbacks": self._setbacks.held,
-            "roll_backs": self._setbacks.roll_backs,
-            "furthest": self._setbacks.furthest,
+            "setbacks": self._retry_limits.held,
+            "roll_backs": self._retry_limits.roll_backs,
+            "furthest": self._retry_limits.furthest,
         }
 
     def _give_up_bad(self) -> None:
-        """If the open step turns out to be one that can't be computed: out of it, as soon as that is safe."""
-        bad = self._quarantine.of(self._progress.step)
+        """Gives up the open step if it has turned out that it can't be computed."""
+        bad = self._quarantine.of(self._step_owner.step)
         if bad is not None:
-            self._progress.give_up(str(bad))
+            self._step_owner.give_up(str(bad))
 
-    # --- what is not a member's -----------------------------------------------------------------------
+    # --- failures without a lost member ---------------------------------------------------------------
     def restarting(self, step: int, reason: str) -> None:
-        """The open step is begun again.
+        """Counts that the open step begins again.
 
         Raises:
-            StepBroken: that was once too often.
+            StepBroken: it has begun again too often.
         """
-        log.warning("step begun again", job=self._progress.job, step=step, reason=reason)
-        self._telling.fault(f"step {step} is begun again: {reason}")
-        self._setbacks.attempt_failed(step, reason)
-        self._faults.broke(reason, [], [], step=step, attempt=self._progress.attempt - 1)
+        log.warning("step begun again", job=self._step_owner.job, step=step, reason=reason)
+        self._events.fault(f"step {step} is begun again: {reason}")
+        self._retry_limits.attempt_failed(step, reason)
+        self._faults.broke(reason, [], [], step=step, attempt=self._step_owner.attempt - 1)
 
     def silent_gateway(self, sid: str) -> None:
-        """The entry gateway did not begin the step.
+        """Counts that the entry gateway did not begin the step.
 
         Raises:
-            StepBroken: that was once too often.
+            StepBroken: that has happened too often.
         """
-        step, attempt = self._progress.step, self._progress.attempt
+        step, attempt = self._step_owner.step, self._step_owner.attempt
         why = f"gateway {sid} did not begin the step"
         self._faults.broke(why, [], [], step=step, attempt=attempt, entity=sid)
 
-    # --- what is over ---------------------------------------------------------------------------------
+    # --- the end of failures --------------------------------------------------------------------------
     def taken_over(self, step: int) -> None:
-        """Another orchestrator had brought the job to this step."""
-        self._setbacks.committed(step - 1)
+        """The job was taken over at this step: failures of earlier steps are over."""
+        self._retry_limits.committed(step - 1)
         self._quarantine.committed(step - 1)
 
     def rolling_back(self, broken: StepBroken) -> None:
         """See `RetryLimits.rolling_back`.
 
         Raises:
-            Parked: that did not help before.
+            Parked: roll-backs did not help before.
         """
         try:
-            self._setbacks.rolling_back(broken.text)
+            self._retry_limits.rolling_back(broken.text)
         finally:
-            self._telling.counted(self.counted, now=True)
+            self._events.counted(self.counted, now=True)
 
     def rolled_back(self, text: str) -> None:
-        """All are at one version again."""
+        """All members are at one version again."""
         self._faults.recovered(text)
 
     def decided(self, step: int) -> None:
-        self._setbacks.committed(step)
+        self._retry_limits.committed(step)
 
     def committed(self, step: int) -> None:
         for member, at in self._lost_at.items():
             text = f"lost {member.sid}: back after {time.monotonic() - at:.2f} s at step {step + 1}"
             self._faults.recovered(text)
-            self._telling.recovery(text)
+            self._events.recovery(text)
         self._lost_at.clear()
         self._quarantine.committed(step)
         self._faults.committed(step)
         self._give_up_bad()
 
     def left_out(self, bad: BadMicrobatch) -> None:
-        """The step of a microbatch in quarantine is behind the job, without an update."""
-        self._setbacks.committed(bad.step)
+        """The step of a quarantined microbatch was left out: its failures are over."""
+        self._retry_limits.committed(bad.step)
         self._quarantine.committed(bad.step)
         self._faults.left_out(bad)
         self._faults.committed(bad.step)
-        self._telling.left_out(bad)
+        self._events.left_out(bad)

@@ -16,34 +16,35 @@ from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.step import Member
 
 PARKED_AFTER_S = 10.0
-"""How long a stage that has nobody waits for room: less is a node that restarts; more keeps the slots of all
-other stages from other jobs. In heard time (`bus.nats.liveness`)."""
+"""How long a stage without members waits for room, in time during which the bus is heard
+(`bus.nats.liveness`). A node that restarts is back sooner; a longer wait would keep the slots of all other
+stages from other jobs."""
 LOOK_S = 0.2
 
 
 class JoiningMembers:
-    """Brings each unit's next incarnation in a task of its own, and tells the loop when it is there."""
+    """Starts each unit's next incarnation in a task of its own, and tells the step loop when it is ready."""
 
     def __init__(
         self,
         instances: JobInstances,
         replacement: Replacement,
-        progress: StepOwner,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
         pulse: BusLiveness,
     ) -> None:
         self._pulse = pulse
         self._instances = instances
         self._replacement = replacement
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
         self._coming: dict[str, asyncio.Task[None]] = {}
 
     @property
     def coming(self) -> Collection[str]:
-        """Units whose new incarnation is not there yet."""
+        """SIDs of the units whose new incarnation is not ready yet."""
         return self._coming.keys()
 
     def bring(
@@ -53,13 +54,13 @@ class JoiningMembers:
         first: Callable[[], Awaitable[None]] | None = None,
         given_up: Callable[[Unrecoverable], None] | None = None,
     ) -> None:
-        """Brings a new incarnation; one that is being brought already looks after its own failures.
+        """Starts a new incarnation of a unit, unless one is being started: that task retries by itself.
 
         Args:
-            sid: its unit.
-            lost: the one before, of which nothing may be left.
-            first: what has to be done before, at the end of the one before.
-            given_up: told that it can't be started, where the job can do without it; else the job fails.
+            sid: the unit.
+            lost: the incarnation before, which is ended first.
+            first: work that has to be done first, about the end of the incarnation before.
+            given_up: called if it can't be started, where the job can do without it; else the job fails.
         """
         present = self._coming.get(sid)
         if present is not None and not present.done():
@@ -84,24 +85,24 @@ class JoiningMembers:
                 raise
             given_up(error)
             return
-        self._telling.changed(f"{newcomer.sid} is ready")
+        self._events.changed(f"{newcomer.sid} is ready")
         assert self._instances.graph is not None
-        self._progress.arrived(newcomer, self._instances.graph.unit(newcomer.sid).stage)
+        self._step_owner.arrived(newcomer, self._instances.graph.unit(newcomer.sid).stage)
 
     def _brought(self, sid: str, task: asyncio.Task[None]) -> None:
         if self._coming.get(sid) is task:
             del self._coming[sid]
         member = self._instances.members.get(sid)
         if member in self._instances.lost and not task.cancelled() and task.exception() is None:
-            self.bring(sid, member)  # it died as soon as it was there
+            self.bring(sid, member)  # it died as soon as it was ready
 
     async def until_there(self) -> None:
-        """Returns once every lost unit has its new incarnation, except those that nobody has to wait for.
+        """Returns once every lost unit has its new incarnation, except units that the job can do without.
 
         Raises:
-            Parked: somebody must be waited for, and finds no room.
+            Parked: a unit that the job needs finds no room.
         """
-        with self._pulse.held():  # a bus that stands still keeps everybody from coming
+        with self._pulse.held():  # a bus that stands still keeps all instances from starting
             await self._until_there()
 
     async def _until_there(self) -> None:
@@ -120,18 +121,18 @@ class JoiningMembers:
             await self._tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=LOOK_S))
 
     def _indispensable(self) -> set[str]:
-        """Units of which the job has none: of a stage without anybody, or data instances."""
+        """Units that the job needs: those of a stage (data instances too) without a working member."""
         instances = self._instances
         present = {member.sid for member in instances.present()} - self._coming.keys()
         working = {unit.stage for unit in instances.units if unit.sid in present}
         return {unit.sid for unit in instances.units if unit.stage not in working}
 
     async def newcomer(self, stage: int) -> Member | None:
-        """One for a stage that has nobody, once it is there to take the state; None: none comes."""
+        """A newcomer for a stage without members, once it can take the state; None if none is on its way."""
         assert self._instances.graph is not None
         sids = {unit.sid for unit in self._instances.graph.stage(stage)}
-        while self._progress.running:
-            machine = self._progress.loop.machine
+        while self._step_owner.running:
+            machine = self._step_owner.loop.machine
             for member in machine.newcomers:
                 if machine.stage_of(member) == stage and member not in self._instances.lost:
                     return member
@@ -142,9 +143,12 @@ class JoiningMembers:
         return None
 
     def introduce(self, settled: Settled) -> None:
-        """Those that came while no loop ran, or had not joined the one before, are told to this one."""
+        """Tells the new step loop of members that are ready but not among `settled`.
+
+        They became ready while no loop ran, or had not joined the loop before.
+        """
         present = set(settled.everyone) | self._instances.lost
         for unit in self._instances.units:
             member, task = self._instances.members.get(unit.sid), self._coming.get(unit.sid)
             if member is not None and member not in present and (task is None or task.done()):
-                self._progress.arrived(member, unit.stage)
+                self._step_owner.arrived(member, unit.stage)

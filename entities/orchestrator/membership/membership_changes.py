@@ -1,7 +1,7 @@
-"""Changes of who works in a job that somebody asked for: other numbers of replicas, nodes to be left.
+"""Requested changes of a job's members: other numbers of replicas, and instances that leave their node.
 
-Nothing is wrong with those that go, so they do when a step is decided, or at rest between two steps: then
-nothing is computed twice, and nothing is lost.
+The members that leave are healthy, so they leave when a step is decided, or while training rests between two
+steps: then nothing is computed twice, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ log = get_logger("orchestrator")
 
 
 class MembershipChanges:
-    """`scale` and `drain` ask for them; `decided` and `at_rest` say when they may be carried out."""
+    """`scale` and `drain` request changes; `decided` and `at_rest` carry them out at the right moment."""
 
     def __init__(
         self,
         instances: JobInstances,
         replacement: Replacement,
-        recruits: JoiningMembers,
+        joining: JoiningMembers,
         standbys: Standbys,
         checkpoints: Checkpoints,
-        progress: StepOwner,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._instances = instances
         self._replacement = replacement
-        self._recruits = recruits
+        self._joining = joining
         self._standbys = standbys
         self._checkpoints = checkpoints
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
-        self._hand_over = DrainOrder(instances, replacement)
-        self._leaving: set[str] = set()  # units that the job shall do without
-        self._going: set[str] = set()  # those that are being ended
+        self._drain_order = DrainOrder(instances, replacement)
+        self._leaving: set[str] = set()  # units that will leave the job
+        self._going: set[str] = set()  # units whose instance is being ended
 
     def scale(self, stage: int, replicas: int) -> str:
         """Gives a stage more or fewer working replicas; returns what will happen, in words.
 
-        More are placed and join when they hold the state; those that leave do so when the open step is
+        New replicas are placed now and join once they hold the state; replicas leave when the open step is
         decided.
 
         Raises:
             BadInput: no such stage, or fewer than one replica.
-            Conflict: there is no room, or one is just leaving.
+            Conflict: there is no room, or a replica is just leaving.
         """
         graph = self._instances.graph
         assert graph is not None
@@ -74,7 +74,7 @@ class MembershipChanges:
             self._leaving -= stays
             self._instances.graph = with_units(graph, added)
             for unit in added:
-                self._recruits.bring(unit.sid)
+                self._joining.bring(unit.sid)
             return f"{', '.join(unit.sid for unit in added)} will join"
         kept = sorted(self._leaving & stays - {unit.sid for unit in removed})
         self._leaving = self._leaving - stays | {unit.sid for unit in removed}
@@ -83,71 +83,71 @@ class MembershipChanges:
         return f"{', '.join(kept)} will stay" if kept else "nothing to do"
 
     def drain(self, sid: str) -> str:
-        """Has an instance leave its node once the open step is decided; what stands in the way, or ''.
+        """Has an instance leave its node once the open step is decided; returns an obstacle, or ''.
 
-        Asked again until it is gone.
+        The caller asks again until the instance is gone.
         """
-        if not self._progress.running:
+        if not self._step_owner.running:
             return "the job is being brought back"
-        return self._hand_over.ask(sid, self._progress.stages, self._recruits.coming)
+        return self._drain_order.ask(sid, self._step_owner.stages, self._joining.coming)
 
     @property
     def need_rest(self) -> bool:
-        """Somebody is to go who can't while training goes on."""
-        return self._hand_over.waits(self._progress.stages)
+        """Whether an instance is to leave that can do so only while training rests."""
+        return self._drain_order.waits(self._step_owner.stages)
 
     def decided(self) -> None:
-        """A step is: whoever is to leave may, for nothing of the next one is theirs yet."""
-        working = {member for members in self._progress.stages for member in members}
+        """A step was decided: members that are to leave do so, for they own nothing of the next step yet."""
+        working = {member for members in self._step_owner.stages for member in members}
         for sid in sorted(self._leaving):
             member = self._instances.members.get(sid)
-            if member not in working or not self._progress.running:
-                continue  # it is still on its way in: it leaves once it is there
+            if member not in working or not self._step_owner.running:
+                continue  # it has not joined yet: it leaves once it has
             self._leaving.discard(sid)
             self._going.add(sid)
             self.part_with(member)
             self._tasks.spawn(self._forget(member))
-        if not self._progress.at_end:
-            stages = self._progress.stages
-            member = self._hand_over.next(stages, self._recruits.coming, at_rest=False)
+        if not self._step_owner.at_end:
+            stages = self._step_owner.stages
+            member = self._drain_order.next(stages, self._joining.coming, at_rest=False)
             if member is not None:
                 self._move(member)
 
     async def at_rest(self) -> None:
-        """One instance leaves its node. Alone in its stage, it leaves a checkpoint of this step behind.
+        """Lets one instance leave its node. If it is alone in its stage, a checkpoint is taken before.
 
         Raises:
-            MemberLost: somebody died before that was written.
-            StageGone: it was alone; the checkpoint brings its stage back.
+            MemberLost: a member died before the checkpoint was written.
+            StageGone: the instance was alone; the checkpoint brings its stage back.
         """
         assert self._instances.graph is not None
-        stages = self._progress.stages
-        member = self._hand_over.next(stages, self._recruits.coming, at_rest=True)
+        stages = self._step_owner.stages
+        member = self._drain_order.next(stages, self._joining.coming, at_rest=True)
         if member is None:
             return
         stage = self._instances.graph.unit(member.sid).stage
         if stage < 0:
             self._move(member)
             return
-        why, step = f"{member.sid} leaves its node", self._progress.step
+        why, step = f"{member.sid} leaves its node", self._step_owner.step
         if not await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
-            return  # it told why; the drain asks again
-        log.info("hand-over by checkpoint", job=self._progress.job, sid=member.sid, step=step)
+            return  # the job's events say why; the drain asks again
+        log.info("hand-over by checkpoint", job=self._step_owner.job, sid=member.sid, step=step)
         self._instances.mark_lost(member)
-        self._recruits.bring(member.sid, member)
+        self._joining.bring(member.sid, member)
         raise StageGone(stage, why)
 
     def _move(self, member: Member) -> None:
-        """It leaves its node, and a new incarnation takes its place."""
-        log.info("hand-over", job=self._progress.job, sid=member.sid, step=self._progress.step)
+        """Has a member leave its node; a new incarnation takes its place."""
+        log.info("hand-over", job=self._step_owner.job, sid=member.sid, step=self._step_owner.step)
         self.part_with(member)
-        self._recruits.bring(member.sid, member)
-        self._telling.recovery(f"{member.sid} leaves its node: another takes its place")
+        self._joining.bring(member.sid, member)
+        self._events.recovery(f"{member.sid} leaves its node: another takes its place")
 
     def part_with(self, member: Member) -> None:
-        """It leaves: nothing of the step that is open now is its own. Call it when a step is decided."""
+        """Removes a member. Call it when a step is decided: then it owns nothing of the open step."""
         self._instances.mark_lost(member)
-        self._progress.lost(member)
+        self._step_owner.lost(member)
         self._standbys.revise()
 
     async def _forget(self, member: Member) -> None:
@@ -159,4 +159,4 @@ class MembershipChanges:
                 del self._instances.members[member.sid]
         finally:
             self._going.discard(member.sid)
-        self._telling.changed(f"{member.sid} has left")
+        self._events.changed(f"{member.sid} has left")

@@ -1,7 +1,8 @@
-"""A job between two nodes that do not reach each other: one side goes on, the other is given up.
+"""A job on two nodes that do not reach each other (ADR-0020): one side goes on, the other is given up.
 
-What is a cut, and which side is kept, is decided in `partition`; here it is asked whether both nodes answer,
-and carried out: the instances of the side given up are fenced, and replaced where the others can reach them.
+`partition` decides what a partition is and which side is kept. This service asks whether both nodes answer on
+the bus, and carries the decision out: instances of the side that is given up are fenced, and replaced where
+the others can reach them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ASK_DEADLINE_S = 3.0
 
 
 class NodePartitions:
-    """One job's. `silence` returns at once."""
+    """The network partitions of one job. `silence` returns at once."""
 
     def __init__(
         self,
@@ -40,30 +41,31 @@ class NodePartitions:
         mesh: MeshView,
         instances: JobInstances,
         replacement: Replacement,
-        troubles: FailureHandling,
+        failure_handling: FailureHandling,
         faults: JobFaults,
-        progress: StepOwner,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._bus = bus
         self._mesh = mesh
         self._instances = instances
         self._replacement = replacement
-        self._troubles = troubles
+        self._failure_handling = failure_handling
         self._faults = faults
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
         self._edges = FailedEdges()
         self._asking: set[tuple[Node, Node]] = set()
 
     def silence(self, witness: Member, peer: Member) -> None:
-        """`witness` found nothing but silence where `peer` says that it is."""
+        """`witness` got no answer from `peer` at the address that `peer` gives."""
         if not (self._instances.is_present(witness) and self._instances.is_present(peer)):
             return
         here, there = self._replacement.node_of(witness.sid), self._replacement.node_of(peer.sid)
-        alone = [one for one, at in ((witness, here), (peer, there)) if self._stage_members(at) <= {one}]
+        pair = ((witness, here), (peer, there))
+        alone = [member for member, node in pair if self._stage_members(node) <= {member}]
         cut = self._edges.silence(witness, here, peer, there, alone, time.monotonic())
         if cut is not None and (cut.one, cut.other) not in self._asking:
             self._asking.add((cut.one, cut.other))
@@ -74,18 +76,18 @@ class NodePartitions:
             if all([await self._answers(node) for node in (cut.one, cut.other)]):
                 self._act(cut)
             else:
-                log.info("no cut: a node does not answer", job=self._progress.job, cut=str(cut))
+                log.info("no cut: a node does not answer", job=self._step_owner.job, cut=str(cut))
         finally:
             self._edges.forget(cut)
             self._asking.discard((cut.one, cut.other))
 
     async def _answers(self, node: Node) -> bool:
-        """Its agent is there, and says so: a node that died is no side to be kept."""
+        """Whether the node's agent answers: a dead node is no partition."""
         agent = self._mesh.agent_of(*node)
         someone = next(iter(self._at(node)), None)
         if agent is None or someone is None:
             return False
-        query = Judge(job=self._progress.job, sid=someone.sid, incarnation=someone.incarnation)
+        query = Judge(job=self._step_owner.job, sid=someone.sid, incarnation=someone.incarnation)
         try:
             await self._bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
         except DmscError:
@@ -96,23 +98,23 @@ class NodePartitions:
         best, rest, why = kept(self._side(cut.one, cut.other), self._side(cut.other, cut.one))
         lost = sorted(self._at(rest.node), key=lambda member: member.sid)
         if not lost or not best.instances:
-            return  # it was moved, or lost, while the agents were asked
+            return  # the instances were moved, or lost, while the agents were asked
         text = (
             f"{cut}, but both answer on the bus: {name(best.node)} is kept ({why}), "
             f"{len(lost)} instances on {name(rest.node)} are replaced elsewhere"
         )
         if not best.room:
             text += ", as soon as there is room"
-        log.warning("nodes cut off from each other", job=self._progress.job, reason=text)
+        log.warning("nodes cut off from each other", job=self._step_owner.job, reason=text)
         self._replacement.avoid(NodeCut(kept=best.node, given_up=rest.node, at=time.time(), reason=str(cut)))
         agent = self._mesh.agent_of(*rest.node)
         if agent is not None:
-            self._faults.cut(agent, text, step=self._progress.step, attempt=self._progress.attempt)
-        self._telling.cut(text, self._replacement.cuts)
-        self._troubles.losing(lost, f"cut off from node {name(best.node)}")
+            self._faults.cut(agent, text, step=self._step_owner.step, attempt=self._step_owner.attempt)
+        self._events.cut(text, self._replacement.cuts)
+        self._failure_handling.losing(lost, f"cut off from node {name(best.node)}")
 
     def _side(self, node: Node, other: Node) -> Side:
-        stages = self._progress.stages if self._progress.running else self._instances.stages()
+        stages = self._step_owner.stages if self._step_owner.running else self._instances.stages()
         beyond = self._at(other)
         return Side(
             node=node,
@@ -129,6 +131,7 @@ class NodePartitions:
         }
 
     def _stage_members(self, node: Node) -> set[Member]:
-        """Without data instances, which have links to the first stage only."""
+        """The stage members on a node; data instances have links to the first stage only."""
         assert self._instances.graph is not None
-        return {one for one in self._at(node) if self._instances.graph.unit(one.sid).stage >= 0}
+        graph = self._instances.graph
+        return {member for member in self._at(node) if graph.unit(member.sid).stage >= 0}

@@ -1,15 +1,19 @@
-"""A cut between two nodes: told from a broken link and from a sick instance; which side is kept. Pure.
+"""A network partition between two nodes: how it is told from a broken link or a sick instance, and which side
+is kept. Pure.
 
-What is looked at are *failed edges*: one instance found nothing but silence where another says that it is.
+The evidence is *failed edges*: one instance got no answer from another at the address that the other gives.
 
 - A link that broke and comes back leaves no failed edge.
-- If one instance explains all failed edges between two nodes, and is not alone on its node, it may be the
-  sick one: whoever fences the member with most failed edges (DESIGN §5 rule 8) is right.
-- Two edges without a common instance, or one instance that does not reach two incarnations of the same
-  unit, are a cut. So is the edge of two that are alone on their nodes, once both have told of it or one has
-  twice: nobody can say which of them is sick, and moving one to the other's side mends either.
+- If one instance explains all failed edges between two nodes, and is not alone on its node, it may be sick:
+then
+  the member with most failed edges is fenced (DESIGN §5 rule 8).
+- Two edges without a common instance are a partition. So is one instance that does not reach two incarnations
+of
+  the same unit. So is the edge between two instances that are alone on their nodes, once both have reported
+  it or one has twice: nobody can say which of them is sick, and moving one to the other's node helps in
+  either case.
 
-Whether both nodes answer on the bus is asked before anything is done about it: a dead node is no cut.
+Before anything is done, both nodes are asked whether they answer on the bus: a dead node is no partition.
 """
 
 from __future__ import annotations
@@ -23,8 +27,9 @@ from schemas.step import Member
 REMEMBERED_S = 60.0
 """How long a failed edge counts."""
 AVOIDED_S = 600.0
-"""How long the node that was given up gets nothing of the job. Longer spares the job a cut that lasts,
-shorter uses the node sooner after it was mended; either way it costs only what is lost or added meanwhile."""
+"""How long the node that was given up gets nothing of the job. A longer time spares the job a lasting
+partition; a shorter one uses the node sooner after it was repaired. Only instances that start meanwhile are
+affected."""
 
 Node = tuple[str, str]
 """(cluster, node)."""
@@ -33,7 +38,7 @@ Edge = frozenset[Member]
 
 @dataclass(frozen=True, kw_only=True)
 class NodePartition:
-    """Two nodes that do not reach each other, in order; `edges`: the instances that have found out."""
+    """Two nodes that do not reach each other, in order; `edges`: the pairs of instances that noticed."""
 
     one: Node
     other: Node
@@ -45,33 +50,39 @@ class NodePartition:
 
 
 class FailedEdges:
-    """One job's. `told` twice for one edge: by its two ends, or again by one."""
+    """The failed edges of one job. An edge is reported twice by its two ends, or twice by one of them."""
 
     def __init__(self) -> None:
-        self._told: dict[Edge, list[float]] = {}
+        self._reports: dict[Edge, list[float]] = {}
         self._where: dict[Member, Node] = {}
 
     def silence(
         self, witness: Member, at: Node, peer: Member, there: Node, alone: Collection[Member], now: float
     ) -> NodePartition | None:
-        """`witness` on node `at` found nothing but silence where `peer` says that it is.
+        """Notes that `witness` on node `at` got no answer from `peer` on node `there`.
 
         Args:
-            alone: of the two, those that are the job's only instance on their node.
+            witness: the instance that reports it.
+            at: its node.
+            peer: the silent instance.
+            there: its node.
+            alone: those of the two that are the job's only instance on their node.
             now: seconds.
 
         Returns:
-            A cut between the two nodes, if that is what it has come to.
+            The partition between the two nodes, if the failed edges show one.
         """
-        self._told = {edge: times for edge, times in self._told.items() if now - times[-1] < REMEMBERED_S}
+        self._reports = {
+            edge: times for edge, times in self._reports.items() if now - times[-1] < REMEMBERED_S
+        }
         edge = frozenset({witness, peer})
-        self._told.setdefault(edge, []).append(now)
+        self._reports.setdefault(edge, []).append(now)
         self._where |= {witness: at, peer: there}
         if at == there:
             return None
         one, other = sorted((at, there))
-        between = [held for held in self._told if {self._where[member] for member in held} == {one, other}]
-        lonely = len(alone) == 2 and len(self._told[edge]) > 1
+        between = [held for held in self._reports if {self._where[member] for member in held} == {one, other}]
+        lonely = len(alone) == 2 and len(self._reports[edge]) > 1
         if not (lonely or _apart(between) or _again(between)):
             return None
         edges = [tuple(sorted(held, key=lambda member: self._where[member])) for held in between]
@@ -79,19 +90,19 @@ class FailedEdges:
         return NodePartition(one=one, other=other, edges=tuple((first, second) for first, second in edges))
 
     def forget(self, cut: NodePartition) -> None:
-        """Something was done about it, or it was none."""
+        """Forgets the edges of a partition that was handled, or that turned out to be none."""
         for pair in cut.edges:
-            self._told.pop(frozenset(pair), None)
+            self._reports.pop(frozenset(pair), None)
 
 
 def _apart(edges: Iterable[Edge]) -> bool:
-    """Two of them have no instance in common."""
+    """Whether two of the edges have no instance in common."""
     edges = list(edges)
     return any(not one & other for one in edges for other in edges)
 
 
 def _again(edges: Iterable[Edge]) -> bool:
-    """One instance does not reach two incarnations of the same unit: the first one was not sick."""
+    """Whether one instance does not reach two incarnations of a unit: then the first one was not sick."""
     seen: dict[tuple[Member, str], str] = {}
     for edge in edges:
         first, second = edge
@@ -103,10 +114,10 @@ def _again(edges: Iterable[Edge]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """A node at a cut, and what the job has there.
+    """One node of a partition, and what the job has there.
 
-    `stages`: those that keep a living member with its state if this side is kept; `room`: all of the job
-    fits when the other node gets nothing.
+    `stages`: number of stages that keep a living member with its state if this side is kept; `room`: whether
+    the whole job fits if the other node gets nothing.
     """
 
     node: Node
@@ -116,7 +127,7 @@ class Side:
 
 
 def kept(one: Side, other: Side) -> tuple[Side, Side, str]:
-    """(the side to keep, the one to give up, why). With all else equal, the first name is kept."""
+    """(the side to keep, the side to give up, why). With all else equal, the first name is kept."""
     best, rest = sorted(
         (one, other), key=lambda side: (not side.room, -side.stages, -side.instances, side.node)
     )
@@ -132,10 +143,10 @@ def kept(one: Side, other: Side) -> tuple[Side, Side, str]:
 
 
 def avoided(cuts: Iterable[NodeCut], present: Collection[Node], now: float) -> Mapping[Node, NodeCut]:
-    """Nodes that get nothing of the job, as long as it has instances where the cut keeps others from them.
+    """Nodes that get nothing of the job, while it has instances on the other side of their partition.
 
     Args:
-        cuts: those that the job has met.
+        cuts: the partitions that the job has met.
         present: nodes with living instances of the job.
         now: seconds since the epoch.
     """
@@ -143,5 +154,5 @@ def avoided(cuts: Iterable[NodeCut], present: Collection[Node], now: float) -> M
 
 
 def name(node: Node) -> str:
-    """As people name it."""
+    """The node's name for people, `cluster/node`."""
     return "/".join(node)

@@ -1,4 +1,4 @@
-"""Stages with one member keep a copy at a peer, from which they come back (DESIGN §5 rule 9)."""
+"""Copies at peers (DESIGN §5 rule 9): a stage with one member is restored from a copy at another member."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COPY_TO_DEADLINE_S = 5.0
 STATUS_TIMEOUT_S = 1.0
 """A living instance answers within milliseconds, whatever it computes."""
 PATIENCE_S = 1.0
-"""How long to ask again for a copy of the open step: its last redo may have arrived a moment before."""
+"""How long to repeat the search for a copy of the open step: its last redo may still be arriving."""
 AGAIN_S = 0.1
 SEND_DEADLINE_S = 120.0
 
@@ -37,19 +37,19 @@ def choose_holders(
     nodes: Mapping[str, str],
     present: Mapping[Member, Member],
 ) -> dict[Member, Member]:
-    """Who keeps the copy of each stage that has only one member. Pure.
+    """The holder of the copy of each stage that has only one member. Pure.
 
-    Members of other stages do, on another node where there is one, spread evenly; with a single stage, a
-    data instance. A holder that is named already stays: another one would need everything again.
+    Holders are members of other stages, on another node where there is one, spread evenly; with a single
+    stage, data instances. A present holder stays: another one would need the whole copy again.
 
     Args:
-        stages: living members by stage, standbys among them.
+        stages: living members by stage, standbys included.
         data: living data instances.
         nodes: the node of each SID, as far as known.
-        present: holders as they are, by source.
+        present: the present holders, by source.
     """
     peers = [(stage, member) for stage, members in enumerate(stages) for member in members]
-    chosen: dict[Member, Member] = {}
+    holders: dict[Member, Member] = {}
     load: Counter[Member] = Counter()
     sources = [(stage, members[0]) for stage, members in enumerate(stages) if len(members) == 1]
     possible = {
@@ -58,105 +58,107 @@ def choose_holders(
     }
     for _, source in sources:
         if present.get(source) in possible[source]:
-            chosen[source] = present[source]
-            load[chosen[source]] += 1
+            holders[source] = present[source]
+            load[holders[source]] += 1
     for _, source in sources:
-        if source in chosen or not possible[source]:
+        if source in holders or not possible[source]:
             continue
         node = nodes.get(source.sid)
-        chosen[source] = min(
+        holders[source] = min(
             possible[source],
-            key=lambda one: (nodes.get(one.sid) == node, load[one], one.sid, one.incarnation),
+            key=lambda peer: (nodes.get(peer.sid) == node, load[peer], peer.sid, peer.incarnation),
         )
-        load[chosen[source]] += 1
-    return chosen
+        load[holders[source]] += 1
+    return holders
 
 
 class PeerCopies:
-    """Which member of a job keeps its copy where, and how a stage comes back from one."""
+    """The copies of one job: orders which member keeps one where, and restores a stage from one."""
 
     def __init__(
         self,
         bus: Bus,
         instances: JobInstances,
         epoch: int,
-        progress: StepOwner,
-        recruits: JoiningMembers,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        joining: JoiningMembers,
+        events: EventWriter,
         tasks: GuardedTasks,
     ) -> None:
         self._bus = bus
         self._instances = instances
-        self._job = progress.job
+        self._job = step_owner.job
         self._epoch = epoch
-        self._progress = progress
-        self._recruits = recruits
-        self._telling = telling
+        self._step_owner = step_owner
+        self._joining = joining
+        self._events = events
         self._tasks = tasks
-        self._told: dict[Member, Member | None] = {}
+        self._ordered_holders: dict[Member, Member | None] = {}
 
-    # --- copies are kept ------------------------------------------------------------------------------
+    # --- keeping copies -------------------------------------------------------------------------------
     def revise(self) -> None:
-        """Has every stage that has only one member now keep a copy at a peer."""
-        if self._progress.running:
-            news = self._news(self._progress.stages, self._progress.data)
-            if news:
-                self._tasks.spawn(self._tell(news))
+        """Has every stage that now has only one member keep a copy at a peer."""
+        if self._step_owner.running:
+            orders = self._changed_orders(self._step_owner.stages, self._step_owner.data)
+            if orders:
+                self._tasks.spawn(self._give(orders))
 
-    def _news(
+    def _changed_orders(
         self, stages: Sequence[Sequence[Member]], data: Sequence[Member]
     ) -> dict[Member, Member | None]:
-        """What has to be told to whom, now that these live; counts as told."""
+        """The changed orders, now that these members live: holder by source. Notes them as given."""
         graph = self._instances.graph
-        nodes = {} if graph is None else {one.sid: f"{one.cluster}/{one.node}" for one in graph.placements}
+        placements = () if graph is None else graph.placements
+        nodes = {place.sid: f"{place.cluster}/{place.node}" for place in placements}
         members = [member for stage in stages for member in stage]
-        present = {source: holder for source, holder in self._told.items() if holder is not None}
+        present = {source: holder for source, holder in self._ordered_holders.items() if holder is not None}
         holders = choose_holders(stages, data, nodes=nodes, present=present)
-        wanted: dict[Member, Member | None] = {member: holders.get(member) for member in members}
-        news = {
+        orders: dict[Member, Member | None] = {member: holders.get(member) for member in members}
+        changed = {
             member: holder
-            for member, holder in wanted.items()
-            if member not in self._told or self._told[member] != holder
+            for member, holder in orders.items()
+            if member not in self._ordered_holders or self._ordered_holders[member] != holder
         }
-        self._told = wanted
-        return news
+        self._ordered_holders = orders
+        return changed
 
-    async def _tell(self, orders: Mapping[Member, Member | None]) -> None:
-        """Whoever does not take its order is asked again at the next revision."""
+    async def _give(self, orders: Mapping[Member, Member | None]) -> None:
+        """Gives the orders; an order that fails is repeated at the next revision."""
 
-        async def one(source: Member, holder: Member | None) -> None:
+        async def order_copy(source: Member, holder: Member | None) -> None:
             order = CopyTo(job=self._job, epoch=self._epoch, holder=holder)
             try:
                 await self._instances.order(COPY_TO, order, [source], deadline_s=COPY_TO_DEADLINE_S)
             except Fenced:
                 raise
             except DmscError as error:
-                self._told.pop(source, None)
+                self._ordered_holders.pop(source, None)
                 log.info("copy not ordered", job=self._job, sid=source.sid, reason=str(error))
 
-        await asyncio.gather(*(one(source, holder) for source, holder in orders.items()))
+        await asyncio.gather(*(order_copy(source, holder) for source, holder in orders.items()))
 
-    # --- a stage comes back ---------------------------------------------------------------------------
+    # --- restoring a stage ----------------------------------------------------------------------------
     async def bring_back(self, stage: int, version: int) -> Member | None:
-        """A newcomer for a stage that has nobody, at `version` by its copy; None: that is not to be had."""
+        """Restores a stage without members; returns a newcomer at `version`, or None if there is no copy."""
         began = time.monotonic()
-        peers = [one for members in self._progress.stages for one in members] + list(self._progress.data)
+        peers = [member for members in self._step_owner.stages for member in members]
+        peers += self._step_owner.data
         holder = await self._find(stage, version, peers)
-        newcomer = await self._recruits.newcomer(stage) if holder is not None else None
+        newcomer = await self._joining.newcomer(stage) if holder is not None else None
         if holder is None or newcomer is None:
             return None
         if not await self._send(stage, version, holder, newcomer):
             return None
         text = f"stage {stage} is back from its copy at {holder.sid} after {time.monotonic() - began:.2f} s"
-        self._telling.recovery(f"{text}, at step {version}")
+        self._events.recovery(f"{text}, at step {version}")
         return newcomer
 
     async def _find(self, stage: int, version: int, peers: Sequence[Member]) -> Member | None:
-        """One of `peers` whose copy of `stage` reaches exactly `version`; None if there is none."""
+        """The peer whose copy of `stage` reaches exactly `version`; None if there is none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_S
         while True:
-            reached = await asyncio.gather(*(self._ask(stage, one) for one in peers))
+            reached = await asyncio.gather(*(self._ask(stage, peer) for peer in peers))
             for member, reach in zip(peers, reached, strict=True):
                 if reach == version and member not in self._instances.lost:
                     return member
@@ -182,14 +184,14 @@ class PeerCopies:
         return answer.version if isinstance(answer, CopyHeld) and answer.member == member else -1
 
     async def _send(self, stage: int, version: int, holder: Member, newcomer: Member) -> bool:
-        """Has the holder bring the newcomer to `version`; whether that worked."""
+        """Has the holder bring the newcomer to `version`; returns whether that succeeded."""
         send = CopySend(
             job=self._job,
             epoch=self._epoch,
             stage=stage,
             to=newcomer,
             version=version,
-            transfer=next(self._progress.transfers),
+            transfer=next(self._step_owner.transfers),
         )
         wait = StateWait(job=self._job, epoch=self._epoch, version=version)
         patience_s = self._instances.patience_s(SEND_DEADLINE_S)

@@ -1,8 +1,8 @@
-"""Moves of an instance from one stage to another, carried out when a step is decided.
+"""Moves of an instance from one stage to another, carried out when a step is decided (ADR-0018).
 
-The instance leaves its stage as a replica does that `scale` takes away: nothing of the next step is its own,
-so nothing is lost. Its slot then hosts one of the other stage, a process forked anew, which takes the state
-from a peer and joins like any newcomer. Which move may be made, and what became of it, is in `stage_moves`.
+The instance leaves its stage like a replica that `scale` removes: it owns nothing of the next step, so
+nothing is lost. Its slot then hosts a new process of the other stage, which takes the state from a peer and
+joins like any newcomer. `planning.stage_moves` decides which move is allowed, and judges its effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = get_logger("orchestrator")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoveRequest:
-    """What was asked for and not begun yet. `forecast`: None where a person ordered it."""
+    """A requested move that has not begun. `forecast`: None if a person ordered it."""
 
     sid: str
     stage: int
@@ -39,15 +39,15 @@ class MoveRequest:
 
 
 class Rebalancing:
-    """One job's. `part_with` has a member leave that nothing of the next step is owned by."""
+    """The moves of one job. `part_with` removes a member that owns nothing of the open step."""
 
     def __init__(
         self,
         instances: JobInstances,
         replacement: Replacement,
-        recruits: JoiningMembers,
-        progress: StepOwner,
-        telling: EventWriter,
+        joining: JoiningMembers,
+        step_owner: StepOwner,
+        events: EventWriter,
         tasks: GuardedTasks,
         part_with: Callable[[Member], None],
         moves: StageMoves,
@@ -56,63 +56,65 @@ class Rebalancing:
     ) -> None:
         self._instances = instances
         self._replacement = replacement
-        self._recruits = recruits
-        self._progress = progress
-        self._telling = telling
+        self._joining = joining
+        self._step_owner = step_owner
+        self._events = events
         self._tasks = tasks
         self._part_with = part_with
         self._moves = moves
         self._allowed = allowed
-        self._wish: MoveRequest | None = None
+        self._request: MoveRequest | None = None
         self.under_way = ""
-        """Who is leaving for another stage, until the newcomer is one of the job's units; else ''."""
+        """The instance that is leaving for another stage, until the newcomer is one of the units; else ''."""
 
     def ask(self, sid: str, stage: int, by: str, forecast: MoveForecast | None = None) -> str:
         """Has an instance change its stage once the open step is decided; returns that in words.
 
         Args:
-            sid: which one.
-            stage: where to.
-            by: who wants it.
-            forecast: what a policy expects of it; None: a person wants it, whatever it brings.
+            sid: the instance.
+            stage: its new stage.
+            by: who requests it.
+            forecast: what a policy expects of the move; None: a person orders it, whatever its effect.
 
         Raises:
-            Conflict: why not.
+            Conflict: the move is impossible or not worth it; the text says why.
         """
         why = self._obstacle(sid, stage)
         if not why and forecast is not None:
             why = self._moves.unwise(sid, stage, forecast, self._crew())
             if not self._allowed:
                 why = "the job says parallel.rebalance: false"
-        if not why and self._wish is not None:
-            why = f"{self._wish.sid} is about to move to stage {self._wish.stage}"
+        if not why and self._request is not None:
+            why = f"{self._request.sid} is about to move to stage {self._request.stage}"
         if why:
             raise Conflict(f"{sid} does not move to stage {stage}: {why}")
-        self._wish = MoveRequest(sid=sid, stage=stage, by=by, forecast=forecast)
+        self._request = MoveRequest(sid=sid, stage=stage, by=by, forecast=forecast)
         return f"{sid} will leave for stage {stage} at the end of this step"
 
     def decided(self, result: StepResult) -> None:
-        """A step is: it is taken into account, and whoever is to move may."""
-        news = self._moves.decided(result, last=self._progress.at_end)
-        if news is not None:
-            self._tell(news)
-        wish, self._wish = self._wish, None
-        if wish is None or self._progress.at_end:
+        """A step was decided: its figures count for the last move, and a requested move begins."""
+        change = self._moves.decided(result, last=self._step_owner.at_end)
+        if change is not None:
+            self._tell(change)
+        request, self._request = self._request, None
+        if request is None or self._step_owner.at_end:
             return
-        why = self._obstacle(wish.sid, wish.stage)
+        why = self._obstacle(request.sid, request.stage)
         if why:
-            log.info("move dropped", job=self._progress.job, sid=wish.sid, stage=wish.stage, reason=why)
+            log.info(
+                "move dropped", job=self._step_owner.job, sid=request.sid, stage=request.stage, reason=why
+            )
             return
-        self._begin(wish)
+        self._begin(request)
 
     def disturbed(self) -> None:
-        """Something else changed who works: what steps take now says nothing of a move before."""
-        news = self._moves.undo()
-        if news is not None:
-            self._tell(news)
+        """The members changed for another reason: the time of steps no longer says anything about a move."""
+        change = self._moves.undo()
+        if change is not None:
+            self._tell(change)
 
     def _obstacle(self, sid: str, stage: int) -> str:
-        if not self._progress.running:
+        if not self._step_owner.running:
             return "the job is being brought back"
         why = self._moves.impossible(sid, stage, self._crew())
         if not why and not self._replacement.is_open(sid):
@@ -120,69 +122,70 @@ class Rebalancing:
         return why
 
     def _crew(self) -> StageMembers:
-        """Living members by stage, as they work."""
+        """The living members that work, by stage."""
         graph = self._instances.graph
         assert graph is not None
         standbys = frozenset(unit.sid for unit in graph.units if unit.standby)
         return StageMembers(
             working={
-                stage: [one.sid for one in members if one.sid not in standbys]
-                for stage, members in enumerate(self._progress.stages)
+                stage: [member.sid for member in members if member.sid not in standbys]
+                for stage, members in enumerate(self._step_owner.stages)
             },
             standbys=standbys,
-            coming=tuple(sorted(self._recruits.coming)),
+            coming=tuple(sorted(self._joining.coming)),
         )
 
-    def _begin(self, wish: MoveRequest) -> None:
+    def _begin(self, request: MoveRequest) -> None:
         graph = self._instances.graph
         assert graph is not None
-        member, unit = self._instances.members[wish.sid], graph.unit(wish.sid)
-        working = sum(not one.standby for one in graph.stage(wish.stage))
-        (newcomer,) = added_replicas(graph, wish.stage, working + 1)
+        member, unit = self._instances.members[request.sid], graph.unit(request.sid)
+        working = sum(not other.standby for other in graph.stage(request.stage))
+        (newcomer,) = added_replicas(graph, request.stage, working + 1)
         move = self._moves.begin(
             StageMove(
-                sid=wish.sid,
+                sid=request.sid,
                 newcomer=newcomer.sid,
                 from_stage=unit.stage,
-                to_stage=wish.stage,
-                step=self._progress.step,
-                by=wish.by,
-                forecast=wish.forecast,
+                to_stage=request.stage,
+                step=self._step_owner.step,
+                by=request.by,
+                forecast=request.forecast,
             )
         )
         self._tell(move)
-        self.under_way = wish.sid
+        self.under_way = request.sid
         self._part_with(member)
         self._tasks.spawn(self._rehost(member, unit, newcomer))
 
     async def _rehost(self, member: Member, unit: TaskUnit, newcomer: TaskUnit) -> None:
-        """The slot hosts the newcomer once nothing is left of the member; until then the record has that one.
+        """Ends the member, then has its slot host the newcomer.
 
-        So an orchestrator that takes over finds the one or the other, and brings who is missing.
+        Until the member has ended, the job's record names it; afterwards it names the newcomer. So an
+        orchestrator that takes over finds one of the two, and starts it if it is missing.
         """
         await self._replacement.end(member)
         self._swap(unit, newcomer)
         self.under_way = ""
         if self._instances.members.get(member.sid) == member:
             del self._instances.members[member.sid]
-        self._telling.changed(f"{newcomer.sid} takes the place of {member.sid}")
-        await self._telling.told()  # the record names the newcomer before it lives
+        self._events.changed(f"{newcomer.sid} takes the place of {member.sid}")
+        await self._events.told()  # the record names the newcomer before it lives
         await self._replacement.until_free(newcomer)
-        self._recruits.bring(newcomer.sid, given_up=lambda why: self._go_back(newcomer, unit, why))
+        self._joining.bring(newcomer.sid, given_up=lambda why: self._go_back(newcomer, unit, why))
 
     def _go_back(self, newcomer: TaskUnit, unit: TaskUnit, why: DmscError) -> None:
-        """The other stage can't be started there: the slot hosts the first one again."""
-        log.warning("move failed", job=self._progress.job, sid=newcomer.sid, reason=str(why))
-        news = self._moves.fail()
-        if news is not None:
-            self._tell(news)
-        self._telling.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
+        """The newcomer can't be started: the slot hosts the former unit again."""
+        log.warning("move failed", job=self._step_owner.job, sid=newcomer.sid, reason=str(why))
+        change = self._moves.fail()
+        if change is not None:
+            self._tell(change)
+        self._events.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
         self._instances.members.pop(newcomer.sid, None)
         self._swap(newcomer, unit)
-        self._recruits.bring(unit.sid)
+        self._joining.bring(unit.sid)
 
     def _swap(self, out: TaskUnit, into: TaskUnit) -> None:
-        """One unit's slot is another's."""
+        """Gives the slot of unit `out` to unit `into`."""
         graph = self._instances.graph
         assert graph is not None
         place = graph.placement(out.sid).model_copy(update={"sid": into.sid})
@@ -190,5 +193,5 @@ class Rebalancing:
         self._instances.graph = graph.model_copy(update={"placements": (*graph.placements, place)})
 
     def _tell(self, move: StageMove) -> None:
-        log.info("rebalancing", job=self._progress.job, move=in_words(move))
-        self._telling.moved(move, self._moves.kept)
+        log.info("rebalancing", job=self._step_owner.job, move=in_words(move))
+        self._events.moved(move, self._moves.kept)

@@ -1,4 +1,4 @@
-"""New instances for lost ones, while the job runs on without them (DESIGN §5 rule 10)."""
+"""New instances for lost ones, while the job goes on without them (DESIGN §5 rule 10)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ OccupiedFn = Callable[[str], dict[str, list[Placement]]]
 
 STOP_DEADLINE_S = 3.0
 RETRY_S = 0.5
-"""Pause before a start that failed is tried again, at first."""
+"""First pause before a failed start is tried again; it doubles with each failure in a row."""
 RETRY_MOST_S = 30.0
-"""And at most: it doubles with each failure in a row."""
+"""Longest pause before a failed start is tried again."""
 LAST_WORDS_S = 1.0
-"""How long to wait until the registry says how a lost instance ended; mostly it has already."""
+"""How long to wait until the registry says how a lost instance ended; mostly it says so already."""
 FREE_S = 3.0
 """How long to wait for the agent to say that a slot is free, before another one is looked for."""
 CUTS_KEPT = 16
-"""Cuts between nodes remembered in a job's record, the latest."""
+"""Network partitions that a job's record remembers: the latest."""
 STARTS = 5
-"""Starts of one unit in a row that ended by themselves, until it is given up where nobody has its state."""
+"""Starts of one unit in a row that ended by themselves before it is given up, if no replica has its state."""
 
 
 class Replacement:
@@ -57,34 +57,35 @@ class Replacement:
         self._occupied = occupied
         self._placing = asyncio.Lock()
         self.homeless: dict[str, str] = {}
-        """Units for which there is no room now, and why."""
+        """Units for which there is no room now, with the reason."""
         self.cuts = journal.record.cuts
-        """Between nodes: what was given up for them is left out of the job (see `partition`)."""
+        """Network partitions that the job has met; nodes that were given up get nothing (see `partition`)."""
 
     async def last_words(self, member: Member) -> ServiceRecord | None:
-        """How it ended, as far as the registry knows."""
+        """The registry's last record of an ended incarnation, if it has one."""
         await self._mesh.until(lambda: self._mesh.has_ended(member), LAST_WORDS_S)
         return self._mesh.last_of(member)
 
     def known(self, sid: str) -> Member | None:
-        """The incarnation of a unit that the registry knows, whatever became of it."""
+        """The incarnation of a unit that the registry knows, in whichever state; None if there is none."""
         record = self._mesh.records.get(sid)
         return None if record is None else Member(sid=sid, incarnation=record.incarnation)
 
     async def bring(self, sid: str, lost: Member | None, *, dispensable: bool = False) -> Member:
-        """Ends what is left of a lost instance, and starts its unit again where there is room, however long
-        that takes.
+        """Ends what is left of a lost instance, and starts its unit again where there is room.
+
+        It waits for room, and repeats failed starts, as long as that takes.
 
         Args:
-            sid: its unit.
-            lost: the one before, of which nothing may be left.
-            dispensable: the job does without, if it fails to start again and again.
+            sid: the unit.
+            lost: the incarnation before, which is ended first.
+            dispensable: the job can do without the unit, if it repeatedly fails to start.
 
         Returns:
             The newcomer, built and ready to take the state.
 
         Raises:
-            Unrecoverable: it fails to start again and again.
+            Unrecoverable: it repeatedly fails to start.
         """
         assert self._instances.graph is not None
         unit = self._instances.graph.unit(sid)
@@ -97,7 +98,7 @@ class Replacement:
                 (started,) = await self._instances.start([unit], joins=True)
                 if self.node_of(sid) not in self._avoided():
                     return started
-                lost = started  # its node was given up meanwhile
+                lost = started  # its node was given up during the start
                 self._instances.mark_lost(lost)
             except StartFailed as error:
                 lost = error.member
@@ -122,64 +123,64 @@ class Replacement:
             pause_s = min(2 * pause_s, RETRY_MOST_S)
 
     def _has_state(self, unit: TaskUnit) -> bool:
-        """Somebody else of its stage lives, and goes on without it."""
+        """Whether another member of its stage lives and has the state."""
         assert self._instances.graph is not None
-        others = (one.sid for one in self._instances.graph.stage(unit.stage) if one.sid != unit.sid)
+        others = (other.sid for other in self._instances.graph.stage(unit.stage) if other.sid != unit.sid)
         members = (self._instances.members.get(sid) for sid in others)
         return any(member is not None and self._instances.is_present(member) for member in members)
 
     def no_room(self, units: list[TaskUnit]) -> str:
-        """Why these units can't be placed (those that are: elsewhere) now; empty if they can."""
+        """Why these units can't be placed now (a placed unit: elsewhere); empty if they can."""
         assert self._instances.graph is not None
         placed = self._place(units, self._instances.graph.placements)
         return placed.reason if isinstance(placed, NoRoom) else ""
 
     def finds_room(self) -> bool:
-        """One of the homeless would not be any more, if it looked now."""
+        """Whether there is room now for one of the units in `homeless`."""
         graph = self._instances.graph
         return graph is not None and any(not self.no_room([graph.unit(sid)]) for sid in self.homeless)
 
     def is_open(self, sid: str) -> bool:
-        """Its node is there, and its slot may host something new."""
+        """Whether its node is registered, and its slot may host a new instance."""
         assert self._instances.graph is not None
         where = self._instances.graph.placement(sid)
         agent = self._mesh.agent_of(where.cluster, where.node)
         return agent is not None and not is_cordoned(self._closed(self._avoided()), agent, where.slot)
 
     async def until_free(self, unit: TaskUnit) -> None:
-        """Returns once the slot that a unit is placed in is free for it, or that does not come about."""
+        """Returns once the unit's slot is free for it, or after `FREE_S`."""
         await self._mesh.until(lambda: self.may_stay(unit), FREE_S)
 
     # --- nodes that are left out ----------------------------------------------------------------------
     def node_of(self, sid: str) -> Node:
-        """Where the present incarnation of a unit was placed."""
+        """The node on which the present incarnation of a unit was placed."""
         assert self._instances.graph is not None
         where = self._instances.graph.placement(sid)
         return where.cluster, where.node
 
     def avoid(self, cut: NodeCut) -> None:
-        """Nothing of the job goes to the node that was given up, for a while."""
-        others = (one for one in self.cuts if (one.kept, one.given_up) != (cut.kept, cut.given_up))
+        """Notes a partition: for a while, nothing of the job goes to the node that was given up."""
+        others = (other for other in self.cuts if (other.kept, other.given_up) != (cut.kept, cut.given_up))
         self.cuts = (*others, cut)[-CUTS_KEPT:]
 
     def fits_without(self, node: Node) -> bool:
-        """All that the job has on this node fits elsewhere, beside the rest of it."""
+        """Whether all units that the job has on this node fit on other nodes, beside the rest of the job."""
         graph = self._instances.graph
         assert graph is not None
         leaving = [unit for unit in graph.units if self.node_of(unit.sid) == node]
-        others = [one for one in graph.placements if (one.cluster, one.node) != node]
+        others = [place for place in graph.placements if (place.cluster, place.node) != node]
         return not isinstance(self._place(leaving, others, without=node), NoRoom)
 
     def _avoided(self) -> Mapping[Node, NodeCut]:
         present = {
-            self.node_of(one.sid)
-            for one in self._instances.members.values()
-            if self._instances.is_present(one)
+            self.node_of(member.sid)
+            for member in self._instances.members.values()
+            if self._instances.is_present(member)
         }
         return avoided(self.cuts, present, time.time())
 
     def _closed(self, nodes: Iterable[Node]) -> dict[str, set[int | None]]:
-        """What placement leaves out: cordons, and these nodes."""
+        """The places that placement leaves out: cordoned ones, and these nodes."""
         closed = self._mesh.cordons.places()
         for cluster, node in nodes:
             agent = self._mesh.agent_of(cluster, node)
@@ -188,11 +189,11 @@ class Replacement:
         return closed
 
     async def end(self, member: Member) -> None:
-        """Ends an instance that the job needs no more."""
+        """Ends an instance that the job no longer needs."""
         await self._clear(member)
 
     async def _clear(self, lost: Member) -> None:
-        """Makes sure that what was judged lost is dead, so that its slot is free and it can't wake up."""
+        """Ends the process of a lost instance, so that its slot is free and it can't wake up again."""
         assert self._instances.graph is not None
         where = self._instances.graph.placement(lost.sid)
         agent = self._mesh.agent_of(where.cluster, where.node)
@@ -207,7 +208,7 @@ class Replacement:
             log.warning("stop of a lost instance failed", sid=lost.sid, reason=str(error))
 
     async def _find_room(self, unit: TaskUnit) -> None:
-        """Keeps the unit's slot if its node is there and it is free, else places it anew; waits for room."""
+        """Keeps the unit's slot if it is free and its node registered, else places it; waits for room."""
         try:
             while True:
                 in_turn = self._placing if unit.kind is UnitKind.STAGE else contextlib.nullcontext()
@@ -225,12 +226,12 @@ class Replacement:
             await self._journal.reason("; ".join(left) or f"{unit.sid} has found room")
 
     def _settle(self, unit: TaskUnit) -> str:
-        """Gives the unit a place; why that can't be now, or ''."""
+        """Places the unit; returns why that is impossible now, or ''."""
         instances = self._instances
         assert instances.graph is not None
         if self.may_stay(unit):
             return ""
-        others = tuple(one for one in instances.graph.placements if one.sid != unit.sid)
+        others = tuple(other for other in instances.graph.placements if other.sid != unit.sid)
         placed = self._place([unit], others)
         if isinstance(placed, NoRoom):
             return placed.reason
@@ -254,10 +255,10 @@ class Replacement:
         return NoRoom(f"{placed.reason} ({why})")
 
     def may_stay(self, unit: TaskUnit) -> bool:
-        """Its node is there, and its slot free, nobody else's, and not cordoned."""
+        """Whether its node is registered, and its slot is free, not promised to others, and not cordoned."""
         graph = self._instances.graph
         assert graph is not None
-        where = next((one for one in graph.placements if one.sid == unit.sid), None)
+        where = next((place for place in graph.placements if place.sid == unit.sid), None)
         if where is None:
             return False
         agent = self._mesh.agent_of(where.cluster, where.node)
@@ -265,11 +266,11 @@ class Replacement:
             return False
         if unit.kind is UnitKind.DATA:
             return True
-        rivals = [*graph.placements, *self._occupied(self._job).get(agent, [])]
+        others = [*graph.placements, *self._occupied(self._job).get(agent, [])]
         if any(
-            one.sid != unit.sid
-            and (one.cluster, one.node, one.slot) == (where.cluster, where.node, where.slot)
-            for one in rivals
+            other.sid != unit.sid
+            and (other.cluster, other.node, other.slot) == (where.cluster, where.node, where.slot)
+            for other in others
         ):
             return False
         return any(
@@ -280,8 +281,8 @@ class Replacement:
     def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:
         """Slots promised to other jobs and to the rest of this one, by node agent."""
         taken = self._occupied(self._job)
-        for one in own:
-            agent = self._mesh.agent_of(one.cluster, one.node)
-            if agent is not None and one.slot >= 0:
-                taken.setdefault(agent, []).append(one)
+        for placement in own:
+            agent = self._mesh.agent_of(placement.cluster, placement.node)
+            if agent is not None and placement.slot >= 0:
+                taken.setdefault(agent, []).append(placement)
         return taken

@@ -1,4 +1,4 @@
-"""Standbys of a job's stages (DESIGN §5 rule 9): work while they are all that a stage has, else rest."""
+"""Standbys of a job's stages (DESIGN §5 rule 9): they work while no other replica of their stage lives."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from entities.orchestrator.step.step_owner import StepOwner
 
 
 class Standbys:
-    """Has the routers told the weights of stages whose standbys must work now, or may rest again."""
+    """Changes the route weights of stages whose standbys must work now, or may rest again."""
 
     def __init__(
         self,
         instances: JobInstances,
         communication: PolicyDistribution,
-        progress: StepOwner,
-        telling: EventWriter,
+        step_owner: StepOwner,
+        events: EventWriter,
     ) -> None:
         self._instances = instances
         self._communication = communication
-        self._progress = progress
-        self._telling = telling
+        self._step_owner = step_owner
+        self._events = events
 
     def revise(self) -> None:
-        """Looks again at who lives."""
+        """Checks which members live, and issues new weights where standbys have to start or stop working."""
         graph = self._instances.graph
-        if graph is None or not self._progress.running:
+        if graph is None or not self._step_owner.running:
             return
-        living = {one.sid for members in self._progress.stages for one in members}
+        living = {member.sid for members in self._step_owner.stages for member in members}
         for stage, weights in standby_weights(graph, self._communication.weights(), living).items():
             awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
             reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
@@ -37,4 +37,4 @@ class Standbys:
             takers = [sid for sid in awake if sid in living]
             if takers:
                 who = f"standby {', '.join(takers)} takes over"
-                self._telling.recovery(f"stage {stage}: {who}, no other replica lives")
+                self._events.recovery(f"stage {stage}: {who}, no other replica lives")

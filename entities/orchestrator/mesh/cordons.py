@@ -1,4 +1,4 @@
-"""Where no new instances go: cordoned slots and nodes. Pure; `cordoning` keeps it in the bucket."""
+"""Cordoned slots and nodes, which get no new instances. Pure; `nodes.cordon_service` stores them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Place = tuple[str, int | None]
 
 
 class CordonBook:
-    """All cordons, also the lifted ones of devices, which hold nothing back."""
+    """All cordons, including lifted ones of devices, which have no effect any more."""
 
     def __init__(self) -> None:
         self._cordons: dict[Place, Cordon] = {}
@@ -26,37 +26,41 @@ class CordonBook:
         self._cordons.pop((cordon.agent, cordon.slot), None)
 
     def of(self, agent: str, slot: int | None) -> Cordon | None:
-        """The cordon of this very place, lifted or not."""
+        """The cordon of exactly this place, lifted or not."""
         return self._cordons.get((agent, slot))
 
     def whole(self, agent: str) -> bool:
-        """The whole node is cordoned."""
-        held = self.of(agent, None)
-        return held is not None and not held.lifted
+        """Whether the whole node is cordoned."""
+        cordon = self.of(agent, None)
+        return cordon is not None and not cordon.lifted
 
     def active(self, agent: str | None = None) -> tuple[Cordon, ...]:
-        """What holds now, of one node or of all, in order of node and slot."""
-        found = [
+        """The cordons in force, of one node or of all, in order of node and slot."""
+        cordons = [
             cordon
             for cordon in self._cordons.values()
             if not cordon.lifted and (agent is None or cordon.agent == agent)
         ]
-        return tuple(sorted(found, key=lambda one: (one.agent, -1 if one.slot is None else one.slot)))
+        return tuple(
+            sorted(cordons, key=lambda cordon: (cordon.agent, -1 if cordon.slot is None else cordon.slot))
+        )
 
     def places(self) -> dict[str, set[int | None]]:
-        """What placement has to leave out, by node agent."""
-        found: dict[str, set[int | None]] = {}
+        """The places that placement has to leave out, by node agent."""
+        slots: dict[str, set[int | None]] = {}
         for cordon in self.active():
-            found.setdefault(cordon.agent, set()).add(cordon.slot)
-        return found
+            slots.setdefault(cordon.agent, set()).add(cordon.slot)
+        return slots
 
 
 def find_node(name: str, nodes: Iterable[NodeStatus], book: CordonBook) -> tuple[str, str, str]:
-    """(agent's SID, cluster, node) of what a person calls a node: its agent's SID, or its name if only one
-    has it. One that is away but cordoned is known, too.
+    """(agent's SID, cluster, node) of the node that a person names.
+
+    A node is named by its agent's SID, or by its name if only one node has it. A cordoned node is found even
+    while it is away.
 
     Raises:
-        NotFound: nobody is called that.
+        NotFound: no node has that name.
         BadInput: several nodes have that name.
     """
     known = {cordon.agent: (cordon.agent, cordon.cluster, cordon.node) for cordon in book.active()}
@@ -72,8 +76,10 @@ def find_node(name: str, nodes: Iterable[NodeStatus], book: CordonBook) -> tuple
 
 
 def works_on(status: NodeStatus, device: str, sid: str, placed: Placement | None) -> bool:
-    """Whether an instance is on this device of a node, by the node's agent or as the orchestrator has placed
-    it. Where it says itself that it is counts for nothing."""
+    """Whether an instance is on this device of a node.
+
+    The node's agent or the orchestrator's own placement must say so; the instance's own word does not count.
+    """
     if any(slot.busy_with == sid and slot.device == device for slot in status.slots):
         return True
     return placed is not None and (placed.cluster, placed.node, placed.device) == (
@@ -84,14 +90,17 @@ def works_on(status: NodeStatus, device: str, sid: str, placed: Placement | None
 
 
 def affected_slots(status: NodeStatus, errors: DeviceErrors, book: CordonBook) -> tuple[int, ...]:
-    """The slots to drain because their device told of errors: those that are not drained already, and where
-    the errors are more than those that were known when an earlier cordon was lifted."""
-    found = []
+    """The slots to drain because their device reports errors.
+
+    These are slots that are not drained already, if there are more errors than were known when an earlier
+    cordon was lifted.
+    """
+    affected = []
     for slot in status.slots:
-        held = book.of(status.sid, slot.index)
-        if slot.device != errors.device or (held is not None and not held.lifted and held.draining):
+        cordon = book.of(status.sid, slot.index)
+        if slot.device != errors.device or (cordon is not None and not cordon.lifted and cordon.draining):
             continue
-        known = held.ecc_errors if held is not None else 0
-        if errors.ecc_errors > known or errors.xid_errors:
-            found.append(slot.index)
-    return tuple(found)
+        known_errors = cordon.ecc_errors if cordon is not None else 0
+        if errors.ecc_errors > known_errors or errors.xid_errors:
+            affected.append(slot.index)
+    return tuple(affected)

@@ -1,7 +1,7 @@
 """What the orchestrator knows of the mesh: node agents, gateways, routers, and every instance's record.
 
-Fed by registrations with the orchestrator (draft §4.4(1)) and by the registry's bucket; readers wait on
-`changed` instead of polling.
+It is fed by registrations with the orchestrator (draft §4.4(1)) and by the registry's bucket. Readers wait
+for a change instead of polling.
 """
 
 from __future__ import annotations
@@ -29,94 +29,94 @@ LEAVING = (InstanceState.DRAINING, InstanceState.FAULTED, InstanceState.GONE)
 
 
 class MeshView:
-    """The present picture. All calls on the event loop."""
+    """The present state of the mesh. All calls on the event loop."""
 
     def __init__(
         self, timeout: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout
     ) -> None:
-        """`timeout`: what `until` is patient by; the bus's own (`bus.nats.liveness`) where others are
-        judged."""
+        """`timeout`: the timeout that `until` uses. The bus's own one (`bus.nats.liveness`) stands still
+        while the bus is away, so that no silence of the bus counts against others."""
         self.nodes: dict[str, NodeStatus] = {}
         self.services: dict[str, NodeRegistration] = {}
         self.records: dict[str, ServiceRecord] = {}
         self.cordons = CordonBook()
         self.quality: dict[tuple[str, str], QosReport] = {}
         self.on_leaving: Callable[[ServiceRecord], None] = lambda record: None
-        """Told of each instance's record that says that it drains, has failed, or is gone."""
+        """Called with each record of an instance that drains, has failed, or is gone."""
         self._timeout = timeout
         self._departed: dict[str, ServiceRecord] = {}
         self._changed = asyncio.Condition()
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
     async def nudge(self) -> None:
-        """Whoever waits for a change looks again."""
-        await self._tell()
+        """Wakes all that wait for a change, so that they look again."""
+        await self._notify()
 
     async def node(self, status: NodeStatus) -> None:
         """A node agent registered, or its slots changed."""
         self.nodes[status.sid] = status
-        await self._tell()
+        await self._notify()
 
     def forget_node(self, agent: str) -> None:
-        """This agent does not answer: nothing is placed there until it says again that it lives."""
+        """Forgets an agent that does not answer: nothing is placed there until it registers again."""
         self.nodes.pop(agent, None)
 
     async def while_there(self, agent: str, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Awaits `work`, which this agent is to do, unless the agent leaves meanwhile.
+        """Awaits `work`, which needs this agent, unless the agent leaves meanwhile.
 
         Raises:
             Unavailable: it has left.
         """
-        asked = asyncio.create_task(work)
-        left = asyncio.create_task(self._until_left(agent))
+        work_task = asyncio.create_task(work)
+        departure = asyncio.create_task(self._until_left(agent))
         try:
-            await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done():
-                return asked.result()
+            await asyncio.wait({work_task, departure}, return_when=asyncio.FIRST_COMPLETED)
+            if work_task.done():
+                return work_task.result()
             raise Unavailable(f"node agent {agent} has left the mesh")
         finally:
-            asked.cancel()
-            left.cancel()
+            work_task.cancel()
+            departure.cancel()
 
     async def _until_left(self, agent: str) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: agent not in self.nodes)
 
     async def cordon(self, cordon: Cordon) -> None:
-        """A place was cordoned, or its cordon says something else now."""
+        """A place was cordoned, or its cordon has changed."""
         self.cordons.put(cordon)
-        await self._tell()
+        await self._notify()
 
     async def cordoned(self, cordons: Iterable[Cordon]) -> None:
-        """All cordons there are."""
+        """Replaces all cordons by these."""
         self.cordons = CordonBook()
         for cordon in cordons:
             self.cordons.put(cordon)
-        await self._tell()
+        await self._notify()
 
     async def uncordon(self, cordon: Cordon) -> None:
         """A place is open again."""
         self.cordons.remove(cordon)
-        await self._tell()
+        await self._notify()
 
     async def service(self, registration: NodeRegistration) -> None:
         """A gateway or router registered."""
         self.services[registration.sid] = registration
-        await self._tell()
+        await self._notify()
 
     async def record(self, change: Change) -> None:
-        """The registry's bucket moved."""
+        """The registry's bucket has changed."""
         if change.message is not None and change.message.sid != change.key:
-            # The key's removal would leave the record of the other one here for good.
+            # When the key is removed, the other service's record would stay here for good.
             log.warning("a record under another service's key", key=change.key, sid=change.message.sid)
             return
         if change.message is not None:
             before = self.records.get(change.message.sid)
             if before is not None and before.job and before.incarnation != change.message.incarnation:
-                self._departed[before.sid] = before  # replaced: how it ended is still asked for
+                self._departed[before.sid] = before  # replaced: others still ask how it ended
             self.records[change.message.sid] = change.message
             if change.message.state in (InstanceState.GONE, InstanceState.FAULTED):
                 self._left(change.message.sid)
@@ -125,10 +125,10 @@ class MeshView:
         elif change.key:
             self._gone(change.key)
             self._left(change.key)
-        await self._tell()
+        await self._notify()
 
     def _gone(self, sid: str) -> None:
-        """A record was removed. What an instance was is remembered until its job is forgotten."""
+        """A record was removed; that of an instance is remembered until its job is forgotten."""
         record = self.records.pop(sid, None)
         if record is not None and record.job is not None:
             self._departed[sid] = record.model_copy(update={"state": InstanceState.GONE})
@@ -140,7 +140,7 @@ class MeshView:
         return record is not None and record.state not in (InstanceState.GONE, InstanceState.FAULTED)
 
     def report(self, report: QosReport) -> None:
-        """Type 5 up: a gateway or router tells how a job's traffic goes in its cluster."""
+        """Notes a Type 5 report of a gateway or router: the quality of a job's traffic in its cluster."""
         if report.job is not None:
             self.quality[report.sid, report.job] = report
 
@@ -152,9 +152,9 @@ class MeshView:
 
     def last_of(self, member: Member) -> ServiceRecord | None:
         """The present or last record of this incarnation, if there was one."""
-        for held in (self.records.get(member.sid), self._departed.get(member.sid)):
-            if held is not None and held.incarnation == member.incarnation:
-                return held
+        for record in (self.records.get(member.sid), self._departed.get(member.sid)):
+            if record is not None and record.incarnation == member.incarnation:
+                return record
         return None
 
     def _left(self, sid: str) -> None:
@@ -162,7 +162,7 @@ class MeshView:
         self.services.pop(sid, None)
 
     def gateways(self, clusters: tuple[str, ...] | None = None) -> list[str]:
-        """SIDs of registered gateways, of these clusters only where given, in order."""
+        """SIDs of registered gateways in order; of these clusters only, if `clusters` is given."""
         return self._of("gateway", clusters)
 
     def routers(self, clusters: tuple[str, ...] | None = None) -> list[str]:
@@ -176,7 +176,7 @@ class MeshView:
         )
 
     def agent_of(self, cluster: str, node: str) -> str | None:
-        """The SID of the node agent there, if it is registered."""
+        """The SID of the agent of this node, if it is registered."""
         return next(
             (
                 status.sid
@@ -191,7 +191,7 @@ class MeshView:
         return self.state_of(member) in (InstanceState.FAULTED, InstanceState.GONE)
 
     def state_of(self, member: Member) -> InstanceState | None:
-        """The registry's state of this incarnation; GONE if another one has its place."""
+        """The registry's state of this incarnation; GONE if another incarnation has replaced it."""
         own = self.last_of(member)
         if own is not None:
             return own.state
@@ -201,7 +201,7 @@ class MeshView:
         return [record for record in self.records.values() if record.kind is kind]
 
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Waits until `condition` holds; False when `timeout_s` passed first."""
+        """Waits until `condition` holds; returns False if `timeout_s` passed first."""
         async with self._changed:
             try:
                 async with self._timeout(timeout_s):
@@ -211,7 +211,7 @@ class MeshView:
         return True
 
     def open_places(self) -> frozenset[tuple[str, int]]:
-        """All slots that are not cordoned, by agent and index, whatever runs there."""
+        """All slots that are not cordoned, as (agent, index), whether something runs there or not."""
         closed = self.cordons.places()
         return frozenset(
             (node.sid, slot.index)
@@ -221,8 +221,10 @@ class MeshView:
         )
 
     async def until_open_otherwise(self, before: frozenset[tuple[str, int]]) -> None:
-        """Returns once a place is open that was not among `before`; one that goes does not count, but may
-        come back."""
+        """Returns once a place is open that was not among `before`.
+
+        A place that closes meanwhile leaves `before`, and counts if it opens again.
+        """
         while not self.open_places() - before:
             before &= self.open_places()
             await self.next_change()

@@ -1,4 +1,4 @@
-"""Repair of what the bus lost (DESIGN §5 rule 11): who is quiet for long is asked what it holds."""
+"""Repair of lost claims (DESIGN §5 rule 11): after a silence, instances are asked what they hold."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from schemas.errors import DmscError
 from schemas.step import Member, MicrobatchClaim, Phase, StepStatus
 
 QUIET_S = 1.0
-"""Without a claim for this long, instances are asked what they hold."""
+"""Time without a claim after which instances are asked what they hold."""
 STALL_S = 30.0
-"""Without progress for max(this, 10 × the way through the pipeline): the step is begun again."""
+"""After max(this, 10 × the time of the way through the pipeline) without progress the step begins again."""
 STATUS_TIMEOUT_S = 2.0
 
 
 class ClaimRepair:
-    """Watches the claims of the open step. `claimed` hears those that were asked for, `post` of a stall."""
+    """Watches the claims of the open step. `claimed` gets claims from answers, `post` gets `Stalled`."""
 
     def __init__(
         self,
@@ -37,34 +37,34 @@ class ClaimRepair:
         self._claimed = claimed
         self._post = post
         self._progress = asyncio.Event()
-        self._look = asyncio.Event()
+        self._ask_now = asyncio.Event()
         self._now = bus.pulse.now
         self._moved_at = self._now()
 
     def begun(self) -> None:
-        """A step is handed out from now on."""
+        """The dispatch of a step begins now."""
         self._moved_at = self._now()
 
     def heard(self) -> None:
-        """A claim came in."""
+        """A claim arrived."""
         self._progress.set()
 
     async def reconnected(self) -> None:
-        """Claims may have been lost meanwhile: ask at once."""
-        self._look.set()
+        """The bus is back: claims may have been lost, so instances are asked at once."""
+        self._ask_now.set()
         self._progress.set()
 
     def now(self) -> float:
-        """Seconds in which the bus was heard."""
+        """A clock in seconds that stands still while the bus is away."""
         return self._now()
 
     @property
     def patience_s(self) -> float:
-        """A first claim needs a whole way through the pipeline: ten times what was measured for that."""
+        """Patience until the first claim, which needs a whole way through the pipeline: ten times that."""
         return max(STALL_S, 10 * self._instances.expected_ms / 1e3)
 
     async def run(self) -> None:
-        """Repairs lost claims; gives up on a step that no longer moves while the bus is heard."""
+        """Repairs lost claims; posts `Stalled` if a step makes no progress although the bus is there."""
         with self._bus.pulse.held():
             await self._run()
 
@@ -76,18 +76,18 @@ class ClaimRepair:
                 async with asyncio.timeout(QUIET_S):
                     await self._progress.wait()
                 self._moved_at = self._now()
-                if not self._look.is_set():
+                if not self._ask_now.is_set():
                     continue
             except TimeoutError:
                 pass
-            self._look.clear()
+            self._ask_now.clear()
             machine = self._machine
             if machine.phase is not Phase.GATHERING or not machine.settled or not machine.ledger.missing():
-                self._moved_at = self._now()  # its orders have their own deadlines
+                self._moved_at = self._now()  # the step waits for orders, which have deadlines of their own
                 continue
-            held = len(machine.ledger.claims)
-            await self.ask(machine.step, [one for members in machine.stages for one in members])
-            if len(machine.ledger.claims) > held:
+            count = len(machine.ledger.claims)
+            await self.ask(machine.step, [member for members in machine.stages for member in members])
+            if len(machine.ledger.claims) > count:
                 self._moved_at = self._now()
             times = sorted(claim.forward_ms + claim.backward_ms for claim in machine.ledger.claims.values())
             patience = max(self.patience_s, 0.02 * times[len(times) // 2] if times else 0.0)
@@ -99,13 +99,13 @@ class ClaimRepair:
                 )
 
     async def ask(self, step: int, members: Iterable[Member], *, evaluate: bool = False) -> None:
-        """Asks instances what they hold of a step, and counts what they say like claims."""
+        """Asks instances what they hold of a step, and counts their answers like claims."""
         machine = self._machine
         query = StepStatus(
             job=machine.job, epoch=machine.epoch, step=step, attempt=machine.attempt, evaluate=evaluate
         )
 
-        async def one(sid: str) -> None:
+        async def ask_one(sid: str) -> None:
             try:
                 reply = await self._bus.request(
                     STEP_STATUS, query, timeout_s=STATUS_TIMEOUT_S, job=machine.job, sid=sid
@@ -115,4 +115,4 @@ class ClaimRepair:
             for claim in reply.claims:
                 self._claimed(claim)
 
-        await asyncio.gather(*(one(member.sid) for member in members))
+        await asyncio.gather(*(ask_one(member.sid) for member in members))

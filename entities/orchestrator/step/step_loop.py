@@ -1,7 +1,7 @@
-"""The step transaction's shell (DESIGN §5): has the step machine decide, and carries out what it asks for.
+"""The step transaction's shell (DESIGN §5): gives events to the step machine, and carries out its effects.
 
-Everything that is decided is decided in `step_machine`; the orders are in `step_orders`, the repair of what
-the bus lost in `claim_repair`.
+All decisions are made in `step_machine`; the orders are in `step_orders`, the repair of claims that the bus
+lost is in `claim_repair`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from schemas.step import Member, MicrobatchClaim, Phase
 
 TICK_S = 0.1
 PAUSE_S = 0.2
-"""A moment for others: as long as an order waits before it is given again."""
+"""How long `pause` waits: as long as an order waits before it is repeated."""
 
 
 class StageGone(DmscError):
-    """Nobody of a stage lives any more: its state must come from elsewhere."""
+    """No member of a stage lives any more: its state must come from elsewhere."""
 
     code = "stage_gone"
 
@@ -44,13 +44,13 @@ class StageGone(DmscError):
 
 
 class StepGivenUp(DmscError):
-    """The open step can't be computed, whoever tries: this loop is over, and its members wait."""
+    """The open step can't be computed by any instance: this loop is over, and its members wait."""
 
     code = "step_given_up"
 
 
 class StepLoop:
-    """Runs steps of one job. `async with` it: orders and answers go on between steps, too."""
+    """Runs the steps of one job, as an async context: orders and answers go on between steps, too."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class StepLoop:
         self.clock = StepClock()
         self._boundary: asyncio.Future[int] | None = None
         self._validation: ValidationPass | None = None
-        self._forget_callback: Callable[[], None] = lambda: None
+        self._remove_callback: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> StepLoop:
-        self._forget_callback = self._bus.on_reconnect(self._repair.reconnected)
+        self._remove_callback = self._bus.on_reconnect(self._repair.reconnected)
         self._tasks.spawn(self._repair.run())
         self._tasks.spawn(self._ticks())
         return self
@@ -87,7 +87,7 @@ class StepLoop:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._forget_callback()
+        self._remove_callback()
         await self._tasks.close()
 
     # --- what its owner calls -------------------------------------------------------------------------
@@ -95,35 +95,35 @@ class StepLoop:
         """Runs steps from `step` on; returns the step before which a pause is wanted.
 
         Raises:
-            StageGone: a stage lost everyone; nothing of this loop can go on.
+            StageGone: a stage has lost all its members; this loop can't go on.
             StepGivenUp: see `give_up`.
             Fenced: another orchestrator leads this job.
-            StepBroken: something breaks the step each time.
+            StepBroken: the step has failed too often.
         """
         self._boundary = asyncio.get_running_loop().create_future()
         self.post(ev.Opened(step, self.machine.attempt))
         return await self._tasks.unless_failed(self._boundary)
 
     async def pause(self) -> None:
-        """Waits a moment for others, or raises what ends this loop."""
+        """Waits `PAUSE_S`; raises the failure of this loop, if it has one."""
         await self._tasks.unless_failed(asyncio.sleep(PAUSE_S))
 
     def give_up(self, step: int, why: str) -> None:
-        """Ends the loop in `step`, if that is open and not decided; members are all at its version then."""
+        """Ends the loop if `step` is open and not decided: then all members are at its version."""
         if (self.machine.step, self.machine.phase) == (step, Phase.GATHERING):
             self._tasks.fail(StepGivenUp(why))
 
     def break_off(self, error: StepBroken) -> None:
-        """Ends the loop, whatever is under way."""
+        """Ends the loop with `error`, whatever is under way."""
         self._tasks.fail(error)
 
     @property
     def over(self) -> bool:
-        """It has failed: nothing more is decided."""
+        """The loop has failed: nothing more is decided."""
         return self._tasks.failed
 
     def post(self, event: ev.Event) -> None:
-        """Has the machine decide about an event, and begins to carry out what it asks for."""
+        """Gives an event to the machine, and starts to carry out the effects that it returns."""
         if isinstance(event, ev.Begun):
             self.clock.mark("begun")
         self._pending.append(event)
@@ -140,11 +140,11 @@ class StepLoop:
             self._deciding = False
 
     def lost(self, member: Member) -> None:
-        """This incarnation counts no more (the instances have been told)."""
+        """This incarnation no longer counts; `JobInstances` knows that already."""
         self.post(ev.IncarnationLost(member))
 
     def claimed(self, claim: MicrobatchClaim) -> None:
-        """A claim came in (from the bus, or in an answer to `StepStatus`)."""
+        """A claim arrived, from the bus or in an answer to `StepStatus`."""
         machine = self.machine
         if (claim.job, claim.epoch, claim.attempt) != (machine.job, machine.epoch, machine.attempt):
             return
@@ -157,7 +157,7 @@ class StepLoop:
     async def validate(self, version: int) -> float:
         """The mean validation loss at a boundary.
 
-        A loss of a member on the way begins the pass again with whoever is left.
+        If a member is lost meanwhile, the pass begins again with the remaining members.
         """
         while True:
             try:
@@ -203,8 +203,8 @@ class StepLoop:
                 if self._boundary is not None and not self._boundary.done():
                     self._boundary.set_result(step)
             case ev.SendState():
-                give = self._orders.follow if effect.follow else self._orders.send_state
-                self._tasks.spawn(give(effect))
+                send = self._orders.follow if effect.follow else self._orders.send_state
+                self._tasks.spawn(send(effect))
             case ev.AwaitState():
                 self._tasks.spawn(self._orders.await_state(effect))
             case ev.Withdraw():
@@ -237,21 +237,21 @@ Mark = Literal["begun", "prepare", "record"]
 
 
 class StepClock:
-    """The open step's. A later mark of the same name counts: the last stage's prepare, the last record."""
+    """The times of the open step. The last mark of each name counts: that of the last stage's prepare."""
 
     def __init__(self) -> None:
         self._began: float | None = None
         self._marks: dict[Mark, float] = {}
 
     def begin(self) -> None:
-        """The step, or another attempt at it, begins."""
+        """The step, or another attempt of it, begins."""
         self._began, self._marks = time.monotonic(), {}
 
     def mark(self, name: Mark) -> None:
         self._marks[name] = time.monotonic()
 
     def phases(self) -> StepPhases | None:
-        """Up to now; None where the step was not begun here: a loop that took it over."""
+        """The step's phases up to now; None if an earlier loop began the step."""
         if self._began is None:
             return None
         now = time.monotonic()

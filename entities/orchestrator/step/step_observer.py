@@ -1,4 +1,4 @@
-"""What a step loop tells whoever runs it."""
+"""What a step loop reports to its owner."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from schemas.step import Member, StepDecision
 
 
 class StepObserver(Protocol):
-    """Runs the loop, and is told; none of what returns at once may wait."""
+    """The owner of a step loop. The methods that are not coroutines must return at once."""
 
     def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
-        """The commit point of a step is passed."""
+        """The commit point of a step has passed."""
 
     def committed(self, step: int) -> None:
         """All living members have applied the step."""
@@ -23,16 +23,20 @@ class StepObserver(Protocol):
         """These did not answer, or cannot work with the others; the observer calls `lost` for them."""
 
     def silence(self, witness: Member, peer: Member) -> None:
-        """`witness` finds nothing but silence where `peer` says that it is."""
+        """`witness` got no answer from `peer` at the address that `peer` gives."""
 
     def replayed(self, replay: RecomputationNoted) -> None:
-        """Microbatches of the lost are computed again."""
+        """Microbatches of lost members are computed again."""
 
     def restarting(self, step: int, reason: str) -> None:
-        """The open step is begun again; raises `StepBroken` if that was once too often."""
+        """The open step begins again.
+
+        Raises:
+            StepBroken: it has begun again too often.
+        """
 
     async def bring_back(self, stage: int, version: int) -> Member | None:
-        """Nobody of a stage lives: a newcomer that holds its state at `version` again; None if none can."""
+        """Restores a stage without living members; returns a newcomer that is at `version`, or None."""
 
     async def other_gateway(self, failed: str) -> None:
-        """The entry gateway does not answer: name another one."""
+        """The entry gateway `failed` does not answer: choose another one."""

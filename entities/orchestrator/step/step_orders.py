@@ -1,7 +1,7 @@
-"""The orders that carry out what the step machine asks for, and what becomes of them.
+"""The orders to instances and the gateway that carry out the step machine's effects.
 
-One coroutine per effect of `step_events`. Its answers come back as events, by `post`; the observer is told
-who does not answer. Orders are idempotent, and repeated until they are answered (DESIGN §5 rule 11).
+There is one coroutine per effect of `step_events`. It posts the answers as events, and tells the observer
+which members do not answer. Orders are idempotent, and repeated until they are answered (DESIGN §5 rule 11).
 """
 
 from __future__ import annotations
@@ -52,29 +52,28 @@ from schemas.step import (
 log = get_logger("orchestrator")
 
 BEGIN_DEADLINE_S = 5.0
-"""Longer than a gateway takes to start again; then another one dispatches."""
+"""Longer than a gateway takes to restart; after it another gateway dispatches."""
 FENCE_DEADLINE_S = 20.0
 PREPARE_DEADLINE_S = 30.0
 COMMIT_DEADLINE_S = 30.0
-"""Both without progress: what is computed for them, and that the others of an all-reduce can be reached."""
+"""Both count from the last progress: that of the computation, and of reaching the peers of an all-reduce."""
 GROUP_DEADLINE_S = 20.0
 STATE_DEADLINE_S = 120.0
-"""Without progress, of a small state. A large one has more: it may be one tensor
-(`JobInstances.patience_s`)."""
+"""Longest time without progress of a transfer of a small state. A large state gets more time, because it may
+be a single tensor (`JobInstances.patience_s`)."""
 FOLLOW_DEADLINE_S = 30.0
-"""An instance that a newcomer follows answers every 10 s, however far that is."""
+"""An instance that a newcomer follows answers every 10 s, however far the newcomer is."""
 LAST_REDO_S, LAST_REDO_PART = 5.0, 0.25
-"""How long a stage waits for a newcomer's last redo: that of a small state, and the part of the time for a
-whole large one that its redo may take."""
+"""How long a stage waits for a newcomer's last redo: seconds for a small state, and for a large one the part
+of the time of a whole transfer that is added."""
 AGAIN_S = 0.2
-"""Pause before an order that failed without a culprit is given again."""
+"""Pause before an order is repeated that failed although no member is to blame."""
 
 
 class StepOrders:
-    """Gives the orders of one step loop. `FenceAcknowledged`, where raised: another orchestrator leads the
-    job.
+    """Gives the orders of one step loop. `Fenced`, where raised: another orchestrator leads the job.
 
-    `machine` is looked at only: an order that it has left behind is not given again.
+    `machine` is only read: an order that it has left behind is not repeated.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class StepOrders:
         self._epoch = machine.epoch
 
     async def begin_step(self, step: int, attempt: int) -> None:
-        """Has the gateway dispatch, whichever can; given up once the step is begun anew."""
+        """Has a gateway dispatch the step; tries other gateways; stops once the step has a new attempt."""
         while (step, attempt) == (self._machine.step, self._machine.attempt):
             gateway = self._gateway()
             try:
@@ -116,7 +115,12 @@ class StepOrders:
             await asyncio.sleep(AGAIN_S)
 
     async def begin(self, step: int, attempt: int, *, evaluate: bool = False) -> None:
-        """Has the entry gateway dispatch a step, or a validation pass; raises what keeps it from that."""
+        """Has the entry gateway dispatch a step, or a validation pass.
+
+        Raises:
+            Unavailable: the gateway does not answer.
+            DmscError: it refuses.
+        """
         count = self._training.validation_microbatches if evaluate else self._training.microbatches
         order = StepBegin(
             job=self._job,
@@ -140,13 +144,13 @@ class StepOrders:
             round=effect.round,
             fenced=effect.fenced,
         )
-        answers = await self._ordered(STEP_FENCE, order, effect.targets, FENCE_DEADLINE_S)
+        answers = await self._order_all(STEP_FENCE, order, effect.targets, FENCE_DEADLINE_S)
         if answers is not None:
-            told = tuple(answer for answer in answers.values() if isinstance(answer, StepFenced))
-            self._post(ev.FenceAcknowledged(effect.round, told))
+            fenced = tuple(answer for answer in answers.values() if isinstance(answer, StepFenced))
+            self._post(ev.FenceAcknowledged(effect.round, fenced))
 
     async def assign(self, effect: ev.Assign) -> None:
-        async def one(member: Member, paths: tuple[PathUpdate, ...]) -> bool:
+        async def assign_to(member: Member, paths: tuple[PathUpdate, ...]) -> bool:
             order = StepAssign(
                 job=self._job,
                 epoch=self._epoch,
@@ -155,15 +159,15 @@ class StepOrders:
                 round=effect.round,
                 paths=paths,
             )
-            return await self._ordered(STEP_ASSIGN, order, [member], FENCE_DEADLINE_S) is not None
+            return await self._order_all(STEP_ASSIGN, order, [member], FENCE_DEADLINE_S) is not None
 
-        if all(await asyncio.gather(*(one(member, paths) for member, paths in effect.paths.items()))):
+        if all(await asyncio.gather(*(assign_to(member, paths) for member, paths in effect.paths.items()))):
             self._post(ev.Assigned(effect.round))
 
-    async def _ordered(
+    async def _order_all(
         self, row: Any, order: Any, members: Iterable[Member], deadline_s: float
     ) -> Mapping[str, Any] | None:
-        """The answers; None if somebody was lost (that is told) or refuses (the step is begun again)."""
+        """The answers by SID; None if a member is lost (tells the observer) or refused (posts `Stalled`)."""
         try:
             return await self._instances.order(row, order, members, deadline_s=deadline_s)
         except MemberLost as lost:
@@ -187,34 +191,34 @@ class StepOrders:
             fenced=effect.fenced,
         )
 
-        async def one(member: Member) -> tuple[tuple[Member, Member], ...] | None:
-            """None: it has its group; else what it found silent."""
+        async def form_at(member: Member) -> tuple[tuple[Member, Member], ...] | None:
+            """None if the member has built the group; else the edges to peers that it found silent."""
             try:
                 await self._instances.order(GROUP_FORM, order, [member], deadline_s=GROUP_DEADLINE_S)
             except DmscError as error:
                 if isinstance(error, MemberLost):
                     lost.extend(error.members)
                 log.info("group not formed", job=self._job, stage=effect.stage, reason=str(error))
-                return self._silent(member, effect.members, error)
+                return self._silent_edges(member, effect.members, error)
             return None
 
         lost: list[Member] = []
-        answers = await asyncio.gather(*(one(member) for member in effect.members))
+        answers = await asyncio.gather(*(form_at(member) for member in effect.members))
         if lost:
             self._observer.losing(lost, f"no answer to group form of stage {effect.stage}")
             return
         if all(edges is None for edges in answers):
             self._post(ev.ReductionGroupFormed(effect.stage, effect.generation))
         else:
-            found = tuple(edge for edges in answers for edge in edges or ())
-            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, found))
+            failed = tuple(edge for edges in answers for edge in edges or ())
+            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, failed))
 
-    def _silent(
+    def _silent_edges(
         self, witness: Member, members: Iterable[Member], error: DmscError
     ) -> tuple[tuple[Member, Member], ...]:
-        """Edges to whom this error names as silent: that is told, before what follows from it is decided."""
-        named = str(error.fields.get("unreached", "")).split()
-        silent = tuple(peer for peer in members if peer.incarnation in named)
+        """The edges to the peers that this error names as silent; tells the observer of them first."""
+        incarnations = str(error.fields.get("unreached", "")).split()
+        silent = tuple(peer for peer in members if peer.incarnation in incarnations)
         for peer in silent:
             self._observer.silence(witness, peer)
         return tuple((witness, peer) for peer in silent)
@@ -235,8 +239,8 @@ class StepOrders:
             self._observer.losing(lost.members, str(lost))
         except DmscError as error:
             log.info("not prepared", job=self._job, sid=member.sid, reason=str(error))
-            silent = self._silent(member, effect.members, error)
-            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, silent))
+            edges = self._silent_edges(member, effect.members, error)
+            self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, edges))
         else:
             vote = answers[member.sid]
             self._post(ev.Voted(effect.stage, vote))
@@ -248,11 +252,11 @@ class StepOrders:
     async def commit(self, decision: StepDecision) -> None:
         """Has every member apply the decision.
 
-        Whoever does not answer is lost to the job, whatever became of it: the decision stands (rule 6).
+        A member that does not answer is lost to the job, even if it lives: the decision stands (rule 6).
         """
         silent: list[Member] = []
 
-        async def one(stage: int, member: Member) -> None:
+        async def commit_at(stage: int, member: Member) -> None:
             order = commit_order(decision, stage, self._epoch)
             try:
                 await self._instances.order(
@@ -265,7 +269,11 @@ class StepOrders:
                 silent.append(member)
 
         await asyncio.gather(
-            *(one(stage, member) for stage, members in enumerate(decision.membership) for member in members)
+            *(
+                commit_at(stage, member)
+                for stage, members in enumerate(decision.membership)
+                for member in members
+            )
         )
         self._post(ev.Committed(decision.step, tuple(silent)))
         self._observer.committed(decision.step)
@@ -273,7 +281,10 @@ class StepOrders:
             self._observer.losing(silent, f"no commit of step {decision.step}")
 
     async def follow(self, effect: ev.SendState) -> None:
-        """A living source answers within moments, however long the transfer takes."""
+        """Has a newcomer follow its source, until it is ready or too slow.
+
+        A living source answers within moments, however long the transfer takes; it is asked until it is done.
+        """
         ready: StateReady | None = None
         while ready is None or (ready.version < 0 and not ready.slow):
             try:
@@ -299,7 +310,7 @@ class StepOrders:
         )
 
     async def await_state(self, effect: ev.AwaitState) -> None:
-        """A stage waits for this one redo: whoever does not have it in time is tried again in another way."""
+        """Waits for a newcomer's last redo, for which its stage waits; the transfer fails at the deadline."""
         within_s = self._instances.patience_s(LAST_REDO_S, times=LAST_REDO_PART)
         wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version, within_s=within_s)
         try:
@@ -315,7 +326,7 @@ class StepOrders:
         send = self._state_send(effect)
         wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version)
         patience_s = self._instances.patience_s(STATE_DEADLINE_S)
-        moving = RequestProgress()  # of the newcomer's work counts for who sends, too
+        moving = RequestProgress()  # progress of the newcomer counts for its source, too
         order = partial(self._instances.order, deadline_s=patience_s, moving=moving)
         try:
             async with asyncio.TaskGroup() as both:
@@ -327,22 +338,22 @@ class StepOrders:
             self._post(ev.Joined(effect.to, effect.transfer, effect.version))
 
     async def _join_failed(self, to: Member, transfer: int, errors: Iterable[BaseException]) -> None:
-        """Another transfer begins after a pause, where this one was not given up before."""
-        given_up = self._machine.transfer_of(to) != transfer
+        """Posts `JoinFailed`; another transfer begins after a pause, unless this one was given up before."""
+        superseded = self._machine.transfer_of(to) != transfer
         stage = self._machine.stage_of(to)
         self._post(ev.JoinFailed(to, transfer))
         for error in errors:
             log.info("state not sent", job=self._job, to=to.sid, reason=str(error))
             if isinstance(error, MemberLost):
                 self._observer.losing(error.members, str(error))
-        if stage is None or given_up:
+        if stage is None or superseded:
             return
         await asyncio.sleep(AGAIN_S)
         if to not in self._instances.lost:
             self._post(ev.NewcomerReady(to, stage))
 
     async def withdraw(self, effect: ev.Withdraw) -> None:
-        """A fence like any other, but of no round: nothing is mended by what it answers."""
+        """Fences a lost newcomer at its source. The fence has round 0: its answer repairs no paths."""
         order = StepFence(
             job=self._job,
             epoch=self._epoch,
@@ -355,7 +366,7 @@ class StepOrders:
             await self._instances.order(STEP_FENCE, order, [effect.source], deadline_s=FENCE_DEADLINE_S)
         except Fenced:
             raise
-        except DmscError as error:  # whoever is behind with the step has fenced nevertheless
+        except DmscError as error:  # a source that is behind with the step has fenced it nevertheless
             log.info("state not withdrawn", job=self._job, sid=effect.source.sid, reason=str(error))
 
     async def restart(self, effect: ev.Restart) -> None:
@@ -367,7 +378,7 @@ class StepOrders:
             fenced=effect.fenced,
         )
 
-        async def one(member: Member) -> None:
+        async def abort_at(member: Member) -> None:
             try:
                 await self._instances.order(STEP_ABORT, order, [member], deadline_s=FENCE_DEADLINE_S)
             except Fenced:
@@ -375,12 +386,12 @@ class StepOrders:
             except DmscError as error:
                 self._observer.losing([member], str(error))
 
-        await asyncio.gather(*(one(member) for member in effect.targets))
+        await asyncio.gather(*(abort_at(member) for member in effect.targets))
         self._post(ev.Restarted(effect.attempt))
 
 
 def commit_order(decision: StepDecision, stage: int, epoch: int) -> StepCommit:
-    """What the members of `stage` are told of a decision, by the orchestrator of `epoch`."""
+    """The order that has members of `stage` apply a decision, by the orchestrator of `epoch`."""
     return StepCommit(
         job=decision.job,
         epoch=epoch,

@@ -1,4 +1,4 @@
-"""How far a job is: its open step, and the step loop that takes it further, while one runs."""
+"""How far a job is: its open step, and the step loop that runs it, if there is one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from schemas.task_graph import UnitKind
 
 
 class StepOwner:
-    """Opens a loop where the job is settled, and closes it. `pauses(step)`: whether training rests before it.
+    """Opens a step loop where the job stands, and closes it. `pauses(step)`: whether to pause before a step.
 
-    While no loop runs, news of members are not passed on: the next one opens with those that live then.
+    While no loop runs, news about members is dropped: the next loop opens with those that live then.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StepOwner:
         self._last_attempt = 0
         self.step = 0
         self.transfers = itertools.count(1)
-        """Numbers for what newcomers are sent."""
+        """Numbers of state transfers to newcomers."""
 
     # --- the loop -------------------------------------------------------------------------------------
     async def open(self, settled: Settled) -> None:
@@ -74,7 +74,7 @@ class StepOwner:
             self._loop.lost(member)
 
     async def close(self) -> Settled:
-        """Returns where a next loop would begin: a new attempt, in new generations, by the same members."""
+        """Ends the loop; returns where the next begins: new attempt, new generations, the same members."""
         loop, self._loop = self.loop, None
         machine = loop.machine
         self._last_attempt = machine.attempt
@@ -109,19 +109,19 @@ class StepOwner:
             self._loop.post(NewcomerReady(newcomer, stage))
 
     def give_up(self, why: str) -> None:
-        """Ends the loop in the open step, as soon as that is safe."""
+        """Gives up the open step and ends the loop, if the step is not decided yet."""
         if self._loop is not None:
             self._loop.give_up(self.step, why)
 
     def break_off(self, error: StepBroken) -> None:
-        """Ends the loop, wherever it is: all go back to the checkpoint. Without one they are on their way."""
+        """Ends the loop at once: all go back to the checkpoint. If no loop runs, they do so already."""
         if self._loop is not None:
             self._loop.break_off(error)
 
     # --- where it is ----------------------------------------------------------------------------------
     @property
     def at_end(self) -> bool:
-        """The last step is committed."""
+        """Whether the last step is committed."""
         return self.step >= self._spec.training.steps
 
     @property
@@ -131,7 +131,7 @@ class StepOwner:
 
     @property
     def stages(self) -> tuple[tuple[Member, ...], ...]:
-        """Members with the state of the present version, by stage."""
+        """The living members that hold the state of the present version, by stage."""
         return tuple(self._living(members) for members in self.loop.machine.stages)
 
     @property
@@ -139,19 +139,19 @@ class StepOwner:
         return self._living(self.loop.machine.data)
 
     def afresh(self, crew: Collection[Member], attempt: int = 0, generation: int = 0) -> Settled:
-        """`crew` are at the present step, and nothing of it was begun."""
+        """Where a loop begins whose members are `crew`: at the present step, of which nothing was begun."""
         members = self._instances.members
         data = [members.get(unit.sid) for unit in self._instances.units if unit.kind is UnitKind.DATA]
         return Settled(
             step=self.step,
             attempt=attempt,
             generation=generation,
-            stages=[[one for one in stage if one in crew] for stage in self._instances.stages()],
-            data=[one for one in data if one is not None and one in crew],
+            stages=[[member for member in stage if member in crew] for stage in self._instances.stages()],
+            data=[member for member in data if member is not None and member in crew],
         )
 
     def living(self, settled: Settled) -> Settled:
-        """The same, by those that are not lost."""
+        """The same as `settled`, without members that are lost."""
         return replace(
             settled,
             stages=tuple(self._living(members) for members in settled.stages),
@@ -159,4 +159,4 @@ class StepOwner:
         )
 
     def _living(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        return tuple(one for one in members if one not in self._instances.lost)
+        return tuple(member for member in members if member not in self._instances.lost)

@@ -19,7 +19,7 @@ class PassBroken(DmscError):
 
 
 class ValidationPass:
-    """Of the weights at `version`, by the members that are there when it begins."""
+    """A validation of the weights at `version`, by the members that are there when it begins."""
 
     def __init__(
         self, machine: StepMachine, orders: StepOrders, repair: ClaimRepair, version: int, microbatches: int
@@ -33,16 +33,16 @@ class ValidationPass:
         self._progress = asyncio.Event()
 
     def claimed(self, claim: MicrobatchClaim) -> None:
-        """The last stage has computed a microbatch; others have nothing to say."""
+        """A claim arrived; only claims of the last stage carry a loss."""
         if claim.loss is not None:
             self._losses[claim.microbatch] = claim.loss
             self._progress.set()
 
     async def run(self) -> float:
-        """Returns the mean loss, summed in order so that it does not depend on arrival.
+        """Runs the pass; returns the mean loss, summed in order so that it does not depend on arrival.
 
         Raises:
-            PassBroken: somebody was lost or joined, or nothing comes any more.
+            PassBroken: a member was lost or joined, or no progress is made.
         """
         machine = self._machine
         attempt, members = machine.attempt, machine.stages

@@ -1,8 +1,8 @@
 """The step transaction (DESIGN §5, docs/step-transaction.md), as the orchestrator decides it.
 
 A training step is a distributed transaction. Every stage has replicas with equal weights; a step has a fixed
-number of microbatches. Either all members of all stages apply the step with the same gradient, or nobody
-does. Any process may be killed at any time, and the weights come out bit-identical.
+number of microbatches. Either all living members of all stages apply the step with the same gradient, or
+nobody does. Any process may be killed at any time, and the weights come out bit-identical.
 
 The phases of a step (`schemas.step.PHASES` holds the table of legal transitions):
 

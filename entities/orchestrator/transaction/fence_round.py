@@ -1,6 +1,6 @@
-"""One fence of the open step and the mending that follows from it, as the step machine keeps it. Pure.
+"""One fence of the open step, and the path updates that follow from its answers. Pure.
 
-Paths go to new owners first and, once these have acknowledged, to their neighbours (see `path_mending`).
+Path updates go to new owners first and, once these have acknowledged, to their neighbours (`path_repair`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas.step import Member, PathUpdate
 
 @dataclass(slots=True)
 class FenceRound:
-    """`dispatched`: the gateway was done before anybody answered; else one may hold more than it told."""
+    """`dispatched`: the gateway had dispatched all before the first answer; else some may be missing."""
 
     number: int
     step: int
@@ -23,25 +23,25 @@ class FenceRound:
     fenced: tuple[Member, ...]
     dispatched: bool
     _neighbours: Mapping[Member, tuple[PathUpdate, ...]] | None = None
-    _told_owners: bool = False
+    _owners_ordered: bool = False
 
     @property
     def answered(self) -> bool:
-        """All that live have told what they hold, and paths are mended by it."""
+        """All living members have said what they hold, so that the path updates are known."""
         return self._neighbours is not None
 
     def order(self, targets: tuple[Member, ...]) -> Fence:
         return Fence(self.number, self.step, self.attempt, self.fenced, targets)
 
     def mended(self, mending: PathRepair) -> Assign | None:
-        """What is to be told first; None: nothing, the round is over."""
+        """The first path updates to order; None: there are none, the round is over."""
         owners = {member: tuple(paths) for member, paths in mending.owners.items()}
         self._neighbours = {member: tuple(paths) for member, paths in mending.neighbours.items()}
         return Assign(self.number, self.step, self.attempt, owners) if owners else self.assigned()
 
     def assigned(self) -> Assign | None:
-        """The last ones have been told; what is to be told next; None: the round is over."""
-        if self._told_owners or not self._neighbours:
+        """The next path updates, now that the last ones are acknowledged; None: the round is over."""
+        if self._owners_ordered or not self._neighbours:
             return None
-        self._told_owners = True
+        self._owners_ordered = True
         return Assign(self.number, self.step, self.attempt, self._neighbours)

@@ -1,8 +1,8 @@
 """Newcomers of the open step, as the step machine keeps them (DESIGN §5 rule 10). Pure.
 
-They are there, but have no vote. Each follows a member of its stage, which goes on with its steps meanwhile;
-only the last redo, of one step, holds up the stage's prepare. A newcomer that can't keep up is sent the state
-as it is, and the stage waits for all of it.
+A newcomer has started, but has no vote. It follows a member of its stage, which goes on with its steps
+meanwhile; only the last redo, of one step, holds up the stage's prepare. A newcomer that can't keep up is
+sent the whole state, and the stage waits for all of it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from schemas.errors import IllegalTransition
 from schemas.step import Member
 
 LAST_LAG = 1
-"""Steps that a newcomer may be behind the open one when its stage's prepare begins to wait for it."""
+"""Steps that a newcomer may be behind the open step when its stage's prepare begins to wait for it."""
 ASKED = 3
-"""How often a newcomer may be found further behind than that before it counts as too slow to follow."""
+"""How often a newcomer may be found further behind than `LAST_LAG` before it counts as too slow to follow."""
 
 
 class NewcomerState(StrEnum):
-    """How far a newcomer is."""
+    """How far a newcomer is; the legal transitions are in `STANDINGS`."""
 
     WAITING = "waiting"
     FOLLOWING = "following"
@@ -43,15 +43,15 @@ STANDINGS: dict[NewcomerState, frozenset[NewcomerState]] = {
     NewcomerState.WHOLE: frozenset({NewcomerState.WAITING, NewcomerState.PAUSED}),
     NewcomerState.PAUSED: frozenset({NewcomerState.WAITING}),
 }
-"""Waiting: nobody sends it anything. Following: it is sent a snapshot, then redos. Last redo, and whole
-state: its stage does not prepare. Paused: that failed, and is tried again in a moment. A newcomer joins from
-one of the two that hold the stage up; it may be lost in each."""
+"""Waiting: nobody sends it anything. Following: it is sent a snapshot, then redos. Last redo and whole state:
+its stage does not prepare meanwhile. Paused: a transfer failed, and is tried again in a moment. A newcomer
+joins from one of the two states that hold its stage up; it may be lost in each state."""
 HOLDING = (NewcomerState.LAST_REDO, NewcomerState.WHOLE)
 
 
 @dataclass(slots=True)
 class Newcomer:
-    """`transfer` numbers what it is sent now; `version`: what it was brought to, as far as told (−1: not)."""
+    """One newcomer. `transfer`: number of its present transfer; `version`: last one reported (−1: none)."""
 
     stage: int
     standing: NewcomerState = NewcomerState.WAITING
@@ -66,13 +66,13 @@ class Newcomer:
         self.standing = standing
 
     def forget(self, standing: NewcomerState = NewcomerState.WAITING) -> None:
-        """Nothing that is on its way to it counts."""
+        """Enters `standing` and drops its transfer: nothing that is still on its way to it counts."""
         self.enter(standing)
         self.source, self.transfer, self.version, self.asked = None, 0, -1, 0
 
 
 class Newcomers:
-    """From `arrived` until one has `joined`, or is dropped."""
+    """All newcomers of the open step, each from `arrived` until it has `joined` or is dropped."""
 
     def __init__(self) -> None:
         self._newcomers: dict[Member, Newcomer] = {}
@@ -83,107 +83,107 @@ class Newcomers:
         return tuple(self._newcomers)
 
     def stage_of(self, newcomer: Member) -> int | None:
-        found = self._newcomers.get(newcomer)
-        return None if found is None else found.stage
+        entry = self._newcomers.get(newcomer)
+        return None if entry is None else entry.stage
 
     def transfer_of(self, newcomer: Member) -> int:
-        """The number of what it is being sent; 0: nothing."""
-        found = self._newcomers.get(newcomer)
-        return 0 if found is None else found.transfer
+        """The number of its transfer; 0: it has none."""
+        entry = self._newcomers.get(newcomer)
+        return 0 if entry is None else entry.transfer
 
     def arrived(self, newcomer: Member, stage: int) -> None:
-        found = self._newcomers.setdefault(newcomer, Newcomer(stage))
-        if found.standing is NewcomerState.PAUSED:
-            found.enter(NewcomerState.WAITING)
+        entry = self._newcomers.setdefault(newcomer, Newcomer(stage))
+        if entry.standing is NewcomerState.PAUSED:
+            entry.enter(NewcomerState.WAITING)
 
     def joined(self, member: Member) -> None:
-        """It is a member like any other now."""
+        """Forgets the newcomer: it is a member like any other now."""
         self._newcomers.pop(member, None)
         self._slow.discard(member)
 
     def drop(self, newcomer: Member) -> Member | None:
-        """It does not join; returns who was sending it the state."""
+        """Forgets the newcomer: it does not join. Returns the member that was sending it the state."""
         self._slow.discard(newcomer)
-        found = self._newcomers.pop(newcomer, None)
-        return None if found is None else found.source
+        entry = self._newcomers.pop(newcomer, None)
+        return None if entry is None else entry.source
 
     def failed(self, newcomer: Member, transfer: int) -> None:
-        """What it was being sent does not arrive. It is to be told of as arrived again, after a pause."""
-        found = self._newcomers.get(newcomer)
-        if found is not None and found.transfer == transfer:
-            if (
-                found.standing is NewcomerState.LAST_REDO
-            ):  # a step waited in vain: the next one waits for all of it
-                self._slow.add(newcomer)
-            found.forget(NewcomerState.PAUSED)
+        """Pauses the newcomer whose transfer failed; the shell reports it as arrived again after a moment."""
+        entry = self._newcomers.get(newcomer)
+        if entry is not None and entry.transfer == transfer:
+            if entry.standing is NewcomerState.LAST_REDO:
+                self._slow.add(newcomer)  # the step waited in vain: it gets the whole state next time
+            entry.forget(NewcomerState.PAUSED)
 
     def followed(self, newcomer: Member, transfer: int, version: int, *, slow: bool) -> None:
-        """It was brought to `version`, where its source was then; `slow`: it can't keep up with it."""
-        found = self._newcomers.get(newcomer)
-        if found is None or found.transfer != transfer or found.standing is not NewcomerState.FOLLOWING:
+        """Notes that it has reached `version`, where its source was then; `slow`: it can't keep up."""
+        entry = self._newcomers.get(newcomer)
+        if entry is None or entry.transfer != transfer or entry.standing is not NewcomerState.FOLLOWING:
             return
-        found.version = version
+        entry.version = version
         if slow:
             self._slow.add(newcomer)
-            found.forget()
+            entry.forget()
 
     def reached(self, newcomer: Member, transfer: int, version: int) -> int | None:
-        """It holds `version`: the stage that it can join with that, or None if it is not awaited there."""
-        found = self._newcomers.get(newcomer)
-        if found is None or found.transfer != transfer or found.standing not in HOLDING:
+        """Notes that it holds `version`; returns the stage that it can join, None if none waits for it."""
+        entry = self._newcomers.get(newcomer)
+        if entry is None or entry.transfer != transfer or entry.standing not in HOLDING:
             return None
-        if found.standing is NewcomerState.LAST_REDO:
-            found.enter(NewcomerState.FOLLOWING)
-            found.version = version
+        if entry.standing is NewcomerState.LAST_REDO:
+            entry.enter(NewcomerState.FOLLOWING)
+            entry.version = version
         else:
-            found.forget()
-        return found.stage
+            entry.forget()
+        return entry.stage
 
     def forsaken(self, dead: Set[Member], groups: Sequence[StageGroup]) -> None:
-        """Those that were sent the state by one of the dead wait for another source, where there is one.
+        """Makes newcomers wait for another source whose source is dead, where their stage has another one.
 
-        Where there is none, what is on its way may arrive all the same, and bring the stage back.
+        Where it has none, the transfer may still arrive from the lost source, and bring the stage back.
         """
         for newcomer in self._newcomers.values():
-            if newcomer.source in dead and any(one not in dead for one in groups[newcomer.stage].members):
+            members = groups[newcomer.stage].members
+            if newcomer.source in dead and any(member not in dead for member in members):
                 newcomer.forget()
 
     def is_receiving(self, stage: int) -> bool:
-        """The stage's prepare waits for a state that is on its way to somebody."""
-        return any(one.stage == stage and one.standing in HOLDING for one in self._newcomers.values())
+        """The stage's prepare has to wait for a state that is on its way to a newcomer."""
+        newcomers = self._newcomers.values()
+        return any(newcomer.stage == stage and newcomer.standing in HOLDING for newcomer in newcomers)
 
     def transfers(
         self, groups: Sequence[StageGroup], dead: Set[Member], step: int, numbers: Iterator[int]
     ) -> list[SendState | AwaitState]:
-        """Begins or ends those that can be; a stage that prepares already is not made to wait.
+        """Begins transfers, and asks for last redos; a stage that already prepares is not made to wait.
 
         Args:
-            groups: by stage.
-            dead: nobody is a source among them.
-            step: the open one.
-            numbers: of transfers.
+            groups: the groups, by stage.
+            dead: members that must not be a source.
+            step: the open step.
+            numbers: numbers for new transfers.
         """
-        begun: list[SendState | AwaitState] = []
+        orders: list[SendState | AwaitState] = []
         for member, newcomer in self._newcomers.items():
             group = groups[newcomer.stage]
             if newcomer.standing is NewcomerState.FOLLOWING and newcomer.version >= 0 and not group.preparing:
-                begun += self._go_on(member, newcomer, step)
+                orders += self._go_on(member, newcomer, step)
             if newcomer.standing is NewcomerState.WAITING:
-                sources = [one for one in group.members if one not in dead]
+                sources = [other for other in group.members if other not in dead]
                 if sources and not (member in self._slow and group.preparing):
-                    begun.append(self._send(member, newcomer, sources, step, next(numbers)))
-        return begun
+                    orders.append(self._send(member, newcomer, sources, step, next(numbers)))
+        return orders
 
     def _send(
         self, member: Member, newcomer: Newcomer, sources: Sequence[Member], step: int, number: int
     ) -> SendState:
-        busy = sum(one.source is not None for one in self._newcomers.values())
+        busy = sum(other.source is not None for other in self._newcomers.values())
         newcomer.enter(NewcomerState.WHOLE if member in self._slow else NewcomerState.FOLLOWING)
         newcomer.source, newcomer.transfer = sources[(busy + 1) % len(sources)], number
         return SendState(newcomer.source, member, step, number, follow=member not in self._slow)
 
     def _go_on(self, member: Member, newcomer: Newcomer, step: int) -> list[SendState | AwaitState]:
-        """Where a newcomer that had caught up is found to be."""
+        """The next order for a newcomer that has reported its version: last redo, or on with following."""
         assert newcomer.source is not None
         if step - newcomer.version <= LAST_LAG:
             newcomer.enter(NewcomerState.LAST_REDO)
@@ -193,5 +193,5 @@ class Newcomers:
             self._slow.add(member)
             newcomer.forget()
             return []
-        newcomer.version = -1  # that was told too late: it may be there by now
+        newcomer.version = -1  # the report came too late: the newcomer may have caught up by now
         return [SendState(newcomer.source, member, step, newcomer.transfer, follow=True)]

@@ -10,14 +10,14 @@ from entities.orchestrator.transaction.step_events import Condemn, FormGroup, in
 from schemas.step import Member
 
 REFORM_S = 0.3
-"""Pause before a group that broke without a known death is built again: the death is mostly known by then."""
+"""Pause before a group is built again that broke without a known death: the death is mostly known then."""
 BUILDS = 2
-"""Failed builds (or reductions) with the same members before the one with most failed edges is fenced."""
+"""Failed builds (or reductions) with the same members before the member with most failed edges is fenced."""
 
 
 @dataclass(slots=True)
 class StageGroup:
-    """Who has a vote in a stage, and whether their group stands; each change of either is a generation."""
+    """A stage's voting members, and whether their group is formed; each change starts a new generation."""
 
     stage: int
     members: tuple[Member, ...]
@@ -28,15 +28,15 @@ class StageGroup:
     _failures: int = 0
     _failed_at: float | None = None
     _silent: set[tuple[Member, Member]] = field(default_factory=set)
-    """Failed edges with these members: who found whom silent. How often tells nothing of the edge."""
+    """Failed edges among these members: (witness, silent peer). Repeated reports of an edge count once."""
 
     @property
     def broken(self) -> bool:
-        """It failed, and is not being built again yet."""
+        """The group failed, and is not being built again yet."""
         return self._failed_at is not None
 
     def regroup(self, members: tuple[Member, ...]) -> None:
-        """A new generation, with these members."""
+        """Starts a new generation with these members."""
         if members != self.members:
             self._failures, self._silent = 0, set()
         self.members = members
@@ -45,23 +45,26 @@ class StageGroup:
         self._failed_at = None
 
     def order(self, step: int, attempt: int, answered: int, dead: Iterable[Member]) -> FormGroup:
-        """What its members are told to build; `answered`: the step's last round that all have answered."""
+        """The order to build the group; `answered`: the step's last round that all members have answered."""
         return FormGroup(self.stage, step, attempt, answered, self.generation, self.members, in_order(dead))
 
     def failed(self, edges: Iterable[tuple[Member, Member]], now: float) -> Condemn | None:
-        """Its present generation could not be built, or its reduction broke; who can't stay, if anybody.
+        """Notes that the present generation could not be built, or that its reduction broke.
 
-        Of two that find each other silent it is the last by name, in every stage: where a cut between two
-        nodes is behind it, both keep what the other side would have to bring it otherwise.
+        Of two members that find each other silent, the last by name is condemned, in every stage. If a
+        partition between two nodes is the cause, all stages then keep their members on the same side.
 
         Args:
-            edges: (witness, whom it found silent), as their errors tell.
+            edges: (witness, silent peer), as named by the members' errors.
             now: seconds.
+
+        Returns:
+            The member that can't stay, if there is one.
         """
         self.formed = self.preparing = False
         self._silent.update((witness, peer) for witness, peer in edges if peer in self.members)
         if self.broken:
-            return None  # another member tells of the same failure
+            return None  # another member reports the same failure
         self._failures += 1
         if self._failures >= BUILDS and len(self.members) > 1:
             blamed = Counter(peer for _, peer in self._silent)
@@ -71,5 +74,5 @@ class StageGroup:
         return None
 
     def is_due(self, now: float) -> bool:
-        """It broke, and is to be built again by now."""
+        """The group broke, and it is time to build it again."""
         return self._failed_at is not None and now - self._failed_at >= REFORM_S and bool(self.members)

@@ -1,4 +1,7 @@
-"""What the orchestrator's step machine hears (events) and asks for (effects); see `step_machine`."""
+"""The vocabulary of the step machine: the events that it takes, and the effects that it asks for.
+
+The shell (`step_loop`) carries out each effect and answers by the event that the effect's docstring names.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from schemas.step import Member, MicrobatchClaim, PathUpdate, StepDecision, Step
 # --- events -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The shell opens the step (the first one, or after a pause). `attempt` is above any used before."""
+    """The shell opens a step: the first one, or one after a pause. `attempt` is above any used before."""
 
     step: int
     attempt: int
@@ -26,21 +29,23 @@ class Begun:
     attempt: int
 
 
-@dataclass(slots=True)  # one for each microbatch and stage: freezing takes longer than all else of it
+@dataclass(slots=True)  # one for each microbatch and stage; frozen=True would cost more than all the rest
 class Claimed:
+    """A microbatch is in an instance's sum."""
+
     claim: MicrobatchClaim
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationLost:
-    """This incarnation no longer counts, whatever became of it."""
+    """This incarnation no longer counts, whether its process lives or not."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class FenceAcknowledged:
-    """All living instances acknowledged the fence of this round."""
+    """All living instances acknowledged the fence of this round, and said what they hold."""
 
     round: int
     answers: tuple[StepFenced, ...]
@@ -48,42 +53,46 @@ class FenceAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """All addressees of the last `Assign` of this round have it."""
+    """All addressees of this round's last `Assign` have acknowledged it."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionGroupFormed:
+    """All members of the stage have built the group of this generation."""
+
     stage: int
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionGroupFailed:
-    """A group could not be built, or its reduction broke. `edges`: who found whom silent, by its errors."""
+    """A group could not be built, or its reduction broke. `edges`: (witness, silent peer), by the errors."""
 
     stage: int
     generation: int
     edges: tuple[tuple[Member, Member], ...] = ()
 
 
-@dataclass(slots=True)  # one for each microbatch and stage: freezing takes longer than all else of it
+@dataclass(slots=True)  # as `Claimed`
 class Voted:
+    """A member has prepared: its vote on the reduced gradient."""
+
     stage: int
     vote: StepVote
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecorded:
-    """The decision is in the record: the commit point is passed."""
+    """The decision is in the record: the commit point has passed."""
 
     decision: StepDecision
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Every member has applied the step, or is `silent`."""
+    """Every member has applied the step, except those in `silent`, which did not answer."""
 
     step: int
     silent: tuple[Member, ...] = ()
@@ -91,7 +100,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerReady:
-    """A newcomer is ready: a data instance to work, a stage instance (stage ≥ 0) to take the state."""
+    """A newcomer has started: a data instance can work, a stage instance (stage ≥ 0) can take the state."""
 
     member: Member
     stage: int
@@ -99,7 +108,7 @@ class NewcomerReady:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A newcomer was brought to `version`, where its source was then; `slow`: it can't keep up with that."""
+    """A newcomer has reached `version`, where its source was then; `slow`: it can't keep up with it."""
 
     member: Member
     transfer: int
@@ -118,7 +127,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class JoinFailed:
-    """What this transfer was to bring does not arrive."""
+    """This transfer failed: its state does not arrive."""
 
     member: Member
     transfer: int
@@ -126,7 +135,7 @@ class JoinFailed:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A stage that had lost everyone has these members again, at the open step's version."""
+    """A stage that had lost all its members has these again, at the open step's version."""
 
     stage: int
     members: tuple[Member, ...]
@@ -134,14 +143,14 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The step does not move although nobody is known to be lost: begin it again."""
+    """The step makes no progress although no member is known to be lost: begin it again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """All that live have forgotten the step below this attempt."""
+    """All living members have forgotten the attempts of the step below this one."""
 
     attempt: int
 
@@ -185,8 +194,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Order the fence at `targets`; answered by `FenceAcknowledged` once all have, or by `IncarnationLost` of
-    one of them."""
+    """Order the fence at `targets`.
+
+    Answered by `FenceAcknowledged` once all have acknowledged, or by `IncarnationLost` of one of them.
+    """
 
     round: int
     step: int
@@ -212,7 +223,7 @@ class FormGroup:
     stage: int
     step: int
     attempt: int
-    round: int  # the last one that all others have answered in this step
+    round: int  # the last round of this step that all others have answered
     generation: int
     members: tuple[Member, ...]
     fenced: tuple[Member, ...]
@@ -220,7 +231,7 @@ class FormGroup:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Have the stage all-reduce; each member answers by `Voted`, or one by `ReductionGroupFailed`."""
+    """Have the stage all-reduce; answered by `Voted` of each member, or by `ReductionGroupFailed`."""
 
     stage: int
     step: int
@@ -231,12 +242,14 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """Write the decision into the decision record; answered by `DecisionRecorded`."""
+
     decision: StepDecision
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """`ledger` is the decided step's account, for its result."""
+    """Have all members apply the decision; answered by `Committed`. `ledger`: the decided step's account."""
 
     decision: StepDecision
     ledger: StepLedger
@@ -244,18 +257,18 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The steps before `step` are committed, and the shell asked for a pause here; it sends `Opened`."""
+    """All steps before `step` are committed, and the shell wanted a pause here; it goes on by `Opened`."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class SendState:
-    """Have `source` bring its state to `to`, as transfer number `transfer`.
+    """Have `source` send its state to `to`, as transfer number `transfer`.
 
-    `follow`: while steps go on; answered by `Followed` or `JoinFailed`, and given again where that came too
-    late. Otherwise the state at `version`, which does not change meanwhile; answered by `Joined` or
-    `JoinFailed`.
+    With `follow`, steps go on meanwhile; answered by `Followed` or `JoinFailed`, and asked for again where
+    `Followed` came too late. Without it, the state at `version` is sent, which does not change meanwhile;
+    answered by `Joined` or `JoinFailed`.
     """
 
     source: Member
@@ -267,7 +280,7 @@ class SendState:
 
 @dataclass(frozen=True, slots=True)
 class AwaitState:
-    """Ask a newcomer that follows for `version`: its last redo. Answered by `Joined` or `JoinFailed`."""
+    """Ask a following newcomer for `version`, its last redo; answered by `Joined` or `JoinFailed`."""
 
     to: Member
     version: int
@@ -276,7 +289,7 @@ class AwaitState:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Have `source` stop sending its state to a newcomer that was lost: until then it may not commit."""
+    """Have `source` stop sending its state to a lost newcomer: it can't commit while it still sends."""
 
     newcomer: Member
     source: Member
@@ -286,7 +299,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class StageLost:
-    """Nobody of the stage lives: bring it back at `version` (`Restored`), or roll all back."""
+    """The stage has no living member: bring it back at `version` (`Restored`), or roll all stages back."""
 
     stage: int
     version: int
@@ -294,7 +307,7 @@ class StageLost:
 
 @dataclass(frozen=True, slots=True)
 class Condemn:
-    """Nobody died as far as is known, but this one cannot work with the others: it is fenced (rule 8)."""
+    """No death is known, but this member cannot work with the others: it has to be fenced (rule 8)."""
 
     member: Member
     reason: str
@@ -302,7 +315,7 @@ class Condemn:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Have all forget the step below `attempt`; answered by `Restarted`."""
+    """Have all members forget the attempts of the step below `attempt`; answered by `Restarted`."""
 
     attempt: int
     fenced: tuple[Member, ...]
@@ -312,7 +325,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class RecomputationNoted:
-    """For the record: these (stage, microbatch) pairs are computed again, because of these losses."""
+    """To be logged: these (stage, microbatch) pairs are computed again because of these losses."""
 
     lost: tuple[Member, ...]
     replayed: tuple[tuple[int, int], ...]
@@ -338,5 +351,5 @@ Effect = (
 
 
 def in_order(members: Iterable[Member]) -> tuple[Member, ...]:
-    """A set of members as effects and orders name it: always in the same order, so that schedules replay."""
+    """The members in the order of effects and orders: always the same, so that schedules replay."""
     return tuple(sorted(members, key=lambda member: (member.sid, member.incarnation)))

@@ -1,6 +1,6 @@
 """One step's accounting (DESIGN §5): which microbatch is in whose sum, who prepared what, the decision.
 
-Pure: no I/O, no clock. The transaction's rule is kept here and nowhere else: a step may be decided only
+Pure: no I/O, no clock. The transaction's rule is checked here and nowhere else: a step may be decided only
 when, in every stage, the prepared sets are disjoint, their union is all microbatches, and the replicas
 agree on the reduced gradient.
 """
@@ -18,14 +18,15 @@ T = TypeVar("T")
 
 
 class Inconsistent(Exception):
-    """What was claimed or voted can't be: the step is aborted, and this says why."""
+    """Claims or votes contradict each other: the step is aborted, for the reason in the text."""
 
 
 @dataclass(kw_only=True)
 class StepLedger:
     """State of one attempt of one step. `membership` and `generations` have one entry per stage.
 
-    Members come and go while the step is open: `replace` says how, and what they did is counted or not.
+    Members come and go while the step is open: `replace` changes a stage's members and voids the claims of
+    those that left.
     """
 
     job: str
@@ -43,18 +44,18 @@ class StepLedger:
     _claimed: list[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # looked at for every claim and vote: a stage may have a thousand members
+        # read for every claim and vote: a stage may have a thousand members
         self._present = [frozenset(members) for members in self.membership]
         self._claimed = [0] * len(self.membership)
 
     def claim(self, claim: MicrobatchClaim) -> bool:
-        """A microbatch was added to an instance's sum; whether that is news.
+        """Notes that a microbatch is in an instance's sum; returns whether that is news.
 
-        Late, foreign and repeated claims count for nothing. An owner whose upstream was replaced claims
-        again, to say who that is now.
+        Late, foreign and repeated claims are ignored. An owner whose upstream was replaced claims again, to
+        name its new upstream.
 
         Raises:
-            Inconsistent: another member has it in its sum.
+            Inconsistent: another member has the microbatch in its sum.
         """
         stage, key = claim.stage, (claim.stage, claim.microbatch)
         current = claim.step == self.step and claim.attempt == self.attempt and claim.epoch == self.epoch
@@ -74,11 +75,11 @@ class StepLedger:
         return held is None
 
     def complete(self, stage: int) -> bool:
-        """Every microbatch is in a present member's sum."""
+        """Every microbatch of the stage is in the sum of a present member."""
         return self._claimed[stage] == self.microbatches
 
     def replace(self, stage: int, members: tuple[Member, ...], generation: int) -> None:
-        """The stage has other members now: claims of those that left are void, and all its votes."""
+        """Changes the stage's members: claims of those that left become void, and so do all its votes."""
         left = self._present[stage] - set(members)
         self._present[stage] = frozenset(members)
         self.membership = _with(self.membership, stage, members)
@@ -90,9 +91,10 @@ class StepLedger:
         self._claimed[stage] = sum(key[0] == stage for key in self.claims)
 
     def vote(self, stage: int, vote: StepVote) -> bool:
-        """A member's prepare succeeded; one of another attempt, generation or membership is ignored.
+        """Counts the vote of a member that has prepared; ignores one of another attempt or generation.
 
-        Returns: whether all of its stage have voted.
+        Returns:
+            Whether all members of the stage have voted.
         """
         if vote.step != self.step or vote.attempt != self.attempt:
             return False
@@ -103,10 +105,10 @@ class StepLedger:
         return len(votes) == len(self._present[stage])  # only members vote, each under its own SID
 
     def decide(self) -> StepDecision | None:
-        """The decision, once all have voted.
+        """The decision, once all members have voted; None before.
 
         Raises:
-            Inconsistent: the votes don't fit together.
+            Inconsistent: the votes contradict each other.
         """
         if not self._all_voted():
             return None
@@ -125,7 +127,7 @@ class StepLedger:
         ]
 
     def mean_loss(self) -> float:
-        """Mean of the microbatches' losses, summed in order so that it does not depend on arrival."""
+        """Mean of the microbatches' losses, summed in their order so that it does not depend on arrival."""
         last = len(self.membership) - 1
         losses = [self.claims[(last, number)].loss for number in range(self.microbatches)]
         return math.fsum(loss for loss in losses if loss is not None) / self.microbatches

@@ -3,11 +3,12 @@
 No I/O and no clock of its own: the shell (`step_loop`) carries the effects out and brings the answers back
 as events; `tests/sim` runs the same code under a virtual clock, on a bus that drops and reorders.
 
-A step is open (`gathering`) until all microbatches are in living members' sums and every stage has prepared;
-then its decision is written (`deciding`), then applied (`committing`) while the next one is already open for
-claims. A loss while the step is open fences the lost (one `round` at a time, with the answers of all that
-live), mends the paths of its microbatches, and rebuilds the stage's reduction group; the survivors' work
-stays. A loss while deciding or committing waits: the decision stands, whoever lives applies it.
+A step is open (`gathering`) until all microbatches are in living members' sums and every stage has prepared.
+Then its decision is written (`deciding`), and applied (`committing`) while the next step is already open for
+claims. After a loss in an open step the machine fences the lost member (one `round` at a time; it waits for
+the answers of all living members), repairs the paths of its microbatches, and rebuilds the stage's reduction
+group; the survivors' work stays. A loss while deciding or committing waits: the decision stands, and all
+living members apply it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from schemas.step import PHASES, Member, Phase, StepDecision, StepFenced, StepVo
 class StepMachine:
     """One job's steps. `pauses(step)`: whether the shell wants a boundary before that step.
 
-    `transfers`: numbers for what is sent to newcomers, above any that were given in this epoch.
+    `transfers`: numbers of state transfers to newcomers, above any number used before in this epoch.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class StepMachine:
         self._torn = False  # a data instance was lost while the gateway dispatched
         self._round: FenceRound | None = None
         self._rounds = 0
-        self._answered = 0  # the last round of this step that all have answered
+        self._answered = 0  # the last round of this step that all members have answered
         self._again = False  # another round is due after this one
         self._restarting = False
         self._started = False
@@ -73,7 +74,7 @@ class StepMachine:
     # --- what others look at ----------------------------------------------------------------------------
     @property
     def stages(self) -> tuple[tuple[Member, ...], ...]:
-        """Members by stage, those with a vote; newcomers are not among them until they have joined."""
+        """The members with a vote, by stage; newcomers are not among them until they have joined."""
         return tuple(group.members for group in self._groups)
 
     @property
@@ -92,7 +93,7 @@ class StepMachine:
         return self._newcomers.stage_of(newcomer)
 
     def transfer_of(self, newcomer: Member) -> int:
-        """The number of what a newcomer is being sent; 0: nothing."""
+        """The number of the transfer to a newcomer; 0: there is none."""
         return self._newcomers.transfer_of(newcomer)
 
     @property
@@ -101,12 +102,12 @@ class StepMachine:
 
     @property
     def settled(self) -> bool:
-        """Nothing is being mended: whoever is missing is missing from the figures, too."""
+        """No fence round is open, and every stage has a member."""
         return self._round is None and all(group.members for group in self._groups)
 
     # --- deciding ---------------------------------------------------------------------------------------
     def decide(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """The one door. `now` in seconds, from any origin; only differences count."""
+        """Takes one event, returns the effects. `now` in seconds, from any origin; only differences count."""
         try:
             return self._decide(event, now)
         except Inconsistent as error:
@@ -182,11 +183,11 @@ class StepMachine:
 
     # --- opening ----------------------------------------------------------------------------------------
     def _open(self, step: int, attempt: int) -> list[ev.Effect]:
-        # a boundary's rounds are of the step behind it: who joins must know that all have answered them
+        # a round at a boundary belongs to the step that opens now: a newcomer must know that all answered it
         answered = self._answered if (step, attempt) == (self.step, self.attempt) else 0
         self.step, self.attempt = step, attempt
         if self._restarting or self._round is not None:
-            self._again = True  # what was begun at the boundary is done again
+            self._again = True  # a round or restart that began at the boundary is repeated
         self._restarting, self._started = False, True
         self._enter(Phase.GATHERING)
         self._fresh_step()
@@ -194,7 +195,7 @@ class StepMachine:
         return [*self._go_on(), ev.Begin(step, attempt)] if not self._torn else self._go_on()
 
     def _fresh_step(self) -> None:
-        """The account of a step or attempt that begins now."""
+        """Resets the state of the step: a step or an attempt begins."""
         self._begun = False
         self._answered = 0
         self._torn = self._any_dead(self._data)
@@ -204,7 +205,7 @@ class StepMachine:
         self.ledger = self._new_ledger()
 
     def _go_on(self) -> list[ev.Effect]:
-        """Whatever was put off while no step was open."""
+        """Does what was put off while membership could not change: losses, groups, newcomers, prepares."""
         empty = any(not group.members and not group.lost_told for group in self._groups)
         torn = bool(self.dead) and self._any_dead(self._present())
         effects = self._mend() if self._again or empty or torn else []
@@ -219,14 +220,14 @@ class StepMachine:
     # --- losses -----------------------------------------------------------------------------------------
     @property
     def _still(self) -> bool:
-        """Membership may change: no decision is under way, nor a restart. At a boundary, too."""
+        """Membership may change: neither a decision nor a restart is under way. True at a boundary, too."""
         return self._started and not self._restarting and self.phase in (Phase.GATHERING, Phase.CLOSED)
 
     def _present(self) -> set[Member]:
         return {member for group in self._groups for member in group.members} | set(self._data)
 
     def _any_dead(self, members: Iterable[Member]) -> bool:
-        """Mostly nobody is: then nothing is hashed, thousands of members neither."""
+        """Whether one of `members` is dead. While nobody is, thousands of members are not hashed."""
         return bool(self.dead) and not self.dead.isdisjoint(members)
 
     def _lost(self, members: Iterable[Member]) -> list[ev.Effect]:
@@ -242,7 +243,7 @@ class StepMachine:
 
     def _without(self, news: list[Member]) -> list[ev.Effect]:
         if not self._present() & set(news):
-            return []  # a newcomer, or long gone
+            return []  # it was a newcomer, or left long ago
         self._torn = self._torn or (not self._begun and bool(set(self._data) & set(news)))
         self._again = True
         if not self._still:
@@ -250,16 +251,16 @@ class StepMachine:
         return self._mend() + self._prepare_ready()
 
     def _mend(self) -> list[ev.Effect]:
-        """A round; but if a data instance was lost while the gateway dispatched, the step begins again.
+        """Starts a round; if a data instance was lost while the gateway dispatched, the step begins again.
 
-        Nobody knows then what was handed out twice: to the lost one, and to whoever came after it.
+        Nobody knows then which microbatches were handed out twice: to the lost instance and to another one.
         """
         if self.phase is Phase.GATHERING and self._torn:
             return self._restart("a data instance was lost while the step was dispatched")
         return self._start_round()
 
     def _drop_dead(self) -> list[ev.Effect]:
-        """Takes the dead out of stages; a stage whose group they were in gets a new one."""
+        """Removes dead members from their stages; each of these stages forms a new group."""
         effects: list[ev.Effect] = []
         self._data = [member for member in self._data if member not in self.dead]
         for stage, group in enumerate(self._groups):
@@ -282,7 +283,7 @@ class StepMachine:
         return self._groups[stage].order(self.step, self.attempt, self._answered, self.dead)
 
     def _start_round(self) -> list[ev.Effect]:
-        """Fences the dead at all that live; what they answer is the picture that paths are mended by."""
+        """Orders a fence at all living members; paths are repaired by what they answer that they hold."""
         effects = self._drop_dead()
         self._again = False
         self._rounds += 1
@@ -293,7 +294,7 @@ class StepMachine:
         if self._round is None or number != self._round.number or self._round.answered:
             return []
         if not self._still:
-            self._round, self._again = None, True  # what it showed is the past by the time of the next step
+            self._round, self._again = None, True  # its answers will be outdated when the next step opens
             return []
         self._answered = number
         effects: list[ev.Effect] = []
@@ -303,13 +304,13 @@ class StepMachine:
         held = {answer.member: answer.held for answer in answers}
         if self.phase is Phase.CLOSED:
             self._round = None
-            return effects  # nothing is open that could be mended
+            return effects  # no step is open, so there are no paths to repair
         dispatched = self._round.dispatched
         if self._begun and not dispatched:
             return effects + self._start_round()
         mending = repair_paths(self.stages, self.data, held, self._microbatches, dispatched=dispatched)
         if mending.waiting or not dispatched:
-            self._again = True  # once the stage is there, or the gateway has told all data instances
+            self._again = True  # once the stage has a member, or the gateway has dispatched everything
         if mending.replayed:
             effects.append(ev.RecomputationNoted(self._round.fenced, tuple(mending.replayed)))
         effects += self._told(self._round.mended(mending))
@@ -321,7 +322,7 @@ class StepMachine:
         return self._told(self._round.assigned())
 
     def _told(self, order: ev.Assign | None) -> list[ev.Effect]:
-        """The next order of the present round; without one, it is over."""
+        """The next order of the present round; without a further order the round is over."""
         if order is None:
             self._round = None
             return []
@@ -350,16 +351,16 @@ class StepMachine:
         if stage < 0:
             if member not in self._data:
                 self._data.append(member)
-            # the gateway may have told one that is fenced: what nobody living was told goes to this one
+            # the gateway may have dispatched to a fenced instance: its microbatches go to this one
             self._again = True
             return self._start_round() if self._still else []
         if member in self._groups[stage].members:
-            return []  # it has joined since it was told to be tried again
+            return []  # it has joined since this retry was scheduled
         self._newcomers.arrived(member, stage)
         return self._transfers()
 
     def _transfers(self) -> list[ev.Effect]:
-        """Newcomers are sent the state, or waited for: while nothing is decided, versions stand still."""
+        """Begins or ends transfers to newcomers, if no decision is under way: then versions don't change."""
         if not self._still:
             return []
         return [*self._newcomers.transfers(self._groups, self.dead, self.step, self._transfer_numbers)]
@@ -369,17 +370,19 @@ class StepMachine:
         if stage is None:
             return []
         if version != self.step or not self._still:
-            return self._transfers() + self._prepare_ready()  # too late for this step: once more at the next
+            return (
+                self._transfers() + self._prepare_ready()
+            )  # too late for this step: retried at the next one
         group = self._groups[stage]
         if group.preparing:
             return []
         if not group.members:
-            return self._restored(stage, (member,))  # the last of the others has handed its state on
+            return self._restored(stage, (member,))  # its source was the stage's last member, and is lost
         self._newcomers.joined(member)
         self._regroup(stage, (*group.members, member))
         effects: list[ev.Effect] = [self._form(stage)]
         asking = self._round is not None and not self._round.answered
-        return effects + self._start_round() if asking else effects  # the newcomer belongs into the picture
+        return effects + self._start_round() if asking else effects  # the newcomer must answer the round, too
 
     # --- groups and votes -------------------------------------------------------------------------------
     def _formed(self, stage: int, generation: int) -> list[ev.Effect]:
@@ -408,7 +411,7 @@ class StepMachine:
         return effects
 
     def _prepare_ready(self) -> list[ev.Effect]:
-        """Stages whose microbatches are all summed by present members, whose group stands, prepare."""
+        """Has each stage prepare whose microbatches are all in members' sums and whose group is formed."""
         if self.phase is not Phase.GATHERING or self._restarting:
             return []
         effects: list[ev.Effect] = []
@@ -460,7 +463,7 @@ class StepMachine:
 
     # --- beginning again --------------------------------------------------------------------------------
     def _restart(self, reason: str) -> list[ev.Effect]:
-        """The fallback for what should not be: all forget the open step, and it begins again."""
+        """The fallback for what should not happen: all members forget the open step, and it begins again."""
         if not self._still:
             return []
         self._restarting = True
@@ -476,7 +479,7 @@ class StepMachine:
         for stage, group in enumerate(self._groups):
             self._regroup(stage, group.members)
         self._fresh_step()
-        self._again = True  # fences anew, and finds a stage that has nobody
+        self._again = True  # fences again, and finds a stage that has no member
         if self.phase is Phase.CLOSED:
             return self._go_on()
         self._enter(Phase.GATHERING)

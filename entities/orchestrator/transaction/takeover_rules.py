@@ -1,8 +1,8 @@
-"""What a new orchestrator makes of a running job (DESIGN §5 rule 7). Pure.
+"""Where a new orchestrator goes on with a running job (DESIGN §5 rule 7). Pure.
 
-It has written its epoch into the decision record, so that no other can decide any more, and has asked all
-instances where they are; their answers promise to refuse lower epochs. What the record says was decided is
-committed again where it was not applied yet; the step after it is begun again by a new attempt.
+The new orchestrator has written its epoch into the decision record, so that no other can decide any more, and
+has asked all instances where they are; their answers promise to refuse lower epochs. The recorded decision is
+committed again where it was not applied yet; the step after it begins again with a new attempt.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from schemas.step import Adopted, Member, StepDecision
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """Where the job goes on. `recommit`: those that have prepared the decided step and not applied it.
+    """Where the job goes on. `recommit`: members that have prepared the decided step but not applied it.
 
-    `generation` is above any that an instance has seen, `attempt` too.
+    `generation` and `attempt` are above any that an instance has seen.
     """
 
     step: int
@@ -41,50 +41,52 @@ def settle(
 ) -> Settled:
     """Who goes on, and where.
 
+    A stage instance goes on if it is at the step after the decision, or can get there: it is at the decided
+    step and has prepared it. Where the step is left out there is nothing to prepare; then the decision must
+    name the instance. Before the first decision, an instance at step 0 goes on. A newcomer that was about to
+    join meets none of these conditions, and is left to be replaced.
+
     Args:
         decision: the last one in the record; None before the first.
-        answers: of all instances that answered; others are lost to the job.
+        answers: those of all instances that answered; others are lost to the job.
         roles: stage of each instance, −1 for data instances.
         stages: number of stages.
-        epoch: the new one.
-
-    A stage instance goes on if it is at the step after the decision, or can get there: it is at the decided
-    step and has that prepared (where the step is left out, there is nothing to prepare: it is among those
-    that the decision names), or nothing was decided yet. A newcomer that was about to join is none of
-    these, and is left to be replaced.
+        epoch: the new epoch.
     """
     step = 0 if decision is None else decision.step + 1
-    crew: list[list[Member]] = [[] for _ in range(stages)]
+    stage_members: list[list[Member]] = [[] for _ in range(stages)]
     recommit = []
     for answer in sorted(answers, key=lambda answer: answer.member.sid):
         stage = roles[answer.member]
         if stage < 0:
             continue
         if answer.version == step:
-            crew[stage].append(answer.member)
+            stage_members[stage].append(answer.member)
         elif decision is not None and _can_follow(answer, decision, stage):
-            crew[stage].append(answer.member)
+            stage_members[stage].append(answer.member)
             recommit.append(answer.member)
     return Settled(
         step=step,
         attempt=1 + max((answer.attempt for answer in answers), default=0),
         generation=1 + max((answer.generation for answer in answers), default=0),
-        stages=tuple(tuple(members) for members in crew),
+        stages=tuple(tuple(members) for members in stage_members),
         data=tuple(answer.member for answer in answers if roles[answer.member] < 0),
         recommit=tuple(recommit),
     )
 
 
 def outsiders(known: Iterable[Member], settled: Settled) -> tuple[Member, ...]:
-    """Those of `known` that do not go on: the dead, and newcomers that had not joined yet.
+    """Those of `known` that do not go on: dead instances, and newcomers that had not joined yet.
 
-    Everybody else is told to fence them: a state on its way to one of them would hold up the next commit.
+    All others are ordered to fence them: a state on its way to one of them would hold up the next commit.
     """
-    return tuple(sorted(set(known) - set(settled.everyone), key=lambda one: (one.sid, one.incarnation)))
+    return tuple(
+        sorted(set(known) - set(settled.everyone), key=lambda member: (member.sid, member.incarnation))
+    )
 
 
 def _can_follow(answer: Adopted, decision: StepDecision, stage: int) -> bool:
-    """It is at the decided step, and can apply the decision."""
+    """The instance is at the decided step, and can apply the decision."""
     if answer.version != decision.step:
         return False
     if decision.quarantined:
