@@ -1,7 +1,17 @@
-"""DMSC: training of large models as microservices on a message bus.
+"""DMSC: trains large models as microservices on a message bus.
 
-The few names that a notebook, a user's own policy or a script imports. They are loaded when first
-used, so that `import dmsc` (and `dmsc --help`) stays quick.
+This package is the front door: the command line, the clients, and the composition of services into processes.
+It may import all other packages; none of them imports it. It exports the few names that a notebook, a script
+or a user's own policy needs. They are loaded when they are first used, so that `import dmsc` and `dmsc
+--help` stay quick.
+
+cli.py, commands/, console/        the `dmsc` command line
+client/, follow/                   clients of the HTTP API; following a job to its end
+launch/, process/, metrics/        meshes on this machine; services in one process
+state/                             state folders, identities, credentials
+tapping/, tracing/                 what a running mesh does: messages and spans
+replay/, simulation/, chaos/       recorded runs, simulated meshes, injected faults
+plots/                             plots
 """
 
 from __future__ import annotations

@@ -118,6 +118,6 @@ AllowUrlOption = Annotated[
         "--allow-url",
         metavar="PATH|URL",
         envvar="DMSC_ALLOW_URL",
-        help="A folder that all jobs may read and write their artifacts to; repeatable.",
+        help="A folder or URL that all jobs may read and write their artifacts to; repeatable.",
     ),
 ]

@@ -1,8 +1,8 @@
 """Runs a mesh, or a host of several meshes, on this machine as child processes (`dmsc up`).
 
 This package decides which processes a mesh consists of, starts the NATS servers and these processes, waits
-until the mesh is ready, restarts processes that die and stops everything in order. `dmsc up`, `demo`,
-`chaos`, `doctor` and `credential rotate` call it. It never serves an entity itself, except a second
+until the mesh is ready, restarts processes that die and stops everything in order. `dmsc up`, `down`,
+`demo`, `chaos`, `doctor` and `credential rotate` call it. It serves no entity itself, except a second
 authorizer and a second broker that run in the supervising process. It places no instances: the orchestrator
 does.
 

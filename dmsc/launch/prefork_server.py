@@ -75,7 +75,7 @@ class PreforkServer:
         self._usable = True
 
     @classmethod
-    def hatch(cls) -> PreforkServer | None:
+    def start(cls) -> PreforkServer | None:
         """Fork the prefork server from this process; return None if that can't be done safely."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _threads() != 1:
             return None
@@ -154,7 +154,7 @@ class PreforkServer:
 @contextlib.contextmanager
 def running_prefork_server() -> Iterator[PreforkServer | None]:
     """Run a prefork server for the block. Call it before any event loop or thread exists."""
-    server = PreforkServer.hatch()
+    server = PreforkServer.start()
     try:
         yield server
     finally:

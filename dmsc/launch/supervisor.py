@@ -59,7 +59,7 @@ class Supervisor:
         self._environment = {**os.environ, **environment}
         self._secrets = secrets  # environment variables that only one child gets
         self._say = say
-        self._zygote = zygote
+        self._prefork_server = zygote
         self._processes: dict[str, Child] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
@@ -149,9 +149,9 @@ class Supervisor:
             process: Child | None = None
             # A child with a user's code is not forked: the prefork server's memory has secrets of all
             # children.
-            if self._zygote is not None and not child.users_code:
+            if self._prefork_server is not None and not child.users_code:
                 order = ForkOrder(child_arguments(child, os.getpid()), environment)
-                process = await self._zygote.fork(order, log.fileno())
+                process = await self._prefork_server.fork(order, log.fileno())
             if process is None:
                 process = await asyncio.create_subprocess_exec(
                     *command(child, os.getpid()),

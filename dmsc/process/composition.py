@@ -134,8 +134,7 @@ def check_proxies(proxies: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_clusters(clusters: Sequence[str]) -> tuple[str, ...]:
-    """Return the cluster names unchanged. Raises `BadInput` for duplicates and for names that no subject may
-    contain."""
+    """Return the cluster names unchanged. Raises `BadInput` for duplicates and for invalid names."""
     for cluster in clusters:
         if not is_token(cluster):
             raise BadInput(f"--cluster {cluster!r}: use letters, digits, - and _ only")

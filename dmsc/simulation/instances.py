@@ -1,4 +1,4 @@
-"""Simulated instances: the real machines of `workers/`, with compute replaced by waiting for virtual time."""
+"""Simulated instances: the real machines of `workers/`, with virtual waiting in place of compute."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from workers.transaction.microbatch import Hop
 from workers.transaction.stage_machine import Backward, Forward, Offer, StageMachine
 
 BACKWARD, FORWARD = 1, 2
-"""Priorities as in `workers.compute.compute_thread.Priority`: backward first, which is what makes 1F1B come
-out."""
+"""Priorities as in `workers.compute.compute_thread.Priority`. Backward work goes first, which yields 1F1B."""
 
 
 class Surroundings(Protocol):
-    """What an instance asks of its job: to carry what it sends, and to hear its claims."""
+    """What an instance needs from its job: it delivers offers and takes claims."""
 
     kernel: Kernel
 
@@ -36,7 +35,7 @@ class Surroundings(Protocol):
 
 
 class SimulatedInstance(ABC):
-    """What stage and data instances have in common: where they are, whether they live, what they are told."""
+    """What stage and data instances have in common: their place, whether they live, and their messages."""
 
     machine: StageMachine | DataMachine
 
@@ -54,7 +53,7 @@ class SimulatedInstance(ABC):
         self.transfer_s = 0.0
 
     def take_links(self) -> tuple[LinkSample, ...]:
-        """Transfers to it since it was last asked, as one link."""
+        """The transfers to this instance since the last call, as one link."""
         if not self.transfers:
             return ()
         sample = LinkSample(peer="any", transfers=self.transfers, transfer_ms=1e3 * self.transfer_s)
@@ -63,15 +62,15 @@ class SimulatedInstance(ABC):
 
     @abstractmethod
     def routed(self, table: RouteTable) -> None:
-        """A new table is in use; a way may be open for what waits."""
+        """Use a new table; waiting microbatches may now have a next hop."""
 
     @abstractmethod
     def arrived(self, notice: MicrobatchNotice) -> None:
-        """An offer has come, and what it offers."""
+        """Handle an offer that has arrived, together with its tensor."""
 
 
 class StageInstance(SimulatedInstance):
-    """A stage's replica: one compute thread with a queue, backward before forward."""
+    """A replica of a stage: one compute thread with a queue, backward before forward."""
 
     def __init__(
         self,
@@ -110,11 +109,11 @@ class StageInstance(SimulatedInstance):
 
     @property
     def queue(self) -> int:
-        """Microbatches that wait for the compute thread."""
+        """The number of microbatches that wait for the compute thread."""
         return len(self._queue)
 
     def load(self) -> SimulatedLoad:
-        """What it says of itself in passing."""
+        """The load that the instance reports with its messages."""
         return SimulatedLoad(self.machine.open, self._service_ms)
 
     def routed(self, table: RouteTable) -> None:
@@ -127,18 +126,18 @@ class StageInstance(SimulatedInstance):
         if answer == "accepted":
             self.run(machine.arrived(notice, ()))
         elif answer == "later":
-            self._waiting.append(notice)  # offered again until it is taken
+            self._waiting.append(notice)  # offered again until it is accepted
 
     def reconsider(self) -> None:
-        """The step, the attempt or a path is another: what was put off is offered again."""
+        """Offer postponed notices again, because the step, the attempt or a path has changed."""
         waiting, self._waiting = self._waiting, []
         for notice in waiting:
             self.arrived(notice)
 
     def run(self, effects: Iterable[stage_machine.Effect]) -> None:
-        """Carries out what the machine asks for."""
+        """Carry out the machine's effects."""
         for effect in effects:
-            if type(effect) is Offer:  # `match` takes five times as long, and there are millions
+            if type(effect) is Offer:  # `match` takes five times as long, and there are millions of effects
                 self.job.offer(self, effect.hop, effect.to, effect.direction)
             elif type(effect) is Forward:
                 self._submit(FORWARD, effect.hop)
@@ -148,7 +147,7 @@ class StageInstance(SimulatedInstance):
                 self.job.claim(self, effect.hop)
 
     def applied(self, version: int) -> None:
-        """The step is committed here."""
+        """Apply a committed step."""
         self.summed = []
         effects = self.machine.applied(version)
         if effects:
@@ -157,7 +156,7 @@ class StageInstance(SimulatedInstance):
             self.reconsider()
 
     def restarted(self, attempt: int) -> None:
-        """The step begins again."""
+        """Begin the step again."""
         self._queue.clear()
         self.summed = []
         self.machine.restarted(attempt)
@@ -205,7 +204,7 @@ class StageInstance(SimulatedInstance):
 
 
 class DataInstance(SimulatedInstance):
-    """Makes microbatches one after the other, `make_s` each."""
+    """A data instance: it makes microbatches one after the other, in `make_s` each."""
 
     def __init__(
         self,
@@ -231,7 +230,7 @@ class DataInstance(SimulatedInstance):
         self.run(self.machine.dispatch(order))
 
     def run(self, sends: Iterable[data_machine.Send]) -> None:
-        """Makes what is to be sent, and sends it."""
+        """Make the microbatches to send, and send them."""
         kernel = self.job.kernel
         for send in sends:
             self._free_at = max(self._free_at, kernel.now) + self._make_s

@@ -1,4 +1,4 @@
-"""A simulated job's instances: where they are, what the registry and the routers know, what they send."""
+"""A simulated job's instances: their places, their registration, their routes, and their hops."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ EPOCH = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a job runs: what its world gives it.
+    """What a job gets from its world.
 
-    `next_node(cluster)` names the node of the next instance there. `folder`: from where the scenario names
-    its files.
+    `next_node(cluster)` names the node of the next instance in a cluster. Files that the scenario names are
+    relative to `folder`.
     """
 
     kernel: Kernel
@@ -47,7 +47,7 @@ class Place:
 
 
 class JobMembers(ABC):
-    """One job's instances."""
+    """The instances of one job."""
 
     def __init__(self, name: str, spec: Job, place: Place) -> None:
         self.name = name
@@ -62,7 +62,8 @@ class JobMembers(ABC):
         self._overheads = place.overheads
         self._hop_s = place.overheads.hop_ms / 1e3
         self._output_bytes = [*(stage.output_bytes for stage in self.stages), 0.0]
-        """Of a microbatch, behind each stage; last, in front of the first: only its word goes back there."""
+        """The bytes of a microbatch's activations after each stage, by stage. The last item, used at index
+        −1, is 0: backward from the first stage sends a data instance only a notice."""
         self._clusters = place.clusters
         self._next_node = place.next_node
         self._draws: list[tuple[Draw, Draw]] = [
@@ -80,7 +81,7 @@ class JobMembers(ABC):
         return self.spec.data_instances or min(len(self._clusters), self.stages[0].replicas)
 
     def planned(self, joins: Mapping[int, int]) -> set[str]:
-        """The SIDs that there will be; `joins`: how many come to each stage."""
+        """The SIDs of all instances that there will be. `joins` has the number of joins by stage."""
         stages = {
             f"{self.name}-s{number}-r{replica}"
             for number, stage in enumerate(self.stages)
@@ -90,7 +91,7 @@ class JobMembers(ABC):
 
     @abstractmethod
     def claim(self, instance: StageInstance, hop: Hop) -> None:
-        """A microbatch is in an instance's sum."""
+        """Record that a microbatch is in an instance's gradient sum."""
 
     def _newest_replica(
         self, number: int, stage: Stage, cluster: str | None = None, speed: float | None = None
@@ -161,7 +162,7 @@ class JobMembers(ABC):
         self.registry.register(record, self.kernel.now)
 
     def reroute(self, stage: int, *, at_once: bool = False) -> None:
-        """The router looks at a stage again; tables that changed reach the senders."""
+        """Let the router decide a stage's tables again; changed tables reach the senders."""
         if stage < 0:
             return
         for table in self.routes.decide(stage, self._records(stage), self._clusters):
@@ -187,13 +188,13 @@ class JobMembers(ABC):
             instance.routed(table)
 
     def sample(self) -> None:
-        """The routers hear of everybody's load, and look at all stages again."""
+        """Give the routers all instances' samples, and let them decide the tables of all stages again."""
         self.routes.sampled(self._samples(), self._records(0), self.kernel.now)
         for stage in range(len(self.stages)):
             self.reroute(stage)
 
     def _samples(self) -> list[InstanceSample]:
-        """What the living stage instances tell of their load."""
+        """The samples of live stage instances."""
         return [
             InstanceSample(
                 job=self.name,
@@ -242,13 +243,13 @@ class JobMembers(ABC):
 
     def _arrived(self, sender: SimulatedInstance, target: SimulatedInstance, notice: SimulatedNotice) -> None:
         if not sender.alive or not target.alive or target.member != notice.receiver:
-            return  # the receiver's name may have passed on to another incarnation
+            return  # the receiver's SID may belong to another incarnation now
         target.arrived(as_notice(notice))
         if notice.direction == "forward" and isinstance(target, StageInstance):
-            sender.binder.heard(notice.receiver, as_load(target.load()))  # with its answer
+            sender.binder.heard(notice.receiver, as_load(target.load()))  # the answer carries the load
 
     def _stage_instance(self, member: Member) -> StageInstance:
-        instance = self.by_sid[member.sid]  # quicker than by member, and mostly the one
+        instance = self.by_sid[member.sid]  # faster than a look-up by member, and mostly right
         if instance.member is not member:
             instance = self.instances[member]
         assert isinstance(instance, StageInstance)

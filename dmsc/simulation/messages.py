@@ -1,8 +1,8 @@
-"""What travels between simulated instances: the fields that the machines look at, without validation.
+"""The messages between simulated instances: only the fields that the machines read, without validation.
 
-A microbatch takes a dozen of these; building and validating the wire's own messages would be most of the
-simulator's time, and freezing these would be some of it. `as_notice` and the like tell the type checker what
-the cores are typed for.
+A microbatch takes a dozen of them. Building and validating real messages would be most of the simulator's
+time, and frozen classes would cost some of it. `as_notice` and the like convert to the types that the cores
+declare, for the type checker only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from schemas.step import Member, MicrobatchClaim, StepVote
 
 @dataclass(slots=True)
 class SimulatedLoad:
-    """What a receiver says of itself in passing; see `schemas.data_plane.HopLoad`."""
+    """The load that a receiver reports with its messages; see `schemas.data_plane.HopLoad`."""
 
     open: int
     service_ms: float
@@ -35,12 +35,12 @@ class SimulatedNotice:
     receiver: Member
     load: SimulatedLoad | None = None
     evaluate: bool = False
-    round: int = 0  # of no use here: all answer a fence at the same moment
+    round: int = 0  # unused, because all instances answer a fence at the same time here
 
 
 @dataclass(slots=True)
 class SimulatedClaim:
-    """One microbatch in an instance's sum; see `schemas.step.MicrobatchClaim`."""
+    """The claim of one microbatch in an instance's sum; see `schemas.step.MicrobatchClaim`."""
 
     epoch: int
     step: int
@@ -54,7 +54,7 @@ class SimulatedClaim:
 
 @dataclass(slots=True)
 class SimulatedVote:
-    """What an instance prepared; see `schemas.step.StepVote`."""
+    """The vote of a prepared instance; see `schemas.step.StepVote`."""
 
     member: Member
     step: int
@@ -66,16 +66,16 @@ class SimulatedVote:
 
 
 def as_load(load: SimulatedLoad) -> HopLoad:
-    return load  # type: ignore[return-value]  # it looks the same to who reads it
+    return load  # type: ignore[return-value]  # it has all fields that the cores read
 
 
 def as_notice(notice: SimulatedNotice) -> MicrobatchNotice:
-    return notice  # type: ignore[return-value]  # it looks the same to who reads it
+    return notice  # type: ignore[return-value]  # it has all fields that the cores read
 
 
 def as_claim(claim: SimulatedClaim) -> MicrobatchClaim:
-    return claim  # type: ignore[return-value]  # it looks the same to who reads it
+    return claim  # type: ignore[return-value]  # it has all fields that the cores read
 
 
 def as_vote(vote: SimulatedVote) -> StepVote:
-    return vote  # type: ignore[return-value]  # it looks the same to who reads it
+    return vote  # type: ignore[return-value]  # it has all fields that the cores read

@@ -1,4 +1,4 @@
-"""How long bytes take between clusters: latency, bandwidth, queueing where a link is shared, degradation."""
+"""Transfer times between clusters: latency, bandwidth, queueing on shared links, degradation."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ class NetworkPath:
 
 
 class Network:
-    """All ways, by (from, to). Those that the scenario does not name are as `ScenarioLink` has it by
-    default."""
+    """All paths by (from, to). A path that the scenario does not name has the defaults of `ScenarioLink`."""
 
     def __init__(self, kernel: Kernel, scenario: Scenario, traced: dict[Pair, ScenarioLink]) -> None:
         self._kernel = kernel
         self.ways: dict[Pair, NetworkPath] = {}
         clusters = [cluster.name for cluster in scenario.clusters]
-        usual = ScenarioLink(between=("a", "a"))
+        default = ScenarioLink(between=("a", "a"))
         named = {pair: link for link in scenario.links for pair in (link.between, link.between[::-1])}
-        for one in clusters:
-            for other in clusters:
-                link = named.get((one, other)) or traced.get((one, other)) or usual
-                self.ways[one, other] = NetworkPath(
+        for source in clusters:
+            for target in clusters:
+                link = named.get((source, target)) or traced.get((source, target)) or default
+                self.ways[source, target] = NetworkPath(
                     link.latency_ms / 1e3, link.bandwidth_bytes_per_s, link.shared
                 )
 
     def transfer_s(self, one: str, other: str, size: float) -> float:
-        """Seconds until `size` bytes that are sent now have arrived."""
+        """The seconds until `size` bytes that are sent now have arrived."""
         way = self.ways[one, other]
         took = size * way.duration_factor / way.bytes_per_s if size else 0.0
         way.transfers += 1
@@ -56,7 +55,7 @@ class Network:
         return took + way.latency_s * way.latency_factor
 
     def reduce_s(self, clusters: set[str], members: int, size: float) -> float:
-        """A ring all-reduce: twice around, bound by the slowest way (Patarasuk and Yuan, 2009)."""
+        """Seconds of a ring all-reduce: twice around, limited by the slowest path (Patarasuk, Yuan, 2009)."""
         if members < 2:
             return 0.0
         ways = [self.ways[one, other] for one in clusters for other in clusters]
@@ -65,7 +64,7 @@ class Network:
         return 2 * (members - 1) * (latency_s + size / members / bytes_per_s)
 
     def set(self, pair: Pair, latency_s: float, bytes_per_s: float) -> None:
-        """A trace goes on."""
+        """Set a path's latency and bandwidth, as a trace says."""
         way = self.ways[pair]
         way.latency_s, way.bytes_per_s = latency_s, bytes_per_s
 

@@ -1,4 +1,4 @@
-"""The one seam to the router's, the senders' and the policies' cores: records and samples in, tables out."""
+"""Connects the simulation to the cores of router, senders and policies: takes samples and returns tables."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ POLICIES = ("none", "service-time-weights", "routing-bandit")
 
 
 def new_binder(cluster: str, place: int, microbatches: int, clock: Callable[[], float]) -> Binder:
-    """A sender's, on virtual time."""
+    """Make a sender's binder on virtual time."""
     return Binder(cluster, place=place, microbatches=microbatches, clock=clock)
 
 
 def windows(replicas: Sequence[int], data_instances: int) -> list[int]:
-    """Each stage's window, as the orchestrator plans it."""
+    """The window of each stage, as the orchestrator plans it."""
     senders = [data_instances, *replicas[:-1]]
     return [window(len(replicas), stage, senders[stage], count) for stage, count in enumerate(replicas)]
 
 
 @dataclass
 class JobRoutes:
-    """One job's present policy and tables, what was measured, and how often tables changed."""
+    """One job's current policy and tables, its measurements, and the number of table changes."""
 
     job: str
     policy: CommunicationPolicy
@@ -51,7 +51,7 @@ class JobRoutes:
     tables: dict[tuple[str, int], RouteTable] = field(default_factory=dict)
     changes: int = 0
     compute: dict[str, tuple[ComputeEntry, ...]] = field(default_factory=dict)
-    """What the routers last told the gateway of the first stage (Type 4), by cluster."""
+    """The first stage's entries that routers last sent to the gateway (Type 4), by cluster."""
     _decided: dict[int, TableDecision] = field(default_factory=dict)
     _measured: LoadStatistics = field(default_factory=LoadStatistics)
     _observations: Observations = field(default_factory=Observations)
@@ -64,37 +64,37 @@ class JobRoutes:
     def decide(
         self, stage: int, records: Sequence[ServiceRecord], clusters: Iterable[str]
     ) -> list[RouteTable]:
-        """The tables of a stage, if senders would choose otherwise by them; by the router's own decision."""
+        """Decide a stage's tables like the router. Returns none if they would not change senders' choices."""
         decision = decide_table(self.policy, self._stage(stage), records, self._measured)
         before = self._decided.get(stage)
         if worth_writing(before, decision) == "no":
             return []
         self._decided[stage] = decision
-        found = []
+        tables = []
         for cluster in clusters:
-            held = self.tables.get((cluster, stage))
+            former = self.tables.get((cluster, stage))
             table = self.tables[cluster, stage] = RouteTable(
                 job=self.job,
                 cluster=cluster,
                 stage=stage,
-                revision=held.revision + 1 if held else 1,
+                revision=former.revision + 1 if former else 1,
                 router=f"router-{cluster}",
                 entries=decision.entries,
                 algorithm=decision.algorithm,
                 reason=decision.reason,
             )
-            self.changes += held is not None
-            found.append(table)
-        return found
+            self.changes += former is not None
+            tables.append(table)
+        return tables
 
     def sampled(
         self, samples: Iterable[InstanceSample], first_stage: Sequence[ServiceRecord], now: float
     ) -> None:
-        """Takes in samples: for tables, for the gateway's choice of entries, and for the policy."""
+        """Take samples, for the tables, the gateway's choice of entries, and the policy."""
         for sample in samples:
             self._measured.add(sample)
             if self.use_policy != "none":
-                self._see(INSTANCE_SAMPLE, sample, now)
+                self._observe(INSTANCE_SAMPLE, sample, now)
         entries = compute_entries(first_stage, self._measured, {self.job: self.policy})
         clusters = {record.sid: record.endpoint.cluster for record in first_stage}
         self.compute = {
@@ -106,7 +106,7 @@ class JobRoutes:
             self._suggest(now)
 
     def stepped(self, step: int, seconds: float, now: float) -> None:
-        """A step was committed: the policy hears how long it took."""
+        """Tell the policy that a step was committed, and how long it took."""
         if self.use_policy == "none":
             return
         result = StepResult(
@@ -118,9 +118,9 @@ class JobRoutes:
             step_s=seconds,
             tokens_per_s=0.0,
         )
-        self._see(JOB_EVENT, JobEvent(job=self.job, kind="step", at=now, result=result), now)
+        self._observe(JOB_EVENT, JobEvent(job=self.job, kind="step", at=now, result=result), now)
 
-    def _see(self, row: Subject, message: Message, now: float) -> None:
+    def _observe(self, row: Subject, message: Message, now: float) -> None:
         self._observations.take(message, now)
         handler = self._module.handler(row)
         if handler is not None:
@@ -128,8 +128,8 @@ class JobRoutes:
 
     def _suggest(self, now: float) -> None:
         view = self._observations.jobs.get(self.job)
-        found = self._module.decide(view, now) if view is not None else None
-        suggestions = [found] if isinstance(found, PolicySuggestion) else found or ()
+        answer = self._module.decide(view, now) if view is not None else None
+        suggestions = [answer] if isinstance(answer, PolicySuggestion) else answer or ()
         for suggestion in suggestions:
             self._suggested += 1
             self._observations.take(suggestion, now, id=str(self._suggested))
@@ -137,14 +137,16 @@ class JobRoutes:
                 self._adopt(suggestion.action.stage, suggestion.action.weights, suggestion.reason)
 
     def _adopt(self, stage: int, weights: dict[str, float], reason: str) -> None:
-        wish = self._stage(stage).model_copy(update={"weights": weights})
+        weighted = self._stage(stage).model_copy(update={"weights": weights})
         self.policy = self.policy.model_copy(
             update={
                 "revision": self.policy.revision + 1,
                 "reason": reason,
-                "stages": tuple(wish if one.stage == stage else one for one in self.policy.stages),
+                "stages": tuple(
+                    weighted if policy.stage == stage else policy for policy in self.policy.stages
+                ),
             }
         )
 
     def _stage(self, stage: int) -> StagePolicy:
-        return next(one for one in self.policy.stages if one.stage == stage)
+        return next(policy for policy in self.policy.stages if policy.stage == stage)

@@ -1,8 +1,8 @@
-"""One simulated job: the real step machine, and a shell that carries its effects out in virtual time.
+"""One simulated job: the real step machine, and a shell that carries out its effects in virtual time.
 
-It does what `entities.orchestrator.step.step_loop` and the gateway do, without their waiting, and without
-messages that get lost (`tests/sim` has those): an order takes `overheads.control_ms`, and one that a dead
-instance would have to answer is left to the `IncarnationLost` that follows.
+It does what `entities.orchestrator.step.step_loop` and the gateway do, without real waiting and without lost
+messages (`tests/sim` simulates those). An order takes `overheads.control_ms`. An order that a dead instance
+can't answer has no effect; the `IncarnationLost` that follows resolves it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
 from workers.transaction.microbatch import Hop
 
 STATE_COPIES = 3
-"""A newcomer gets the weights and AdamW's two moments."""
+"""A joining replica gets the weights and AdamW's two moments."""
 RETRY_S = 0.05
 
 
@@ -39,7 +39,7 @@ class StepDone:
 
 @dataclass
 class SimulatedProgress:
-    """What happened to a job."""
+    """What has happened to a job so far."""
 
     steps: list[StepDone] = field(default_factory=list)
     began_s: float = 0.0
@@ -55,7 +55,7 @@ class SimulatedProgress:
 
 
 class SimulatedJob(JobMembers):
-    """Runs a job's steps."""
+    """Runs the steps of one job."""
 
     def __init__(
         self, name: str, spec: Job, place: Place, *, is_done: Callable[[SimulatedJob], None]
@@ -69,7 +69,7 @@ class SimulatedJob(JobMembers):
 
     # --- beginning ----------------------------------------------------------------------------------------
     def place(self) -> tuple[list[list[Member]], list[Member]]:
-        """Where all instances are. Returns the members of each stage, and the data instances."""
+        """Place all instances. Returns the members of each stage, and the data instances."""
         stages = [
             [self._newest_replica(number, stage) for _ in range(stage.replicas)]
             for number, stage in enumerate(self.stages)
@@ -83,7 +83,7 @@ class SimulatedJob(JobMembers):
         return stages, data
 
     def start(self) -> None:
-        """Places and registers all instances, writes the first tables, opens the first step."""
+        """Place and register all instances, write the first tables, and open the first step."""
         stages, data = self.place()
         for members in (*stages, data):
             for member in members:
@@ -137,7 +137,7 @@ class SimulatedJob(JobMembers):
                 self._note(decision, ledger)
                 after(over.commit_ms / 1e3, self._commit, decision)
             case ev.FormGroup():
-                # a job's first groups are built before its first step
+                # A job's first groups are built before its first step, so they take no time of it.
                 after(
                     over.form_ms / 1e3 if self.progress.steps or effect.fenced else 0.0, self._formed, effect
                 )
@@ -163,10 +163,10 @@ class SimulatedJob(JobMembers):
                 self.registry.release(self.name)
                 self._is_done(self)
             case ev.Withdraw():
-                pass  # a transfer to the dead ends by itself here
+                pass  # in the simulation, a transfer to a dead instance ends by itself
 
     def _begin(self, step: int, attempt: int) -> None:
-        """The entry gateway shares the step's microbatches out over the data instances."""
+        """Distribute the step's microbatches among the data instances, like the entry gateway."""
         machine = self.machine
         if (step, attempt) != (machine.step, machine.attempt):
             return
@@ -205,7 +205,7 @@ class SimulatedJob(JobMembers):
             self.event(ev.Voted(effect.stage, as_vote(vote)))
 
     def _note(self, decision: StepDecision, ledger: StepLedger) -> None:
-        """The step is decided: what it was like."""
+        """Note the figures of a decided step."""
         now = self.kernel.now
         done = StepDone(decision.step, self._step_began.pop(decision.step, now), now)
         self.progress.steps.append(done)
@@ -230,7 +230,7 @@ class SimulatedJob(JobMembers):
         self._committed(decision.step, members)
 
     def _committed(self, step: int, members: Sequence[Member]) -> None:
-        """Everyone has answered, or is known to be lost."""
+        """Report the commit when each member has answered or is known to be lost."""
         silent = tuple(member for member in members if not self._stage_instance(member).alive)
         if any(member not in self._lost for member in silent):
             self.kernel.after(RETRY_S, self._committed, step, members)
@@ -259,7 +259,7 @@ class SimulatedJob(JobMembers):
             if isinstance(instance, StageInstance):
                 machine = instance.machine
                 if (machine.version, machine.attempt) != (effect.step, effect.attempt):
-                    self.kernel.after(RETRY_S, self._fence, effect)  # it is still to hear of the step
+                    self.kernel.after(RETRY_S, self._fence, effect)  # the instance has not got the step yet
                     return
                 machine.fence(effect.fenced)
                 held, version = machine.told(order), machine.version
@@ -302,7 +302,7 @@ class SimulatedJob(JobMembers):
         self.event(ev.Restarted(effect.attempt))
 
     def _admit(self, members: Iterable[Member]) -> None:
-        """The group stands: newcomers take work."""
+        """Activate joining members of a formed group, so that they get work."""
         for member in members:
             record = self.registry.record(member.sid)
             if record is not None and record.state is InstanceState.PENDING:
@@ -313,9 +313,9 @@ class SimulatedJob(JobMembers):
                 self.progress.joined += 1
                 self.reroute(self.instances[member].stage)
 
-    # --- losses and newcomers -----------------------------------------------------------------------------
+    # --- losses and joins ---------------------------------------------------------------------------------
     def kill(self, member: Member, *, replace: bool = True) -> None:
-        """The instance dies; the orchestrator hears of it after `detect_ms`."""
+        """Kill an instance; the orchestrator learns of it after `detect_ms`."""
         instance = self.instances[member]
         if not instance.alive or self.progress.done:
             return
@@ -344,15 +344,15 @@ class SimulatedJob(JobMembers):
         if self.progress.done or self.by_sid[sid] is not lost:
             return
         if lost.stage >= 0 and not self.machine.stages[lost.stage]:
-            self.kernel.after(RETRY_S, self._replace, lost)  # the stage is being brought back first
+            self.kernel.after(RETRY_S, self._replace, lost)  # the whole stage must be restored first
             return
         newcomer = self._spawn(sid, lost.stage, lost.cluster, lost.node)
         if isinstance(newcomer, StageInstance) and isinstance(lost, StageInstance):
-            newcomer.busy_s = lost.busy_s  # figures are those of the name
+            newcomer.busy_s = lost.busy_s  # figures belong to the SID
         self._arrive(newcomer, lost.speed if isinstance(lost, StageInstance) else None)
 
     def join(self, stage: int, cluster: str | None, speed: float) -> None:
-        """One more replica."""
+        """Add one replica to a stage."""
         if self.progress.done:
             return
         member = self._newest_replica(stage, self.stages[stage], cluster, speed)
@@ -380,7 +380,7 @@ class SimulatedJob(JobMembers):
         target, source = self._stage_instance(effect.to), self._stage_instance(effect.source)
         if not target.alive or not source.alive:
             self.event(ev.JoinFailed(effect.to, effect.transfer))
-        elif effect.follow:  # redos keep up: steps here are no faster than they
+        elif effect.follow:  # a standby's redos keep up here, because they take no longer than steps
             self.event(ev.Followed(effect.to, effect.transfer, source.machine.version))
         else:
             target.machine.version = effect.version
@@ -402,10 +402,10 @@ class SimulatedJob(JobMembers):
         self.event(ev.Joined(effect.to, effect.transfer, effect.version))
 
     def _bring_back(self, stage: int, version: int) -> None:
-        """A stage that lost everyone comes back from a copy, at the open step's version."""
+        """Restore a stage that has lost all replicas from a copy, at the open step's version."""
         if self.machine.stages[stage] or self.progress.done:
             return
-        waiting = [one for one in self.machine.newcomers if self.instances[one].stage == stage]
+        waiting = [member for member in self.machine.newcomers if self.instances[member].stage == stage]
         if waiting:
             member = waiting[0]
         else:

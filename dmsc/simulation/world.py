@@ -1,4 +1,4 @@
-"""A whole scenario: jobs on one clock, one registry, one network; its events; and what came of it."""
+"""A whole scenario: its jobs with their clocks, registry and networks, its events, and what happened."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
 
 TICK_S = 0.1
-"""How often step machines are told that time passed, as `step_loop.TICK_S`; only while there are faults."""
+"""Seconds between ticks of step machines, like `step_loop.TICK_S`; only in scenarios with deaths or joins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event of the scenario that took place."""
+    """An event of the scenario that has happened."""
 
     at_s: float
     kind: str
@@ -36,14 +36,14 @@ class Happened:
 
 
 def are_apart(scenario: Scenario) -> bool:
-    """Whether jobs know nothing of each other: no link has a queue that they share."""
+    """Whether jobs do not influence each other, because no link has a shared queue."""
     traced = scenario.link_trace is not None and scenario.link_trace.shared
     return not traced and not any(link.shared for link in scenario.links)
 
 
 @dataclass(frozen=True, slots=True)
 class JobShare:
-    """Which jobs a world carries out: each `of`-th, from `number` on. The others only take their places."""
+    """The jobs that a world simulates: every `of`-th, from `number` on. The other jobs are only placed."""
 
     number: int = 0
     of: int = 1
@@ -51,41 +51,42 @@ class JobShare:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
-    """What jobs that share a link have in common: a clock, and the network as they know it."""
+    """The clock and the network of jobs that influence each other."""
 
     kernel: Kernel
     network: Network
 
 
 class World:
-    """One run. `run()` returns when all jobs are done, or at the scenario's limit."""
+    """One simulation. `run()` returns when all jobs are done, or at the scenario's time limit."""
 
     def __init__(self, scenario: Scenario, seed: int, folder: Path, part: JobShare = JobShare()) -> None:
-        """
+        """Build the world of a scenario.
+
         Args:
-            scenario: what is simulated.
-            seed: takes the place of the scenario's own.
-            folder: files that the scenario names are looked for here.
-            part: see `parallel`; all of it by default.
+            scenario: What is simulated.
+            seed: The seed, in place of the scenario's.
+            folder: The folder of files that the scenario names.
+            part: The jobs to simulate; by default all. See `parallel`.
 
         Raises:
-            BadInput: a file can't be used, or an event names something that is not there.
+            BadInput: A file can't be used, or an event names something that does not exist.
         """
         self.scenario = scenario
         self.seed = seed
         self.kernel = Kernel()
-        """What concerns all jobs: samples, and the scenario's events."""
+        """The clock of what concerns all jobs: samples, and the scenario's events."""
         self._apart = are_apart(scenario)
         self.registry = RegistryCore(RegistrationLeaseConfig())
         self.happened: list[Happened] = []
         self.lanes: dict[Lane, str] = {}
-        """With a job of each."""
+        """Each lane, with the name of one of its jobs."""
         self._nodes = {cluster.name: cluster.nodes for cluster in scenario.clusters}
         self._placed: Counter[str] = Counter()
         self.planned: dict[str, SimulatedJob] = {}
         """All jobs of the scenario."""
         self.jobs: dict[str, SimulatedJob] = {}
-        """Those that are carried out here."""
+        """The jobs that this world simulates."""
         traced = read_trace(scenario.link_trace, folder) if scenario.link_trace else Traced({}, [])
         for at_s, pair, link in traced.changes:
             change = partial(
@@ -115,14 +116,14 @@ class World:
         self.kernel.after(scenario.routing.every_s, self._sample)
 
     def run(self) -> None:
-        """Lets everything happen.
+        """Run the simulation.
 
-        Jobs that share no link know nothing of each other: between two events that concern all, each goes
-        on by itself on a clock of its own. What it needs then stays in the processor's cache; with fifty jobs
-        on one clock every event would find it gone.
+        Jobs that share no link do not influence each other. Between two events that concern all jobs, each of
+        them runs on a clock of its own, so that its data stays in the processor's cache. With fifty jobs on
+        one clock, each event would miss the cache.
         """
         collecting = gc.isenabled()
-        gc.disable()  # millions of small objects, none of them in cycles: looking for some takes a third
+        gc.disable()  # millions of small objects without cycles: collecting takes a third of the time
         try:
             while True:
                 due_s = min(self.kernel.due_s, self.scenario.limit_s)
@@ -137,14 +138,16 @@ class World:
 
     @property
     def instances(self) -> int:
-        """Stage instances that there were, at once."""
+        """The number of stage instances."""
         return sum(
-            isinstance(one, StageInstance) for job in self.jobs.values() for one in job.by_sid.values()
+            isinstance(instance, StageInstance)
+            for job in self.jobs.values()
+            for instance in job.by_sid.values()
         )
 
     @property
     def now(self) -> float:
-        """Virtual seconds: when the last job was done, once it is."""
+        """The virtual time in seconds; at the end, the time when the last job was done."""
         return max(lane.kernel.now for lane in self.lanes)
 
     @property
@@ -218,7 +221,7 @@ class World:
             )
 
     def _joins(self, job: str) -> Counter[int]:
-        """Replicas that are to join a job, by stage."""
+        """The number of replicas that will join a job, by stage."""
         return Counter(
             event.stage for event in self.scenario.events if isinstance(event, Join) and event.job == job
         )

@@ -410,7 +410,7 @@ def _read_secret(path: Path) -> str | None:
 def write_private(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace a file atomically: no process sees half of it, nor a secret with wider permissions."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)  # a process of this number before us has left it, or somebody has put it
+    partial.unlink(missing_ok=True)  # left by an earlier process with this id, or put there by somebody
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

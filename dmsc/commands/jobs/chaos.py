@@ -81,9 +81,9 @@ def chaos(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Inject a seeded plan of faults into a job, and report stalls, goodput, waste, lost and doubled samples,
-    and whether the weights are the same.
+    """Inject a seeded plan of faults into a job, and report what they cost.
 
+    The report shows stalls, goodput, waste, what was lost or doubled, and whether the weights are the same.
     A job file is run twice: first without faults, then with them. The mesh must run on this machine, because
     its processes are killed (they are found through its state folder). The exit code is 1 if anything was
     lost or doubled, if the weights differ, or if a fault did not fire.

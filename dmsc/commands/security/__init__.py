@@ -1,9 +1,9 @@
 """Commands about users, access rules, audit records, secrets, credentials and certificates.
 
 `access`, `audit`, `secret` and `user` ask a gateway, which lets the authorizer (draft: AAM) decide.
-`credential`, `rotate` and `cert` work on a mesh's state folder and need its root; no mesh needs to run. No
-secret is ever an argument, which other users of the machine could see. Only `dmsc.cli` and neighbouring
-commands call these modules.
+`credential …` uses the root in a mesh's state folder; only `revoke` needs a running mesh. `cert` needs no
+mesh at all. These commands decide nothing about permissions. Only `dmsc.cli` and neighbouring commands call
+them.
 
 access.py      `access explain`, `check`, `default`
 audit.py       `audit list`, `verify`, `export`

@@ -1,7 +1,7 @@
-"""A scenario on several processor cores: jobs that know nothing of each other are dealt out to processes.
+"""Runs a scenario on several cores: jobs that do not influence each other are distributed among processes.
 
-Each process has the whole scenario, so that every instance has its place and every event its time, and
-carries out its own jobs. What comes of it does not depend on how many there are.
+Each process builds the whole scenario, so that every instance has its place and every event its time, but
+simulates only its own jobs. The result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from dmsc.simulation.scenarios.scenario import Join, Scenario
 from dmsc.simulation.world import JobShare, World, are_apart
 
 WORTH_IT = 100_000
-"""Microbatches times stages of a run for which other processes are started: some seconds' worth, where a
-process takes one to begin."""
+"""Runs with at least this many microbatches × stages use other processes: they take some seconds, while a
+process takes one second to start."""
 
 
 def simulate(scenario: Scenario, seed: int, folder: Path, processes: int | None = None) -> SimulationReport:
-    """Lets a scenario happen, and reports it.
+    """Simulate a scenario and return the report.
 
     Args:
-        scenario: what is simulated.
-        seed: takes the place of the scenario's own.
-        folder: files that the scenario names are looked for here.
-        processes: at most so many; by default as many as there are cores, where it is worth it.
+        scenario: What is simulated.
+        seed: The seed, in place of the scenario's.
+        folder: The folder of files that the scenario names.
+        processes: The maximal number of processes. Default: one per core for long runs.
 
     Raises:
-        BadInput: a file can't be used, or an event names something that is not there.
+        BadInput: A file can't be used, or an event names something that does not exist.
     """
     count = min(_parts(scenario), _cores(scenario) if processes is None else processes)
     parts = [JobShare(number, count) for number in range(count)]
-    mine = World(scenario, seed, folder, parts[0])  # what is wrong with the scenario is said here
+    own_world = World(scenario, seed, folder, parts[0])  # raises the errors of the scenario here
     if count == 1:
-        mine.run()
-        return put_together(scenario, seed, [account(mine)])
-    # A new interpreter each: a copy of this one would take along whatever threads hold at that moment.
+        own_world.run()
+        return put_together(scenario, seed, [account(own_world)])
+    # Each process is a new interpreter: a fork would copy locks that threads hold at that moment.
     with ProcessPoolExecutor(
         count - 1, multiprocessing.get_context("spawn"), initializer=end_with_parent, initargs=(os.getpid(),)
     ) as pool:
         others = [pool.submit(_carry_out, scenario, seed, folder, part) for part in parts[1:]]
-        mine.run()
-        return put_together(scenario, seed, [account(mine), *(other.result() for other in others)])
+        own_world.run()
+        return put_together(scenario, seed, [account(own_world), *(other.result() for other in others)])
 
 
 def _carry_out(scenario: Scenario, seed: int, folder: Path, part: JobShare) -> WorldResult:
@@ -55,9 +55,9 @@ def _carry_out(scenario: Scenario, seed: int, folder: Path, part: JobShare) -> W
 
 
 def _parts(scenario: Scenario) -> int:
-    """Into how many processes a run can be divided."""
+    """The number of processes into which a run can be divided."""
     if not are_apart(scenario) or any(isinstance(event, Join) for event in scenario.events):
-        return 1  # where a newcomer goes depends on whether its job is done by then
+        return 1  # the place of a joining replica depends on whether its job is done by then
     return sum(job.count for job in scenario.jobs)
 
 

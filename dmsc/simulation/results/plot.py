@@ -1,4 +1,4 @@
-"""Throughput over virtual time as an SVG: a curve per job, marks for the scenario's events."""
+"""Draws throughput over virtual time as SVG: a curve per job, and marks for the scenario's events."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dmsc.simulation.results.report import JobReport, SimulationReport
 _colours = ("#222", "#1f77b4", "#ff7f0e", "#9467bd", "#17a2b8", "#7a8b00", "#c2529b", "#8c564b")
 _marks = {"slow": "#ff7f0e", "kill": "#d62728", "join": "#2ca02c", "link": "#1f77b4"}
 MOST_CURVES = len(_colours)
-"""More jobs than this are drawn as one curve: their sum."""
+"""If there are more jobs than this, one curve shows their sum."""
 
 
 def svg(report: SimulationReport) -> str:
-    """Microbatches/s over seconds."""
+    """The SVG: microbatches/s over seconds."""
     curves = {job.job: _points(job) for job in report.jobs if job.curve}
     if len(curves) > MOST_CURVES:
         curves = {f"{len(curves)} jobs together": _together(list(curves.values()))}
@@ -35,7 +35,7 @@ def svg(report: SimulationReport) -> str:
 
 
 def _points(job: JobReport) -> list[tuple[float, float]]:
-    """Each step as a level: its microbatches over the time that it took."""
+    """The points of a job's curve: each step is a level, its microbatches divided by its time."""
     points = []
     for ended_s, took_s in job.curve:
         rate = job.microbatches / took_s if took_s > 0 else 0.0
@@ -44,9 +44,9 @@ def _points(job: JobReport) -> list[tuple[float, float]]:
 
 
 def _together(curves: list[list[tuple[float, float]]], columns: int = 200) -> list[tuple[float, float]]:
-    """The sum of several curves of levels, looked at in equal distances."""
+    """The sum of several curves of levels, sampled at equal distances."""
     end = max(points[-1][0] for points in curves)
-    found = []
+    sums = []
     places = [0] * len(curves)
     for column in range(columns + 1):
         at = end * column / columns
@@ -56,5 +56,5 @@ def _together(curves: list[list[tuple[float, float]]], columns: int = 200) -> li
                 places[index] += 1
             if places[index] < len(points) and points[0][0] <= at:
                 total += points[places[index]][1]
-        found.append((at, total))
-    return found
+        sums.append((at, total))
+    return sums

@@ -1,4 +1,4 @@
-"""The report for people: one table of jobs, one of instances with their reasons, what happened."""
+"""The report for people: a table of jobs, a table of instances with their reasons, and the events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dmsc.simulation.results.report import JobReport, Share, SimulationReport
 
 MOST_INSTANCES = 40
-"""Beyond that a stage is one line: how far its shares are apart."""
+"""If there are more instances, each stage is one line with the range of its shares."""
 
 JOB_COLUMNS = (
     "job",
@@ -34,7 +34,7 @@ def heading(report: SimulationReport) -> str:
 
 
 def job_rows(report: SimulationReport) -> list[tuple[str, ...]]:
-    """One row per job; the last says how many more there are."""
+    """One row per job, up to `MOST_JOBS`; a last row says how many more there are."""
     rows = [_job_row(job) for job in report.jobs[:MOST_JOBS]]
     left = len(report.jobs) - MOST_JOBS
     if left > 0:
@@ -43,14 +43,14 @@ def job_rows(report: SimulationReport) -> list[tuple[str, ...]]:
 
 
 def _job_row(job: JobReport) -> tuple[str, ...]:
-    told = [] if job.done else ["not done"]
+    notes = [] if job.done else ["not done"]
     for count, what in (
         (job.lost, "lost"),
         (job.joined, "joined"),
         (job.replayed, "computed again"),
         (job.restarts, "restarts"),
     ):
-        told += [f"{count} {what}"] if count else []
+        notes += [f"{count} {what}"] if count else []
     return (
         job.job,
         str(job.steps),
@@ -61,19 +61,19 @@ def _job_row(job: JobReport) -> tuple[str, ...]:
         _figure(job.bubble, ".1%"),
         " ".join(f"{busy:.0%}" for busy in job.utilisation[:16]),
         f"{job.route_changes_per_min:.2f}",
-        ", ".join(told),
+        ", ".join(notes),
     )
 
 
 def share_rows(report: SimulationReport) -> list[tuple[str, ...]]:
-    """One row per instance, or per stage where there are too many."""
+    """One row per instance, or per stage if there are too many instances."""
     total = sum(len(job.shares) for job in report.jobs)
     if total <= MOST_INSTANCES:
         return [_share_row(share) for job in report.jobs for share in job.shares]
     rows: list[tuple[str, ...]] = []
     for job in report.jobs[:MOST_JOBS]:
         for stage in range(len(job.utilisation)):
-            rows.append(_stage_row(job.job, stage, [one for one in job.shares if one.stage == stage]))
+            rows.append(_stage_row(job.job, stage, [share for share in job.shares if share.stage == stage]))
     return rows[:MOST_INSTANCES]
 
 
@@ -91,13 +91,13 @@ def _share_row(share: Share) -> tuple[str, ...]:
 
 
 def _stage_row(job: str, stage: int, shares: Sequence[Share]) -> tuple[str, ...]:
-    parts, times = [one.share for one in shares], [one.service_ms for one in shares]
+    parts, times = [share.share for share in shares], [share.service_ms for share in shares]
     return (
         f"{job} stage {stage}",
         str(stage),
         f"{len(shares)} instances",
         f"{min(parts):.2%} to {max(parts):.2%}",
-        f"{min(one.busy for one in shares):.0%} to {max(one.busy for one in shares):.0%}",
+        f"{min(share.busy for share in shares):.0%} to {max(share.busy for share in shares):.0%}",
         f"{min(times):.1f} to {max(times):.1f}",
         "",
         "",

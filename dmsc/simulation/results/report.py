@@ -1,4 +1,4 @@
-"""What a run came to: throughput, step times, bubble, shares with reasons, route changes, utilisation."""
+"""The figures of a simulation: throughput, step times, bubble, shares, route changes, utilisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from dmsc.simulation.world import Happened, World
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One instance. `share`: of its stage's microbatches in the measured steps. `busy`: of their time."""
+    """One instance in the measured steps.
+
+    `share` is its part of its stage's microbatches; `busy` is the part of the time in which it computed.
+    """
 
     sid: str
     stage: int
@@ -32,9 +35,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """One job. Figures are of the steps after its warm-up; None where there were none.
+    """One job. Figures cover the steps after its warm-up; they are None if there were none.
 
-    `bubble`: 1 − how busy the busiest stage was, on average over its replicas.
+    `bubble` is 1 − the utilisation of the busiest stage, averaged over its replicas.
     """
 
     job: str
@@ -56,12 +59,12 @@ class JobReport:
     restarts: int
     shares: tuple[Share, ...]
     curve: tuple[tuple[float, float], ...]
-    """(when it was committed, how long it took) of every step, in virtual seconds."""
+    """(time of commit, duration) of every step, in virtual seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """A whole run."""
+    """The report of a whole run."""
 
     name: str
     seed: int
@@ -82,7 +85,7 @@ class SimulationReport:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """One direction of a link, as one lane's jobs used it."""
+    """The use of one direction of a link by one lane's jobs."""
 
     transfers: int
     bytes: float
@@ -91,11 +94,11 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class WorldResult:
-    """What one world came to: of its own jobs, so that several can be put together."""
+    """The result of one world for its own jobs. Several results can be combined."""
 
     jobs: dict[str, JobReport]
     links: dict[str, dict[Pair, Used]]
-    """Of each lane, by a job of it."""
+    """The links of each lane, by the name of one of its jobs."""
     instances: int
     simulated_s: float
     own_events: int
@@ -126,35 +129,36 @@ def account(world: World) -> WorldResult:
 
 
 def put_together(scenario: Scenario, seed: int, accounts: Sequence[WorldResult]) -> SimulationReport:
-    """The report of a run of which each account tells a part."""
-    jobs_by_name = {name: job for one in accounts for name, job in one.jobs.items()}
+    """Combine the results of several worlds into one report."""
+    jobs_by_name = {name: job for result in accounts for name, job in result.jobs.items()}
     jobs = tuple(jobs_by_name[name] for spec in scenario.jobs for name in names(spec))
-    used_by_name = {name: used for one in accounts for name, used in one.links.items()}
+    used_by_name = {name: used for result in accounts for name, used in result.links.items()}
     used: dict[Pair, list[Used]] = {}
-    for job in jobs:  # in this order: sums of floats depend on it
-        for pair, each in used_by_name.get(job.job, {}).items():
-            used.setdefault(pair, []).append(each)
-    simulated_s = max(one.simulated_s for one in accounts)
+    for job in jobs:  # the order is fixed, because sums of floats depend on it
+        for pair, use in used_by_name.get(job.job, {}).items():
+            used.setdefault(pair, []).append(use)
+    simulated_s = max(result.simulated_s for result in accounts)
     return SimulationReport(
         name=scenario.name,
         seed=seed,
         algorithm=scenario.routing.algorithm,
         policy=scenario.routing.policy,
-        instances=sum(one.instances for one in accounts),
+        instances=sum(result.instances for result in accounts),
         simulated_s=simulated_s,
-        # what concerns all jobs happens in each part, as long as one of its own goes on
-        events=sum(one.own_events for one in accounts) + max(one.common_events for one in accounts),
+        # Events that concern all jobs run in each world, as long as one of its own jobs runs.
+        events=sum(result.own_events for result in accounts)
+        + max(result.common_events for result in accounts),
         microbatches_per_s=sum(job.microbatches_per_s or 0.0 for job in jobs),
         tokens_per_s=sum(job.tokens_per_s or 0.0 for job in jobs),
         jobs=jobs,
-        happened=max((one.happened for one in accounts), key=len),
+        happened=max((result.happened for result in accounts), key=len),
         links={
-            f"{one} → {other}": {
-                "transfers": sum(each.transfers for each in used[one, other]),
-                "bytes": sum(each.bytes for each in used[one, other]),
-                "busy": sum(each.busy_s for each in used[one, other]) / simulated_s if simulated_s else 0.0,
+            f"{source} → {target}": {
+                "transfers": sum(use.transfers for use in used[source, target]),
+                "bytes": sum(use.bytes for use in used[source, target]),
+                "busy": sum(use.busy_s for use in used[source, target]) / simulated_s if simulated_s else 0.0,
             }
-            for one, other in sorted(used)
+            for source, target in sorted(used)
         },
     )
 
@@ -199,12 +203,12 @@ def _shares(job: SimulatedJob, measured: list[StepDone], seconds: float) -> tupl
     counts = job.progress.shares
     entries = {entry.sid: entry for _, table in sorted(job.routes.tables.items()) for entry in table.entries}
     total = max(1, job.spec.microbatches * len(measured))
-    found = []
+    shares = []
     for sid, instance in job.by_sid.items():
         if not isinstance(instance, StageInstance):
             continue
         entry = entries.get(sid)
-        found.append(
+        shares.append(
             Share(
                 sid=sid,
                 stage=instance.stage,
@@ -217,4 +221,4 @@ def _shares(job: SimulatedJob, measured: list[StepDone], seconds: float) -> tupl
                 reason="" if entry is None else entry.reason,
             )
         )
-    return tuple(sorted(found, key=lambda share: share.stage))
+    return tuple(sorted(shares, key=lambda share: share.stage))

@@ -1,4 +1,4 @@
-"""What a scenario file says: clusters, links, jobs, events, routing, overheads. Units are in the names."""
+"""The models of a scenario file: clusters, links, jobs, events, routing, overheads. Names contain units."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ MAX_INSTANCES = 100_000
 
 
 def _number_is_mean(value: Any) -> Any:
-    """`forward_ms: 30` is short for a constant."""
+    """Accept a plain number, such as `forward_ms: 30`, as a constant."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return {"mean_ms": value}
     return value
 
 
 class ServiceTime(Part):
-    """Milliseconds of compute per microbatch: a constant, a distribution, or what was measured.
+    """Milliseconds of compute per microbatch: a constant, a distribution, or measured values.
 
-    Exactly one of `mean_ms`, `values_ms` and `file`. `cv` is standard deviation ÷ mean. `file` has one number
-    a line, or is a CSV whose `column` is taken; measured values are drawn from with replacement.
+    Exactly one of `mean_ms`, `values_ms` and `file` is given. `cv` is standard deviation ÷ mean. `file` has
+    one number per line, or is a CSV file of which `column` is used. Measured values are drawn with
+    replacement.
     """
 
     mean_ms: float | None = Field(None, gt=0, le=1e9)
@@ -56,16 +57,16 @@ Service = Annotated[ServiceTime, BeforeValidator(_number_is_mean)]
 
 
 class Cluster(Part):
-    """A cluster; its instances are dealt out to `nodes` in turn."""
+    """A cluster. Its instances are placed on its `nodes` in turn."""
 
     name: Token
     nodes: int = Field(1, ge=1, le=MAX_INSTANCES)
 
 
 class ScenarioLink(Part):
-    """The way between two clusters, or inside one (`between: [a, a]`). Both directions are alike.
+    """The link between two clusters, or inside one (`between: [a, a]`). Both directions are alike.
 
-    `shared`: transfers of one direction queue for the bandwidth; else each has all of it.
+    If it is `shared`, transfers of one direction queue for the bandwidth; otherwise each has all of it.
     """
 
     between: tuple[Token, Token]
@@ -77,7 +78,7 @@ class ScenarioLink(Part):
 class LinkTrace(Part):
     """Links from a file: throughputs between places (CSV) or a topology (GraphML); see docs/simulator.md.
 
-    `places` says which place of the file each cluster is at. A CSV with a column `at_s` changes with time.
+    `places` maps each cluster to a place of the file. With a CSV column `at_s`, links change over time.
     """
 
     file: Path
@@ -86,11 +87,11 @@ class LinkTrace(Part):
 
 
 class Stage(Part):
-    """One stage of a job's pipeline; `repeat` stands for so many alike in a row.
+    """One stage of a job's pipeline, or `repeat` equal stages in a row.
 
-    `speeds`: of the replicas in turn, relative to the service times; 0.25 takes four times as long.
-    `output_bytes`: one microbatch's activations, and their gradient on the way back.
-    `parameter_bytes`: what its replicas all-reduce; three times that goes to a newcomer.
+    `speeds` are those of the replicas in turn, relative to the service times; a replica with 0.25 takes four
+    times as long. `output_bytes` is the size of one microbatch's activations, and of their gradient on the
+    way back. `parameter_bytes` is what replicas all-reduce; a joining replica gets three times that.
     """
 
     replicas: int = Field(1, ge=1, le=MAX_INSTANCES)
@@ -111,10 +112,10 @@ class Stage(Part):
 
 
 class Job(Part):
-    """A training job; `count` > 1 stands for so many alike, named NAME-0, NAME-1, …
+    """A training job, or with `count` > 1 so many equal jobs, named NAME-0, NAME-1, …
 
-    Its instances are `NAME-sSTAGE-rREPLICA` and `NAME-data-rREPLICA`, dealt out to `clusters` in turn (all
-    clusters where none is named).
+    Its instances are `NAME-sSTAGE-rREPLICA` and `NAME-data-rREPLICA`. They are placed in `clusters` in turn
+    (in all clusters if none is named).
     """
 
     name: Token
@@ -138,12 +139,12 @@ class Job(Part):
         return self
 
     def all_stages(self) -> tuple[Stage, ...]:
-        """Stages with repetitions written out."""
+        """All stages, with repetitions expanded."""
         return tuple(stage for stage in self.stages for _ in range(stage.repeat))
 
     @property
     def instances(self) -> int:
-        """Stage instances of all its copies."""
+        """The number of stage instances of all copies."""
         return self.count * sum(stage.replicas * stage.repeat for stage in self.stages)
 
 
@@ -151,7 +152,7 @@ Target = Annotated[str, Field(min_length=1, description="an instance, CLUSTER/no
 
 
 class Slow(Part):
-    """From `at_s` on, for `for_s` seconds (else to the end), the target takes `factor` times as long."""
+    """From `at_s`, for `for_s` seconds or to the end, the target takes `factor` times as long."""
 
     kind: Literal["slow"] = "slow"
     at_s: float = Field(ge=0)
@@ -181,7 +182,7 @@ class Join(Part):
 
 
 class Degrade(Part):
-    """The link is worse for `for_s` seconds (else to the end)."""
+    """A link gets worse for `for_s` seconds, or to the end."""
 
     kind: Literal["link"] = "link"
     at_s: float = Field(ge=0)
@@ -195,7 +196,7 @@ Event = Slow | Kill | Join | Degrade
 
 
 class Routing(Part):
-    """How microbatches find their way; see docs/simulator.md for the names."""
+    """How microbatches are routed; docs/simulator.md explains the names."""
 
     algorithm: Algorithm = DEFAULT_ALGORITHM
     policy: str = POLICIES[0]
@@ -210,7 +211,7 @@ class Routing(Part):
 
 
 class Overheads(Part):
-    """What the mesh itself takes, as `benchmarks/simulation.py` measures it."""
+    """The mesh's own delays, as `benchmarks/simulation.py` measures them."""
 
     hop_ms: float = Field(
         1.0, ge=0, description="offer, answer and transfer of a microbatch, beside the link"
@@ -228,7 +229,7 @@ class Overheads(Part):
 
 
 class Scenario(Part):
-    """All of it."""
+    """A whole scenario."""
 
     name: Token
     seed: int = Field(0, ge=0)
@@ -288,15 +289,15 @@ class Scenario(Part):
 
 
 def names(job: Job) -> tuple[str, ...]:
-    """The ids of a job's copies."""
+    """The names of a job's copies."""
     return (job.name,) if job.count == 1 else tuple(f"{job.name}-{number}" for number in range(job.count))
 
 
 def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
-    """Read and check a scenario. `overrides`: `key.path=value`, as for jobs.
+    """Read and check a scenario. `overrides` are items `key.path=value`, as for jobs.
 
     Raises:
-        BadInput: one line per problem, each with file and line.
+        BadInput: The scenario is wrong; the text has one line per problem, each with file and line.
     """
     what = "a scenario is a mapping of keys (name:, clusters:, jobs: …)"
     try:

@@ -1,4 +1,4 @@
-"""Draws service times; a stage has a source of its own, so that one stage's draws don't move another's."""
+"""Draws service times. Each stage has its own random source, so that stages do not affect each other."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dmsc.simulation.scenarios.scenario import ServiceTime
 from schemas.errors import BadInput
 
 Draw = Callable[[], float]
-"""The next service time in seconds."""
+"""A function that returns the next service time in seconds."""
 
 
 def draws(service: ServiceTime, seed: str, folder: Path) -> Draw:
-    """A seeded source of service times. Files are looked for beside the scenario, in `folder`.
+    """Make a seeded source of service times. Files are relative to the scenario's `folder`.
 
     Raises:
-        BadInput: the file can't be read, or has no usable number.
+        BadInput: The file can't be read, or has no usable number.
     """
     rng = random.Random(seed)
     if service.mean_ms is None:

@@ -1,14 +1,15 @@
-"""Links from files: measured throughputs between places (CSV), or a topology (GraphML).
+"""Reads links from files: measured throughputs between places (CSV), or a topology (GraphML).
 
-CSV, one of two forms; places are spelt as in the file:
+A CSV file has one of two forms; places are spelled as in the file:
 
-- `from,to,latency_ms,bandwidth_bytes_per_s` and optionally `at_s`: with it, a row holds from then on;
-- `from_cloud,from_region,to_cloud,to_region,bitrate_Bps,avgrtt` (bytes/s and round trips in ms, as
-  github.com/doitintl/intercloud-throughput publishes them); a place is `AWS:eu-west-1`. Of several rows for
-  a pair the medians count.
+- `from,to,latency_ms,bandwidth_bytes_per_s`, and optionally `at_s`: the row then applies from that time on;
+- `from_cloud,from_region,to_cloud,to_region,bitrate_Bps,avgrtt` (bytes/s and round trips in ms, as published
+by
+  github.com/doitintl/intercloud-throughput); a place is, e.g., `AWS:eu-west-1`. If a pair has several rows,
+  their medians are used.
 
-GraphML as the Internet Topology Zoo has it (Knight et al., 2011): a place is a node's `label`. Latency is
-that of light in fibre along the shortest way, bandwidth that of the narrowest `LinkSpeedRaw` on it.
+A GraphML file is one of the Internet Topology Zoo (Knight et al., 2011); a place is a node's `label`. The
+latency is that of light in fibre along the shortest path, the bandwidth is the smallest `LinkSpeedRaw` on it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Row = tuple[float, str, str, float, float]
 FIBRE_KM_PER_S = 2e5
 EARTH_KM = 6371.0
 USUAL_BITS_PER_S = 1e9
-"""Where a topology does not tell a link's speed."""
+"""The speed of a link whose speed the topology does not state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Traced:
 
 
 def read_trace(trace: LinkTrace, folder: Path) -> Traced:
-    """Raises `BadInput` if the file can't be used, or a place is not in it."""
+    """Read the links of a trace. Raises `BadInput` if the file can't be used, or a place is not in it."""
     path = folder / trace.file
     try:
         rows = _topology(path) if path.suffix == ".graphml" else list(_csv(path))
@@ -158,7 +159,7 @@ def _shortest(start: str, ways: dict[str, list[tuple[str, float, float]]]) -> di
 
 
 def _distance_km(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Great circle between (latitude, longitude) in degrees."""
+    """The great-circle distance between two (latitude, longitude) in degrees."""
     lat1, lon1, lat2, lon2 = map(math.radians, (*one, *other))
     half = (
         math.sin((lat2 - lat1) / 2) ** 2 + math.cos(lat1) * math.cos(lat2) * math.sin((lon2 - lon1) / 2) ** 2
