@@ -182,7 +182,7 @@ class Training:
         return self._changes.scale(stage, replicas)
 
     def park(self, why: str) -> bool:
-        """Has the job stop at a checkpoint after the open step; '' withdraws that. Returns whether it runs."""
+        """Has the job stop at a checkpoint after the open step; '' withdraws that. True: it runs."""
         self._parks = why
         return self._step_owner.running
 
