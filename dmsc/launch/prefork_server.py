@@ -1,42 +1,35 @@
-"""Children of `dmsc up`, forked from one process that has imported everything: milliseconds, not a second.
+"""The prefork server: forks children of `dmsc up` within milliseconds, since it has imported everything.
 
-An interpreter spends about a second of CPU on imports before it does anything, and a mesh on one machine is
-half a dozen of them; so is every restart of one that died. The zygote is forked from the supervisor before
-that has an event loop or threads, and forks from then on. It forks twice, so that a child belongs to the
-supervisor (which becomes the reaper of orphans, PR_SET_CHILD_SUBREAPER): process tree, exit codes and the
-kernel's word that a parent has died are those of a child that was started afresh, and the death of the zygote
-costs nobody anything (docs/adr/0029-a-zygote.md).
+An interpreter spends about a second of CPU on imports before it does anything. A mesh on one machine has half
+a dozen interpreters, and each restart of one costs that second again. The prefork server is forked from the
+supervisor before the supervisor has an event loop or threads, and forks children from then on.
 
-Linux only; elsewhere, and whenever forking fails, children are started afresh.
+It forks twice, so that each child belongs to the supervisor, which becomes the reaper of orphans
+(PR_SET_CHILD_SUBREAPER). The process tree, the exit codes and the kernel's signal when a parent dies are then
+those of a newly started process, and the death of the prefork server affects no child
+(docs/adr/0029-a-zygote.md).
+
+It works on Linux only. Elsewhere, and whenever forking fails, children are started as new processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import importlib
-import json
 import os
-import random
 import runpy
 import signal
 import socket
-import struct
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+from entities.cluster.prefork_client import fork_from
+from workers.process import prefork
+
+_PR_SET_CHILD_SUBREAPER = 36
 _ANSWER_S = 5.0
-"""A fork takes milliseconds; who does not answer within this is not asked again."""
-_LENGTH = struct.Struct("!I")
-_PID = struct.Struct("!i")
-_FAILED = -1
+"""A fork takes milliseconds. A prefork server that does not answer within these seconds is not used again."""
 
 PRELOADED = (
     "dmsc.commands.mesh.run",
@@ -52,88 +45,62 @@ PRELOADED = (
     "entities.router.service",
     "entities.service_registry.service",
 )
-"""What the children of a mesh import. None of them may start a thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForkOrder:
-    """A child to be forked: `dmsc ARGUMENTS` with exactly this environment."""
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
+"""The modules that a mesh's children import. None of them may start a thread when it is imported."""
 
 
 class PreforkServer:
-    """The supervisor's end."""
+    """The supervisor's end of the channel to the prefork server."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
         self._channel = channel
-        self._asking = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._usable = True
 
     @classmethod
     def hatch(cls) -> PreforkServer | None:
-        """Forks it from this process; None where that can't be done safely."""
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _threads() != 1:
+        """Fork the prefork server from this process; return None if that can't be done safely."""
+        if sys.platform != "linux" or not hasattr(os, "pidfd_open") or prefork.thread_count() != 1:
             return None
         for name in PRELOADED:
             importlib.import_module(name)
-        if _threads() != 1 or not _reap_orphans():
+        # From here on, descendants whose parent dies become this process's children.
+        if prefork.thread_count() != 1 or not prefork.prctl(_PR_SET_CHILD_SUBREAPER, 1):
             return None
-        mine, its = socket.socketpair()
+        channel, server_channel = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                mine.close()
-                _serve(its, parent)
-            finally:
-                os._exit(1)
-        its.close()
-        mine.setblocking(False)
-        return cls(pid, mine)
 
-    async def fork(self, order: ForkOrder, output: int) -> ForkedProcess | None:
-        """A new child, its output appended to the open file `output`; None: start it afresh."""
-        async with self._asking:
+        def serve() -> int:
+            channel.close()
+            return _serve(server_channel, parent)
+
+        pid = prefork.fork(serve, "the prefork server")
+        server_channel.close()
+        channel.setblocking(False)
+        return cls(pid, channel)
+
+    async def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: int
+    ) -> ForkedProcess | None:
+        """Fork a child that runs `dmsc ARGUMENTS` with exactly this environment.
+
+        Its output is appended to the open file `output`. Returns None if forking failed; the caller then
+        starts a new process.
+        """
+        async with self._lock:
             if not self._usable:
                 return None
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    pid = await self._ask(order, output)
+                    return ForkedProcess(*await fork_from(self._channel, arguments, environment, output))
             except (OSError, TimeoutError):
-                pid = _FAILED
-            if pid == _FAILED:
                 self.close()
                 return None
-            return ForkedProcess(pid)
-
-    async def _ask(self, order: ForkOrder, output: int) -> int:
-        """The pid of a child that begins once that is known: of one that nobody heard of there would
-        soon be two."""
-        loop = asyncio.get_running_loop()
-        body = json.dumps([list(order.arguments), dict(order.environment)]).encode()
-        waits, known = os.pipe()
-        try:
-            socket.send_fds(self._channel, [_LENGTH.pack(len(body))], [output, waits])
-            await loop.sock_sendall(self._channel, body)
-            answer = b""
-            while len(answer) < _PID.size:
-                more = await loop.sock_recv(self._channel, _PID.size - len(answer))
-                if not more:
-                    return _FAILED
-                answer += more
-            os.write(known, b"+")
-            return int(_PID.unpack(answer)[0])
-        finally:
-            os.close(waits)
-            os.close(known)
 
     def close(self) -> None:
-        """Ends it; its children live on. Twice is fine."""
+        """End the prefork server; its children live on. Closing twice is fine."""
         if self._usable:
             self._usable = False
             self._channel.close()
@@ -145,32 +112,32 @@ class PreforkServer:
 
 @contextlib.contextmanager
 def running_prefork_server() -> Iterator[PreforkServer | None]:
-    """One for the block, before any event loop or thread."""
-    zygote = PreforkServer.hatch()
+    """Run a prefork server for the block. Call it before any event loop or thread exists."""
+    server = PreforkServer.hatch()
     try:
-        yield zygote
+        yield server
     finally:
-        if zygote is not None:
-            zygote.close()
+        if server is not None:
+            server.close()
 
 
 class ForkedProcess:
-    """A child that `asyncio` did not start, with what we use of `asyncio.subprocess.Process`."""
+    """A child that `asyncio` did not start, with the used part of the API of `asyncio.subprocess.Process`."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, handle: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._handle = os.pidfd_open(pid)
+        self._handle = handle
         self._loop.add_reader(self._handle, self._reap)
 
     async def wait(self) -> int:
-        """Its exit code; of a signal, negative."""
+        """Wait until the process ends. Returns its exit code, or the negative number of a signal."""
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: int) -> None:
-        """Raises `ProcessLookupError` if it has ended."""
+        """Send a signal. Raises `ProcessLookupError` if the process has ended."""
         if self.returncode is None:
             signal.pidfd_send_signal(self._handle, number)
 
@@ -179,157 +146,50 @@ class ForkedProcess:
         os.close(self._handle)
         try:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except ChildProcessError:  # somebody else has waited for it: the code is lost, the end is not
+        except ChildProcessError:  # another part of this process has waited for it: only the code is lost
             self.returncode = 255
         if not self._ended.done():
             self._ended.set_result(self.returncode)
 
 
 def reap_orphan(known: set[int], seen: int | None) -> int | None:
-    """Buries at most one process that was left to us by a child that died.
+    """Reap at most one orphan: an ended process that a dead child has left to this process.
 
     Args:
-        known: pids that somebody waits for.
-        seen: what the call before has returned: only who is found twice is buried, since a child that is just
-            being started is not known yet.
+        known: The pids of processes that other code waits for.
+        seen: The result of the previous call. Only a process that is found twice is reaped, because a child
+            that is just being started is not in `known` yet.
 
     Returns:
-        The pid of one that has ended and that nobody waits for, as far as can be seen now.
+        The pid of a process that has ended and that no code seems to wait for, else None.
     """
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    if found is None or found.si_pid in known:
+    if ended is None or ended.si_pid in known:
         return None
-    if found.si_pid == seen:
+    if ended.si_pid == seen:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(found.si_pid, os.WNOHANG)
+            os.waitpid(ended.si_pid, os.WNOHANG)
         return None
-    return found.si_pid
+    return ended.si_pid
 
 
-# --- in the zygote ---------------------------------------------------------------------------------------
-def _serve(channel: socket.socket, parent: int) -> NoReturn:
-    """Forks on demand until the supervisor's end is closed or dies with it."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the supervisor's
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _title("dmsc-zygote")
-    gc.collect()
-    gc.freeze()  # the collector would touch, and so copy, every page that is shared with the children
-    while True:
-        head, files, _, _ = socket.recv_fds(channel, _LENGTH.size, 2)
-        if len(head) < _LENGTH.size or len(files) < 2:
-            os._exit(0)
-        output, waits = files
-        body = _exactly(channel, _LENGTH.unpack(head)[0])
-        arguments, environment = json.loads(body)
-        pid = _fork_twice(channel, output, waits, arguments, environment)
-        os.close(output)
-        os.close(waits)
-        channel.sendall(_PID.pack(pid))
+# --- in the prefork server -------------------------------------------------------------------------------
+def _serve(channel: socket.socket, parent: int) -> int:
+    """Fork on request until the supervisor closes its end of the channel or dies."""
+    prefork.begin("dmsc-zygote", parent)
+    prefork.freeze()
+    with contextlib.suppress(OSError, ValueError):
+        while True:
+            prefork.serve(channel, _run_dmsc, name="dmsc", leave=os.setpgrp, orphan=True)
+    return 0
 
 
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = channel.recv(count - len(data))
-        if not more:
-            os._exit(0)
-        data += more
-    return data
-
-
-def _fork_twice(
-    channel: socket.socket, output: int, waits: int, arguments: list[str], environment: dict[str, str]
-) -> int:
-    """The pid of the grandchild, which by then belongs to the supervisor."""
-    reader, writer = os.pipe()
-    try:
-        between = os.fork()
-    except OSError:
-        os.close(reader)
-        os.close(writer)
-        return _FAILED
-    if between == 0:
-        try:
-            me = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                os.close(reader)
-                os.close(writer)
-                channel.close()
-                _become(me, output, waits, arguments, environment)
-            os.write(writer, _PID.pack(pid))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    os.waitpid(between, 0)
-    answer = os.read(reader, _PID.size)
-    os.close(reader)
-    return int(_PID.unpack(answer)[0]) if answer else _FAILED
-
-
-def _become(
-    between: int, output: int, waits: int, arguments: list[str], environment: dict[str, str]
-) -> NoReturn:
-    """In the child: what `python -m dmsc ARGUMENTS` would be."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(null)
-        os.close(output)
-        os.environ.clear()
-        os.environ.update(environment)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        gc.enable()
-        random.seed()
-        sys.argv = ["dmsc", *arguments]
-        _title(" ".join([sys.executable, "-m", "dmsc", *arguments]))
-        while os.getppid() == between:  # until it has left us to the supervisor
-            time.sleep(0.001)
-        known = os.read(waits, 1)
-        os.close(waits)
-        if not known:  # the supervisor did not learn of us in time
-            os._exit(0)
-        runpy.run_module("dmsc", run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code & 0xFF)
-
-
-# --- the system ------------------------------------------------------------------------------------------
-def _prctl(option: int, value: int) -> bool:
-    return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
-
-
-def _reap_orphans() -> bool:
-    """From here on, whose parent dies becomes this process's child."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return threading.active_count()
-
-
-def _title(text: str) -> None:
-    import setproctitle
-
-    setproctitle.setproctitle(text)
+def _run_dmsc(arguments: list[str], _: list[int]) -> int:
+    """Run in the child what `python -m dmsc ARGUMENTS` would run."""
+    sys.argv = ["dmsc", *arguments]
+    prefork.title(sys.executable, "-m", "dmsc", *arguments)
+    runpy.run_module("dmsc", run_name="__main__", alter_sys=True)
+    return 0

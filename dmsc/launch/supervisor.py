@@ -1,4 +1,4 @@
-"""Child processes of a mesh: started, restarted with backoff, stopped in order, never left behind."""
+"""Supervises a mesh's child processes: starts them, restarts them with backoff, and stops them in order."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import Self
 from bus.files.plain_files import APPEND, plain
 from dmsc.console.exit_codes import ExitCode
 from dmsc.launch.layout import ChildSpec, child_arguments, command
-from dmsc.launch.prefork_server import ForkedProcess, ForkOrder, PreforkServer
+from dmsc.launch.prefork_server import ForkedProcess, PreforkServer
 from schemas.errors import BadInput, DmscError
 
 STOP_GRACE_S = 15.0
-"""From SIGTERM to SIGKILL; longer than `serving.STOP_LIMIT_S`, after which a child leaves by itself."""
+"""Seconds from SIGTERM to SIGKILL. Longer than `serving.STOP_LIMIT_S`, after which a child exits itself."""
 
 _first_pause_s, _longest_pause_s = 0.2, 5.0
 _healthy_s = 10.0
-"""A child that lived this long starts again with the first pause."""
+"""A child that ran this long is restarted after the first pause."""
 _hopeless_starts = 5
-"""Deaths in a row before the mesh was ever ready: then `up` gives up with the child's last line."""
+"""If a child dies so often in a row before the mesh is ready, `up` fails with the child's last line."""
 
 
 Child = asyncio.subprocess.Process | ForkedProcess
 
 
 def pause_before_restart(deaths: int) -> float:
-    """Seconds to wait before a start after so many deaths in a row: doubling, bounded."""
+    """Seconds to wait before a restart after so many deaths in a row. The pause doubles up to a limit."""
     return float(min(_first_pause_s * 2 ** max(deaths - 1, 0), _longest_pause_s))
 
 
 class Supervisor:
-    """Keeps the children of one mesh. `async with`: starts them; on exit stops them in order.
+    """Keeps the children of one mesh running. `async with` starts them, and stops them in order at the end.
 
-    `failed` completes with the error if a child can't be kept alive; `restarted` is called when one that died
-    runs again.
+    `failed` completes with an error if a child can't be kept alive. `restarted` is called when a child that
+    died runs again.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Supervisor:
         self._children = children
         self._logs = logs
         self._environment = {**os.environ, **environment}
-        self._secrets = secrets  # what one child alone is to know
+        self._secrets = secrets  # environment variables that only one child gets
         self._say = say
         self._zygote = zygote
         self._processes: dict[str, Child] = {}
@@ -71,7 +71,7 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of the children that live."""
+        """The process ids of live children by name."""
         return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
 
     @property
@@ -79,7 +79,7 @@ class Supervisor:
         return tuple(self._children)
 
     async def replace(self, child: ChildSpec) -> None:
-        """Ends a child in order and starts it again at once, with its present secrets."""
+        """Stop a child in order; it is started again at once with its current secrets."""
         process = self._processes[child.name]
         self._replaced.add(child.name)
         _signal(process, signal.SIGTERM)
@@ -87,7 +87,7 @@ class Supervisor:
 
     @property
     def commands(self) -> dict[str, tuple[str, ...]]:
-        """What each child was started with."""
+        """The arguments with which each child was started."""
         return {child.name: child.arguments for child in self._children}
 
     async def __aenter__(self) -> Self:
@@ -107,18 +107,21 @@ class Supervisor:
         await self.stop()
 
     def last_words(self, name: str) -> str:
-        """The last line that a child said on its way out, without `dmsc: `."""
+        """The last error line in a child's log, without `dmsc: `; else the last line."""
         try:
             with (self._logs / f"{name}.log").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        said = [line.removeprefix("dmsc: ") for line in lines if line.startswith("dmsc: ")]
-        return (said or [line for line in lines if line.strip()] or [""])[-1]
+        errors = [line.removeprefix("dmsc: ") for line in lines if line.startswith("dmsc: ")]
+        return (errors or [line for line in lines if line.strip()] or [""])[-1]
 
     async def stop(self) -> None:
-        """SIGTERM by `stop_order`, each group waited for; SIGKILL for whoever stays. Twice is fine."""
+        """Stop all children, group by group in `stop_order`.
+
+        Each group gets SIGTERM; children that do not end in time get SIGKILL. Stopping twice is fine.
+        """
         self._stopping = True
         for keeper in self._keepers.values():
             keeper.cancel()
@@ -144,9 +147,11 @@ class Supervisor:
         environment = {**self._environment, **self._secrets(child)}
         with os.fdopen(plain(self._logs / f"{child.name}.log", APPEND), "ab") as log:
             process: Child | None = None
-            if self._zygote is not None and not child.users_code:  # whose memory knows of all children
-                order = ForkOrder(child_arguments(child, os.getpid()), environment)
-                process = await self._zygote.fork(order, log.fileno())
+            # A child with a user's code is not forked: the prefork server's memory has secrets of all
+            # children.
+            if self._zygote is not None and not child.users_code:
+                arguments = child_arguments(child, os.getpid())
+                process = await self._zygote.fork(arguments, environment, log.fileno())
             if process is None:
                 process = await asyncio.create_subprocess_exec(
                     *command(child, os.getpid()),
@@ -154,15 +159,15 @@ class Supervisor:
                     stdout=log,
                     stderr=log,
                     env=environment,
-                    process_group=0,  # the terminal's Ctrl-C is for the supervisor, which stops them in order
+                    process_group=0,  # so that a terminal's Ctrl-C reaches only the supervisor
                 )
             self._processes[child.name] = process
 
-    async def _start_at_last(self, child: ChildSpec) -> None:
+    async def _start_with_retries(self, child: ChildSpec) -> None:
         while True:
             try:
                 return await self._start(child)
-            except (OSError, BadInput) as error:  # no room for its log, or no file there; no more processes
+            except (OSError, BadInput) as error:  # no space for the log, no such file, too many processes
                 self._say(f"{child.name} can't be started: {error}; trying again")
                 await asyncio.sleep(pause_before_restart(_hopeless_starts))
 
@@ -176,7 +181,7 @@ class Supervisor:
             if child.name in self._replaced:
                 self._replaced.discard(child.name)
                 self._say(f"{child.name} is started again, with a new credential")
-                await self._start_at_last(child)
+                await self._start_with_retries(child)
                 continue
             if code == 0 and child.may_leave:
                 self._say(f"{child.name} has left, as it was told to")
@@ -184,19 +189,19 @@ class Supervisor:
             deaths = 1 if time.monotonic() - began > _healthy_s else deaths + 1
             words = self.last_words(child.name)
             if not self.ready and (code == ExitCode.BAD_INPUT or deaths >= _hopeless_starts):
-                wrong = BadInput if code == ExitCode.BAD_INPUT else DmscError
+                kind = BadInput if code == ExitCode.BAD_INPUT else DmscError
                 if not self.failed.done():
                     self.failed.set_exception(
-                        wrong(f"{child.name}: {words} (log: {self._logs / child.name}.log)")
+                        kind(f"{child.name}: {words} (log: {self._logs / child.name}.log)")
                     )
                 return
             pause_s = pause_before_restart(deaths)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            why = how if code == -signal.SIGKILL else f"{how}: {words}"  # nobody has last words at a SIGKILL
+            why = how if code == -signal.SIGKILL else f"{how}: {words}"  # SIGKILL leaves no last line
             self._say(f"{child.name} died ({why}); starting it again in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
             self.restarts += 1
-            await self._start_at_last(child)
+            await self._start_with_retries(child)
             try:
                 self.restarted()
             except OSError as error:
@@ -208,7 +213,7 @@ def _signal(process: Child, number: signal.Signals) -> None:
         return
     try:
         if number is signal.SIGKILL:
-            os.killpg(process.pid, number)  # with whatever it started
+            os.killpg(process.pid, number)  # with all processes that it started
         else:
             process.send_signal(number)
     except ProcessLookupError:

@@ -1,43 +1,41 @@
-"""The process of a fork server: forked from the machine's incubator if there is one, else started afresh.
+"""Starts the process of a fork server: forked from the machine's incubator if there is one, else afresh.
 
-The incubator (`workers/process/incubator.py`) has imported torch already. It is found by `DMSC_INCUBATOR`,
-which `dmsc up` sets for its node agents; whatever is wrong with it costs the time of an import, and no more.
+The incubator (`workers/process/incubator.py`) is a preloaded fork server that has imported torch already. Its
+name is in `DMSC_INCUBATOR`, which `dmsc up` sets for its node agents. If it fails, that costs only the time
+of an import.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bus.logs import get_logger
+from entities.cluster.prefork_client import fork_from
 
 INCUBATOR = "DMSC_INCUBATOR"
-"""Name of its abstract Unix socket."""
+"""Environment variable with the name of the incubator's abstract Unix socket."""
 
 SECRETS = ("DMSC_BUS_TOKEN", "DMSC_TOKEN", INCUBATOR)
-"""Of our own environment; instances inherit the rest."""
+"""Environment variables that instances do not inherit; they inherit the rest."""
 
 _ANSWER_S = 60.0
-"""For the incubator's first answer, before which it imports torch; afterwards it takes milliseconds."""
-_LENGTH = struct.Struct("!I")
-_PID = struct.Struct("!i")
-_OURS = Path(__file__).resolve().parent.parent.parent  # the folder that holds our packages
+"""Limit for the incubator's answer: it imports torch before the first one; later ones take milliseconds."""
+_CODE_ROOT = Path(__file__).resolve().parent.parent.parent  # the folder that holds our packages
 
 log = get_logger("cluster")
 
 
 class ForkServerProcess:
-    """One that runs, or has ended: known by its pidfd, or, where there are none, as our own child."""
+    """A fork server's process, running or ended. It has a pidfd, or is this process's own child."""
 
     def __init__(
         self, pid: int, handle: int | None = None, child: subprocess.Popen[bytes] | None = None
@@ -47,14 +45,14 @@ class ForkServerProcess:
         self._child = child
 
     def kill_group(self) -> None:
-        """SIGKILL to it and to all that it started."""
+        """Send SIGKILL to the server and all of its children."""
         if self._child is None and self._ended(0.0):
-            return  # its children have ended with it, and the id may be another group's by now
+            return  # its children have ended with it, and the group id may be reused by now
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Returns when it has ended; twice is fine."""
+        """Wait until it has ended; a second call returns at once."""
         if self._child is not None:
             self._child.wait()
         elif self._handle is not None:
@@ -71,67 +69,57 @@ class ForkServerProcess:
 
 
 async def start(arguments: Sequence[str], channel: int, output: int) -> ForkServerProcess:
-    """`python -m workers.process.fork_server ARGUMENTS` in a session of its own.
+    """Run `python -m workers.process.fork_server ARGUMENTS` in a session of its own.
 
     Args:
         arguments: without `--fd`.
-        channel: its end of the socket to us.
-        output: file that gets what it prints.
+        channel: file descriptor of its end of the socket to this process.
+        output: file descriptor for its output.
 
     Raises:
-        OSError: the system gives no process.
+        OSError: the system starts no process.
     """
     environment = {
-        # users' code runs there: it gets its instance's own credential, and none of ours
+        # users' code runs there: it gets its instance's own credential, never the agent's
         **{key: value for key, value in os.environ.items() if key not in SECRETS},
         **threads_environment(),
     }
-    environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic cuBLAS asks for
+    environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic cuBLAS
     name = os.environ.get(INCUBATOR)
     if name and sys.platform == "linux":
-        body = json.dumps([list(arguments), environment, str(_OURS)]).encode()
         try:
             async with asyncio.timeout(_ANSWER_S):
-                return await _hatched(name, body, channel, output)
+                return await _fork_from_incubator(name, arguments, environment, channel, output)
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no answer in {_ANSWER_S:.0f} s"
             log.warning("the incubator is of no use: the fork server is started afresh", why=why)
     child = subprocess.Popen(  # noqa: ASYNC220  # it only forks and executes
         [sys.executable, "-m", "workers.process.fork_server", "--fd", str(channel), *arguments],
-        cwd=_OURS,
+        cwd=_CODE_ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         pass_fds=(channel,),
-        start_new_session=True,  # a Ctrl-C is the agent's alone; and there is one group to kill
+        start_new_session=True,  # Ctrl-C must reach the agent alone; and the group can be killed as one
     )
     return ForkServerProcess(child.pid, child=child)
 
 
 def threads_environment() -> dict[str, str]:
-    """What has to be set before numpy and torch are imported."""
+    """Environment variables that must be set before numpy and torch are imported."""
     return {
         "OPENBLAS_NUM_THREADS": "1",  # numpy would start its pool on import: no fork after that
-        "OMP_DYNAMIC": "FALSE",  # the number of threads changes bits: nobody but the job chooses it
+        "OMP_DYNAMIC": "FALSE",  # the number of threads changes bits: only the job chooses it
         "MKL_DYNAMIC": "FALSE",
     }
 
 
-async def _hatched(name: str, body: bytes, channel: int, output: int) -> ForkServerProcess:
+async def _fork_from_incubator(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str], channel: int, output: int
+) -> ForkServerProcess:
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as incubator:
         incubator.setblocking(False)
         await loop.sock_connect(incubator, "\0" + name)
-        socket.send_fds(incubator, [_LENGTH.pack(len(body))], [channel, output])
-        await loop.sock_sendall(incubator, body)
-        readable = asyncio.Event()
-        loop.add_reader(incubator, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(incubator)
-        answer, handles, _, _ = socket.recv_fds(incubator, _PID.size, 1)
-    if not handles:
-        raise OSError("it could fork none" if answer else "it has ended")
-    return ForkServerProcess(_PID.unpack(answer)[0], handle=handles[0])
+        return ForkServerProcess(*await fork_from(incubator, arguments, environment, output, channel))
