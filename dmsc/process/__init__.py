@@ -1,1 +1,13 @@
-"""Process."""
+"""Runs entities of the mesh in one operating-system process, and ends that process in order.
+
+This package decides how an entity's name becomes a running service, how users' code on this machine is
+confined, and what happens at a signal or when the parent process dies. The commands `run`, `join` and `policy
+run` call it; `dmsc.launch` starts the processes that run them. It imports an entity's code only when the
+entity runs, and never contains any of an entity's decisions.
+
+composition.py     entity names and options → services; the only file that knows every constructor
+interrupts.py      SIGINT, SIGTERM and SIGHUP as events of the loop
+policy_loading.py  a policy by name or from a user's file
+sandboxing.py      how users' code is confined here (ADR-0034)
+serving.py         runs services until a signal and stops them in order
+"""

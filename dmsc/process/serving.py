@@ -1,8 +1,11 @@
-"""Several services in one process: each its own connection and identity, one TaskGroup, an ordered stop."""
+"""Runs several services in one process, each with its own connection, and stops them in order."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,13 +18,12 @@ from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
 from dmsc.process.composition import ServicePart
 from dmsc.process.interrupts import interrupts
-from dmsc.process.parent_death import end_at_the_latest
 from entities.metrics import Scraped
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError
 
 STOP_LIMIT_S = 12.0
-"""From the signal to the last resort. Longer than all drains, shorter than a container's patience."""
+"""Seconds from the signal to a forced exit: longer than all drains, shorter than a container's timeout."""
 
 _stage_limit_s = 4.0
 _dial_s = 5.0
@@ -37,21 +39,22 @@ async def serve(
     replicas: int | None = None,
     metrics: MetricsOptions | None = None,
 ) -> None:
-    """Run these services until SIGTERM or SIGINT; then stop them in order of `stop_order`.
+    """Run these services until SIGTERM or SIGINT, then stop them in `stop_order`.
 
     Args:
-        parts: what to run.
-        servers: the bus.
-        token: the bus's token.
-        patience_s: how long to wait for a bus that is not there yet.
-        replicas: of streams and buckets, which are made or adjusted first (idempotent); None: by others.
-        metrics: where this process tells its metrics; None: nowhere but at its gateways' HTTP doors.
+        parts: The services to run.
+        servers: The bus's addresses.
+        token: The bus's token.
+        patience_s: How long to wait for a bus that is not reachable yet.
+        replicas: Copies of streams and buckets, which are created or adjusted first (idempotent). None:
+            another process does that.
+        metrics: Where this process serves its metrics. None: only its gateways' HTTP APIs do.
     """
     stopping = asyncio.Event()
 
     def stop(count: int) -> None:
         if count == 1:
-            end_at_the_latest(STOP_LIMIT_S)
+            _end_at_the_latest(STOP_LIMIT_S)
         stopping.set()
 
     with interrupts(stop):
@@ -64,12 +67,14 @@ async def serve(
                 stopped.cancel()
                 return
             last = max(parts, key=lambda part: part.stop_order)
-            async with _telling(metrics) as told:
+            async with _serving_metrics(metrics) as served:
                 tasks = {
-                    part.sid: group.create_task(_run(part, servers, token, told, part is last), name=part.sid)
+                    part.sid: group.create_task(
+                        _run(part, servers, token, served, part is last), name=part.sid
+                    )
                     for part in parts
                 }
-                await _until_over(stopped, list(tasks.values()))
+                await _until_stopped(stopped, list(tasks.values()))
                 stopped.cancel()
                 for order in sorted({part.stop_order for part in parts}):
                     stage = [tasks[part.sid] for part in parts if part.stop_order == order]
@@ -82,14 +87,14 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class _ProcessMetrics:
-    """This process's metrics: what makes them, and where they are to be had."""
+    """This process's metrics: the exposition that renders them, and their URL ('' if they have none)."""
 
     exposition: Exposition
     url: str = ""
 
 
 @asynccontextmanager
-async def _telling(options: MetricsOptions | None) -> AsyncIterator[_ProcessMetrics]:
+async def _serving_metrics(options: MetricsOptions | None) -> AsyncIterator[_ProcessMetrics]:
     exposition = Exposition()
     if options is None:
         yield _ProcessMetrics(exposition)
@@ -107,13 +112,13 @@ async def _open(
     patience_s: float,
     replicas: int | None,
 ) -> None:
-    """Wait for the bus, and make what all services stand on. What goes first is on the stack then."""
+    """Enter the parts' `first` contexts on the stack, wait for the bus, and create streams and buckets."""
     for part in parts:
         if part.first is not None:
             await stack.enter_async_context(part.first())
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
-    others = (EntityKind.FUNCTIONAL_MODULE, EntityKind.BROKER)  # they may make no streams, and find them
+    others = (EntityKind.FUNCTIONAL_MODULE, EntityKind.BROKER)  # they may not create streams
     entities = [part for part in parts if part.kind not in others]
     first = (entities or parts)[0]
     while True:
@@ -136,30 +141,42 @@ async def _open(
 
 
 async def _run(
-    part: ServicePart, servers: Sequence[str], token: str | None, told: _ProcessMetrics, last: bool
+    part: ServicePart, servers: Sequence[str], token: str | None, metrics: _ProcessMetrics, last: bool
 ) -> None:
-    """One service until it is cancelled. Lines of nobody in particular travel with the `last` one's."""
+    """Run one service until it is cancelled. The `last` one also ships log lines of no service."""
     bind(service=part.sid)
     async with Bus.connect(servers, name=part.sid, kind=part.kind, token=token) as bus:
-        bus.metrics_url = told.url
+        bus.metrics_url = metrics.url
         entity = part.make(bus)
         if isinstance(entity, Scraped):
-            entity.exposition = told.exposition.render
-        told.exposition.add(bus, entity)
+            entity.exposition = metrics.exposition.render
+        metrics.exposition.add(bus, entity)
         logs = asyncio.create_task(ship_logs(bus, unowned=last))
         try:
             await entity.run()
         finally:
-            told.exposition.remove(entity)
+            metrics.exposition.remove(entity)
             logs.cancel()
             await asyncio.gather(logs, return_exceptions=True)
-        if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # which may be told to leave
+        if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # a functional module may be ordered to leave
             raise DmscError(f"{part.sid} ended by itself; see its log")
 
 
-async def _until_over(stopped: asyncio.Task[bool], services: list[asyncio.Task[None]]) -> None:
-    """Until the signal, or until all services have left in order."""
-    left = asyncio.create_task(asyncio.wait(services))
-    events: set[asyncio.Task[Any]] = {stopped, left}
+async def _until_stopped(stopped: asyncio.Task[bool], services: list[asyncio.Task[None]]) -> None:
+    """Wait for the signal, or until all services have ended by themselves."""
+    all_ended = asyncio.create_task(asyncio.wait(services))
+    events: set[asyncio.Task[Any]] = {stopped, all_ended}
     await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-    left.cancel()
+    all_ended.cancel()
+
+
+def _end_at_the_latest(after_s: float) -> None:
+    """Exit in `after_s` seconds even if something hangs, because a process that was told to stop must end."""
+
+    def leave() -> None:
+        print(f"dmsc: not stopped within {after_s:.0f} s, leaving", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(after_s, leave)
+    timer.daemon = True
+    timer.start()
