@@ -24,8 +24,8 @@ from pathlib import Path
 
 from dmsc.launch import prefork_server as zygote
 from dmsc.launch.incubation import incubating
-from dmsc.process.parent_death import end_with_parent
 from entities.cluster.fork_server_process import INCUBATOR
+from workers.process.prefork import end_with_parent
 
 ENDING = contextlib.ExitStack()
 atexit.register(ENDING.close)

@@ -16,29 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import importlib
-import json
 import os
-import random
 import runpy
 import signal
 import socket
-import struct
 import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+from entities.cluster.prefork_client import fork_from
+from workers.process import prefork
+
+_PR_SET_CHILD_SUBREAPER = 36
 _ANSWER_S = 5.0
 """A fork takes milliseconds. A prefork server that does not answer within these seconds is not used again."""
-_LENGTH = struct.Struct("!I")
-_PID = struct.Struct("!i")
-_FAILED = -1
 
 PRELOADED = (
     "dmsc.commands.mesh.run",
@@ -57,14 +48,6 @@ PRELOADED = (
 """The modules that a mesh's children import. None of them may start a thread when it is imported."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForkOrder:
-    """A request to fork a child that runs `dmsc ARGUMENTS` with exactly this environment."""
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-
-
 class PreforkServer:
     """The supervisor's end of the channel to the prefork server."""
 
@@ -75,70 +58,46 @@ class PreforkServer:
         self._usable = True
 
     @classmethod
-    def start(cls) -> PreforkServer | None:
+    def hatch(cls) -> PreforkServer | None:
         """Fork the prefork server from this process; return None if that can't be done safely."""
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _threads() != 1:
+        if sys.platform != "linux" or not hasattr(os, "pidfd_open") or prefork.thread_count() != 1:
             return None
         for name in PRELOADED:
             importlib.import_module(name)
-        if _threads() != 1 or not _reap_orphans():
+        # From here on, descendants whose parent dies become this process's children.
+        if prefork.thread_count() != 1 or not prefork.prctl(_PR_SET_CHILD_SUBREAPER, 1):
             return None
         channel, server_channel = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                channel.close()
-                _serve(server_channel, parent)
-            finally:
-                os._exit(1)
+
+        def serve() -> int:
+            channel.close()
+            return _serve(server_channel, parent)
+
+        pid = prefork.fork(serve, "the prefork server")
         server_channel.close()
         channel.setblocking(False)
         return cls(pid, channel)
 
-    async def fork(self, order: ForkOrder, output: int) -> ForkedProcess | None:
-        """Fork a child whose output is appended to the open file `output`.
+    async def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: int
+    ) -> ForkedProcess | None:
+        """Fork a child that runs `dmsc ARGUMENTS` with exactly this environment.
 
-        Returns None if forking failed; the caller then starts a new process.
+        Its output is appended to the open file `output`. Returns None if forking failed; the caller then
+        starts a new process.
         """
         async with self._lock:
             if not self._usable:
                 return None
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    pid = await self._request(order, output)
+                    return ForkedProcess(*await fork_from(self._channel, arguments, environment, output))
             except (OSError, TimeoutError):
-                pid = _FAILED
-            if pid == _FAILED:
                 self.close()
                 return None
-            return ForkedProcess(pid)
-
-    async def _request(self, order: ForkOrder, output: int) -> int:
-        """Request a fork and return the child's pid, or `_FAILED`.
-
-        The child begins only after this process has received its pid. Otherwise a child whose pid was lost
-        would run beside the one that replaces it.
-        """
-        loop = asyncio.get_running_loop()
-        body = json.dumps([list(order.arguments), dict(order.environment)]).encode()
-        start_reader, start_writer = os.pipe()
-        try:
-            socket.send_fds(self._channel, [_LENGTH.pack(len(body))], [output, start_reader])
-            await loop.sock_sendall(self._channel, body)
-            answer = b""
-            while len(answer) < _PID.size:
-                more = await loop.sock_recv(self._channel, _PID.size - len(answer))
-                if not more:
-                    return _FAILED
-                answer += more
-            os.write(start_writer, b"+")
-            return int(_PID.unpack(answer)[0])
-        finally:
-            os.close(start_reader)
-            os.close(start_writer)
 
     def close(self) -> None:
         """End the prefork server; its children live on. Closing twice is fine."""
@@ -154,7 +113,7 @@ class PreforkServer:
 @contextlib.contextmanager
 def running_prefork_server() -> Iterator[PreforkServer | None]:
     """Run a prefork server for the block. Call it before any event loop or thread exists."""
-    server = PreforkServer.start()
+    server = PreforkServer.hatch()
     try:
         yield server
     finally:
@@ -165,12 +124,12 @@ def running_prefork_server() -> Iterator[PreforkServer | None]:
 class ForkedProcess:
     """A child that `asyncio` did not start, with the used part of the API of `asyncio.subprocess.Process`."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, handle: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._handle = os.pidfd_open(pid)
+        self._handle = handle
         self._loop.add_reader(self._handle, self._reap)
 
     async def wait(self) -> int:
@@ -218,127 +177,19 @@ def reap_orphan(known: set[int], seen: int | None) -> int | None:
 
 
 # --- in the prefork server -------------------------------------------------------------------------------
-def _serve(channel: socket.socket, parent: int) -> NoReturn:
+def _serve(channel: socket.socket, parent: int) -> int:
     """Fork on request until the supervisor closes its end of the channel or dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _title("dmsc-zygote")
-    gc.collect()
-    gc.freeze()  # otherwise the collector would write to, and so copy, every page shared with the children
-    while True:
-        head, files, _, _ = socket.recv_fds(channel, _LENGTH.size, 2)
-        if len(head) < _LENGTH.size or len(files) < 2:
-            os._exit(0)
-        output, start_reader = files
-        body = _exactly(channel, _LENGTH.unpack(head)[0])
-        arguments, environment = json.loads(body)
-        pid = _fork_twice(channel, output, start_reader, arguments, environment)
-        os.close(output)
-        os.close(start_reader)
-        channel.sendall(_PID.pack(pid))
+    prefork.begin("dmsc-zygote", parent)
+    prefork.freeze()
+    with contextlib.suppress(OSError, ValueError):
+        while True:
+            prefork.serve(channel, _run_dmsc, name="dmsc", leave=os.setpgrp, orphan=True)
+    return 0
 
 
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    """Receive `count` bytes; exit if the channel ends."""
-    data = b""
-    while len(data) < count:
-        more = channel.recv(count - len(data))
-        if not more:
-            os._exit(0)
-        data += more
-    return data
-
-
-def _fork_twice(
-    channel: socket.socket, output: int, start_reader: int, arguments: list[str], environment: dict[str, str]
-) -> int:
-    """Fork a grandchild and return its pid. It belongs to the supervisor as soon as the child has exited."""
-    reader, writer = os.pipe()
-    try:
-        between = os.fork()
-    except OSError:
-        os.close(reader)
-        os.close(writer)
-        return _FAILED
-    if between == 0:
-        try:
-            me = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                os.close(reader)
-                os.close(writer)
-                channel.close()
-                _run_dmsc(me, output, start_reader, arguments, environment)
-            os.write(writer, _PID.pack(pid))
-            os._exit(0)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    os.waitpid(between, 0)
-    answer = os.read(reader, _PID.size)
-    os.close(reader)
-    return int(_PID.unpack(answer)[0]) if answer else _FAILED
-
-
-def _run_dmsc(
-    between: int, output: int, start_reader: int, arguments: list[str], environment: dict[str, str]
-) -> NoReturn:
-    """Run in the grandchild what `python -m dmsc ARGUMENTS` would run."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(null)
-        os.close(output)
-        os.environ.clear()
-        os.environ.update(environment)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        gc.enable()
-        random.seed()
-        sys.argv = ["dmsc", *arguments]
-        _title(" ".join([sys.executable, "-m", "dmsc", *arguments]))
-        while os.getppid() == between:  # until the supervisor is the parent
-            time.sleep(0.001)
-        start = os.read(start_reader, 1)
-        os.close(start_reader)
-        if not start:  # the supervisor did not receive this pid in time
-            os._exit(0)
-        runpy.run_module("dmsc", run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code & 0xFF)
-
-
-# --- the system ------------------------------------------------------------------------------------------
-def _prctl(option: int, value: int) -> bool:
-    return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
-
-
-def _reap_orphans() -> bool:
-    """Make this process the new parent of descendants whose parent dies; return whether that worked."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return threading.active_count()
-
-
-def _title(text: str) -> None:
-    import setproctitle
-
-    setproctitle.setproctitle(text)
+def _run_dmsc(arguments: list[str], _: list[int]) -> int:
+    """Run in the child what `python -m dmsc ARGUMENTS` would run."""
+    sys.argv = ["dmsc", *arguments]
+    prefork.title(sys.executable, "-m", "dmsc", *arguments)
+    runpy.run_module("dmsc", run_name="__main__", alter_sys=True)
+    return 0

@@ -14,7 +14,7 @@ from typing import Self
 from bus.files.plain_files import APPEND, plain
 from dmsc.console.exit_codes import ExitCode
 from dmsc.launch.layout import ChildSpec, child_arguments, command
-from dmsc.launch.prefork_server import ForkedProcess, ForkOrder, PreforkServer
+from dmsc.launch.prefork_server import ForkedProcess, PreforkServer
 from schemas.errors import BadInput, DmscError
 
 STOP_GRACE_S = 15.0
@@ -59,7 +59,7 @@ class Supervisor:
         self._environment = {**os.environ, **environment}
         self._secrets = secrets  # environment variables that only one child gets
         self._say = say
-        self._prefork_server = zygote
+        self._zygote = zygote
         self._processes: dict[str, Child] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
@@ -149,9 +149,9 @@ class Supervisor:
             process: Child | None = None
             # A child with a user's code is not forked: the prefork server's memory has secrets of all
             # children.
-            if self._prefork_server is not None and not child.users_code:
-                order = ForkOrder(child_arguments(child, os.getpid()), environment)
-                process = await self._prefork_server.fork(order, log.fileno())
+            if self._zygote is not None and not child.users_code:
+                arguments = child_arguments(child, os.getpid())
+                process = await self._zygote.fork(arguments, environment, log.fileno())
             if process is None:
                 process = await asyncio.create_subprocess_exec(
                     *command(child, os.getpid()),

@@ -7,7 +7,6 @@ entity runs, and never contains any of an entity's decisions.
 
 composition.py     entity names and options → services; the only file that knows every constructor
 interrupts.py      SIGINT, SIGTERM and SIGHUP as events of the loop
-parent_death.py    ends a process whose parent has died
 policy_loading.py  a policy by name or from a user's file
 sandboxing.py      how users' code is confined here (ADR-0034)
 serving.py         runs services until a signal and stops them in order

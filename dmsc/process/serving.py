@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +18,6 @@ from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
 from dmsc.process.composition import ServicePart
 from dmsc.process.interrupts import interrupts
-from dmsc.process.parent_death import end_at_the_latest
 from entities.metrics import Scraped
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError
@@ -52,7 +54,7 @@ async def serve(
 
     def stop(count: int) -> None:
         if count == 1:
-            end_at_the_latest(STOP_LIMIT_S)
+            _end_at_the_latest(STOP_LIMIT_S)
         stopping.set()
 
     with interrupts(stop):
@@ -166,3 +168,15 @@ async def _until_stopped(stopped: asyncio.Task[bool], services: list[asyncio.Tas
     events: set[asyncio.Task[Any]] = {stopped, all_ended}
     await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
     all_ended.cancel()
+
+
+def _end_at_the_latest(after_s: float) -> None:
+    """Exit in `after_s` seconds even if something hangs, because a process that was told to stop must end."""
+
+    def leave() -> None:
+        print(f"dmsc: not stopped within {after_s:.0f} s, leaving", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(after_s, leave)
+    timer.daemon = True
+    timer.start()

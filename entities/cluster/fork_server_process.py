@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bus.logs import get_logger
+from entities.cluster.prefork_client import fork_from
 
 INCUBATOR = "DMSC_INCUBATOR"
 """Environment variable with the name of the incubator's abstract Unix socket."""
@@ -30,8 +29,6 @@ SECRETS = ("DMSC_BUS_TOKEN", "DMSC_TOKEN", INCUBATOR)
 
 _ANSWER_S = 60.0
 """Limit for the incubator's answer: it imports torch before the first one; later ones take milliseconds."""
-_LENGTH = struct.Struct("!I")
-_PID = struct.Struct("!i")
 _CODE_ROOT = Path(__file__).resolve().parent.parent.parent  # the folder that holds our packages
 
 log = get_logger("cluster")
@@ -90,10 +87,9 @@ async def start(arguments: Sequence[str], channel: int, output: int) -> ForkServ
     environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic cuBLAS
     name = os.environ.get(INCUBATOR)
     if name and sys.platform == "linux":
-        body = json.dumps([list(arguments), environment, str(_CODE_ROOT)]).encode()
         try:
             async with asyncio.timeout(_ANSWER_S):
-                return await _fork_from_incubator(name, body, channel, output)
+                return await _fork_from_incubator(name, arguments, environment, channel, output)
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no answer in {_ANSWER_S:.0f} s"
             log.warning("the incubator is of no use: the fork server is started afresh", why=why)
@@ -119,20 +115,11 @@ def threads_environment() -> dict[str, str]:
     }
 
 
-async def _fork_from_incubator(name: str, body: bytes, channel: int, output: int) -> ForkServerProcess:
+async def _fork_from_incubator(
+    name: str, arguments: Sequence[str], environment: Mapping[str, str], channel: int, output: int
+) -> ForkServerProcess:
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as incubator:
         incubator.setblocking(False)
         await loop.sock_connect(incubator, "\0" + name)
-        socket.send_fds(incubator, [_LENGTH.pack(len(body))], [channel, output])
-        await loop.sock_sendall(incubator, body)
-        readable = asyncio.Event()
-        loop.add_reader(incubator, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(incubator)
-        answer, handles, _, _ = socket.recv_fds(incubator, _PID.size, 1)
-    if not handles:
-        raise OSError("it could fork none" if answer else "it has ended")
-    return ForkServerProcess(_PID.unpack(answer)[0], handle=handles[0])
+        return ForkServerProcess(*await fork_from(incubator, arguments, environment, output, channel))

@@ -5,7 +5,6 @@ It ends with its parent, has its own log and randomness, confines itself, and on
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import io
@@ -14,82 +13,41 @@ import os
 import random
 import signal
 import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from workers.process import prefork
 from workers.sandbox import confinement
 from workers.sandbox.confinement import ConfinementMethod, Reach
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_LINUX = sys.platform == "linux"
+_PR_SET_NAME = 15
 
 
-def run_child(order: dict[str, Any]) -> NoReturn:
-    """In the new process: its own log, its own randomness, then the module's `main`; never returns."""
-
-    def work() -> int:
-        parent = os.getppid()
-        _open_log(Path(order["log"]))
-        _name_process(order["id"])
-        payload = _payload(order["payload"])
-        if order.get("reach") is not None and order["way"] != ConfinementMethod.NONE:
-            confinement.close_descriptors()
-            reach = Reach.of(order["reach"])
-            confinement.confine(reach, ConfinementMethod(order["way"]), user=order.get("user"), parent=parent)
-        faulthandler.enable()
-        _reseed()
-        if order.get("threads"):
-            importlib.import_module("torch").set_num_threads(order["threads"])
-        result = order.get("result")
-        module = importlib.import_module(order["module"])
-        return int(module.main(payload, Path(result) if result else None))
-
-    end_with(work, order.get("module"))
-
-
-def end_with(work: Callable[[], int], name: str | None) -> NoReturn:
-    """Ends this process with what `work` returns; whatever it raises belongs into the log."""
-    code = 1
-    try:
-        code = work()
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:
-        traceback.print_exc()
-        text = " ".join(str(error).split())
-        print(f"{name} failed: {type(error).__name__}: {text}", file=sys.stderr)
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code & 0xFF)
+def run_child(order: dict[str, Any]) -> int:
+    """In the new process: its own log, its own randomness, then the module's `main` for the exit code."""
+    parent = os.getppid()
+    _open_log(Path(order["log"]))
+    if sys.platform == "linux":
+        prefork.prctl(_PR_SET_NAME, order["id"].encode()[:15])
+    payload = _payload(order["payload"])
+    if order.get("reach") is not None and order["way"] != ConfinementMethod.NONE:
+        confinement.close_descriptors()
+        reach = Reach.of(order["reach"])
+        confinement.confine(reach, ConfinementMethod(order["way"]), user=order.get("user"), parent=parent)
+    faulthandler.enable()
+    _reseed()
+    if order.get("threads"):
+        importlib.import_module("torch").set_num_threads(order["threads"])
+    result = order.get("result")
+    module = importlib.import_module(order["module"])
+    return int(module.main(payload, Path(result) if result else None))
 
 
 def run_afresh(parent: int) -> NoReturn:
     """Entry of a child that was not forked: its order arrives on standard input."""
-    die_with(parent)
-    run_child(json.load(sys.stdin))
-
-
-def die_with(parent: int) -> None:
-    """The kernel kills this process with its parent; elsewhere a thread looks once a second."""
-    if _LINUX:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    else:
-        threading.Thread(target=_watch_parent, args=(parent,), name="parent-watch", daemon=True).start()
-    if os.getppid() != parent:  # it died before the kernel was told
-        os._exit(1)
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGKILL)
+    prefork.end_with_parent(parent, signal.SIGKILL)
+    order = json.load(sys.stdin)
+    prefork.end_with(lambda: run_child(order), order.get("module"))
 
 
 def _payload(given: dict[str, Any] | str) -> dict[str, Any]:
@@ -103,21 +61,10 @@ def _payload(given: dict[str, Any] | str) -> dict[str, Any]:
 
 def _open_log(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    null = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(null)
-    os.close(log)
+    prefork.redirect(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
-
-
-def _name_process(name: str) -> None:
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _reseed() -> None:

@@ -37,14 +37,13 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.process.child_process import die_with, run_child
+from workers.process import prefork
+from workers.process.child_process import run_child
 from workers.sandbox import confinement, users
 from workers.sandbox.confinement import ConfinementMethod
 
@@ -204,17 +203,14 @@ class ForkServer:
         # A signal between fork and the child's reset would run the server's handler in the child: hold it.
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    die_with(parent)
-                    self._forget_server()
-                except BaseException:
-                    os._exit(1)
-                run_child(order)
-            return pid
+            return prefork.fork(lambda: self._child(parent, order), order.get("module"))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+
+    def _child(self, parent: int, order: dict[str, Any]) -> int:
+        prefork.end_with_parent(parent, signal.SIGKILL)
+        self._forget_server()
+        return run_child(order)
 
     def _forget_server(self) -> None:
         """In the child: no descriptor and no signal handler of the server survives."""
@@ -319,21 +315,12 @@ def _bring(names: Sequence[str]) -> None:
     if all(name in sys.modules for name in names):
         return
     preload(names)
-    gc.collect()
-    gc.freeze()  # as at the start
+    prefork.freeze()
 
 
 def warm_up() -> None:
     """What each child would do for itself otherwise: OpenSSL takes 20 ms to find its first digest."""
     hashlib.sha256()
-
-
-def thread_count() -> int:
-    """Threads of this process, native ones included where the system tells."""
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return threading.active_count()
 
 
 def probe_devices() -> list[dict[str, Any]]:
@@ -346,25 +333,21 @@ def probe_devices() -> list[dict[str, Any]]:
     if not _LINUX or (torch.version.cuda is None and torch.version.hip is None):
         return []
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            found = []
-            for index in range(torch.cuda.device_count()):
-                properties = torch.cuda.get_device_properties(index)
-                found.append(
-                    {
-                        "device": f"cuda:{index}",
-                        "name": properties.name,
-                        "memory_bytes": properties.total_memory,
-                    }
-                )
-            os.write(writer, json.dumps(found).encode())
-        except Exception:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(0)
+
+    def look() -> int:
+        found = []
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            row = {
+                "device": f"cuda:{index}",
+                "name": properties.name,
+                "memory_bytes": properties.total_memory,
+            }
+            found.append(row)
+        os.write(writer, json.dumps(found).encode())
+        return 0
+
+    pid = prefork.fork(look, "the look for GPUs")
     os.close(writer)
     with selectors.DefaultSelector() as selector, open(reader, "rb") as pipe:
         selector.register(pipe, selectors.EVENT_READ)
@@ -415,15 +398,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warm_up()
     import torch
 
-    threads = thread_count()
+    threads = prefork.thread_count()
     method, warning = _choose_method(options.method, threads)
     if warning:
         _complain(f"WARNING: {warning}")
     devices = probe_devices()
     way = confinement.best_method() if options.confine == "auto" else ConfinementMethod(options.confine)
-    gc.collect()
+    prefork.freeze()
     gc.disable()
-    gc.freeze()  # a child's collector would look at all of it, and so copy every page that is shared
     ready = {
         "event": "ready",
         "pid": os.getpid(),

@@ -6,23 +6,16 @@ killed, this process has done it already and forks the next one in milliseconds.
 and ends with that parent; fork servers go on without it.
 
 It listens at an abstract Unix socket (Linux), which it inherits, and hears only its own user. A connection is
-one request:
-
-    node agent → length (u32), with two descriptors: the fork server's channel, and the file for its output
-                 [arguments, environment, directory] as JSON
-    incubator  → pid (i32; -1: none could be made), with its pidfd
+one request as `workers/process/prefork.py` describes it; the further descriptor is the fork server's channel.
 
 What it forks is `python -m workers.process.fork_server` with those arguments, in all but its parent, which is
-this process.
+this process. Both have the folder of our packages as working directory.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import gc
-import json
 import os
 import signal
 import socket
@@ -30,19 +23,12 @@ import struct
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
 
-from workers.process import fork_server
-from workers.process.child_process import end_with
-
-LENGTH = struct.Struct("!I")
-PID = struct.Struct("!i")
-NONE = -1
+from workers.process import fork_server, prefork
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
 _PATIENCE_S = 10.0
 """Who has connected says at once what it wants; nobody else is heard meanwhile."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,13 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True, help="the process to end with")
     parser.add_argument("--all", action="store_true", help="import also what only some jobs need")
     options = parser.parse_args(arguments)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != options.parent:
-        return
-    _title("dmsc-incubator")  # it has to be imported before a child loses its first environment
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's
+    prefork.begin("dmsc-incubator", options.parent)
     signal.signal(signal.SIGCHLD, _bury)
     with socket.socket(fileno=options.fd) as listener:
+
+        def leave() -> None:
+            os.setsid()  # as its agent would start it: there is one group to kill
+            listener.close()
+
         warm = False
         while True:
             caller, _ = listener.accept()
@@ -66,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not _is_ours(caller):
                     continue
                 warm = warm or _warm_up(with_all=options.all)
+                caller.settimeout(_PATIENCE_S)
                 try:
-                    _serve(listener, caller)
-                except (OSError, ValueError) as error:  # of one caller: the next one is heard
+                    prefork.serve(caller, _run, name="the fork server", leave=leave)
+                except (OSError, ValueError, TypeError) as error:  # of one caller: the next one is heard
                     print(f"incubator: a request failed: {error}", file=sys.stderr, flush=True)
 
 
@@ -80,9 +68,8 @@ def _warm_up(*, with_all: bool) -> bool:
         traceback.print_exc()
         return False
     fork_server.warm_up()
-    gc.collect()
-    gc.freeze()  # a child's collector would look at all of it, and so copy every page that is shared
-    return fork_server.thread_count() == 1
+    prefork.freeze()
+    return prefork.thread_count() == 1
 
 
 def _is_ours(caller: socket.socket) -> bool:
@@ -91,75 +78,13 @@ def _is_ours(caller: socket.socket) -> bool:
     return int(_PEER.unpack(credentials)[1]) == os.getuid()
 
 
-def _serve(listener: socket.socket, caller: socket.socket) -> None:
-    caller.settimeout(_PATIENCE_S)
-    head, descriptors, _, _ = socket.recv_fds(caller, LENGTH.size, 2)
-    try:
-        if len(head) < LENGTH.size or len(descriptors) < 2:
-            raise ValueError("it was cut short")
-        body = _exactly(caller, LENGTH.unpack(head)[0])
-        channel, output = descriptors
-        pid = NONE if fork_server.thread_count() != 1 else os.fork()
-        if pid == 0:
-            listener.close()
-            caller.close()
-            _become(channel, output, *json.loads(body))
-        try:
-            handle = NONE if pid == NONE else os.pidfd_open(pid)
-        except ProcessLookupError:  # it has ended, and was waited for
-            handle = NONE
-        if handle == NONE:
-            caller.sendall(PID.pack(NONE))
-            return
-        try:
-            socket.send_fds(caller, [PID.pack(pid)], [handle])
-        finally:
-            os.close(handle)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _exactly(caller: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = caller.recv(count - len(data))
-        if not more:
-            raise ValueError("it was cut short")
-        data += more
-    return data
-
-
-def _become(
-    channel: int, output: int, arguments: list[str], environment: dict[str, str], directory: str
-) -> NoReturn:
-    """In the child: what `python -m workers.process.fork_server` would be."""
-
-    def work() -> int:
-        os.setsid()  # as its agent would start it: there is one group to kill
-        null = os.open(os.devnull, os.O_RDONLY)
-        for number, descriptor in enumerate((null, output, output)):
-            os.dup2(descriptor, number)
-        os.close(null)
-        os.close(output)
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(directory)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        given = ["--fd", str(channel), *arguments]
-        _title(" ".join([sys.executable, "-m", "workers.process.fork_server", *given]))
-        fork_server.main(given)
-        return 0
-
-    end_with(work, "the fork server")
-
-
-def _title(text: str) -> None:
-    with contextlib.suppress(ImportError):
-        import setproctitle
-
-        setproctitle.setproctitle(text)
+def _run(arguments: list[str], descriptors: list[int]) -> int:
+    """Run in the child what `python -m workers.process.fork_server` would run."""
+    (channel,) = descriptors
+    given = ["--fd", str(channel), *arguments]
+    prefork.title(sys.executable, "-m", "workers.process.fork_server", *given)
+    fork_server.main(given)
+    return 0
 
 
 def _bury(*_: object) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import select
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -128,3 +130,30 @@ async def test_a_request_that_is_none_costs_nobody_else_anything(
     assert "a request failed: it was cut short" in (tmp_path / "incubator.log").read_text()
     async with fork_server(tmp_path) as client:
         assert psutil.Process(pid_of(client)).ppid() == incubator.pid
+
+
+def test_a_fork_server_whose_agent_does_not_know_it_never_serves(
+    incubator: psutil.Process, tmp_path: Path
+) -> None:
+    mine, its = socket.socketpair()
+    start_reader, start_writer = os.pipe()
+    request = json.dumps([["--method", "fork"], dict(os.environ)]).encode() + b"\n"
+    with (
+        mine,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent,
+        open(tmp_path / "fork-server.log", "ab") as output,
+    ):
+        agent.settimeout(PATIENCE_S)
+        mine.settimeout(PATIENCE_S)
+        agent.connect("\0" + os.environ[INCUBATOR])
+        socket.send_fds(agent, [request], [output.fileno(), start_reader, its.fileno()])
+        its.close()
+        os.close(start_reader)
+        answer, (handle,), _, _ = socket.recv_fds(agent, 32, 1)
+        assert psutil.Process(int(answer)).ppid() == incubator.pid
+        os.close(start_writer)  # an agent that was killed, or has started another one meanwhile
+        assert mine.recv(1) == b"", "not even that it is ready"
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        assert poll.poll(PATIENCE_S * 1000)
+        os.close(handle)

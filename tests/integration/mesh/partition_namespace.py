@@ -25,7 +25,6 @@ from bus import subjects
 from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
 from dmsc.launch import prefork_server as zygote
-from dmsc.process.parent_death import end_with_parent
 from entities.cluster.fork_server_process import INCUBATOR
 from schemas.job import JobRecord, JobSpec
 from tests import warm_processes
@@ -33,6 +32,7 @@ from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.gates import Gates, gates_at
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
 from tests.patience import PATIENCE_S
+from workers.process.prefork import end_with_parent
 
 BRIDGE, NET = "10.99.0.1", "10.99.0.{}/24"
 STEPS, MICROBATCHES, SEED = 4, 4, 11
