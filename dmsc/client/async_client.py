@@ -164,6 +164,11 @@ class AsyncClient(AccessCalls):
         """Services, nodes and jobs at a glance."""
         return MeshStatus.model_validate(await self._door.ask("GET", "/v1/mesh"))
 
+    async def overview(self, parts: Sequence[str] = ()) -> dict[str, Any]:
+        """What the dashboard shows (docs/dashboard.md), or these parts of it."""
+        answer: dict[str, Any] = await self._door.ask("GET", "/v1/overview", params={"part": list(parts)})
+        return answer
+
     async def tap_scope(self) -> TapScope:
         """Which messages of the bus this token's user may tap."""
         return TapScope.model_validate(await self._door.ask("GET", "/v1/tap/scope"))

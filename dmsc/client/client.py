@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dmsc.client.async_client import AsyncClient, Fault, Job
 from dmsc.client.gateway_requests import OnProgress
@@ -120,6 +120,10 @@ class Client:
     def mesh(self) -> MeshStatus:
         """Services, nodes and jobs at a glance."""
         return self._runner.call(self._client.mesh())
+
+    def overview(self, parts: Sequence[str] = ()) -> dict[str, Any]:
+        """What the dashboard shows (docs/dashboard.md), or these parts of it."""
+        return self._runner.call(self._client.overview(parts))
 
     def tap_scope(self) -> TapScope:
         """Which messages of the bus this token's user may tap."""
