@@ -1,1 +1,1 @@
-"""What `dmsc routes` and `dmsc top` show: from buckets, samples and events, as anyone may hear them."""
+"""What `dmsc routes` and `dmsc top` show: the overview that gateways serve, as documents and as tables."""

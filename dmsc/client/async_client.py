@@ -164,6 +164,11 @@ class AsyncClient(AccessCalls):
         """An overview of services, nodes and jobs."""
         return MeshStatus.model_validate(await self._gateways.ask("GET", "/v1/mesh"))
 
+    async def overview(self, parts: Sequence[str] = ()) -> dict[str, Any]:
+        """What the dashboard shows (docs/dashboard.md), or these parts of it."""
+        answer: dict[str, Any] = await self._door.ask("GET", "/v1/overview", params={"part": list(parts)})
+        return answer
+
     async def tap_scope(self) -> TapScope:
         """The messages of the bus that this token's user may tap."""
         return TapScope.model_validate(await self._gateways.ask("GET", "/v1/tap/scope"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from dmsc.client.async_client import AsyncClient, Fault, Job
 from dmsc.client.gateway_requests import OnProgress
@@ -121,6 +121,10 @@ class Client:
     def mesh(self) -> MeshStatus:
         """An overview of services, nodes and jobs."""
         return self._runner.call(self._client.mesh())
+
+    def overview(self, parts: Sequence[str] = ()) -> dict[str, Any]:
+        """What the dashboard shows (docs/dashboard.md), or these parts of it."""
+        return self._runner.call(self._client.overview(parts))
 
     def tap_scope(self) -> TapScope:
         """The messages of the bus that this token's user may tap."""

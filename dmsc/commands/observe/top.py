@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,9 +21,11 @@ from dmsc.console.running import run_async
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from dmsc.board.board import Board
+    from dmsc.board.documents import Overview, Row
+    from dmsc.board.overview import MeshAddresses
+    from entities.gateway.dashboard.view_model import OverviewPart
 
-_redraw_s = 0.5
+_again_s = 1.0
 
 
 def routes(
@@ -44,7 +44,8 @@ def routes(
     """Show how the work of each stage is shared among instances, and why: routing tables and measurements.
 
     Weight and reason come from the router's table. Share is the instance's part of the microbatches of the
-    last 10 steps. The other columns come from the instance's last sample.
+    last 10 steps. The other columns come from the instance's last sample. A gateway serves all of it; if none
+    answers, the command reads the bus.
 
     With --links, each link is shown as its sender measures it: the time of a transfer (ms/transfer), how much
     longer it takes than over the sender's best link to that stage (beside best; this is why work is routed
@@ -54,29 +55,20 @@ def routes(
 
     Example: dmsc routes gpt-1 --links --watch
     """
-    from dataclasses import asdict
-
-    from rich.console import Group
-
-    from dmsc.board.view import links_text, routes_text
+    from dmsc.board.documents import LINKS_PARTS, ROUTES_PARTS, routes_document
+    from dmsc.board.overview import MeshAddresses
+    from dmsc.board.view import routes_text
     from schemas.errors import NotFound
 
-    def look(board: Board) -> dict[str, Any]:
-        stages = board.routes(time.time(), job)
-        if job is not None and not stages and not watch:
+    def document(overview: Overview) -> Row:
+        found = routes_document(overview, job)
+        if job is not None and not found["stages"] and not watch:
             raise NotFound(f"no routes of {job}: it does not run; see `dmsc jobs`")
-        document: dict[str, Any] = {"stages": [stage.as_dict() for stage in stages]}
-        if links:
-            document["links"] = [asdict(link) for link in board.links(time.time(), job)]
-        return document
+        return found
 
-    def draw(board: Board) -> RenderableType:
-        look(board)
-        routes = routes_text(board.routes(time.time(), job))
-        return Group(routes, "", links_text(board.links(time.time(), job))) if links else routes
-
-    addresses = _Addresses(gateway, token, bus, bus_token, state)
-    run_async(_show(addresses, look, draw, live=watch, json=json, links=links))
+    parts = LINKS_PARTS if links else ROUTES_PARTS
+    addresses = MeshAddresses(gateway=gateway, token=token, bus=bus, bus_token=bus_token, state=state)
+    run_async(_show(addresses, parts, document, routes_text, live=watch, json=json))
 
 
 def top(
@@ -90,84 +82,73 @@ def top(
 ) -> None:
     """Show jobs, nodes and instances with their load, live, until Ctrl-C.
 
-    The command only listens to messages that travel anyway; the mesh never waits for it. With --json, each
-    line is one document.
+    The mesh never waits for it: a gateway serves what travels anyway. If none answers, the command reads the
+    bus. With --json, each line is one document.
 
     Example: dmsc top --once
     """
-    from dmsc.board.view import top_dict, top_text
+    from dmsc.board.documents import TOP_PARTS, top_document
+    from dmsc.board.overview import MeshAddresses
+    from dmsc.board.view import top_text
 
-    run_async(
-        _show(
-            _Addresses(gateway, token, bus, bus_token, state),
-            lambda board: top_dict(board, time.time()),
-            lambda board: top_text(board, time.time()),
-            live=not once,
-            json=json,
-        )
-    )
-
-
-class _Addresses:
-    """The addresses of the mesh that the options name."""
-
-    def __init__(
-        self,
-        gateway: str | None,
-        token: str | None,
-        bus: str | None,
-        bus_token: str | None,
-        state: Path | None,
-    ) -> None:
-        from dmsc.state.settings import find_bus
-
-        self.bus = find_bus(bus, bus_token, state)
-        self.gateway, self.token, self.state = gateway, token, state
+    addresses = MeshAddresses(gateway=gateway, token=token, bus=bus, bus_token=bus_token, state=state)
+    run_async(_show(addresses, TOP_PARTS, top_document, top_text, live=not once, json=json))
 
 
 async def _show(
-    addresses: _Addresses,
-    look: Callable[[Board], dict[str, Any]],
-    draw: Callable[[Board], RenderableType],
+    addresses: MeshAddresses,
+    parts: tuple[OverviewPart, ...],
+    document: Callable[[Overview], Row],
+    draw: Callable[[Row], RenderableType],
     *,
     live: bool,
     json: bool,
-    links: bool = False,
 ) -> None:
     import asyncio
     import sys
 
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
+    from rich.text import Text
 
-    from dmsc.board.feed import board_feed
-    from dmsc.client.async_client import AsyncClient
+    from dmsc.board.overview import OverviewReader
     from dmsc.process.interrupts import interrupts
 
-    stop = asyncio.Event()
+    reported: set[str] = set()
+
+    def picture(overview: Overview) -> RenderableType:
+        trouble = (Text(text, "yellow") for text in overview["trouble"].values())
+        return Group(*trouble, draw(document(overview)))
+
+    def say_trouble(overview: Overview) -> None:
+        for text in set(overview["trouble"].values()) - reported:
+            print(f"dmsc: {text}", file=sys.stderr)
+        reported.update(overview["trouble"].values())
+
+    stop, lines = asyncio.Event(), json or not sys.stdout.isatty()
     with interrupts(lambda count: stop.set()):
-        async with (
-            AsyncClient(addresses.gateway, token=addresses.token, state=addresses.state) as client,
-            board_feed(addresses.bus, client) as feed,
-        ):
-            await feed.settle(links=links)
+        async with OverviewReader(addresses, parts) as reader:
+            overview = await reader.settle()
+            if lines or not live:
+                say_trouble(overview)
             if not live:
                 if json:
-                    print_json(look(feed.board))
+                    print_json(document(overview))
                 else:
                     console = Console()
                     wide = console if console.is_terminal else Console(width=500)  # never cut on a pipe
-                    wide.print(draw(feed.board))
-                return
-            if json or not sys.stdout.isatty():
+                    wide.print(draw(document(overview)))
+            elif lines:
                 while not stop.is_set():
-                    _print_line(look(feed.board))
-                    await _pause(stop, 1.0)
-                return
-            with Live(draw(feed.board), auto_refresh=False, screen=True) as picture:
-                while not stop.is_set():
-                    await _pause(stop, _redraw_s)
-                    picture.update(draw(feed.board), refresh=True)
+                    _print_line(document(overview))
+                    await _pause(stop, _again_s)
+                    overview = await reader.read()
+                    say_trouble(overview)
+            else:
+                with Live(picture(overview), auto_refresh=False, screen=True) as screen:
+                    while not stop.is_set():
+                        await _pause(stop, _again_s)
+                        screen.update(picture(await reader.read()), refresh=True)
 
 
 async def _pause(stop: Any, seconds: float) -> None:

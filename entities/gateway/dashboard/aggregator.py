@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from bus.messaging.handlers import Subscription
 from bus.messaging.key_value import Change, Watch
 from bus.subject import Subject
 from bus.tap.sampled_subscription import SampledSubscription
-from entities.gateway.dashboard.view_model import MeshViewModel
+from entities.gateway.dashboard.view_model import PAGE, MeshViewModel, OverviewPart
 from entities.gateway.dashboard.viewers import Viewer, sse
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, RouteTable
@@ -37,6 +37,15 @@ from schemas.telemetry import InstanceSample, NodeSample
 
 log = get_logger("dashboard")
 
+STREAMED = (
+    subjects.JOB_EVENT,
+    subjects.FAULT_RECORD,
+    subjects.SUGGESTION,
+    subjects.POLICY_DECISION,
+    subjects.POLICY_SWITCH,
+)
+"""Subjects that are also on streams: their past is read from there, then new messages are received."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatorConfig:
@@ -46,30 +55,42 @@ class AggregatorConfig:
     look_s: float = 2.0  # between two queries to the orchestrator
     past_s: float = 6 * 3600.0  # how far back curves and the time line begin
     lingers_s: float = 20.0  # it runs on for so long after the last viewer, so that a reload finds it running
-    notices_per_s: int = 400  # hops that are shown; the others are only counted
+    notices_per_s: int = 400  # hops that are shown; the others are only counted; 0: none is listened to
     pending: int = 8192  # messages of one subject row that may wait; more are dropped
     viewers: int = 1000  # at a time; one more is refused
-    patience_s: float = 3.0  # timeout for the orchestrator's answer
+    patience_s: float = 3.0  # timeout for the orchestrator's answer, and for the first route tables
+    streams: tuple[Subject, ...] = STREAMED  # whose past is read, and then new messages
 
 
 Records = Callable[[], Mapping[str, ServiceRecord]]
+Mesh = Callable[[], MeshStatus]
 
 
 class DashboardAggregator:
     """The aggregation: `async with aggregator.viewer() as viewer: await viewer.next(…)`.
 
     It starts with the first viewer and stops some time after the last; `close()` ends it for good.
+
+    Args:
+        bus: the connection, whose owner may listen to the rows of samples, notices and `config.streams`.
+        records: the registry's present records.
+        config: rates and limits.
+        mesh: the jobs and nodes, where the orchestrator can't be asked for them (nor for modules).
     """
 
-    def __init__(self, bus: Bus, records: Records, config: AggregatorConfig | None = None) -> None:
+    def __init__(
+        self, bus: Bus, records: Records, config: AggregatorConfig | None = None, mesh: Mesh | None = None
+    ) -> None:
         self.config = config or AggregatorConfig()
         self.view_model = MeshViewModel()
         self._bus = bus
         self._records = records
+        self._mesh = mesh
         self._viewers: set[Viewer] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Subscription] = []
         self._watch: Watch | None = None
+        self._tables_current = asyncio.Event()
         self._notices: SampledSubscription | None = None
         self._starting = asyncio.Lock()
         self._stop_timer: asyncio.TimerHandle | None = None
@@ -94,13 +115,13 @@ class DashboardAggregator:
             if not self._viewers and not self.closed:
                 self._stop_later()
 
-    async def whole(self) -> dict[str, Any]:
-        """The whole view at this moment, for a single request."""
+    async def whole(self, parts: Collection[OverviewPart] = PAGE) -> dict[str, Any]:
+        """These parts of the view at this moment, for a single request."""
         async with self.viewer():
-            return self._whole()
+            return self.view_model.whole(time.time(), parts)
 
     def whole_frame(self) -> bytes:
-        return sse("overview", self._whole(), self.view_model.sequence)
+        return sse("overview", self.view_model.whole(time.time()), self.view_model.sequence)
 
     @property
     def watched(self) -> int:
@@ -126,6 +147,7 @@ class DashboardAggregator:
             if self._tasks:
                 return
             self.view_model = MeshViewModel()
+            self._tables_current.clear()
             try:
                 await self._subscribe()
                 await self._catch_up()
@@ -185,7 +207,9 @@ class DashboardAggregator:
             if change.key:
                 job, cluster, stage = change.key.split(".")
                 table = change.message if isinstance(change.message, RouteTable) else None
-                view_model.take_table((job, cluster, int(stage)), table)
+                view_model.take_table((job, cluster, int(stage)), table, time.time())
+            else:
+                self._tables_current.set()
 
         def notice(message: Message) -> None:
             if isinstance(message, MicrobatchNotice):
@@ -194,16 +218,17 @@ class DashboardAggregator:
         rows: tuple[tuple[Subject, Any], ...] = (
             (subjects.INSTANCE_SAMPLE, sample),
             (subjects.NODE_SAMPLE, node),
-            *((row, streamed) for row in _STREAMED),
+            *((row, streamed) for row in self.config.streams),
         )
         for row, handler in rows:
             self._subscriptions.append(
                 await self._bus.subscribe(row, handler, pending_limit=self.config.pending)
             )
-        self._notices = SampledSubscription(
-            self._bus, subjects.NOTICE, notice, per_s=self.config.notices_per_s
-        )
-        await self._notices.start()
+        if self.config.notices_per_s:
+            self._notices = SampledSubscription(
+                self._bus, subjects.NOTICE, notice, per_s=self.config.notices_per_s
+            )
+            await self._notices.start()
         self._watch = await self._bus.bucket(subjects.ROUTE_TABLE).watch(table)
 
     def _take(self, message: Message, envelope: Envelope) -> None:
@@ -222,7 +247,7 @@ class DashboardAggregator:
     async def _catch_up(self) -> None:
         """Reads the past from the streams, then the present state of the mesh."""
         since = time.time() - self.config.past_s
-        for row in _STREAMED:
+        for row in self.config.streams:
             count = 0
             async with contextlib.aclosing(self._bus.history(row, since=since)) as past:
                 async for item in past:
@@ -230,14 +255,22 @@ class DashboardAggregator:
                     count += 1
                     if count % 200 == 0:
                         await asyncio.sleep(0)  # a long past must not delay other tasks
-        await self._ask_mesh()
-        await self._ask_modules()
+        await self._look()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.patience_s):
+                await self._tables_current.wait()
         self.view_model.take_records(self._records())
         self.view_model.delta(time.time())  # dropped: the first viewer gets the whole view, which contains it
 
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self.config.look_s)
+            await self._look()
+
+    async def _look(self) -> None:
+        if self._mesh is not None:
+            self.view_model.take_mesh(self._mesh())
+        else:
             await self._ask_mesh()
             await self._ask_modules()
 
@@ -266,7 +299,7 @@ class DashboardAggregator:
             await asyncio.sleep(self.config.every_s)
             if not self._bus.connected:
                 self.view_model.trouble(
-                    "bus", "the gateway has lost the bus and dials; figures are those of before"
+                    "bus", "the bus is lost and dialled again; figures are those of before"
                 )
             else:
                 self.view_model.trouble("bus", "")
@@ -283,16 +316,3 @@ class DashboardAggregator:
                 frame = sse("delta", delta, delta["sequence"])
                 for viewer in self._viewers:
                     viewer.offer(frame)
-
-    def _whole(self) -> dict[str, Any]:
-        return self.view_model.whole(time.time())
-
-
-_STREAMED = (
-    subjects.JOB_EVENT,
-    subjects.FAULT_RECORD,
-    subjects.SUGGESTION,
-    subjects.POLICY_DECISION,
-    subjects.POLICY_SWITCH,
-)
-"""Subjects that are also on streams: their past is read from there, then new messages are received."""

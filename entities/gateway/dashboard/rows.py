@@ -5,19 +5,21 @@ Figures are rounded to what can be seen, so that a value that merely jitters mak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, isfinite
+from math import exp, inf, isfinite
 from typing import Any
 
 from schemas.cluster import Cordon, NodeStatus
 from schemas.data_plane import RouteEntry
 from schemas.door import JobSummary
 from schemas.fault import FaultRecord
+from schemas.job import StepResult
 from schemas.module_status import ModuleStatus
 from schemas.policy import Action, AvoidInstance, ExpectFailures, MoveInstance, NoAction, SetWeights
 from schemas.registry import ServiceRecord
-from schemas.telemetry import InstanceSample, NodeSample
+from schemas.telemetry import InstanceSample, LinkFigures, NodeSample
 
 Row = dict[str, Any]
 
@@ -29,12 +31,11 @@ RATE_S = 3.0
 
 @dataclass
 class LinkRate:
-    """The smoothed bytes per second of one link, and the figures that its sender reported last."""
+    """The smoothed bytes per second of one link, and the figures that its sender reported last, at `at`."""
 
     per_s: float = 0.0
-    transfer_ms: float | None = None
-    loss: float = 0.0
-    trend: str = ""
+    figures: LinkFigures = field(default_factory=LinkFigures)
+    at: float = float("-inf")
 
 
 @dataclass
@@ -56,9 +57,12 @@ class LastReport:
             rate = self.links.setdefault(link.peer, LinkRate())
             rate.per_s += link.sent_bytes / RATE_S
             if link.figures is not None:
-                rate.transfer_ms, rate.loss = link.figures.transfer_ms, link.figures.loss
-                rate.trend = link.figures.trend
+                rate.figures, rate.at = link.figures, at
         self.at, self.sample = at, sample
+
+    def says_of(self, record: ServiceRecord, now: float) -> bool:
+        """Whether the sample is of this record's incarnation, and not old."""
+        return now - self.at <= FRESH_S and self.sample.incarnation == record.incarnation
 
 
 def significant(value: float | None, digits: int = 3) -> float | None:
@@ -87,9 +91,6 @@ def instance_row(
         share: its share of its stage's microbatches in the last steps, 0 to 1.
         now: seconds since the epoch.
     """
-    is_fresh = (
-        report is not None and now - report.at <= FRESH_S and report.sample.incarnation == record.incarnation
-    )
     row: Row = {
         "sid": record.sid,
         "job": record.job,
@@ -104,7 +105,7 @@ def instance_row(
         "window": max((entry.window for entry in entries.values()), default=None),
         "reason": record.reason,
     }
-    if is_fresh and report is not None:
+    if report is not None and report.says_of(record, now):
         sample = report.sample
         row |= {
             "busy": rounded(sample.busy),
@@ -116,9 +117,9 @@ def instance_row(
                 [
                     peer,
                     significant(link.per_s, 2),
-                    significant(link.transfer_ms),
-                    rounded(link.loss, 3),
-                    link.trend,
+                    significant(link.figures.transfer_ms),
+                    rounded(link.figures.loss, 3),
+                    link.figures.trend,
                 ]
                 for peer, link in sorted(report.links.items())
                 if link.per_s >= 1
@@ -127,6 +128,60 @@ def instance_row(
         if sample.device is not None and sample.device.temperature_c is not None:
             row["temperature_c"] = rounded(sample.device.temperature_c, 1)
     return row
+
+
+def traffic_row(sample: InstanceSample) -> Row:
+    """The bytes of an instance since its sample before, and how long a transfer took on average."""
+    transfers = sum(link.transfers for link in sample.links)
+    transfer_ms = sum(link.transfer_ms for link in sample.links)
+    return {
+        "sid": sample.sid,
+        "sent_bytes": sum(link.sent_bytes for link in sample.links),
+        "received_bytes": sum(link.received_bytes for link in sample.links),
+        "transfer_ms": significant(transfer_ms / transfers) if transfers else None,
+    }
+
+
+def link_rows(job: str, report: LastReport, stages: Mapping[str, int | None], now: float) -> list[Row]:
+    """The links of one sender, each beside the sender's other links to the same stage.
+
+    Args:
+        job: the sender's.
+        report: its last sample and its links.
+        stages: the stage of each instance that is there.
+        now: seconds since the epoch; figures that are older than `FRESH_S` give no row.
+    """
+    per_s: dict[int, float] = defaultdict(float)
+    fresh: dict[int, dict[str, LinkRate]] = defaultdict(dict)
+    for receiver, rate in sorted(report.links.items()):
+        stage = stages.get(receiver)
+        if stage is not None:
+            per_s[stage] += rate.per_s
+            if now - rate.at <= FRESH_S:
+                fresh[stage][receiver] = rate
+    rows = []
+    for stage, rates in sorted(fresh.items()):
+        best = min((_transfer_ms(rate) for rate in rates.values()), default=inf)
+        for receiver, rate in rates.items():
+            rows.append(
+                {
+                    "job": job,
+                    "sender": report.sample.sid,
+                    "receiver": receiver,
+                    "stage": stage,
+                    **{
+                        name: significant(value, 4) if isinstance(value, float) else value
+                        for name, value in rate.figures.model_dump(mode="json").items()
+                    },
+                    "share": rounded(rate.per_s / per_s[stage], 3) if per_s[stage] >= 1 else None,
+                    "beside_ms": rounded(_transfer_ms(rate) - best),
+                }
+            )
+    return rows
+
+
+def _transfer_ms(rate: LinkRate) -> float:
+    return inf if rate.figures.transfer_ms is None else rate.figures.transfer_ms
 
 
 def _agreed(values: Mapping[str, Any]) -> Any:
@@ -200,6 +255,21 @@ def job_row(summary: JobSummary) -> Row:
             {"kind": alert.kind.value, "subject": alert.subject, "text": alert.text}
             for alert in summary.alerts
         ],
+    }
+
+
+def progress_row(job: str, steps: Sequence[StepResult], route_changes: int) -> Row:
+    """How a job fares over the last committed steps, and how often its route tables changed in a minute."""
+    last = steps[-1] if steps else None
+    seconds = sum(step.step_s for step in steps)
+    return {
+        "job": job,
+        "measured_steps": len(steps),
+        "step": last.step + 1 if last else 0,
+        "step_s": significant(last.step_s, 4) if last else None,
+        "tokens_per_s": significant(sum(step.tokens for step in steps) / seconds, 4) if seconds > 0 else None,
+        "loss": significant(last.loss, 6) if last else None,
+        "route_changes_per_min": route_changes,
     }
 
 

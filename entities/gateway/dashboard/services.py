@@ -10,6 +10,7 @@ from bus.connection import Bus
 from entities.gateway.dashboard.aggregator import AggregatorConfig, DashboardAggregator
 from entities.gateway.dashboard.logs import LogSearch
 from entities.gateway.dashboard.tap_stream import TapSessions
+from entities.gateway.dashboard.view_model import PAGE, OverviewPart
 from entities.gateway.dashboard.viewers import sse
 from entities.gateway.operations.access import TapOperations
 from entities.gateway.operations.access_client import AccessClient, Bearer
@@ -20,6 +21,11 @@ KEEPALIVE_S = 15.0
 """A comment is sent to a browser after this long without a frame."""
 LOOKED_S = 1.0
 """How often a stream checks whether the aggregator was closed."""
+_NEEDS = (
+    ("job.list", "jobs", frozenset({"jobs", "curves", "events", "progress"})),
+    ("fault.read", "faults", frozenset({"events", "faults"})),
+)
+"""What parts of the view need besides `mesh.read`."""
 
 
 class Dashboard:
@@ -46,10 +52,11 @@ class Dashboard:
     async def close(self) -> None:
         await self.feed.close()
 
-    async def may_look(self, bearer: Bearer) -> AccessDecision:
-        """The bearer's access. Raises `Refused` unless the bearer may see all that the view contains."""
-        for action, resource in (("job.list", "jobs"), ("fault.read", "faults")):
-            await bearer.check(action, resource)
+    async def may_look(self, bearer: Bearer, parts: Collection[OverviewPart] = PAGE) -> AccessDecision:
+        """The bearer's access. Raises `Refused` unless the bearer may see all that these parts contain."""
+        for action, resource, guarded in _NEEDS:
+            if not guarded.isdisjoint(parts):
+                await bearer.check(action, resource)
         return await bearer.check("mesh.read", "mesh")
 
     def you(self, access: AccessDecision) -> dict[str, Any]:

@@ -7,9 +7,9 @@ when its record, its route tables or its job's shares changed, and is sent when 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from entities.gateway.dashboard.incidents import Incidents
 from entities.gateway.dashboard.rows import (
@@ -19,9 +19,12 @@ from entities.gateway.dashboard.rows import (
     entity_row,
     instance_row,
     job_row,
+    link_rows,
     module_row,
     node_row,
+    progress_row,
     significant,
+    traffic_row,
 )
 from schemas.cluster import Cordon, NodeStatus
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
@@ -42,10 +45,21 @@ LARGE = 250
 """From so many instances on, an instance's figures come in every fourth delta only; its state, at once."""
 TURNS = 4
 """Deltas over which the instances' figures are spread then."""
+MINUTE_S = 60.0
+"""Changes of route tables are counted over this time."""
 NOTICES = 8192
 """Notices remembered, because each is repeated until it is answered."""
+CHANGES = 10_000
+"""Changes of one job's route tables that are remembered, for a minute."""
 
 TableKey = tuple[str, str, int]
+
+PagePart = Literal[
+    "instances", "entities", "nodes", "jobs", "modules", "curves", "events", "faults", "decisions"
+]
+OverviewPart = Literal[PagePart, "progress", "traffic", "routes", "links"]
+PAGE: tuple[OverviewPart, ...] = get_args(PagePart)
+"""What a page needs; the other parts are for whoever names them (`dmsc top`, `dmsc routes`)."""
 
 
 @dataclass
@@ -72,6 +86,7 @@ class MeshViewModel:
         self._reports: dict[str, LastReport] = {}
         self._tables: dict[TableKey, RouteTable] = {}
         self._entries: dict[str, dict[str, RouteEntry]] = defaultdict(dict)
+        self._route_changes: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=CHANGES))
         self._nodes: dict[tuple[str, str], tuple[float, NodeSample]] = {}
         self._node_status: dict[tuple[str, str], NodeStatus] = {}
         self._cordons: dict[tuple[str, str], list[Cordon]] = {}
@@ -113,9 +128,11 @@ class MeshViewModel:
     def take_node(self, sample: NodeSample, at: float) -> None:
         self._nodes[sample.cluster, sample.node] = (at, sample)
 
-    def take_table(self, key: TableKey, table: RouteTable | None) -> None:
+    def take_table(self, key: TableKey, table: RouteTable | None, at: float) -> None:
         """Takes in the route table of (job, senders' cluster, stage); None: the table was removed."""
         before = self._tables.pop(key, None)
+        if before is not None and table is not None and before.revision != table.revision:
+            self._route_changes[key[0]].append(at)
         for entry in before.entries if before is not None else ():
             entries = self._entries[entry.sid]
             entries.pop(key[1], None)
@@ -202,6 +219,8 @@ class MeshViewModel:
         for gone in self._curves.keys() - self._jobs.keys():
             del self._curves[gone]
             self._steps.pop(gone, None)
+        for gone in self._route_changes.keys() - self._jobs.keys():
+            del self._route_changes[gone]
 
     def take_modules(self, modules: ModuleList) -> None:
         self._modules = {
@@ -216,25 +235,28 @@ class MeshViewModel:
             self._trouble.pop(what, None)
 
     # --- views --------------------------------------------------------------------------------------------
-    def whole(self, now: float) -> dict[str, Any]:
-        """The whole view, for a viewer that begins."""
+    def whole(self, now: float, parts: Collection[OverviewPart] = PAGE) -> dict[str, Any]:
+        """These parts of the view, for a viewer that begins or that asks once."""
         self._settle_shares()
+        rows: dict[OverviewPart, Callable[[], Any]] = {
+            "instances": lambda: [self._instance(record, now) for record in self._instances().values()],
+            "entities": lambda: list(self._entity_rows().values()),
+            "nodes": lambda: list(self._node_rows(now).values()),
+            "jobs": lambda: list(self._jobs.values()),
+            "modules": lambda: list(self._modules.values()),
+            "curves": lambda: {job: curve.as_dict() for job, curve in self._curves.items()},
+            "events": lambda: list(self.incidents.events),
+            "faults": lambda: list(self.incidents.faults.values()),
+            "decisions": lambda: list(self.incidents.decisions),
+            "progress": lambda: [self._progress(job, now) for job in self._jobs],
+            "traffic": lambda: [traffic_row(report.sample) for _, report in self._reporting(now)],
+            "routes": self._routes,
+            "links": lambda: self._links(now),
+        }
         return {
             "sequence": self.sequence,
             "at": round(now, 2),
-            "instances": [
-                self._instance(record, now)
-                for record in self._records.values()
-                if record.kind is EntityKind.INSTANCE and record.job is not None
-            ],
-            "entities": list(self._entity_rows().values()),
-            "nodes": list(self._node_rows(now).values()),
-            "jobs": list(self._jobs.values()),
-            "modules": list(self._modules.values()),
-            "curves": {job: curve.as_dict() for job, curve in self._curves.items()},
-            "events": list(self.incidents.events),
-            "faults": list(self.incidents.faults.values()),
-            "decisions": list(self.incidents.decisions),
+            **{part: rows[part]() for part in parts},
             "trouble": dict(self._trouble),
         }
 
@@ -298,6 +320,43 @@ class MeshViewModel:
             delta.setdefault("gone", {})[name] = list(gone)
 
     # --- inside -------------------------------------------------------------------------------------------
+    def _instances(self) -> dict[str, ServiceRecord]:
+        return {
+            sid: record
+            for sid, record in self._records.items()
+            if record.kind is EntityKind.INSTANCE and record.job is not None
+        }
+
+    def _progress(self, job: str, now: float) -> Row:
+        changes = sum(now - at <= MINUTE_S for at in self._route_changes.get(job, ()))
+        return progress_row(job, self._steps.get(job, ()), changes)
+
+    def _reporting(self, now: float) -> list[tuple[ServiceRecord, LastReport]]:
+        """The instances of jobs that have sent a sample lately, by SID."""
+        return [
+            (record, report)
+            for sid, record in sorted(self._instances().items())
+            if (report := self._reports.get(sid)) is not None and report.says_of(record, now)
+        ]
+
+    def _routes(self) -> list[Row]:
+        """The route tables of each stage, by the senders' cluster."""
+        stages: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
+        for (job, cluster, stage), table in sorted(self._tables.items()):
+            stages[job, stage][cluster] = table.model_dump(mode="json")
+        return [
+            {"job": job, "stage": stage, "measured_steps": len(self._steps.get(job, ())), "tables": tables}
+            for (job, stage), tables in stages.items()
+        ]
+
+    def _links(self, now: float) -> list[Row]:
+        stages = {sid: record.stage for sid, record in self._instances().items()}
+        return [
+            row
+            for record, report in self._reporting(now)
+            for row in link_rows(record.job or "", report, stages, now)
+        ]
+
     def _instance(self, record: ServiceRecord, now: float) -> Row:
         sid = record.sid
         return instance_row(
@@ -310,6 +369,9 @@ class MeshViewModel:
             counts: Counter[str] = Counter()
             for step in self._steps.get(job, ()):
                 counts.update(step.shares)
+            for (of_job, _, _), table in self._tables.items():
+                if of_job == job:  # an instance that did nothing lately has a share, too: none
+                    counts.update({entry.sid: 0 for entry in table.entries})
             totals: Counter[int | None] = Counter()
             for sid, count in counts.items():
                 if sid in self._records:

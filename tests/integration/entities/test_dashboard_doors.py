@@ -18,6 +18,7 @@ from bus.connection import Bus
 from entities.gateway import Gateway
 from entities.gateway.dashboard.aggregator import DashboardAggregator
 from entities.gateway.dashboard.assets import assets
+from schemas.data_plane import RouteEntry, RouteTable
 from schemas.door import DoorRequest
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, StepResult
@@ -123,6 +124,26 @@ async def test_an_overview_needs_a_token_and_has_all_that_a_page_needs(
     assert view["curves"]["tiny-1"]["points"][0][2] == 3.5
     assert "gateway-east" in {row["sid"] for row in view["entities"]}
     assert view["trouble"] == {}
+
+
+async def test_an_overview_has_the_parts_that_are_asked_for(
+    http: httpx.AsyncClient, smo: StandInOrchestrator
+) -> None:
+    async def overview(*parts: str) -> httpx.Response:
+        return await http.get("/v1/overview", headers=bearer("vera"), params={"part": parts})
+
+    await http.post("/v1/jobs", headers=bearer("ruth"), content=spec().model_dump_json())
+    await smo.bus.append(subjects.JOB_EVENT, step(0, 3.5), job="tiny-1")
+    entry = RouteEntry(sid="tiny-1-s0-r0", incarnation="i1", cluster="east", weight=1.0, window=2)
+    table = RouteTable(job="tiny-1", cluster="east", stage=0, revision=3, router="r", entries=(entry,))
+    await smo.bus.bucket(subjects.ROUTE_TABLE).put(table, job="tiny-1", cluster="east", stage=0)
+    view = (await overview("progress", "traffic", "routes", "links")).json()
+    assert view.keys() == {"you", "sequence", "at", "progress", "traffic", "routes", "links", "trouble"}
+    assert [(row["job"], row["step"], row["loss"]) for row in view["progress"]] == [("tiny-1", 1, 3.5)]
+    (stage,) = view["routes"]
+    assert (stage["measured_steps"], stage["tables"]) == (1, {"east": table.model_dump(mode="json")})
+    assert (await overview("secrets")).status_code == 422
+    assert "routes" not in (await overview()).json()
 
 
 async def test_live_begins_with_the_whole_and_goes_on_with_what_changes(

@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 from bus.tap.scope import left_out
 from entities.gateway.dashboard.assets import HEADERS, INDEX, PATH, assets
 from entities.gateway.dashboard.logs import Search
+from entities.gateway.dashboard.view_model import PAGE, OverviewPart
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import HttpBearer, WantedInstance, WantedJob
 from entities.gateway.http.sse.response import STREAM, EventStream
@@ -57,10 +58,17 @@ def _views(router: APIRouter, door: HttpContext) -> None:
     desk = door.dashboard
 
     @router.get("/v1/overview", tags=["dashboard"])
-    async def overview(bearer: HttpBearer) -> JSONResponse:
+    async def overview(
+        bearer: HttpBearer,
+        part: Annotated[
+            list[OverviewPart] | None,
+            Query(max_length=16, description="only these parts; the last four come only when they are named"),
+        ] = None,
+    ) -> JSONResponse:
         """All that a page needs, in one call: the first event of `/v1/live`."""
-        access = await desk.may_look(bearer)
-        whole = await desk.feed.whole()
+        parts = part or PAGE
+        access = await desk.may_look(bearer, parts)
+        whole = await desk.feed.whole(parts)
         return JSONResponse({"you": desk.you(access), **whole}, headers={"Cache-Control": "no-store"})
 
     @router.get("/v1/live", response_class=EventStream, responses=STREAM, tags=["dashboard"])

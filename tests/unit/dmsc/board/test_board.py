@@ -1,4 +1,4 @@
-"""What `dmsc routes` and `dmsc top` show, from the messages that they hear."""
+"""What `dmsc routes` and `dmsc top` show, from the messages that the dashboard's view model takes in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 from rich.console import Console
 
-from dmsc.board.board import FRESH_S, STEPS, Board
-from dmsc.board.view import links_text, routes_text, top_dict, top_text
+from dmsc.board.documents import LINKS_PARTS, TOP_PARTS, Row, routes_document, silent, top_document
+from dmsc.board.view import MOST_LINES, routes_text, top_text
+from entities.gateway.dashboard.rows import FRESH_S
+from entities.gateway.dashboard.view_model import STEPS, MeshViewModel
 from schemas.data_plane import RouteEntry, RouteTable
 from schemas.door import JobSummary, MeshStatus
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent, StepResult
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
-from schemas.telemetry import InstanceSample, LinkFigures, LinkSample, NodeSample
+from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample, NodeSample
 
 NOW = 1000.0
 SIDS = ("gpt-1-s0-r0", "gpt-1-s0-r1")
@@ -54,11 +56,11 @@ def step(number: int, *shares: int) -> JobEvent:
         tokens_per_s=2000,
         shares=dict(zip(SIDS, shares, strict=True)),
     )
-    return JobEvent(job="gpt-1", kind="step", at=NOW, result=result)
+    return JobEvent(job="gpt-1", kind="step", at=NOW + number, result=result)
 
 
-def mesh(state: str = "running") -> MeshStatus:
-    records = tuple(
+def records(*more: ServiceRecord) -> dict[str, ServiceRecord]:
+    instances = [
         ServiceRecord(
             sid=sid,
             prefix="train/gpt-1/stage/0",
@@ -70,19 +72,32 @@ def mesh(state: str = "running") -> MeshStatus:
             stage=0,
         )
         for sid in SIDS
-    )
+    ]
+    return {record.sid: record for record in (*instances, *more)}
+
+
+def mesh(state: str = "running") -> MeshStatus:
     summary = JobSummary(job="gpt-1", name="gpt", state=state, step=5, steps=100)
-    return MeshStatus(services=records, nodes=(), jobs=(summary,))
+    return MeshStatus(services=(), nodes=(), jobs=(summary,))
 
 
-def board() -> Board:
-    found = Board()
-    found.take_table(("gpt-1", "a", 0), table(), NOW, news=False)
+def view_model() -> MeshViewModel:
+    found = MeshViewModel()
+    found.take_table(("gpt-1", "a", 0), table(), NOW)
     found.take_mesh(mesh())
+    found.take_records(records())
     found.take_sample(sample(SIDS[0], service_ms=10.0, queue=2, in_flight=3, busy=0.9), NOW)
     for number in range(4):
-        found.take_event(step(number, 6, 2))
+        found.take_event(step(number, 6, 2), f"e{number}")
     return found
+
+
+def routes(found: MeshViewModel, now: float = NOW, job: str | None = None) -> Any:
+    return routes_document(found.whole(now, LINKS_PARTS), job)
+
+
+def top(found: MeshViewModel, now: float = NOW) -> Row:
+    return top_document(found.whole(now, TOP_PARTS))
 
 
 def shown(picture: Any) -> str:
@@ -92,82 +107,151 @@ def shown(picture: Any) -> str:
 
 
 def test_a_route_is_shown_with_weight_reason_share_and_load() -> None:
-    (stage,) = board().routes(NOW)
-    fast, slow = stage.instances
-    assert (fast.weights, slow.weights) == ({"a": 1.0}, {"a": 0.25})
-    assert (fast.share, slow.share) == (0.75, 0.25)
-    assert (fast.service_ms, fast.queue, fast.in_flight, fast.state) == (10.0, 2, 3, "active")
-    assert (slow.service_ms, slow.queue) == (None, None)
-    text = shown(routes_text([stage]))
-    assert "router-a revision 1: two take work" in text
+    document = routes(view_model())
+    (stage,) = document["stages"]
+    fast, slow = stage["instances"]
+    assert (fast["weights"], slow["weights"]) == ({"a": 1.0}, {"a": 0.25})
+    assert (fast["reasons"], fast["window"]) == ({"a": "weight 1"}, 2)
+    assert (fast["share"], slow["share"]) == (0.75, 0.25)
+    assert (fast["service_ms"], fast["queue"], fast["in_flight"], fast["state"]) == (10.0, 2, 3, "active")
+    assert (slow["service_ms"], slow["queue"]) == (None, None)
+    assert stage["tables"]["a"] == table().model_dump(mode="json")
+    text = shown(routes_text(document))
+    assert "gpt-1 stage 0  shares of 4 steps  router-a revision 1: two take work" in text
     assert "weight 0.25" in text
     assert "75%" in text
-    json.dumps(stage.as_dict())
+    json.dumps(document, allow_nan=False)
 
 
 def test_routers_that_differ_are_shown_apart() -> None:
-    found = board()
-    found.take_table(("gpt-1", "b", 0), table("b", weights=(1.0, 0.5)), NOW, news=False)
-    (stage,) = found.routes(NOW)
-    assert stage.instances[1].weights == {"a": 0.25, "b": 0.5}
-    assert "a: 0.25, b: 0.5" in shown(routes_text([stage]))
+    found = view_model()
+    found.take_table(("gpt-1", "b", 0), table("b", weights=(1.0, 0.5)), NOW)
+    document = routes(found)
+    assert document["stages"][0]["instances"][1]["weights"] == {"a": 0.25, "b": 0.5}
+    assert "a: 0.25, b: 0.5" in shown(routes_text(document))
 
 
 def test_of_a_job_that_does_not_run_there_are_no_routes() -> None:
-    found = board()
-    assert found.routes(NOW, "other") == []
-    found.take_table(("gpt-1", "a", 0), None, NOW, news=True)
-    assert found.routes(NOW) == []
-    assert "no job runs" in shown(routes_text([]))
+    found = view_model()
+    assert routes(found, job="other")["stages"] == []
+    found.take_table(("gpt-1", "a", 0), None, NOW)
+    document = routes(found)
+    assert document["stages"] == []
+    assert "no job runs" in shown(routes_text(document))
+
+
+def test_an_instance_that_no_record_is_of_is_shown_without_a_state() -> None:
+    found = view_model()
+    found.take_records({})
+    (stage,) = routes(found)["stages"]
+    assert [(one["sid"], one["state"], one["cluster"]) for one in stage["instances"]] == [
+        (sid, "", "a") for sid in SIDS
+    ]
 
 
 def test_shares_are_of_the_last_steps_and_each_step_counts_once() -> None:
-    found = board()
-    found.take_event(step(3, 6, 2))  # from the stream and live
+    found = view_model()
+    found.take_event(step(3, 6, 2), "e3")  # from the stream and live
     for number in range(4, 4 + STEPS):
-        found.take_event(step(number, 1, 3))
-    (stage,) = found.routes(NOW)
-    assert stage.steps == STEPS
-    assert [one.share for one in stage.instances] == [0.25, 0.75]
+        found.take_event(step(number, 1, 3), f"e{number}")
+    (stage,) = routes(found)["stages"]
+    assert stage["measured_steps"] == STEPS
+    assert [one["share"] for one in stage["instances"]] == [0.25, 0.75]
+    for number in range(4 + STEPS, 4 + 2 * STEPS):
+        found.take_event(step(number, 0, 4), f"e{number}")
+    (stage,) = routes(found)["stages"]
+    assert [one["share"] for one in stage["instances"]] == [0.0, 1.0]
+
+
+def test_who_is_left_out_of_the_last_steps_has_no_share_any_more() -> None:
+    found = view_model()
+    assert [one["share"] for one in routes(found)["stages"][0]["instances"]] == [0.75, 0.25]
+    for number in range(4, 4 + STEPS):
+        event = step(number, 0, 4)
+        assert event.result is not None
+        result = event.result.model_copy(update={"shares": {SIDS[1]: 4}})
+        found.take_event(event.model_copy(update={"result": result}), f"e{number}")
+    assert [one["share"] for one in routes(found)["stages"][0]["instances"]] == [0.0, 1.0]
 
 
 def test_an_old_sample_says_nothing_about_now() -> None:
-    (stage,) = board().routes(NOW + FRESH_S + 1)
-    assert stage.instances[0].service_ms is None
+    (stage,) = routes(view_model(), NOW + FRESH_S + 1)["stages"]
+    assert stage["instances"][0]["service_ms"] is None
 
 
 def test_top_shows_jobs_nodes_and_instances() -> None:
-    found = board()
+    found = view_model()
     links = (LinkSample(peer="p", sent_bytes=5000, received_bytes=1000, transfers=4, transfer_ms=8.0),)
     found.take_sample(sample(SIDS[1], busy=0.5, links=links), NOW)
+    device = DeviceSample(device="cuda:0", utilization=0.7)
     found.take_node(
-        NodeSample(cluster="a", node="n1", cpu=0.5, memory_used_bytes=1, memory_total_bytes=4), NOW
+        NodeSample(
+            cluster="a", node="n1", cpu=0.5, memory_used_bytes=1, memory_total_bytes=4, devices=(device,)
+        ),
+        NOW,
     )
-    (job,) = found.jobs(NOW)
-    assert (job.step, job.step_s, job.tokens_per_s) == (5, 0.4, 2000.0)
-    (node,) = found.nodes(NOW)
-    assert (node.cpu, node.memory, node.instances) == (0.5, 0.25, 2)
-    second = found.instances(NOW)[1]
-    assert (second.sent_bytes, second.received_bytes, second.transfer_ms) == (5000, 1000, 2.0)
-    text = shown(top_text(found, NOW))
+    document = top(found)
+    assert document["jobs"] == [
+        {
+            "job": "gpt-1",
+            "state": "running",
+            "step": 5,
+            "steps": 100,
+            "step_s": 0.4,
+            "tokens_per_s": 2000.0,
+            "loss": 2.5,
+            "route_changes_per_min": 0,
+        }
+    ]
+    assert document["nodes"] == [
+        {"cluster": "a", "node": "n1", "cpu": 0.5, "memory": 0.25, "instances": 2, "devices": [0.7]}
+    ]
+    assert document["instances"][1] == {
+        "sid": SIDS[1],
+        "job": "gpt-1",
+        "stage": 0,
+        "cluster": "a",
+        "node": "n1",
+        "state": "active",
+        "busy": 0.5,
+        "queue": 0,
+        "service_ms": None,
+        "share": 0.25,
+        "sent_bytes": 5000,
+        "received_bytes": 1000,
+        "transfer_ms": 2.0,
+    }
+    text = shown(top_text(document))
     assert "5/100" in text
     assert "a/n1" in text
-    json.dumps(top_dict(found, NOW))
+    assert "5kB" in text
+    json.dumps(document, allow_nan=False)
+
+
+def test_of_many_instances_the_busiest_are_shown_and_the_others_counted() -> None:
+    found = view_model()
+    (one, _) = records().values()
+    many = [one.model_copy(update={"sid": f"gpt-1-s0-r{number}"}) for number in range(2, 60)]
+    found.take_records(records(*many))
+    found.take_sample(sample("gpt-1-s0-r59", busy=0.95), NOW)
+    text = shown(top_text(top(found)))
+    assert "gpt-1-s0-r59" in text
+    assert f"the busiest {MOST_LINES} of 60" in text
 
 
 def test_route_changes_are_counted_once_they_are_seen_to_happen() -> None:
-    found = board()
-    found.take_table(("gpt-1", "a", 0), table(revision=2), NOW + 1, news=True)
-    found.take_table(("gpt-1", "a", 0), table(revision=2), NOW + 2, news=True)
-    assert found.jobs(NOW + 2)[0].route_changes_per_min == 1
-    assert found.jobs(NOW + 90)[0].route_changes_per_min == 0
+    found = view_model()
+    found.take_table(("gpt-1", "a", 0), table(revision=2), NOW + 1)
+    found.take_table(("gpt-1", "a", 0), table(revision=2), NOW + 2)
+    assert top(found, NOW + 2)["jobs"][0]["route_changes_per_min"] == 1
+    assert top(found, NOW + 90)["jobs"][0]["route_changes_per_min"] == 0
 
 
 def test_links_are_shown_with_what_routes_around_them() -> None:
-    found = board()
+    found = view_model()
     sender = "gpt-1-data-r0"
-    data = mesh().services[0].model_copy(update={"sid": sender, "stage": -1})
-    found.take_mesh(mesh().model_copy(update={"services": (*mesh().services, data)}))
+    data = records()[SIDS[0]].model_copy(update={"sid": sender, "stage": -1})
+    found.take_records(records(data))
     slow = LinkFigures(
         latency_ms=300.0,
         bandwidth_bytes_per_s=2e6,
@@ -182,29 +266,62 @@ def test_links_are_shown_with_what_routes_around_them() -> None:
         LinkSample(peer=SIDS[0], sent_bytes=9000, figures=fast),
         LinkSample(peer=SIDS[1], sent_bytes=1000, figures=slow),
     )
-    assert set(SIDS) <= found.unheard_links()
+    assert set(SIDS) <= silent(found.whole(NOW, LINKS_PARTS))
     found.take_sample(sample(sender, links=links), NOW)
-    found.take_sample(sample(sender, links=(LinkSample(peer=SIDS[0], sent_bytes=2000),)), NOW + 1)
-    first, second = found.links(NOW + 1)
-    assert (first.receiver, first.stage, first.beside_ms) == (SIDS[0], 0, 0.0)
-    assert first.share == 11 / 12
-    assert (second.beside_ms, second.loss, second.trend) == (303.0, 0.1, "slower")
-    text = shown(links_text([first, second]))
+    found.take_sample(sample(sender, links=(LinkSample(peer=SIDS[0]),)), NOW + 1)
+    document = routes(found, NOW + 1)
+    first, second = document["links"]
+    assert (first["job"], first["sender"], first["receiver"]) == ("gpt-1", sender, SIDS[0])
+    assert (first["stage"], first["beside_ms"], first["share"]) == (0, 0.0, 0.9)
+    assert (second["beside_ms"], second["loss"], second["trend"]) == (303.0, 0.1, "slower")
+    assert (second["bandwidth_bytes_per_s"], second["bytes"]) == (2e6, 9000)
+    text = shown(routes_text(document))
     assert "+303.0 ms" in text
     assert "10.0%" in text
     assert "slower" in text
-    assert found.links(NOW + 60) == [], "old figures say nothing about now"
-    assert found.links(NOW, "other") == []
-    assert "no links" in shown(links_text([]))
+    assert "2MB/s" in text
+    assert routes(found, NOW + 60)["links"] == [], "old figures say nothing about now"
+    assert routes(found, job="other")["links"] == []
+    assert "no links" in shown(routes_text(routes(found, job="other")))
     found.take_sample(sample(sender).model_copy(update={"incarnation": "i2"}), NOW + 2)
-    assert found.links(NOW + 2) == []
+    assert routes(found, NOW + 2)["links"] == []
+
+
+def test_a_link_without_figures_that_are_numbers_has_none() -> None:
+    found = view_model()
+    figures = LinkFigures(latency_ms=float("nan"), bandwidth_bytes_per_s=float("inf"))
+    links = (LinkSample(peer=SIDS[1], sent_bytes=10, figures=figures),)
+    data = records()[SIDS[0]].model_copy(update={"sid": "gpt-1-data-r0", "stage": -1})
+    found.take_records(records(data))
+    found.take_sample(sample("gpt-1-data-r0", links=links), NOW)
+    document = routes(found)
+    (link,) = document["links"]
+    assert (link["latency_ms"], link["transfer_ms"], link["beside_ms"]) == (None, None, None)
+    assert "gpt-1-data-r0" in shown(routes_text(document))
+    json.dumps(document, allow_nan=False)
 
 
 def test_what_is_gone_is_forgotten() -> None:
-    found = board()
-    assert found.unheard() == {SIDS[1]}
+    found = view_model()
+    assert silent(found.whole(NOW, TOP_PARTS)) == {SIDS[1]}
     found.take_mesh(MeshStatus(services=(), nodes=(), jobs=()))
-    assert found.instances(NOW) == []
-    assert found.jobs(NOW) == []
+    found.take_records({})
+    assert (top(found)["instances"], top(found)["jobs"]) == ([], [])
     found.take_mesh(mesh("done"))
-    assert found.jobs(NOW) == []
+    assert top(found)["jobs"] == []
+
+
+def test_a_node_whose_agent_is_there_is_waited_for() -> None:
+    agent = ServiceRecord(
+        sid="a-n2",
+        prefix="cluster/a",
+        kind=EntityKind.CLUSTER,
+        incarnation="i1",
+        state=InstanceState.ACTIVE,
+        endpoint=Endpoint(cluster="a", node="n2"),
+    )
+    found = MeshViewModel()
+    found.take_records({agent.sid: agent})
+    assert silent(found.whole(NOW, TOP_PARTS)) == {"a/n2"}
+    found.take_node(NodeSample(cluster="a", node="n2", cpu=0.0), NOW)
+    assert silent(found.whole(NOW, TOP_PARTS)) == set()

@@ -89,7 +89,9 @@ def test_an_instance_is_shown_with_what_it_says_its_table_and_its_share() -> Non
     picture.take_mesh(mesh("j"))
     picture.take_records(records(instance("j-s0-r0"), instance("j-s0-r1"), service()))
     picture.take_sample(sample("j-s0-r0", busy=0.5, queue=2), at=10.0)
-    picture.take_table(("j", "east", 0), table(("j-s0-r0", 1.0, "usual"), ("j-s0-r1", 0.25, "4x slower")))
+    picture.take_table(
+        ("j", "east", 0), table(("j-s0-r0", 1.0, "usual"), ("j-s0-r1", 0.25, "4x slower")), 1.0
+    )
     picture.take_event(step(0, at=10.0, j_s0_r0=6, j_s0_r1=2), "e1")
     whole = picture.whole(11.0)
     fast, slow = (one(whole["instances"], sid=sid) for sid in ("j-s0-r0", "j-s0-r1"))
@@ -253,12 +255,12 @@ def test_a_decision_says_what_was_suggested_and_the_same_again_only_counts() -> 
 def test_routers_that_disagree_are_both_told_and_a_table_that_ends_is_forgotten() -> None:
     picture = MeshViewModel()
     picture.take_records(records(instance("j-s0-r0")))
-    picture.take_table(("j", "east", 0), table(("j-s0-r0", 1.0, "near")))
-    picture.take_table(("j", "west", 0), table(("j-s0-r0", 0.5, "far"), cluster="west"))
+    picture.take_table(("j", "east", 0), table(("j-s0-r0", 1.0, "near")), 1.0)
+    picture.take_table(("j", "west", 0), table(("j-s0-r0", 0.5, "far"), cluster="west"), 1.0)
     row = picture.whole(1.0)["instances"][0]
     assert (row["why"], row["weight"]) == ({"east": "near", "west": "far"}, "from east: 1.0; from west: 0.5")
-    picture.take_table(("j", "east", 0), None)
-    picture.take_table(("j", "west", 0), None)
+    picture.take_table(("j", "east", 0), None, 1.0)
+    picture.take_table(("j", "west", 0), None, 1.0)
     assert picture.whole(1.0)["instances"][0]["weight"] is None
 
 
