@@ -166,7 +166,7 @@ class AsyncClient(AccessCalls):
 
     async def overview(self, parts: Sequence[str] = ()) -> dict[str, Any]:
         """What the dashboard shows (docs/dashboard.md), or these parts of it."""
-        answer: dict[str, Any] = await self._door.ask("GET", "/v1/overview", params={"part": list(parts)})
+        answer: dict[str, Any] = await self._gateways.ask("GET", "/v1/overview", params={"part": list(parts)})
         return answer
 
     async def tap_scope(self) -> TapScope:
