@@ -93,7 +93,7 @@ FAILED_EXIT = 3
 """Exit code of an instance that fenced itself; the reason is in the registry and in its log."""
 
 DIAL_S = 90.0
-"""How long a new instance tries to connect to the bus; a deployment waits longer, so a stall can't fail it."""
+"""How long a new instance tries to connect to the bus; a deployment waits longer, so a stall fails none."""
 
 
 class InstancePayload(BaseModel):
