@@ -222,7 +222,7 @@ class Prefetcher:
             self._ahead[key] = self._thread.submit(self._make, *key)
 
     def _drop_before(self, step: int) -> None:
-        """Drops batches of past steps, which were dispatched to other instances: they would keep their places."""
+        """Drops batches of past steps, which were dispatched to other instances, to free their places."""
         for key in [key for key in self._ahead if key[1] < step]:
             self._ahead.pop(key).cancel()
 

@@ -222,7 +222,7 @@ class GradientSum:
 
     @staticmethod
     def squared_norms(gradients: Sequence[Tensor]) -> tuple[float, ...]:
-        """Each gradient's squared L2 norm in float64, independent of the grouping of parameters into stages."""
+        """Each gradient's squared L2 norm in float64, independent of the cut into stages."""
         return tuple(sum(_squares(gradient.reshape(-1)), 0.0) for gradient in gradients)
 
 

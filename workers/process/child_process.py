@@ -1,6 +1,7 @@
-"""A child of the fork server: what it does before, around and after the module that it was made for.
+"""A child of the fork server, from its start to the end of its module's `main`.
 
-It ends with its parent, has its own log and randomness, confines itself, and only then imports the module.
+It ends with its parent, opens its own log, confines itself and seeds its random generators; only then it
+imports the module.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LINUX = sys.platform == "linux"
 
 
 def run_child(order: dict[str, Any]) -> NoReturn:
-    """In the new process: its own log, its own randomness, then the module's `main`; never returns."""
+    """Runs an order in the new process: log, confinement, new seeds, the module's `main`; never returns."""
 
     def work() -> int:
         parent = os.getppid()
@@ -52,7 +53,7 @@ def run_child(order: dict[str, Any]) -> NoReturn:
 
 
 def end_with(work: Callable[[], int], name: str | None) -> NoReturn:
-    """Ends this process with what `work` returns; whatever it raises belongs into the log."""
+    """Ends this process with the exit code that `work` returns; logs an error that it raises."""
     code = 1
     try:
         code = work()
@@ -71,18 +72,18 @@ def end_with(work: Callable[[], int], name: str | None) -> NoReturn:
 
 
 def run_afresh(parent: int) -> NoReturn:
-    """Entry of a child that was not forked: its order arrives on standard input."""
+    """Entry point of a child that was not forked: reads its order from standard input."""
     die_with(parent)
     run_child(json.load(sys.stdin))
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process with its parent; elsewhere a thread looks once a second."""
+    """Ends this process with its parent: by the kernel on Linux, else by a thread that checks each second."""
     if _LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
         threading.Thread(target=_watch_parent, args=(parent,), name="parent-watch", daemon=True).start()
-    if os.getppid() != parent:  # it died before the kernel was told
+    if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)
 
 
@@ -92,13 +93,13 @@ def _watch_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _payload(given: dict[str, Any] | str) -> dict[str, Any]:
-    if not isinstance(given, str):
-        return given
-    with open(os.open(given, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
-        os.unlink(given)
-        found: dict[str, Any] = json.load(file)
-        return found
+def _payload(source: dict[str, Any] | str) -> dict[str, Any]:
+    if not isinstance(source, str):
+        return source
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+        os.unlink(source)
+        payload: dict[str, Any] = json.load(file)
+        return payload
 
 
 def _open_log(path: Path) -> None:
@@ -121,7 +122,7 @@ def _name_process(name: str) -> None:
 
 
 def _reseed() -> None:
-    """Forked children would otherwise all draw the server's random numbers."""
+    """Seeds the generators anew: forked children would all draw the server's random numbers."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

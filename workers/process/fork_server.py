@@ -1,26 +1,26 @@
 """Fork server of a node agent: imports torch once, then forks instances in milliseconds (DESIGN §6).
 
-Cold start is mostly `import torch`. This process pays for it once and then only forks: it stays
-single-threaded, runs no event loop, and never initialises a device, because a child inherits all three
-broken. It is started by the node agent as `python -m workers.process.fork_server --fd N`, or forked for it
-from an incubator (`workers/process/incubator.py`), and speaks JSON lines over that inherited socket:
+A cold start is mostly `import torch`. This process imports it once and then only forks. It stays
+single-threaded, runs no event loop and never initialises a device, because none of these works in a forked
+child. The node agent starts it as `python -m workers.process.fork_server --fd N`, or an incubator forks it
+(`workers/process/incubator.py`). It speaks JSON lines over that inherited socket:
 
     agent  → {"op": "spawn", "id", "module", "payload", "result", "log", "threads", "needs", "reach"}
              {"op": "kill", "id", "signal"}
     server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning", "way"}
              {"event": "spawned", "id", "pid"}
-             {"event": "failed", "id", "text"}                       no process could be made
-             {"event": "exited", "id", "pid", "code", "signal"}      one of the two is null
+             {"event": "failed", "id", "text"}                       no process could be started
+             {"event": "exited", "id", "pid", "code", "signal"}      one of the last two is null
 
-A child runs `module.main(payload, result)` and exits with the number it returns. A `payload` that is a
-path is a file with it, for the child alone to read and remove: what this process knew, every later child
-would have in its memory. With `reach` the child is confined (`workers/sandbox`, ADR-0034) before it imports
-the module; if that fails, it ends. When the agent goes
-away (end of file on the socket, or SIGTERM) children get SIGTERM, after 2 s SIGKILL, and the server ends;
-when the server itself is killed, the kernel kills the children (Linux) or they notice within a second.
+A child runs `module.main(payload, result)` and exits with the number it returns. If `payload` is a path, it
+names a file that only the child reads and removes, since all memory of this process is inherited by every
+later child. With `reach`, the child is confined (`workers/sandbox`, ADR-0034) before it imports the module;
+if that fails, it ends. When the agent goes away (end of file on the socket, or SIGTERM), children get
+SIGTERM, after 2 s SIGKILL, and the server ends. When the server itself is killed, the kernel kills the
+children (Linux), or they notice within a second.
 
-Where `fork` is unsafe (macOS; threads exist after the imports) children are started afresh instead:
-the same behaviour at the price of the import. The `ready` event says so in `warning`.
+Where `fork` is unsafe (macOS, or threads exist after the imports), children are spawned instead: the same
+behaviour, but each child imports torch. The `ready` event says so in `warning`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from workers.sandbox import confinement, users
 from workers.sandbox.confinement import ConfinementMethod
 
 TERMINATE_GRACE_S = 2.0
-"""How long children may take to end by themselves once the agent is gone."""
+"""Time that children have to end by themselves once the agent is gone."""
 
 PRELOAD = (
     "torch",
@@ -69,11 +69,11 @@ PRELOAD = (
     "workers.tasks.sample",
     "workers.tasks.files",
 )
-"""Imported before the first fork; only torch is indispensable. None of them may start a thread."""
+"""Modules imported before the first fork; only torch is indispensable. None of them may start a thread."""
 
 PRELOAD_IN_QUIET = ("workers.state.checkpoint_files",)
-"""What only some jobs need takes as long as torch itself (DCP brings sympy): imported once nobody has asked
-for anything for `_QUIET_S`, or when an order `needs` it."""
+"""Modules that only some jobs need and that take as long as torch itself (DCP imports sympy). They are
+imported after `_QUIET_S` without an order, or when an order `needs` them."""
 
 _QUIET_S = 3.0
 
@@ -99,7 +99,7 @@ class ForkServer:
         self._users = instance_users
         self._leases: dict[str, users.Lease] = {}
         self._method = method
-        self._in_quiet = PRELOAD_IN_QUIET if method == "fork" else ()
+        self._late_imports = PRELOAD_IN_QUIET if method == "fork" else ()
         self._scratch = scratch
         self._children: dict[str, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -107,27 +107,29 @@ class ForkServer:
         self._ending = False
 
     def serve(self, ready: dict[str, Any]) -> None:
-        """Announce `ready`, obey orders and report exits until the agent goes away."""
+        """Announces `ready`, obeys orders and reports exits until the agent goes away."""
         os.set_blocking(self._wakeup_read, False)
         os.set_blocking(self._wakeup_write, False)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only the wakeup matters
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only its wakeup is needed
         signal.signal(signal.SIGTERM, self._end)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the agent's to handle
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._wakeup_read, selectors.EVENT_READ)
-        self._say(ready)
+        self._send(ready)
         buffer = b""
         while not self._ending:
-            heard = self._selector.select(_QUIET_S if self._in_quiet and not self._children else None)
-            if not heard:
-                _bring(self._in_quiet)
-                self._in_quiet = ()
-            for key, _ in heard:
+            ready_keys = self._selector.select(
+                _QUIET_S if self._late_imports and not self._children else None
+            )
+            if not ready_keys:
+                _import_missing(self._late_imports)
+                self._late_imports = ()
+            for key, _ in ready_keys:
                 if key.fileobj is self._channel:
-                    received = _receive(self._channel)
-                    self._ending = self._ending or not received
-                    *lines, buffer = (buffer + received).split(b"\n")
+                    data = _receive(self._channel)
+                    self._ending = self._ending or not data
+                    *lines, buffer = (buffer + data).split(b"\n")
                     for line in lines:
                         self._obey(line)
                 else:
@@ -140,7 +142,7 @@ class ForkServer:
     def _end(self, *_: object) -> None:
         self._ending = True
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _send(self, event: dict[str, Any]) -> None:
         try:
             self._channel.sendall(json.dumps(event).encode() + b"\n")
         except OSError:  # the agent is gone
@@ -151,39 +153,39 @@ class ForkServer:
             order = json.loads(line)
             op, name = order["op"], order["id"]
         except (ValueError, KeyError, TypeError) as error:
-            _complain(f"unusable order of {len(line)} bytes: {type(error).__name__}: {error}")
+            _warn(f"unusable order of {len(line)} bytes: {type(error).__name__}: {error}")
             return
         if op == "spawn":
             self._spawn(order)
         elif op == "kill":
             pid = self._children.get(name)
-            if pid is not None:  # not reaped yet, so that the pid cannot be another process's
+            if pid is not None:  # not reaped yet, so the pid can't be another process's
                 os.kill(pid, order["signal"])
         else:
-            _complain(f"unknown order {op!r} for {name}")
+            _warn(f"unknown order {op!r} for {name}")
 
     def _spawn(self, order: dict[str, Any]) -> None:
         name = order["id"]
         if name in self._children:
-            self._say({"event": "failed", "id": name, "text": f"{name} runs already"})
+            self._send({"event": "failed", "id": name, "text": f"{name} runs already"})
             return
         try:
             if order.get("reach") is not None:
                 self._prepare(order)
             if self._method == "fork":
-                _bring(order.get("needs") or ())
+                _import_missing(order.get("needs") or ())
                 pid = self._fork(order)
             else:
-                pid = _start_afresh(order)
+                pid = _spawn_process(order)
         except OSError as error:
-            self._tidy(name)
-            self._say({"event": "failed", "id": name, "text": f"no new process: {error.strerror}"})
+            self._clean_up(name)
+            self._send({"event": "failed", "id": name, "text": f"no new process: {error.strerror}"})
             return
         self._children[name] = pid
-        self._say({"event": "spawned", "id": name, "pid": pid})
+        self._send({"event": "spawned", "id": name, "pid": pid})
 
     def _prepare(self, order: dict[str, Any]) -> None:
-        """Who the child will be, and where its temporary files go."""
+        """Sets the child's user and its folder for temporary files."""
         order["way"] = self._way
         if self._way is ConfinementMethod.OWN_USER:
             lease = self._leases[order["id"]] = users.lease(self._users)
@@ -191,8 +193,8 @@ class ForkServer:
         if self._scratch is not None:
             order["reach"]["scratch"] = str(self._scratch / order["id"])
 
-    def _tidy(self, name: str) -> None:
-        """After a child's end: its user is free, its temporary files go."""
+    def _clean_up(self, name: str) -> None:
+        """Frees a child's user and removes its temporary files after its end."""
         lease = self._leases.pop(name, None)
         if lease is not None:
             lease.end()
@@ -201,7 +203,7 @@ class ForkServer:
 
     def _fork(self, order: dict[str, Any]) -> int:
         parent = os.getpid()
-        # A signal between fork and the child's reset would run the server's handler in the child: hold it.
+        # Blocked, since a signal between fork and the child's reset would run the server's handler there.
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             pid = os.fork()
@@ -217,7 +219,7 @@ class ForkServer:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
 
     def _forget_server(self) -> None:
-        """In the child: no descriptor and no signal handler of the server survives."""
+        """Drops the server's descriptors and signal handlers in the child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -231,13 +233,13 @@ class ForkServer:
 
     def _reap(self) -> None:
         for name, pid in list(self._children.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended == 0:
+            ended_pid, status = os.waitpid(pid, os.WNOHANG)
+            if ended_pid == 0:
                 continue
             del self._children[name]
-            self._tidy(name)
+            self._clean_up(name)
             code = os.waitstatus_to_exitcode(status)
-            self._say(
+            self._send(
                 {
                     "event": "exited",
                     "id": name,
@@ -251,8 +253,8 @@ class ForkServer:
         self._signal_children(signal.SIGTERM)
         self._signal_children(signal.SIGCONT)  # a stopped child could not take the SIGTERM
         deadline = time.monotonic() + TERMINATE_GRACE_S
-        while self._children and (left := deadline - time.monotonic()) > 0:
-            self._selector.select(min(left, 0.1))
+        while self._children and (remaining_s := deadline - time.monotonic()) > 0:
+            self._selector.select(min(remaining_s, 0.1))
             _drain(self._wakeup_read)
             self._reap()
         self._signal_children(signal.SIGKILL)
@@ -264,8 +266,8 @@ class ForkServer:
             os.kill(pid, number)
 
 
-def _start_afresh(order: dict[str, Any]) -> int:
-    """Start a child without fork; it imports torch by itself. The order never shows in `ps`."""
+def _spawn_process(order: dict[str, Any]) -> int:
+    """Starts a child without fork; it imports torch itself. The order never shows in `ps`."""
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from workers.process.child_process import run_afresh; run_afresh({os.getpid()})"
@@ -299,37 +301,37 @@ def _drain(descriptor: int) -> None:
         pass
 
 
-def _complain(text: str) -> None:
+def _warn(text: str) -> None:
     print(f"fork server: {text}", file=sys.stderr, flush=True)
 
 
 def preload(names: Sequence[str] = PRELOAD) -> None:
-    """Import what instances need. Only a missing torch is fatal: another failure shows in the child."""
+    """Imports the modules that instances need. Only a missing torch is fatal: others fail in the child."""
     for name in names:
         try:
             importlib.import_module(name)
         except Exception as error:
             if name == "torch":
                 raise
-            _complain(f"{name} not preloaded: {type(error).__name__}: {error}")
+            _warn(f"{name} not preloaded: {type(error).__name__}: {error}")
 
 
-def _bring(names: Sequence[str]) -> None:
-    """Imports what is not there yet, for all children from here on."""
+def _import_missing(names: Sequence[str]) -> None:
+    """Imports the missing ones of these modules, for all children from now on."""
     if all(name in sys.modules for name in names):
         return
     preload(names)
     gc.collect()
-    gc.freeze()  # as at the start
+    gc.freeze()  # as in `main`
 
 
 def warm_up() -> None:
-    """What each child would do for itself otherwise: OpenSSL takes 20 ms to find its first digest."""
+    """Does once what each child would have to do: OpenSSL takes 20 ms to find its first digest."""
     hashlib.sha256()
 
 
 def thread_count() -> int:
-    """Threads of this process, native ones included where the system tells."""
+    """Threads of this process, native ones included if the system counts them."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -337,9 +339,9 @@ def thread_count() -> int:
 
 
 def probe_devices() -> list[dict[str, Any]]:
-    """CUDA devices as torch numbers them, asked in a child that may initialise the driver and then ends.
+    """CUDA devices as torch numbers them, probed in a child that initialises the driver and then ends.
 
-    Returns `[{"device": "cuda:0", "name": …, "memory_bytes": …}]`, empty where torch sees none.
+    Returns `[{"device": "cuda:0", "name": …, "memory_bytes": …}]`, empty if torch sees none.
     """
     import torch
 
@@ -349,17 +351,17 @@ def probe_devices() -> list[dict[str, Any]]:
     pid = os.fork()
     if pid == 0:
         try:
-            found = []
+            devices = []
             for index in range(torch.cuda.device_count()):
                 properties = torch.cuda.get_device_properties(index)
-                found.append(
+                devices.append(
                     {
                         "device": f"cuda:{index}",
                         "name": properties.name,
                         "memory_bytes": properties.total_memory,
                     }
                 )
-            os.write(writer, json.dumps(found).encode())
+            os.write(writer, json.dumps(devices).encode())
         except Exception:
             traceback.print_exc()
         finally:
@@ -372,18 +374,16 @@ def probe_devices() -> list[dict[str, Any]]:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not answer:
-        _complain("the CUDA driver did not answer: no GPU is offered")
+        _warn("the CUDA driver did not answer: no GPU is offered")
         return []
     return list(json.loads(answer))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the fork server; the node agent calls it."""
+    """Command line of the fork server, called by the node agent."""
     parser = argparse.ArgumentParser(prog="python -m workers.process.fork_server")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the node agent")
-    parser.add_argument(
-        "--agent", type=int, help="the node agent's pid, for whoever looks at the process table"
-    )
+    parser.add_argument("--agent", type=int, help="the node agent's pid, to be seen in the process table")
     parser.add_argument("--scratch", type=Path, help="folder to remove at the end")
     parser.add_argument("--directory", type=Path, help="working directory of the instances")
     parser.add_argument("--code-path", action="append", default=[], help="users' modules; repeatable")
@@ -396,18 +396,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--users", type=users.parse_range, default=users.DEFAULT_RANGE, metavar="LO-HI")
     parser.add_argument("--method", choices=["auto", "fork", "spawn"], default="auto")
     options = parser.parse_args(arguments)
-    if options.scratch is not None:  # so that an instance killed while it writes leaves nothing behind
+    if options.scratch is not None:  # so that a killed instance leaves no temporary files
         os.environ["TMPDIR"] = str(options.scratch)
         tempfile.tempdir = None
 
     channel = socket.socket(fileno=options.fd)
     channel.set_inheritable(False)
-    # Behind everything else: a user's `schemas` or `bus` folder must not take the place of ours.
-    if sys.path[0] in sys.path[1:]:  # `-m` put our own folder first: only a checkout needs it there
+    # Users' folders come last: a user's `schemas` or `bus` folder must not hide DMSC's own.
+    if sys.path[0] in sys.path[1:]:  # `-m` put the current folder first, where only a checkout needs it
         del sys.path[0]
     sys.path.extend(path for path in options.code_path if path not in sys.path)
-    named = [*filter(None, os.environ.get(confinement.CODE_PATH, "").split(os.pathsep)), *options.code_path]
-    os.environ[confinement.CODE_PATH] = os.pathsep.join(dict.fromkeys(named))
+    paths = [*filter(None, os.environ.get(confinement.CODE_PATH, "").split(os.pathsep)), *options.code_path]
+    os.environ[confinement.CODE_PATH] = os.pathsep.join(dict.fromkeys(paths))
     if options.directory is not None:
         os.chdir(options.directory)
     started = time.monotonic()
@@ -418,12 +418,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     threads = thread_count()
     method, warning = _choose_method(options.method, threads)
     if warning:
-        _complain(f"WARNING: {warning}")
+        _warn(f"WARNING: {warning}")
     devices = probe_devices()
     way = confinement.best_method() if options.confine == "auto" else ConfinementMethod(options.confine)
     gc.collect()
     gc.disable()
-    gc.freeze()  # a child's collector would look at all of it, and so copy every page that is shared
+    gc.freeze()  # else a child's collector would visit all objects, and so copy every shared page
     ready = {
         "event": "ready",
         "pid": os.getpid(),
@@ -442,7 +442,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _choose_method(wanted: str, threads: int) -> tuple[str, str]:
-    """`fork` or `spawn`, and the warning that belongs to the choice (empty if none)."""
+    """`fork` or `spawn`, and a warning about the choice (empty if there is none)."""
     if wanted == "spawn" or (wanted == "auto" and not _LINUX):
         return "spawn", ""
     if threads == 1:

@@ -1,19 +1,19 @@
 """Incubator of a machine's fork servers: imports torch once for all nodes (docs/adr/0030-an-incubator.md).
 
-A fork server is mostly `import torch`. Where several nodes of a mesh share a machine, or one fork server was
-killed, this process has done it already and forks the next one in milliseconds. It is started as
-`python -m workers.process.incubator --fd N --parent PID`, imports nothing costly before the first request,
-and ends with that parent; fork servers go on without it.
+Starting a fork server takes mostly `import torch`. This process has imported it already and forks a fork
+server in milliseconds: for several nodes of a mesh on one machine, or after a fork server was killed. It is
+started as `python -m workers.process.incubator --fd N --parent PID`, imports nothing costly before the first
+request, and ends with that parent; fork servers go on without it.
 
-It listens at an abstract Unix socket (Linux), which it inherits, and hears only its own user. A connection is
-one request:
+It listens on an inherited abstract Unix socket (Linux) and serves only its own user. A connection is one
+request:
 
     node agent → length (u32), with two descriptors: the fork server's channel, and the file for its output
                  [arguments, environment, directory] as JSON
-    incubator  → pid (i32; -1: none could be made), with its pidfd
+    incubator  → pid (i32; -1: no process could be made), with its pidfd
 
-What it forks is `python -m workers.process.fork_server` with those arguments, in all but its parent, which is
-this process.
+The forked process behaves like `python -m workers.process.fork_server` with those arguments, except that its
+parent is this process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NONE = -1
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
 _PATIENCE_S = 10.0
-"""Who has connected says at once what it wants; nobody else is heard meanwhile."""
+"""Timeout of one request; no other request is served meanwhile."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -55,38 +55,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != options.parent:
         return
-    _title("dmsc-incubator")  # it has to be imported before a child loses its first environment
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's
-    signal.signal(signal.SIGCHLD, _bury)
+    _title("dmsc-incubator")  # setproctitle must be imported before a child's environment is replaced
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(fileno=options.fd) as listener:
         warm = False
         while True:
             caller, _ = listener.accept()
             with caller:
-                if not _is_ours(caller):
+                if not _is_own_user(caller):
                     continue
                 warm = warm or _warm_up(with_all=options.all)
                 try:
                     _serve(listener, caller)
-                except (OSError, ValueError) as error:  # of one caller: the next one is heard
+                except (OSError, ValueError) as error:  # only this request fails; the next is served
                     print(f"incubator: a request failed: {error}", file=sys.stderr, flush=True)
 
 
 def _warm_up(*, with_all: bool) -> bool:
-    """Whether forking is safe from here on."""
+    """Imports the modules to preload; returns whether forking is safe from now on."""
     try:
         fork_server.preload(fork_server.PRELOAD + (fork_server.PRELOAD_IN_QUIET if with_all else ()))
-    except Exception:  # the fork server that is started afresh will say it in its own log
+    except Exception:  # a fork server started without fork will report it in its own log
         traceback.print_exc()
         return False
     fork_server.warm_up()
     gc.collect()
-    gc.freeze()  # a child's collector would look at all of it, and so copy every page that is shared
+    gc.freeze()  # else a child's collector would visit all objects, and so copy every shared page
     return fork_server.thread_count() == 1
 
 
-def _is_ours(caller: socket.socket) -> bool:
-    """An abstract socket has no permissions: only who may do anything in our name anyway is heard."""
+def _is_own_user(caller: socket.socket) -> bool:
+    """Whether the caller runs as this process's user; an abstract socket has no permissions of its own."""
     credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     return int(_PEER.unpack(credentials)[1]) == os.getuid()
 
@@ -97,7 +97,7 @@ def _serve(listener: socket.socket, caller: socket.socket) -> None:
     try:
         if len(head) < LENGTH.size or len(descriptors) < 2:
             raise ValueError("it was cut short")
-        body = _exactly(caller, LENGTH.unpack(head)[0])
+        body = _read_exactly(caller, LENGTH.unpack(head)[0])
         channel, output = descriptors
         pid = NONE if fork_server.thread_count() != 1 else os.fork()
         if pid == 0:
@@ -106,7 +106,7 @@ def _serve(listener: socket.socket, caller: socket.socket) -> None:
             _become(channel, output, *json.loads(body))
         try:
             handle = NONE if pid == NONE else os.pidfd_open(pid)
-        except ProcessLookupError:  # it has ended, and was waited for
+        except ProcessLookupError:  # it has ended and was reaped
             handle = NONE
         if handle == NONE:
             caller.sendall(PID.pack(NONE))
@@ -120,23 +120,23 @@ def _serve(listener: socket.socket, caller: socket.socket) -> None:
             os.close(descriptor)
 
 
-def _exactly(caller: socket.socket, count: int) -> bytes:
+def _read_exactly(caller: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
-        more = caller.recv(count - len(data))
-        if not more:
+        piece = caller.recv(count - len(data))
+        if not piece:
             raise ValueError("it was cut short")
-        data += more
+        data += piece
     return data
 
 
 def _become(
     channel: int, output: int, arguments: list[str], environment: dict[str, str], directory: str
 ) -> NoReturn:
-    """In the child: what `python -m workers.process.fork_server` would be."""
+    """Makes this child what `python -m workers.process.fork_server` would be."""
 
     def work() -> int:
-        os.setsid()  # as its agent would start it: there is one group to kill
+        os.setsid()  # as its agent would start it, so that it is one process group to kill
         null = os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate((null, output, output)):
             os.dup2(descriptor, number)
@@ -147,9 +147,9 @@ def _become(
         os.chdir(directory)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        given = ["--fd", str(channel), *arguments]
-        _title(" ".join([sys.executable, "-m", "workers.process.fork_server", *given]))
-        fork_server.main(given)
+        command_line = ["--fd", str(channel), *arguments]
+        _title(" ".join([sys.executable, "-m", "workers.process.fork_server", *command_line]))
+        fork_server.main(command_line)
         return 0
 
     end_with(work, "the fork server")
@@ -162,7 +162,7 @@ def _title(text: str) -> None:
         setproctitle.setproctitle(text)
 
 
-def _bury(*_: object) -> None:
+def _reap(*_: object) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,4 +1,4 @@
-"""What a process of a job opens of what the job names, as its node was started with (ADR-0035)."""
+"""Which URLs of its job a process may open, by the options of its node (ADR-0035)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from schemas.urls import UrlRules
 
 
 def restrict_urls(allowed: Sequence[str] | None) -> None:
-    """`allowed`: the node's `--allow-url`; None: whatever the job names."""
+    """Restricts this process to the URLs of the node's `--allow-url`; None: no restriction."""
     if allowed is not None:
         restrict(UrlRules.of(allowed, os.getcwd()))
 
 
 async def open_url(url: str, bus: Bus) -> Artifacts:
-    """`open_artifacts`, off the event loop: to look where a path or a host leads may take for ever."""
+    """Calls `open_artifacts` off the event loop, since resolving a path or a host may block for ever."""
     if url.startswith(SCHEME):
         return open_artifacts(url, bus)
     return await asyncio.to_thread(open_artifacts, url, bus)
