@@ -1,6 +1,6 @@
-"""A microservice instance's life (draft §3 MI, §4.4): register, build, serve its commands, leave.
+"""The life of a microservice instance (draft §3 MI, §4.4): register, build, serve orders, leave.
 
-Started by a fork server on the order of a node agent; `main` is what the child runs.
+A fork server starts it on the order of a node agent; its child process runs `main`.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ from workers.user_code import code_digest, describe
 log = get_logger("instance")
 
 SAMPLE_VARIABLE, SAMPLE_S = "DMSC_SAMPLE_S", 1.0
-"""Seconds between telemetry samples; 0: none, and nobody sees the instance's load, nor routes by it."""
+"""Seconds between telemetry samples; 0: no samples, so that routers do not know the instance's load."""
 
 FAILED_EXIT = 3
-"""Exit code of an instance that fenced itself; its reason stands in the registry and in its log."""
+"""Exit code of an instance that fenced itself; the reason is in the registry and in its log."""
 
 DIAL_S = 90.0
-"""How long a new instance dials the bus: a stall must not fail a deployment, which waits somewhat longer."""
+"""How long a new instance tries to connect to the bus; a deployment waits longer, so a stall fails none."""
 
 
 class InstancePayload(BaseModel):
-    """What a fork server hands to `main` (see `workers.process.fork_server`)."""
+    """What a fork server passes to `main` (see `workers.process.fork_server`)."""
 
     start: InstanceStart
     servers: list[str]
@@ -109,7 +109,7 @@ class InstancePayload(BaseModel):
     ports: tuple[int, int] | None = None
     device: str = "cpu"
     store: Path | None = None
-    renewal: str = ""  # the file in `store` of the credential that takes the place of `token`
+    renewal: str = ""  # file in `store` with the credential that replaces `token`
     dial_s: float = DIAL_S
     correlation: str | None = None
     cause: str | None = None
@@ -118,16 +118,16 @@ class InstancePayload(BaseModel):
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point of an instance's process; returns its exit code."""
-    given = InstancePayload.model_validate(payload)
-    training = given.start.spec.training
-    compute_exactly(training.compute_threads, training.seed, strict=not given.start.inexact)
+    parsed = InstancePayload.model_validate(payload)
+    training = parsed.start.spec.training
+    compute_exactly(training.compute_threads, training.seed, strict=not parsed.start.inexact)
     configure_logging()
-    secret_urls.learn(given.start.secrets)
-    restrict_urls(given.urls)
+    secret_urls.learn(parsed.start.secrets)
+    restrict_urls(parsed.urls)
     try:
-        return asyncio.run(Instance(given).run())
-    except DmscError as error:  # it never got there: its node agent reads the last line of its log
-        print(f"{given.start.unit.sid} did not get to the registry: {error.text}", file=sys.stderr)
+        return asyncio.run(Instance(parsed).run())
+    except DmscError as error:  # the registry has no reason then: the node agent reads the log's last line
+        print(f"{parsed.start.unit.sid} did not get to the registry: {error.text}", file=sys.stderr)
         return PASSING_EXIT if error.retryable else FAILED_EXIT
 
 
@@ -173,7 +173,7 @@ class Instance:
             self.chronicle.begins(self.start, pid=os.getpid(), **place)
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
-            # Whoever ordered it has a deadline for that, and ends it.
+            # No limit here: the orchestrator that ordered the instance ends it at its own deadline.
             presence = await stack.enter_async_context(
                 RegistrationClient(bus, self._record(), register_s=math.inf)
             )
@@ -192,9 +192,10 @@ class Instance:
         return PASSING_EXIT if wants else FAILED_EXIT
 
     async def _take_leave(self, presence: RegistrationClient, wants: bool) -> None:
-        """The last word to the registry, which may be away or know a newer incarnation: then so be it.
+        """Reports the end to the registry; ignores an unreachable registry and one with a newer incarnation.
 
-        `wants`: it never was ready, for want of the bus, a store or a peer.
+        Args:
+            wants: The instance never was ready, because the bus, a store or a peer was missing.
         """
         correlate(self.given.correlation)
         with contextlib.suppress(DmscError):
@@ -254,7 +255,7 @@ class Instance:
             ),
         )
         runtime.exchange = await stack.enter_async_context(exchange)
-        stack.push_async_callback(runtime.close)  # before the links: what we end ourselves is nobody's fault
+        stack.push_async_callback(runtime.close)  # before the links close, so that this end reports no fault
         await self._subscribe(bus, runtime, stack)
 
         async def table_changed(change: Change) -> None:
@@ -270,16 +271,16 @@ class Instance:
         await presence.tell(InstanceState.PENDING if joins else InstanceState.ACTIVE, READY)
         self.chronicle.event("state", f"{presence.record.state}: {READY}")
         async with asyncio.TaskGroup() as tasks:
-            beside = [
+            background = [
                 tasks.create_task(self._telemetry(bus, runtime)),
                 tasks.create_task(self._end_when_fenced(presence)),
             ]
             await self._stop.wait()
-            for task in beside:
+            for task in background:
                 task.cancel()
 
     def _admitted(self, presence: RegistrationClient) -> None:
-        """A newcomer to a running job takes part from here on: routers may name it."""
+        """Marks a newcomer to a running job as active: routers may name it from now on."""
         if presence.record.state is InstanceState.PENDING:
             work = asyncio.create_task(self._activate(presence))
             self._reports.add(work)
@@ -290,7 +291,7 @@ class Instance:
             await presence.tell(InstanceState.ACTIVE, "admitted")
 
     async def _end_when_fenced(self, presence: RegistrationClient) -> None:
-        """The registry knows a newer incarnation of this SID: what this one does counts for nothing."""
+        """Ends this instance once the registry knows a newer incarnation of its SID."""
         await presence.fenced.wait()
         self._fail(Fenced(f"{self.unit.sid} {self.member.incarnation} was replaced"))
 
@@ -335,7 +336,7 @@ class Instance:
         stack.push_async_callback(reading.stop, False)
 
     async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:
-        """One sample a second, and one soon after each step, so that a short run has figures too."""
+        """Publishes a sample each second and soon after each step, so that short runs have some too."""
         stand_alone()
         every_s = float(os.environ.get(SAMPLE_VARIABLE) or SAMPLE_S)
         if not every_s:
@@ -389,7 +390,7 @@ class Instance:
                     break
 
     def _link_broke(self, runtime: StageRuntime | DataRuntime, peer: Member, error: PeerUnreachable) -> None:
-        """Perhaps the first sign of a death: tell the router, who asks nobody twice."""
+        """Reports a broken link to the router: it may be the first sign of a death."""
         self.chronicle.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
         report = asyncio.create_task(runtime.link_broke(peer, error))
         self._reports.add(report)
@@ -401,24 +402,24 @@ class Instance:
         self._stop.set()
 
     def _check_code(self) -> None:
-        """User code must be the same on every node; a mismatch is refused with one line."""
+        """Refuses user code that differs from the analysed code: it must be the same on every node."""
         spec = self.start.spec.model
-        found = code_digest(spec.factory, *([spec.loss] if ":" in spec.loss else []))
-        if found != self.start.code_digest:
+        digest = code_digest(spec.factory, *([spec.loss] if ":" in spec.loss else []))
+        if digest != self.start.code_digest:
             raise BadModel(
                 f"{spec.factory} on node {self.given.node} differs from the one that was analysed "
-                f"({found[:12]} ≠ {self.start.code_digest[:12]}): install the same code on every node"
+                f"({digest[:12]} ≠ {self.start.code_digest[:12]}): install the same code on every node"
             )
 
     def _record(self) -> ServiceRecord:
-        content = (
+        prefix = (
             f"train/{self.job}/data"
             if self.unit.kind is UnitKind.DATA
             else f"train/{self.job}/stage/{self.unit.stage}"
         )
         return ServiceRecord(
             sid=self.unit.sid,
-            prefix=content,
+            prefix=prefix,
             kind=EntityKind.INSTANCE,
             incarnation=self.start.incarnation,
             state=InstanceState.PENDING,

@@ -1,4 +1,4 @@
-"""User code by module path: loading it, and the digest by which nodes notice that theirs differs."""
+"""User code by module path: loading it, and the digest by which nodes notice that their code differs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _ROOT = Path(__file__).parents[1]
 
 
 def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]:
-    """The callable that `module:name` stands for: defined in one of `folders()`, or one of `ours`.
+    """The callable that `module:name` names: defined in one of `folders()`, or one of `ours`.
 
     Raises:
-        BadModel: not such a one, no such module, importing it fails, no such name in it, or not callable.
+        BadModel: It is defined elsewhere, there is no such module, the import fails, the module has no such
+            name, or the name is not callable.
     """
     module_name, _, name = factory.partition(":")
     if reason := misnamed(factory, ours):
@@ -48,24 +49,24 @@ def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]
         raise BadModel(f"{factory}: importing {module_name} failed: {describe(error)}") from error
     except Exception as error:  # user code may raise anything
         raise BadModel(f"{factory}: importing {module_name} failed: {describe(error)}") from error
-    found = getattr(module, name, None)
-    if found is None:
+    target = getattr(module, name, None)
+    if target is None:
         raise BadModel(f"{factory}: module {module_name} ({module.__file__}) has no {name!r}")
-    if not callable(found):
-        raise BadModel(f"{factory}: {name} is a {type(found).__name__}, not a function or class")
+    if not callable(target):
+        raise BadModel(f"{factory}: {name} is a {type(target).__name__}, not a function or class")
     if factory not in ours:
-        _check_definition(factory, found)
-    return found  # type: ignore[no-any-return]  # callable() narrows Any to an unknown callable
+        _check_definition(factory, target)
+    return target  # type: ignore[no-any-return]  # callable() narrows Any to an unknown callable
 
 
 def folders() -> list[Path]:
-    """Where users' code lies: the working directory, and the folders of `--code` and `$DMSC_CODE_PATH`."""
-    named = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
-    return [Path(os.path.realpath(folder)) for folder in dict.fromkeys(named)]
+    """The folders of users' code: the working directory, and those of `--code` and `$DMSC_CODE_PATH`."""
+    paths = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+    return [Path(os.path.realpath(path)) for path in dict.fromkeys(paths)]
 
 
 def _check_place(factory: str, spec: ModuleSpec | None) -> None:
-    """Before it is imported: importing runs it."""
+    """Refuses a module outside of `folders()` before the import, which would run it."""
     if spec is None:
         return
     places = (
@@ -79,10 +80,10 @@ def _check_place(factory: str, spec: ModuleSpec | None) -> None:
             )
 
 
-def _check_definition(factory: str, found: Any) -> None:
-    """What a user's module has imported from elsewhere is not the user's."""
-    made = found.func if isinstance(found, functools.partial) else found
-    module = sys.modules.get(getattr(made, "__module__", None) or type(made).__module__)
+def _check_definition(factory: str, target: Any) -> None:
+    """Refuses a callable that the user's module has imported from elsewhere."""
+    function = target.func if isinstance(target, functools.partial) else target
+    module = sys.modules.get(getattr(function, "__module__", None) or type(function).__module__)
     file = getattr(module, "__file__", None)
     if file is None or not _is_code(Path(file)):
         where = "Python itself" if module is None else module.__name__
@@ -91,13 +92,15 @@ def _check_definition(factory: str, found: Any) -> None:
 
 def _is_code(path: Path) -> bool:
     real = path.resolve()
-    near = [folder for folder in folders() if real.is_relative_to(folder)]
-    return bool(near) and (not _installed(real) or any(_installed(folder) for folder in near))
+    parents = [folder for folder in folders() if real.is_relative_to(folder)]
+    return bool(parents) and (not _installed(real) or any(_installed(folder) for folder in parents))
 
 
 def describe(error: BaseException) -> str:
-    """One line: type, first line of the text, and the last place in user code that it came through. Secrets
-    that the code was given stand there by name."""
+    """An error in one line: type, first line of the text, and the last place in user code.
+
+    Secrets that the code was given are replaced by their names.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     lines = hidden(str(error)).strip().splitlines()
@@ -112,15 +115,15 @@ def describe(error: BaseException) -> str:
 
 
 def code_digest(*factories: str) -> str:
-    """SHA-256 over the source files that these `module:name` factories are made of.
+    """SHA-256 over the source files of these `module:name` factories.
 
-    Those are: all `.py` files of the factory's top-level package (or its one module file), and in turn
-    of every user module that they import. Installed packages, the standard library, and DMSC's own
-    modules beyond the factory's file do not count: their versions are checked elsewhere. File names go in
-    relative to the package's folder, so that the digest does not depend on where the code lies.
+    These are all `.py` files of the factory's top-level package (or its one module file), and recursively
+    those of every user module that they import. Installed packages, the standard library, and DMSC's own
+    modules other than the factory's file are left out: their versions are checked elsewhere. File names are
+    relative to the package's folder, so that the digest does not depend on the folder's place.
 
     Raises:
-        BadModel: a module that a factory names is not there.
+        BadModel: A module that a factory names does not exist.
     """
     _extend_path()
     files: dict[str, Path] = {}
@@ -134,9 +137,9 @@ def code_digest(*factories: str) -> str:
         if spec is None:
             raise BadModel(f"there is no module {module!r} here; put its folder on ${CODE_PATH}")
         if top in _OWN or (origin is not None and _installed(origin)):
-            named = _find(module)
-            if named is not None and named.origin and os.path.isfile(named.origin):
-                files[module] = Path(named.origin)
+            own_spec = _find(module)
+            if own_spec is not None and own_spec.origin and os.path.isfile(own_spec.origin):
+                files[module] = Path(own_spec.origin)
             continue
         if top in seen:
             continue
@@ -151,8 +154,8 @@ def code_digest(*factories: str) -> str:
 
 
 def _extend_path() -> None:
-    named = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
-    for folder in reversed([os.path.abspath(folder) for folder in named]):
+    paths = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+    for folder in reversed([os.path.abspath(path) for path in paths]):
         if folder not in sys.path:
             sys.path.insert(0, folder)
             importlib.invalidate_caches()
@@ -177,11 +180,11 @@ def _sources(top: str, spec: ModuleSpec) -> Iterator[tuple[str, Path]]:
 
 
 def _imports(path: Path) -> set[str]:
-    """Top-level names of what a source file imports."""
+    """Top-level names of the modules that a source file imports."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
-        return set()  # importing it fails with a better message
+        return set()  # the import will fail with a better message
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -205,7 +208,7 @@ def _is_users(name: str) -> bool:
 
 
 def _ours(path: Path) -> bool:
-    """Whether a file is DMSC's own, also where it runs from a checkout."""
+    """Whether a file is DMSC's own, even if DMSC runs from a checkout."""
     return any(path.is_relative_to(_ROOT / package) for package in _OWN)
 
 

@@ -1,7 +1,7 @@
-"""Which microbatch a failed computation was about, for whoever has to judge whose fault it was.
+"""Attribution of a failed computation to its microbatch, so that the orchestrator can judge the cause.
 
-An instance that ends itself tells (step, microbatch) beside its reason; the orchestrator sees from two
-incarnations that end at the same one that the microbatch is bad, and not the machine.
+An instance that ends itself reports (step, microbatch) with its reason. If two incarnations end at the same
+microbatch, the orchestrator concludes that the microbatch is bad, and not the machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ log = get_logger("stage")
 
 @contextmanager
 def attributing(hop: Hop) -> Iterator[None]:
-    """What fails inside is about this hop's microbatch. Validation is left out: it has no step to repeat.
+    """Attributes errors inside to this hop's microbatch, except in a validation, which has no step to repeat.
 
     Raises:
-        MicrobatchFailed: user code raised.
-        GradientRefused: as raised inside, with the step beside the microbatch.
+        MicrobatchFailed: User code raised.
+        GradientRefused: As raised inside, with the step added to the microbatch.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def attributing(hop: Hop) -> Iterator[None]:
 
 
 def failing_microbatch(error: DmscError) -> Culprit | None:
-    """The microbatch that an error was about, if `attributing` saw it."""
+    """The microbatch that `attributing` found for an error; None if it found none."""
     step, microbatch = error.fields.get("step"), error.fields.get("microbatch")
     if not isinstance(step, int) or not isinstance(microbatch, int):
         return None

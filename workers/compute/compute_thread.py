@@ -1,7 +1,7 @@
 """The one thread that computes: tasks by priority, results back on the event loop.
 
-Blocking torch calls live here, so that heartbeats and hops go on meanwhile. Backward before forward is
-what makes 1F1B come out without a schedule (DESIGN §6).
+Blocking torch calls run here, so that heartbeats and hops go on meanwhile. Because backward passes run before
+forward ones, the order 1F1B results without a schedule (DESIGN §6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Priority(IntEnum):
-    """Smaller runs first. Orders are the orchestrator's: prepare, commit, clear."""
+    """Smaller runs first. ORDER is for the orchestrator's orders: prepare, commit, clear."""
 
     ORDER = 0
     BACKWARD = 1
@@ -29,7 +29,7 @@ class Priority(IntEnum):
 
 
 class ComputeThread:
-    """A named daemon thread with a heap of tasks. `async with` it."""
+    """A named daemon thread with a heap of tasks. Use it with `async with`."""
 
     def __init__(self, name: str = "compute") -> None:
         self._heap: list[tuple[int, int, Callable[[], Any], asyncio.Future[Any]]] = []
@@ -38,7 +38,7 @@ class ComputeThread:
         self._stopping = False
         self._busy_s = 0.0
         self.computed = ThreadProgress()
-        """What the thread has computed so far: an order's progress, where nothing else computes meanwhile."""
+        """The thread's computing time so far: the progress of an order while nothing else computes."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     async def __aenter__(self) -> ComputeThread:
@@ -61,7 +61,7 @@ class ComputeThread:
         return future
 
     def purge(self) -> None:
-        """Drops what waits, orders excepted; the task that runs is not interrupted."""
+        """Drops waiting tasks except orders; the running task is not interrupted."""
         with self._ready:
             dropped = [entry for entry in self._heap if entry[0] != Priority.ORDER]
             self._heap = [entry for entry in self._heap if entry[0] == Priority.ORDER]
@@ -96,7 +96,7 @@ class ComputeThread:
             began = time.perf_counter()
             try:
                 result, error = task(), None
-            except BaseException as caught:  # delivered to whoever awaits; this thread must live on
+            except BaseException as caught:  # delivered to the awaiting task; this thread must live on
                 result, error = None, _harmless(caught)
             self._busy_s += time.perf_counter() - began
             task = None  # type: ignore[assignment]  # drop the closure's tensors before waiting again
@@ -105,7 +105,7 @@ class ComputeThread:
 
 
 def _harmless(error: BaseException) -> Exception:
-    """What a future can carry: no StopIteration, and nothing that ends the event loop (`sys.exit()`)."""
+    """An error that a future can carry: no StopIteration, nothing that ends the event loop (`sys.exit()`)."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     harmless = RuntimeError(f"{type(error).__name__} raised: {error}")

@@ -1,4 +1,4 @@
-"""Tokens to learn from: bytes of a source, and batches as a pure function of (seed, step, microbatch)."""
+"""Training data: the bytes of a source as tokens, and batches as a function of (seed, step, microbatch)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STDLIB = "stdlib:"
 _NOT_SOURCE = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "_bundled", "pydoc_data"}
 )
-"""Folders of the standard library's own that are left out: installed packages, tests, bundled wheels and a
-generated table. What remains is about 12 MB of readable source."""
+"""Folders of the standard library that are left out: installed packages, tests, bundled wheels and a
+generated table. About 12 MB of readable source remain."""
 
 
 @dataclass(frozen=True)
 class ByteDataset:
-    """Bytes as tokens. The last `validation_fraction` is held out; nothing else is shuffled or dropped."""
+    """Bytes as tokens. The last `validation_fraction` is held out; nothing is shuffled or dropped."""
 
     source: str
     bytes: Tensor
@@ -53,13 +53,13 @@ class ByteDataset:
 
 
 async def open_dataset(spec: DataSpec, bus: Bus | None) -> ByteDataset:
-    """Reads the whole source into memory, or maps it where it is one local file.
+    """Reads the whole source into memory, or maps it if it is one local file.
 
     Sources: `stdlib:`; `bus://datasets/name` as uploaded at a gateway; any path or URL that fsspec opens:
-    a file, a folder (all files in it, sorted by path, hidden ones left out), or a glob.
+    a file, a folder (all files in it, sorted by path, without hidden ones), or a glob.
 
     Raises:
-        BadData: missing, empty, unreadable, or shorter than one sample and the byte that follows it.
+        BadData: The source is missing, empty, unreadable, or shorter than one sample and the byte after it.
     """
     if not spec.source.startswith(SCHEME):
         return await asyncio.to_thread(open_local_dataset, spec)
@@ -74,7 +74,7 @@ async def open_dataset(spec: DataSpec, bus: Bus | None) -> ByteDataset:
 
 
 def open_local_dataset(spec: DataSpec) -> ByteDataset:
-    """`open_dataset` for everything but `bus://`; blocking."""
+    """Does the same as `open_dataset` for all sources but `bus://`; blocks."""
     if spec.source.startswith(STDLIB):
         return _split(spec, _standard_library())
     return _split(spec, _read_files(spec.source))
@@ -129,8 +129,8 @@ def _read_files(source: str) -> Tensor:
             if not names:
                 raise BadData(f"data.source {source}: no file matches")
         elif filesystem.isdir(path):
-            found = filesystem.find(path)
-            names = [name for name in found if not _hidden(name.removeprefix(path))]
+            files = filesystem.find(path)
+            names = [name for name in files if not _hidden(name.removeprefix(path))]
         elif filesystem.exists(path):
             names = [path]
         else:
@@ -162,15 +162,15 @@ def batch(
     samples: int,
     sample_tokens: int,
 ) -> Batch:
-    """Samples at offsets drawn by BLAKE2b from (seed, split, step, microbatch, sample): nothing else.
+    """Samples at offsets drawn by BLAKE2b from (seed, split, step, microbatch, sample) only.
 
-    So any data instance can make any batch, again and again, on any version of torch.
+    So any data instance can make any batch, repeatedly, on any version of torch.
 
     Returns:
         (inputs, targets), each (samples, sample_tokens) int64.
 
     Raises:
-        BadData: the split holds no whole sample.
+        BadData: The split holds no whole sample.
     """
     tokens = dataset.tokens(split)
     choices = tokens.numel() - sample_tokens
@@ -188,15 +188,17 @@ def batch(
 
 
 class Prefetcher:
-    """Makes expected batches ahead, on one thread. At most `capacity` wait: what is expected first is wanted
-    first, so that what comes when all places are taken is made when it is wanted.
+    """Makes expected batches ahead, on one thread.
+
+    At most `capacity` are kept ready. Batches are needed in the order in which they are expected, so one that
+    finds all places taken is made when it is needed.
 
     Args:
-        dataset: where batches come from.
-        seed: the job's `training.seed`.
-        samples: samples of a batch.
-        sample_tokens: tokens of a sample.
-        capacity: batches kept ready; each takes samples × sample_tokens × 16 bytes.
+        dataset: The source of the batches.
+        seed: The job's `training.seed`.
+        samples: Samples of a batch.
+        sample_tokens: Tokens of a sample.
+        capacity: Batches kept ready; each takes samples × sample_tokens × 16 bytes.
     """
 
     def __init__(
@@ -210,7 +212,7 @@ class Prefetcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
 
     def expect(self, split: Split, step: int, microbatch: int) -> None:
-        """This batch will probably be wanted soon. Not thread-safe: call it where `get` is called."""
+        """Makes a batch ahead that will probably be needed soon. Call it on the thread that calls `get`."""
         key = (split, step, microbatch)
         if key in self._ahead:
             return
@@ -220,7 +222,7 @@ class Prefetcher:
             self._ahead[key] = self._thread.submit(self._make, *key)
 
     def _drop_before(self, step: int) -> None:
-        """Batches of steps gone by that were dispatched elsewhere must not hold their places for good."""
+        """Drops batches of past steps, which were dispatched to other instances, to free their places."""
         for key in [key for key in self._ahead if key[1] < step]:
             self._ahead.pop(key).cancel()
 
@@ -238,6 +240,6 @@ class Prefetcher:
         return batch(self._dataset, split, self._seed, step, microbatch, *self._shape)
 
     def close(self) -> None:
-        """Drops what was made ahead and ends the thread; twice is fine."""
+        """Drops the batches made ahead and ends the thread. Idempotent."""
         self._ahead.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)

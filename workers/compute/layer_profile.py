@@ -1,6 +1,6 @@
 """A model's layers, checked and measured one by one on one microbatch (draft §5.3).
 
-What does not fit together is named: which layer, what it was given, what it said.
+An error names the layer that fails, its input and its message.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from workers.compute.model import Layer, LossFunction, as_tensors, autocast, lay
 from workers.user_code import describe
 
 REPEATS = 3
-"""Timed passes after one that warms up; the best counts, since noise only ever adds."""
+"""Timed passes after one that warms up; the best counts, since noise only adds time."""
 PATIENCE_S = 2.0
-"""No further timed pass begins after this: a model that takes long is measured well by one."""
+"""No further timed pass begins after this time: one pass measures a slow model well enough."""
 
 
 class Profiler:
@@ -53,7 +53,7 @@ class Profiler:
         ]
 
     def _pass(self, inputs: Tensor, targets: Tensor, *, count: bool) -> list[LayerProfile]:
-        """Forward and backward of each layer on what the one before gives; `count` measures memory."""
+        """Runs each layer forward and backward on the previous layer's output; `count` measures memory."""
         profiles: list[LayerProfile] = []
         tensors: tuple[Tensor, ...] = (inputs,)
         for index, (name, layer) in enumerate(self._layers):
@@ -100,15 +100,15 @@ class Profiler:
         except DmscError:
             raise
         except Exception as error:  # user code may raise anything
-            raise BadModel(self._misfit(index, carried, error)) from error
+            raise BadModel(self._describe_misfit(index, carried, error)) from error
         return as_tensors(output, index, name, layer)
 
     def _check_buffers(self, index: int, before: dict[str, Tensor]) -> None:
-        """Refuses what a training forward changed beside its output: the gradients alone are summed."""
+        """Refuses a layer whose forward pass changed its buffers: only gradients are summed over replicas."""
         name, layer = self._layers[index]
         now = layer.state_dict()
-        for buffer, held in before.items():
-            if not torch.equal(now[buffer], held):
+        for buffer, old in before.items():
+            if not torch.equal(now[buffer], old):
                 inner = buffer.rpartition(".")[0]
                 kind = type(layer.get_submodule(inner)).__name__
                 raise BadModel(
@@ -116,9 +116,9 @@ class Profiler:
                     "statistics, which would depend on who computes what; use LayerNorm or GroupNorm"
                 )
 
-    def _misfit(self, index: int, carried: Sequence[Tensor], error: Exception) -> str:
+    def _describe_misfit(self, index: int, carried: Sequence[Tensor], error: Exception) -> str:
         name, layer = self._layers[index]
-        given = ", ".join(_shape(tensor) for tensor in carried)
+        shapes = ", ".join(_shape(tensor) for tensor in carried)
         this = f"layer {index} ({name}: {type(layer).__name__})"
         if "in-place operation" in str(error):
             return (
@@ -126,11 +126,11 @@ class Profiler:
                 "use inplace=False or make it one layer with the one before"
             )
         if not index:
-            return f"{this} does not accept tokens {given}: {describe(error)}"
+            return f"{this} does not accept tokens {shapes}: {describe(error)}"
         before, previous = self._layers[index - 1]
         return (
             f"{this} does not fit behind layer {index - 1} ({before}: {type(previous).__name__}), "
-            f"which gives {given}: {describe(error)}"
+            f"which gives {shapes}: {describe(error)}"
         )
 
     def _scalar_loss(self, outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
@@ -152,8 +152,8 @@ class Profiler:
         except Exception as error:  # user code may raise anything
             raise BadModel(f"{this}, and loss {self._spec.model.loss} fails: {describe(error)}") from error
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            found = _shape(loss) if isinstance(loss, Tensor) else type(loss).__name__
-            raise BadModel(f"loss {self._spec.model.loss} returned {found}; it must return a scalar mean")
+            kind = _shape(loss) if isinstance(loss, Tensor) else type(loss).__name__
+            raise BadModel(f"loss {self._spec.model.loss} returned {kind}; it must return a scalar mean")
         if not loss.requires_grad:
             raise BadModel(f"loss {self._spec.model.loss} does not depend on the model's parameters")
         return loss.reshape(())
@@ -161,13 +161,13 @@ class Profiler:
     def _backward(
         self, index: int, layer: nn.Module, carried: Sequence[Tensor], ends: Sequence[Tensor]
     ) -> None:
-        wanted: list[Tensor] = [weight for weight in layer.parameters() if weight.requires_grad]
-        wanted += [tensor for tensor in carried if tensor.requires_grad]
+        inputs: list[Tensor] = [weight for weight in layer.parameters() if weight.requires_grad]
+        inputs += [tensor for tensor in carried if tensor.requires_grad]
         ends = [tensor for tensor in ends if tensor.requires_grad]
-        if not wanted or not ends:
+        if not inputs or not ends:
             return
         try:
-            torch.autograd.grad(ends, wanted, [torch.ones_like(end) for end in ends], allow_unused=True)
+            torch.autograd.grad(ends, inputs, [torch.ones_like(end) for end in ends], allow_unused=True)
         except RuntimeError as error:
             name = self._layers[index][0]
             this = f"layer {index} ({name}: {type(layer).__name__})"
@@ -180,16 +180,16 @@ class Profiler:
 
 
 class _SavedBytes:
-    """Counts what autograd keeps for the backward pass, parameters and repetitions aside."""
+    """Counts the bytes that autograd keeps for the backward pass, without parameters and duplicates."""
 
     def __init__(self, layer: nn.Module) -> None:
         self.total = 0
-        self._seen = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
+        self._counted = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
+        if storage.data_ptr() not in self._counted:
+            self._counted.add(storage.data_ptr())
             self.total += storage.nbytes()
         return tensor
 

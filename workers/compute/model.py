@@ -1,7 +1,7 @@
 """The job's model: built from its factory, cut into stages, and run with one seed per layer.
 
-Cutting changes no bit: each layer draws its randomness from (seed, step, microbatch, layer), whichever
-stage runs it and however often, and boundary tensors are contiguous whether they cross or not.
+The cut changes no bit of the result: each layer draws its randomness from (seed, step, microbatch, layer),
+whichever stage runs it and however often, and tensors between layers are always contiguous.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ def seed_generators(seed: int) -> None:
 
 
 def build(spec: ModelSpec, seed: int) -> list[Layer]:
-    """Calls the factory and takes its model apart into top-level layers.
+    """Calls the factory and splits its model into top-level layers.
 
-    Accepted: an `nn.Sequential` or `nn.ModuleList`, or a module whose parameters all lie in one of those
-    under the name `layers`. The same seed gives the same initial weights; the caller's generator is left
-    as it was.
+    The factory returns an `nn.Sequential` or `nn.ModuleList`, or a module whose parameters are all in one of
+    those under the name `layers`. The same seed gives the same initial weights; the caller's generator is
+    left unchanged.
 
     Raises:
-        BadModel: the factory fails or returns something else; an argument is a secret that is not known here.
+        BadModel: The factory fails or returns something else; or an argument is a secret that is not known
+            here.
     """
     factory = load(spec.factory, MODELS)
     with torch.random.fork_rng(devices=_cuda_devices()):
@@ -70,19 +71,19 @@ def build(spec: ModelSpec, seed: int) -> list[Layer]:
             raise BadModel(f"{spec.factory} with args {spec.args}: {describe(error)}") from error
         except Exception as error:  # user code may raise anything
             raise BadModel(f"{spec.factory} failed: {describe(error)}") from error
-    layers = _take_apart(spec.factory, model)
+    layers = _split(spec.factory, model)
     if not layers:
         raise BadModel(f"{spec.factory} returned a model without layers")
     return layers
 
 
 def _cuda_devices() -> list[int]:
-    """Those whose generators exist; asking must not start CUDA in a process that computes on the CPU."""
+    """CUDA devices with generators; does not start CUDA in a process that computes on the CPU."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch: unannotated
     return list(range(torch.cuda.device_count())) if started else []
 
 
-def _take_apart(factory: str, model: Any) -> list[Layer]:
+def _split(factory: str, model: Any) -> list[Layer]:
     if isinstance(model, nn.Sequential | nn.ModuleList):
         prefix, container = "", model
     elif isinstance(model, nn.Module) and isinstance(
@@ -104,10 +105,10 @@ def _take_apart(factory: str, model: Any) -> list[Layer]:
 
 
 def check_trained(named: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Exact sums and the fused optimizer take float32 alone.
+    """Checks that trainable parameters are float32: exact sums and the fused optimizer take nothing else.
 
     Raises:
-        BadModel: a trainable parameter is of another type.
+        BadModel: A trainable parameter is of another type.
     """
     for name, weight in named:
         if weight.requires_grad and weight.dtype is not torch.float32:
@@ -126,17 +127,17 @@ def tied_layers(layers: Sequence[Layer]) -> tuple[tuple[int, ...], ...]:
             first = owner.setdefault(id(parameter), index)
             old, new = group[index], group[first]
             group = [new if member == old else member for member in group]
-    found = [tuple(i for i, member in enumerate(group) if member == root) for root in sorted(set(group))]
-    return tuple(members for members in found if len(members) > 1)
+    groups = [tuple(i for i, member in enumerate(group) if member == root) for root in sorted(set(group))]
+    return tuple(members for members in groups if len(members) > 1)
 
 
 class StageModule(nn.Module):
     """Layers `first_layer` … `last_layer`-1 of a model, under their full parameter names.
 
     Args:
-        layers: the slice of what `build` returned.
-        first: index of its first layer in the whole model.
-        job_seed: the job's `training.seed`.
+        layers: A slice of the result of `build`.
+        first: Index of its first layer in the whole model.
+        job_seed: The job's `training.seed`.
         precision: `bf16` runs the layers under autocast.
     """
 
@@ -146,7 +147,7 @@ class StageModule(nn.Module):
         self.last_layer = first + len(layers)
         self._job_seed = job_seed
         self._precision = precision
-        self._order = [layer for _, layer in layers]  # a plain list: the tree below owns them
+        self._order = [layer for _, layer in layers]  # a plain list: the module tree below owns the layers
         self._names = tuple(name for name, _ in layers)
         for name, layer in layers:
             parent: nn.Module = self
@@ -158,11 +159,11 @@ class StageModule(nn.Module):
             _add(parent, leaf, layer, name)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """(full name, parameter) of all that is trained, each once, in layer order."""
+        """(full name, parameter) of all trained parameters, each once, in layer order."""
         return [(name, weight) for name, weight in self.named_parameters() if weight.requires_grad]
 
     def untrained(self) -> list[tuple[str, Tensor]]:
-        """(full name, tensor) of what belongs to the weights otherwise: frozen parameters, saved buffers."""
+        """(full name, tensor) of the other weights: frozen parameters and saved buffers."""
         saved = self.state_dict(keep_vars=True)
         frozen = [(name, weight) for name, weight in self.named_parameters() if not weight.requires_grad]
         return [
@@ -175,19 +176,19 @@ class StageModule(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Runs the layers one after the other.
 
-        With `step` and `microbatch` the generators are seeded before every layer: the result does not
+        With `step` and `microbatch` the generators are seeded before every layer, so that the result does not
         depend on the segmentation, and a second call computes the same again.
 
         Args:
-            tensors: boundary tensors of the first layer; (samples, tokens) int64 for the model's first.
-            step: the step that draws.
-            microbatch: the microbatch that draws.
+            tensors: Input tensors of the first layer; (samples, tokens) int64 for the model's first layer.
+            step: The step, for the seeds.
+            microbatch: The microbatch, for the seeds.
 
         Returns:
-            The boundary tensors behind the last layer, contiguous.
+            The output tensors of the last layer, contiguous.
 
         Raises:
-            BadModel: a layer returns something other than tensors.
+            BadModel: A layer returns something other than tensors.
         """
         with autocast(tensors[0].device.type, self._precision):
             for offset, layer in enumerate(self._order):
@@ -218,7 +219,7 @@ def as_tensors(output: Any, index: int, name: str, layer: nn.Module) -> tuple[Te
 
 
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[Any]:
-    """bf16 autocast where the job asks for it; parameters and gradients stay fp32."""
+    """bf16 autocast, if the job's precision is bf16; parameters and gradients stay fp32."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device_type, dtype=torch.bfloat16)
@@ -230,7 +231,7 @@ def slice_stage(
     """The stage of layers `first` … `last`-1; see `StageModule`.
 
     Raises:
-        BadModel: no such layers, or the cut separates layers that share a parameter.
+        BadModel: There are no such layers, or the cut separates layers that share a parameter.
     """
     if not 0 <= first < last <= len(layers):
         raise BadModel(f"layers {first} to {last} are no slice of a model with {len(layers)} layers")
@@ -251,15 +252,15 @@ def loss_function(spec: ModelSpec) -> LossFunction:
     Its output is (samples, tokens, vocabulary) float, its targets (samples, tokens) int64.
 
     Raises:
-        BadModel: the job names a loss that can't be loaded.
+        BadModel: The job names a loss that can't be loaded.
     """
     if spec.loss == "cross_entropy":
         return _cross_entropy
-    found = load(spec.loss, LOSSES)
-    if not inspect.isclass(found):
-        return found
+    loss = load(spec.loss, LOSSES)
+    if not inspect.isclass(loss):
+        return loss
     try:  # a class such as torch.nn:MSELoss
-        instance: LossFunction = cast(Any, found)()
+        instance: LossFunction = cast(Any, loss)()
     except Exception as error:  # user code may raise anything
         raise BadModel(f"loss {spec.loss} failed: {describe(error)}") from error
     return instance

@@ -1,7 +1,7 @@
-"""What the compute thread of a stage owns: the module, the optimizer, the gradient sum.
+"""The state that a stage's compute thread owns: the module, the optimizer, the gradient sum.
 
-All methods run on that thread, one at a time. The set of summed microbatches is kept here, by the thread
-that sums (DESIGN §5 rule 5), so that a vote can't name what is not in the sum.
+All methods run on that thread, one at a time. The thread that sums also keeps the set of summed microbatches
+(DESIGN §5 rule 5), so that a vote can't name one that is not in the sum.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from workers.transaction.microbatch import Hop
 
 
 class StageCompute:
-    """Layers `unit.first_layer`..`unit.last_layer` of the job's model, and how they are trained."""
+    """Layers `unit.first_layer`..`unit.last_layer` of the job's model, and their training."""
 
     def __init__(self, start: InstanceStart, device: torch.device) -> None:
         self._start = start
         self._device = device
         self._first = start.unit.stage == 0
         self._last = start.unit.stage == start.stages - 1
-        self.version = 0  # steps applied, for whoever must know it together with the weights
-        self.state_bytes = 0  # what a newcomer is sent; 0 until it is built
+        self.version = 0  # steps applied; changes together with the weights, on this thread
+        self.state_bytes = 0  # size of the state sent to a newcomer; 0 until it is built
 
     def build(self) -> None:
-        """Builds the whole model from the job's seed, keeps the stage's slice of it.
+        """Builds the whole model from the job's seed and keeps the stage's slice of it.
 
         Raises:
-            BadModel: the user's code fails, or trains parameters that are not float32.
+            BadModel: The user's code fails, or trains parameters that are not float32.
         """
         unit, spec = self._start.unit, self._start.spec
         self.module = slice_stage(
@@ -60,13 +60,13 @@ class StageCompute:
         self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def forward(self, hop: Hop) -> None:
-        """Runs the layers. The last stage goes on to the loss and, when training, to the gradient.
+        """Runs the layers. The last stage also computes the loss and, in training, the gradient.
 
-        `hop.inputs`: activations as the stage before made them ((samples, tokens) int64 at the first
-        stage), then the targets. Sets `outputs`, `sent_forward`, `loss`, `forward_ms`.
+        `hop.inputs` are the activations of the stage before ((samples, tokens) int64 at the first stage),
+        then the targets. Sets `outputs`, `sent_forward`, `loss`, `forward_ms`.
 
         Raises:
-            GradientRefused: the loss of a training microbatch is not finite.
+            GradientRefused: The loss of a training microbatch is not finite.
         """
         began = time.perf_counter()
         *activations, targets = (tensor.to(self._device, non_blocking=True) for tensor in hop.inputs)
@@ -94,14 +94,14 @@ class StageCompute:
             hop.sent_forward = (*(item.detach().contiguous() for item in outputs), targets)
 
     def backward(self, hop: Hop, gradients: Sequence[Tensor]) -> None:
-        """Gradients of one microbatch, apart from all others, then added in one go (DESIGN §5 rule 4).
+        """Computes the gradients of one microbatch separately, then adds them all (DESIGN §5 rule 4).
 
         Args:
-            hop: after `forward`.
-            gradients: one per floating-point output; empty at the last stage, whose output is the loss.
+            hop: A hop after `forward`.
+            gradients: One per floating-point output; empty at the last stage, whose output is the loss.
 
         Raises:
-            GradientRefused: a gradient that can't be summed exactly; the sum is as it was.
+            GradientRefused: A gradient can't be summed exactly; the sum is unchanged.
         """
         if hop.evaluate:
             hop.outputs = hop.inputs = ()
@@ -109,36 +109,36 @@ class StageCompute:
         began = time.perf_counter()
         carried = [item for item in hop.inputs[:-1] if item.requires_grad and not self._first]
         floating = [item for item in hop.outputs if item.is_floating_point()]
-        given = [item.to(self._device) for item in gradients] if gradients else [None] * len(floating)
-        pairs = [pair for pair in zip(floating, given, strict=True) if pair[0].requires_grad]
-        wanted = [*self.parameters, *carried]
-        found: Sequence[Tensor | None] = [None] * len(wanted)
-        if pairs and wanted:
-            found = torch.autograd.grad(
+        incoming = [item.to(self._device) for item in gradients] if gradients else [None] * len(floating)
+        pairs = [pair for pair in zip(floating, incoming, strict=True) if pair[0].requires_grad]
+        inputs = [*self.parameters, *carried]
+        results: Sequence[Tensor | None] = [None] * len(inputs)
+        if pairs and inputs:
+            results = torch.autograd.grad(
                 [output for output, _ in pairs],
-                wanted,
+                inputs,
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
-        self.sum.add(hop.microbatch, found[: len(self.parameters)])
-        # an input that the stage leaves unused has a zero gradient, not none: the shapes were promised
+        self.sum.add(hop.microbatch, results[: len(self.parameters)])
+        # An unused input gets a zero gradient, since the stage before expects one of its shape.
         hop.sent_backward = tuple(
             torch.zeros_like(item) if gradient is None else gradient.contiguous()
-            for item, gradient in zip(carried, found[len(self.parameters) :], strict=True)
+            for item, gradient in zip(carried, results[len(self.parameters) :], strict=True)
         )
         hop.outputs = hop.inputs = ()
         hop.backward_ms = (time.perf_counter() - began) * 1e3
 
     def copy_sum(self) -> tuple[frozenset[int], Tensor]:
-        """The set in the sum, and a copy of it for the all-reduce: local sums survive a failed one."""
+        """The set of summed microbatches, and a copy of the sum for the all-reduce, which may spoil it."""
         return self.sum.microbatches, self.sum.copy_for_reduce()
 
     def finish_alone(self) -> tuple[frozenset[int], tuple[list[Tensor], str, tuple[float, ...]]]:
-        """`copy_sum` and `finish_sum` of the only replica: nothing can spoil the sum, so it is not copied."""
+        """`copy_sum` and `finish_sum` for a single replica, without the copy: nothing can spoil the sum."""
         return self.sum.microbatches, self.finish_sum(self.sum.total)
 
     def finish_reduced(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
-        """`finish_sum` of what `copy_sum` gave, after the all-reduce."""
+        """`finish_sum` of the all-reduced copy, whose memory is then reused."""
         finished = self.finish_sum(reduced)
         self.sum.give_back(reduced)
         return finished
@@ -149,7 +149,7 @@ class StageCompute:
         return gradients, self.sum.checksum(reduced), self.sum.squared_norms(gradients)
 
     def apply(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
-        """One optimizer step with the recorded clip, or none if the step is skipped; then a clean sum."""
+        """Makes one optimizer step with the recorded clip, or none for a skipped step; clears the sum."""
         if order.action == "apply":
             for gradient in gradients:
                 if order.clip != 1.0:
@@ -159,14 +159,14 @@ class StageCompute:
         self.version = order.step + 1
 
     def left_out(self, step: int) -> None:
-        """`step` is over without an update; its sum was cleared."""
+        """Ends a skipped `step` without an update; its sum was cleared before."""
         self.version = step + 1
 
     def redo(self, step: int, gradients: Sequence[Tensor]) -> None:
-        """Applies a step again with the clipped gradients of it; none: it was skipped.
+        """Applies a step again with its clipped gradients; no gradients: a skipped step.
 
         Raises:
-            Conflict: they are of another stage; nothing was changed.
+            Conflict: The gradients are of another stage; nothing was changed.
         """
         if gradients:
             if [gradient.shape for gradient in gradients] != [weight.shape for weight in self.parameters]:
@@ -178,12 +178,12 @@ class StageCompute:
         self.optimizer.step(gradients, learning_rate(step, self._start.spec.training))
 
     def load(self, version: int, tensors: Sequence[Tensor]) -> None:
-        """Takes over what `state_tensors` gave at another replica, at `version`."""
+        """Loads the `state_tensors` of another replica at `version`."""
         load_state_tensors(self.module, self.optimizer, tensors)
         self.version = version
 
     def restored(self, version: int) -> None:
-        """Parameters and optimizer state are those of `version` again; what was summed counts for nothing."""
+        """Sets the version after a restore of the state, and clears the sum."""
         self.sum.clear()
         self.version = version
 

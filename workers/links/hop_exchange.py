@@ -1,9 +1,9 @@
 """Hops between instances: the notice on the bus, the tensors over a link (DESIGN §5 rule 11, §6).
 
-A sender posts its tensors on the link and publishes a notice, again and again, until it is answered. The
-receiver's owner decides; accepted tensors are received and handed over, declined ones (`held`, `stale`)
-are received and dropped, so that no posted send is ever left behind on a link. When a link breaks, the
-sender opens the pair's next one and offers again; the owner retains the tensors meanwhile.
+A sender posts its tensors on the link and repeats a notice on the bus until it is answered. The receiving
+instance decides: accepted tensors are received and handed over; declined ones (`held`, `stale`) are received
+and dropped, so that no posted send stays on a link. When a link breaks, the sender opens the pair's next link
+and offers again; its instance retains the tensors meanwhile.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ log = get_logger("workers.links.hop_exchange")
 
 Direction = Literal["forward", "backward", "state", "copy", "redo"]
 COPIES: tuple[Direction, ...] = ("copy", "redo")
-"""What a holder keeps stays in host memory, whatever device it computes on."""
+"""Directions whose tensors the receiver keeps in host memory, whatever device it computes on."""
 Answer = Literal["accepted", "held", "stale", "later"]
 Outcome = Literal["delivered", "held", "stale", "withdrawn"]
 VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale": "stale"}
 
 REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
-"""Pause before an unanswered notice is repeated: doubling between these; at once after a reconnect."""
+"""Pauses before an unanswered notice is repeated: doubling from first to most; none after a reconnect."""
 ATTEMPTS = 3
 """Links tried for one offer before its peer counts as unreachable."""
 WITHDRAWN_S = 5.0
-"""How long a withdrawn offer is kept up so that the receiver can decline it; then its link goes."""
-REMEMBERED_LATER = 1024
+"""How long a withdrawn offer stays open so that the receiver can decline it; then its link is dropped."""
+MOST_LATER = 1024
 PING_S = 0.5
-"""Every idle link is pinged this often: one that got no work tells how it is all the same."""
+"""Seconds between pings of an idle link, so that links without work are measured too."""
 
 
 def next_pause(pause_s: float, answer: Answer | None) -> float:
-    """The pause after the next repetition: doubling while nothing is heard, short while told `later`."""
+    """The pause after the next repetition: doubling without an answer, short after `later`."""
     return REPEAT_FIRST_S if answer == "later" else min(pause_s * 2, REPEAT_MOST_S)
 
 
 @dataclass(eq=False)
 class _Offer:
-    """What is to arrive at `receiver`, and how far that is."""
+    """Tensors to be delivered to `receiver`, and the state of their delivery."""
 
     direction: Direction
     receiver: Member
@@ -77,7 +77,7 @@ class _Offer:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        """On a new link nothing has been answered yet."""
+        """Starts on a new link, on which no answer has come yet."""
         self.answer = None
 
     def withdraw(self) -> None:
@@ -90,19 +90,19 @@ class HopExchange:
     """Sends and receives hops for one instance. `async with HopExchange(...) as exchange:`.
 
     Args:
-        bus: connected.
-        member: this instance.
-        job: whose hops.
-        epoch: written into notices; set `exchange.epoch` when it moves on.
-        decide: asked once per offer, on the event loop, without I/O: `accepted`, `held`, `stale` or
-            `later`. It judges by what it has been *given*: an accepted offer may still be lost with its
-            link, is then told to `lost`, and will be offered again.
-        received: takes the tensors of an accepted offer, on the event loop.
-        lost: told when an accepted offer will not arrive.
-        broken: told when a link ends other than on purpose: a hint, perhaps the first sign of a death.
-        load: how this instance is; told with each answer, and with each microbatch that goes back.
-        heard: takes what a receiver said of itself with its answer.
-        config: where links are listened for, how they are built and kept.
+        bus: A connected bus.
+        member: This instance.
+        job: The job of the hops.
+        epoch: Written into notices; set `exchange.epoch` when it changes.
+        decide: Called once per offer, on the event loop, without I/O; answers `accepted`, `held`, `stale` or
+            `later`. It must count an offer as present only once `received` was called: an accepted offer may
+            still be lost with its link; `lost` is called then, and the sender offers again.
+        received: Takes the tensors of an accepted offer, on the event loop.
+        lost: Called when an accepted offer will not arrive.
+        broken: Called when a link ends without a goodbye: perhaps the first sign of a death.
+        load: The load of this instance, sent with each answer and with each microbatch that goes back.
+        heard: Takes the load that a receiver sent with its answer.
+        config: Where to listen for links, how to build and keep them.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class HopExchange:
         self._table = LinkTable(
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
         )
-        self._telling: dict[str, LinkReporting] = {}
+        self._reporting: dict[str, LinkReporting] = {}
         self._offers: dict[tuple[str, int], _Offer] = {}
         self._open: set[_Offer] = set()
         self._later: dict[tuple[str, int], MicrobatchNotice] = {}
@@ -155,7 +155,7 @@ class HopExchange:
         await self.close()
 
     async def close(self) -> None:
-        """Says goodbye on all links and frees everything: no thread and no socket stays. Twice is fine."""
+        """Says goodbye on all links and frees all threads and sockets. Idempotent."""
         self._closed = True
         for subscription in self._subscriptions:
             await subscription.stop(drain=False)
@@ -180,17 +180,17 @@ class HopExchange:
         transfer: int = 0,
         tensors: Sequence[Tensor] = (),
     ) -> Outcome:
-        """Brings tensors to `receiver`; returns when it has them, or has declined them.
+        """Delivers tensors to `receiver`; returns when it has them, or has declined them.
 
-        Cancelling the caller withdraws the offer: what was posted is finished behind the scenes.
+        Cancelling the caller withdraws the offer: the posted transfer is finished in the background.
 
         Args:
-            direction, stage, step, attempt, microbatch, evaluate, round, transfer: as in `MicrobatchNotice`.
-            receiver: the incarnation that is meant; another one of the same name never gets them.
-            tensors: any dtypes, shapes and devices; not to be changed until this returns.
+            direction, stage, step, attempt, microbatch, evaluate, round, transfer: As in `MicrobatchNotice`.
+            receiver: The incarnation to deliver to; another one of the same SID never gets the tensors.
+            tensors: Any dtypes, shapes and devices; not to be changed until this returns.
 
         Raises:
-            PeerUnreachable: no link held for ATTEMPTS times, or the receiver was fenced.
+            PeerUnreachable: ATTEMPTS links in a row failed, or the receiver was fenced.
         """
         if self._closed:
             raise PeerUnreachable(f"the hop exchange of {self._member.sid} is closed", peer=receiver.sid)
@@ -221,18 +221,18 @@ class HopExchange:
             del self._later[key]
 
     def samples(self) -> tuple[LinkSample, ...]:
-        """What went over the links since the last call, by peer, and what has changed about them."""
+        """Traffic since the last call, by peer, with the link figures that have changed."""
         now, qualities, samples = time.monotonic(), self._table.qualities(), []
         for peer, counts in self._table.counts.items():
             figures = qualities[peer].out.figures() if peer in qualities else None
-            told = self._telling.setdefault(peer, LinkReporting()).news(figures, now)
-            samples.append(counts.take(peer).model_copy(update={"figures": told}))
+            news = self._reporting.setdefault(peer, LinkReporting()).news(figures, now)
+            samples.append(counts.take(peer).model_copy(update={"figures": news}))
         return tuple(samples)
 
     def cost(self, peer: Member) -> LinkCost | None:
-        """Of a microbatch to `peer` and back, as far as anything went there; O(1)."""
-        known = self._table.known(peer)
-        return known.cost if known is not None else None
+        """The cost of a microbatch to `peer` and back; None if nothing was measured; O(1)."""
+        quality = self._table.known(peer)
+        return quality.cost if quality is not None else None
 
     async def _ping(self) -> None:
         while True:
@@ -257,7 +257,7 @@ class HopExchange:
                     return "withdrawn"
                 if self._closed or self._table.is_fenced(offer.receiver):
                     raise
-                if not self._bus.connected:  # no link is built without it, and that is not the peer's fault
+                if not self._bus.connected:  # links can't be built without the bus: not the peer's fault
                     offer.wake.clear()
                     await _wait(offer.wake, REPEAT_MOST_S)
                     continue
@@ -276,7 +276,7 @@ class HopExchange:
                     ) from error
 
     async def _offer_on(self, slot: LinkSlot, offer: _Offer, tensors: Sequence[Tensor]) -> Outcome:
-        """One offer on one link, until it is received, declined, withdrawn, or the link is over."""
+        """Makes one offer on one link, until it is received, declined or withdrawn, or the link ends."""
         first = slot.take_tags(len(tensors) + 1)
         notice = self._notice(slot, first, offer, tensors)
         offer.begin()
@@ -293,16 +293,16 @@ class HopExchange:
                 if transfer.done():
                     return transfer.result()
                 if offer.answer == "held" or offer.answer == "stale":
-                    return offer.answer  # the transfer is received and dropped meanwhile
+                    return offer.answer  # the receiver takes the posted tensors and drops them
                 if offer.withdrawn_at is not None and now > offer.withdrawn_at + WITHDRAWN_S:
                     self._table.drop(slot)
                     return "withdrawn"
                 if offer.answer == "accepted":
                     due = slot.patience_until(offer.answered_at, self._config.transfer_timeout_s)
                     if now > due:
-                        raise self._stuck(slot)
+                        raise self._drop_stuck(slot)
                 elif now >= due or offer.urgent:
-                    if offer.urgent:  # the bus is back; the peer may be a moment behind us
+                    if offer.urgent:  # the bus is back; the peer may reconnect a moment later
                         offer.urgent, pause_s = False, REPEAT_FIRST_S
                     await self._publish_notice(notice)
                     due, pause_s = now + pause_s, next_pause(pause_s, offer.answer)
@@ -313,7 +313,7 @@ class HopExchange:
         finally:
             del self._offers[slot.name, first]
 
-    def _stuck(self, slot: LinkSlot) -> PeerUnreachable:
+    def _drop_stuck(self, slot: LinkSlot) -> PeerUnreachable:
         error = PeerUnreachable(
             f"{slot.peer.sid} accepted tensors and takes none for {self._config.transfer_timeout_s:g} s",
             peer=slot.peer.sid,
@@ -345,7 +345,7 @@ class HopExchange:
 
     async def _publish_notice(self, notice: MicrobatchNotice) -> None:
         if not self._bus.connected:
-            return  # repetitions would only pile up; the reconnect has it sent at once
+            return  # repetitions would only pile up; a reconnect sends the notice at once
         try:
             await self._bus.publish(NOTICE, notice, job=self._job, sid=notice.receiver.sid)
         except Unavailable as error:
@@ -377,12 +377,12 @@ class HopExchange:
 
     # --- receiving ----------------------------------------------------------------------------------------
     async def _on_notice(self, notice: MicrobatchNotice, _: Envelope) -> None:
-        """Duplicates are answered as the first time. Notices for another incarnation are not ours."""
+        """Answers a notice; a duplicate gets the first answer. Ignores notices to other incarnations."""
         if not self._closed and notice.receiver == self._member != notice.sender:
             await self._consider(notice)
 
     def reconsider(self) -> None:
-        """Asks `decide` again about all offers that were put off: call it when an obstacle is gone."""
+        """Asks `decide` again about all postponed offers; to be called when an obstacle is gone."""
         waiting, self._later = self._later, {}
         for notice in waiting.values():
             self._start(self._consider(notice), f"reconsider {notice.link} {notice.tag}")
@@ -401,7 +401,7 @@ class HopExchange:
         if answer is None:
             answer = self._decide(notice)
             if answer == "later":
-                if len(self._later) < REMEMBERED_LATER:
+                if len(self._later) < MOST_LATER:
                     self._later[notice.link, notice.tag] = notice
             else:
                 self._later.pop((notice.link, notice.tag), None)

@@ -1,15 +1,15 @@
-"""How good a directed link is, by what went over it: latency, bandwidth, loss, trend, cost of a transfer.
+"""The quality of a directed link, from its traffic: latency, bandwidth, loss, trend, cost of a transfer.
 
-A transfer takes `latency + bytes / bandwidth`. The receiver times it, from asking for it to having it, and
-says so beside its receipt; eight bytes there and back (a ping) take the latency alone. A ping goes ahead of a
-transfer, so that what the transfer took beyond its own ping is due to its size, whatever the latency does
-meanwhile. That is the idea of pathchar (Jacobson 1997; Downey, SIGCOMM 1999), with moving averages of medians
-(`workers.telemetry.load.Average`) in place of its minima: what counts is what a transfer takes now, not at
+A transfer takes `latency + bytes / bandwidth`. The receiver times it, from requesting it to having it, and
+sends the time with its receipt; eight bytes there and back (a ping) take only the latency. A ping precedes a
+transfer, so that the time beyond that ping is due to the transfer's size, however the latency changes. That
+is the idea of pathchar (Jacobson 1997; Downey, SIGCOMM 1999), with moving averages of medians
+(`workers.telemetry.load.Average`) in place of its minima: the estimate is of a transfer's time now, not at
 its best.
 
-A transfer that was lost is made again: with a part p lost, p / (1 - p) attempts are lost for each that
-arrives, and each costs the time until it is known to be lost (expected transmission time: De Couto et al.,
-MobiCom 2003; Draves et al., MobiCom 2004).
+A lost transfer is repeated: with a share p lost, p / (1 - p) attempts are lost for each that arrives, and
+each costs the time until it is known to be lost (expected transmission time: De Couto et al., MobiCom 2003;
+Draves et al., MobiCom 2004).
 
 Pure: no clock, no I/O. Memory is bounded, each report O(1).
 """
@@ -25,26 +25,26 @@ from schemas.telemetry import LinkFigures, Trend
 from workers.telemetry.load import Average
 
 SMALL_BYTES = 1024
-"""A transfer up to this size is as good as a ping."""
+"""A transfer up to this size counts as a ping."""
 
 SIZES = 6
-"""Sizes told apart, by powers of two; a seventh takes the place of the least used."""
+"""Sizes kept apart, by powers of two; a seventh replaces the least used."""
 
 SEEN = 64
-"""Transfers after which how often a size was used counts half: the usual size follows the job."""
+"""Transfers after which the use counts of all sizes are halved, so that the usual size follows the job."""
 
 WINDOW = 8
-"""Transfers, or pings, per window of the trend: the last one beside the one before."""
+"""Transfers, or pings, per window of the trend, which compares the last window with the one before."""
 
 TREND = 1.5
 TREND_MS = 1.0
-"""A trend is a change of the median by this factor, and by this much at least."""
+"""A trend is a change of the median by at least this factor and at least this time."""
 
-TELLING = 0.25
-"""Where size makes up less than this part of the latency, it is noise: the bandwidth is not known."""
+SIGNIFICANT = 0.25
+"""A transfer's time beyond the latency below this share of it is noise: the bandwidth is unknown then."""
 
 KEEP_LOSS = 31 / 32
-"""Part of the counts of attempts that stays with each: loss is that of the last 32, roughly."""
+"""Share of the attempt counts that stays at each attempt: the loss is roughly that of the last 32."""
 
 PRIOR = 1.0
 """Attempts that count as successful before the first: one loss at the start is not a loss of all."""
@@ -55,8 +55,7 @@ MOST_BYTES = 2**50
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What sending a microbatch over a link costs: `transfer_ms` until it is there, of which it occupies the
-    link for `wire_ms`."""
+    """The cost of a microbatch over a link: `transfer_ms` to arrive, of which `wire_ms` occupy the link."""
 
     transfer_ms: float
     wire_ms: float = 0.0
@@ -64,7 +63,7 @@ class LinkCost:
 
 @dataclass(slots=True)
 class _Size:
-    """Transfers of about one size. `wire`: what they take beyond the latency."""
+    """Transfers of about one size. `wire`: their time beyond the latency, in milliseconds."""
 
     bytes: int = 0
     used: float = 0.0
@@ -73,7 +72,7 @@ class _Size:
 
 
 class LinkQuality:
-    """One direction of a link. What can't be believed is refused and counted."""
+    """One direction of a link. Impossible measurements are refused and counted."""
 
     def __init__(self) -> None:
         self.refused = 0
@@ -86,21 +85,25 @@ class LinkQuality:
         self._lost = 0.0
         self._lost_ms = Average()
 
-    # --- what happened ----------------------------------------------------------------------------------
+    # --- measurements -----------------------------------------------------------------------------------
     def pinged(self, took_ms: float) -> None:
-        """A word went there and back."""
+        """Takes the round-trip time of a ping."""
         if not _sound(took_ms):
             self.refused += 1
             return
-        beside_ms, self._last_ping_ms = max(took_ms, self._last_ping_ms), took_ms
+        ping_ms, self._last_ping_ms = max(took_ms, self._last_ping_ms), took_ms
         self._latency.add(took_ms)
         self._pings.append(took_ms)
         while self._waiting:
-            self._take(*self._waiting.popleft(), beside_ms)
+            self._take(*self._waiting.popleft(), ping_ms)
 
     def measured(self, size_bytes: int, took_ms: float, *, ahead: bool = True) -> None:
-        """A transfer arrived that had the link to itself. `ahead`: the last ping went ahead of it; else it
-        waits for the next one, and the longer of the two counts."""
+        """Takes the time of a transfer that had the link to itself.
+
+        Args:
+            ahead: The last ping preceded it. Else it waits for the next ping, and the longer of the two
+                counts.
+        """
         if not _sound(took_ms) or not 0 <= size_bytes <= MOST_BYTES:
             self.refused += 1
             return
@@ -113,20 +116,20 @@ class LinkQuality:
             self._waiting.append((size_bytes, took_ms))
 
     def _take(self, size_bytes: int, took_ms: float, ping_ms: float) -> None:
-        held = self._size(size_bytes.bit_length())
-        held.bytes = size_bytes
-        held.used += 1
-        if took_ms > ping_ms:  # else it was the ping that paused, and says nothing about size
-            held.wire.add(took_ms - ping_ms)
-        held.took_ms.append(took_ms)
+        size = self._size(size_bytes.bit_length())
+        size.bytes = size_bytes
+        size.used += 1
+        if took_ms > ping_ms:  # else the ping was delayed, and the difference says nothing about size
+            size.wire.add(took_ms - ping_ms)
+        size.took_ms.append(took_ms)
 
     def arrived(self) -> None:
-        """An attempt was not lost."""
+        """Counts an attempt that was not lost."""
         self._attempts = KEEP_LOSS * self._attempts + 1
         self._lost *= KEEP_LOSS
 
     def lost(self, after_ms: float) -> None:
-        """An attempt has to be made again: its link broke, or was not built, `after_ms` after it began."""
+        """Counts a lost attempt: its link broke, or could not be built, `after_ms` after it began."""
         if not math.isfinite(after_ms) or not 0 <= after_ms <= MOST_MS:
             self.refused += 1
             return
@@ -138,30 +141,30 @@ class LinkQuality:
         if sum(size.used for size in self._sizes.values()) >= SEEN:
             for size in self._sizes.values():
                 size.used /= 2
-        held = self._sizes.get(power)
-        if held is None:
+        found = self._sizes.get(power)
+        if found is None:
             if len(self._sizes) >= SIZES:
-                del self._sizes[min(self._sizes, key=lambda one: self._sizes[one].used)]
-            held = self._sizes[power] = _Size()
-        return held
+                del self._sizes[min(self._sizes, key=lambda key: self._sizes[key].used)]
+            found = self._sizes[power] = _Size()
+        return found
 
-    # --- what follows -------------------------------------------------------------------------------------
+    # --- estimates ----------------------------------------------------------------------------------------
     @property
     def latency_ms(self) -> float | None:
-        """Of a transfer however small: the receiver asks, the sender sends."""
+        """Time of the smallest transfer: the receiver's request and the sender's reply."""
         return self._latency.value if self._pings else None
 
     @property
     def bandwidth_bytes_per_s(self) -> float | None:
-        """By the usual size, or the largest; None where latency is nearly all that transfers take."""
-        for size in (self._usual, max(self._sizes.values(), key=lambda one: one.bytes, default=None)):
-            if size is not None and size.wire.value > TELLING * self._latency.value:
+        """Bandwidth from transfers of the usual size, or the largest; None if latency dominates them."""
+        for size in (self._usual, max(self._sizes.values(), key=lambda size: size.bytes, default=None)):
+            if size is not None and size.wire.value > SIGNIFICANT * self._latency.value:
                 return size.bytes / size.wire.value * 1e3
         return None
 
     @property
     def loss(self) -> float:
-        """Part of the attempts that had to be made again."""
+        """Share of the attempts that had to be repeated."""
         return self._lost / (self._attempts + PRIOR)
 
     @property
@@ -171,32 +174,32 @@ class LinkQuality:
 
     @property
     def cost(self) -> LinkCost | None:
-        """Of a transfer of the usual size, what is lost included; None: nothing was measured."""
+        """Cost of a transfer of the usual size, lost attempts included; None: nothing was measured."""
         usual = self._usual
         if usual is None and not self._pings:
             return None
         wire_ms = usual.wire.value if usual is not None else 0.0
         retries = self.loss / (1.0 - self.loss)
         transfer_ms = self._latency.value + wire_ms + retries * self._lost_ms.value
-        return LinkCost(transfer_ms, wire_ms if wire_ms > TELLING * self._latency.value else 0.0)
+        return LinkCost(transfer_ms, wire_ms if wire_ms > SIGNIFICANT * self._latency.value else 0.0)
 
     def trend(self) -> tuple[Trend, str]:
-        """Whether transfers (or pings, where there are none) become slower or faster, and the evidence."""
+        """Whether transfers (or pings, if there are none) become slower or faster, and the evidence."""
         usual = self._usual
         if usual is not None and len(usual.took_ms) == 2 * WINDOW:
-            seen, what = list(usual.took_ms), f"transfers of {usual.bytes} bytes"
+            times_ms, what = list(usual.took_ms), f"transfers of {usual.bytes} bytes"
         elif len(self._pings) == 2 * WINDOW:
-            seen, what = list(self._pings), "pings"
+            times_ms, what = list(self._pings), "pings"
         else:
             return "", ""
-        before, now = median(seen[:WINDOW]), median(seen[WINDOW:])
+        before, now = median(times_ms[:WINDOW]), median(times_ms[WINDOW:])
         evidence = f"last {WINDOW} {what} {now:.1f} ms, {WINDOW} before {before:.1f} ms"
         if max(before, now) < TREND * min(before, now) or abs(now - before) < TREND_MS:
             return "steady", evidence
         return ("slower" if now > before else "faster"), evidence
 
     def figures(self) -> LinkFigures | None:
-        """As telemetry tells them; None: nothing was measured."""
+        """The figures for telemetry; None: nothing was measured."""
         cost = self.cost
         if cost is None and not self._attempts:
             return None
@@ -214,19 +217,19 @@ class LinkQuality:
 
     @property
     def _usual(self) -> _Size | None:
-        return max(self._sizes.values(), key=lambda one: one.used, default=None)
+        return max(self._sizes.values(), key=lambda size: size.used, default=None)
 
 
 @dataclass(slots=True)
 class LinkBothWays:
-    """A link as one end sees it: what it sends (the receiver says how long that took), and what it gets."""
+    """A link as one end sees it: sent transfers (timed by the receiver) and received ones."""
 
     out: LinkQuality = field(default_factory=LinkQuality)
     back: LinkQuality = field(default_factory=LinkQuality)
 
     @property
     def cost(self) -> LinkCost | None:
-        """Of a microbatch that goes there and comes back; the two ways do not share what they occupy."""
+        """Cost of a microbatch there and back; the two directions do not share the wire."""
         out, back = self.out.cost, self.back.cost
         if out is None or back is None:
             return out or back
@@ -234,24 +237,24 @@ class LinkBothWays:
 
 
 class LinkReporting:
-    """Which figures of a link are worth telling: news, and all of them now and then."""
+    """Decides when to report a link's figures: when they have changed, and every `EVERY_S` seconds."""
 
     EVERY_S = 5.0
     CHANGE = 0.1
 
     def __init__(self) -> None:
-        self._told: LinkFigures | None = None
+        self._reported: LinkFigures | None = None
         self._at = -math.inf
 
     def news(self, figures: LinkFigures | None, now: float) -> LinkFigures | None:
-        """The figures, if they differ by `CHANGE` from the last that were told, or those are too old."""
-        if figures is None or (now - self._at < self.EVERY_S and not self._differ(figures)):
+        """The figures, if they differ by `CHANGE` from the last reported ones, or those are too old."""
+        if figures is None or (now - self._at < self.EVERY_S and not self._differs(figures)):
             return None
-        self._told, self._at = figures, now
+        self._reported, self._at = figures, now
         return figures
 
-    def _differ(self, new: LinkFigures) -> bool:
-        old = self._told
+    def _differs(self, new: LinkFigures) -> bool:
+        old = self._reported
         if old is None or (old.trend, old.bytes) != (new.trend, new.bytes):
             return True
         pairs = (

@@ -1,17 +1,17 @@
-"""Shaped links: an emulation of bad networks at the data plane, for tests and benchmarks.
+"""Shaped links: an emulation of bad networks on the data plane, for tests and benchmarks.
 
-Where the kernel has netem in a network namespace, that is the better tool. Many have not, and instances of
-one node share its loopback. So what a process hands to a link can be delayed here, as netem would delay what
-goes out of an interface: tensors, receipts, pings, and the receiver's asking for a transfer. What lies below
-(TCP's own retransmissions, gloo's handshakes) is not emulated. Nobody should train with it.
+Kernel netem in a network namespace is the better tool, but many systems lack it, and instances of one node
+share its loopback. So this module delays everything that a process sends over a link, as netem delays the
+outgoing packets of an interface: tensors, receipts, pings, and the receiver's requests for transfers. Lower
+layers (TCP's own retransmissions, gloo's handshakes) are not emulated. Do not train with it.
 
 The environment variable `DMSC_LINK_SHAPING` of a node agent names a file for all instances that it starts:
 
     {"links": [{"from": "job-1-s0-r0", "to": "*-s1-r1", "latency_ms": 300, "bytes_per_s": 2e6, "loss": 0.02}]}
 
-`from` and `to` are SIDs, `*` for any part; the first that fits counts, for that direction alone. `loss` is
-the part of transfers whose link breaks. The file may appear, change and go at any time: it counts from the
-next transfer on. One that can't be read shapes nothing and is logged.
+`from` and `to` are SIDs, in which `*` matches any part. The first matching entry applies, in that direction
+only. `loss` is the share of transfers whose link breaks. The file may appear, change and disappear at any
+time; a change applies from the next transfer on. A file that can't be read shapes nothing and is logged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = get_logger("workers.links.link_shaping")
 
 ENVIRONMENT = "DMSC_LINK_SHAPING"
 WORD_BYTES = 8
-"""Receipts and pings: delayed, never lost."""
+"""Sends up to this size, receipts and pings, are delayed but never lost."""
 
 
 class Shape(Part):
@@ -46,32 +46,32 @@ class Shape(Part):
 
 
 class Shapes(Part):
-    """The file."""
+    """The content of the file."""
 
     links: tuple[Shape, ...] = ()
 
 
 @dataclass
 class Shaping:
-    """The file as it stands."""
+    """The shapes of the file's present content."""
 
     path: Path
-    _seen: tuple[int, int] | None = None
+    _file_version: tuple[int, int] | None = None
     _shapes: Shapes = field(default_factory=Shapes)
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Shaping | None:
-        named = environment.get(ENVIRONMENT)
-        return cls(Path(named)) if named else None
+        path = environment.get(ENVIRONMENT)
+        return cls(Path(path)) if path else None
 
     def of(self, sender: str, receiver: str) -> Shape | None:
-        """How what `sender` sends to `receiver` is shaped now."""
+        """The present shape of the direction from `sender` to `receiver`; None: not shaped."""
         try:
             status = self.path.stat()
-            seen = (status.st_mtime_ns, status.st_size)
-            if seen != self._seen:
-                self._seen = seen
+            file_version = (status.st_mtime_ns, status.st_size)
+            if file_version != self._file_version:
+                self._file_version = file_version
                 self._shapes = Shapes.model_validate_json(self.path.read_bytes())
                 log.warning("links are shaped", file=str(self.path), links=len(self._shapes.links))
         except FileNotFoundError:
@@ -85,12 +85,12 @@ class Shaping:
         return None
 
     def line(self, sender: str, receiver: str) -> ShapedLine:
-        """What a link puts its sends through."""
+        """The line for the sends of one link."""
         return ShapedLine(lambda: self.of(sender, receiver), self._random)
 
 
 class ShapedLine:
-    """One direction: first come, first served at its rate, then the latency. Called from any thread."""
+    """One direction of a link: first come, first served at its rate, then the latency."""
 
     def __init__(self, shape: Callable[[], Shape | None], chance: random.Random) -> None:
         self._shape = shape
@@ -99,7 +99,7 @@ class ShapedLine:
         self._free_at = 0.0
 
     def post(self, size: int, put: Callable[[], None], lost: Callable[[], None]) -> None:
-        """Calls `put` when the last of `size` bytes would be there, or `lost`."""
+        """Calls `put` when the last of `size` bytes would arrive, or `lost` then. From any thread."""
         self._loop.call_soon_threadsafe(self._queue, size, put, lost)
 
     def _queue(self, size: int, put: Callable[[], None], lost: Callable[[], None]) -> None:
@@ -109,5 +109,5 @@ class ShapedLine:
             return
         wire_s = size / shape.bytes_per_s if shape.bytes_per_s else 0.0
         self._free_at = max(now, self._free_at) + wire_s
-        gone = size > WORD_BYTES and self._random.random() < shape.loss
-        self._loop.call_at(self._free_at + shape.latency_ms / 1e3, lost if gone else put)
+        is_lost = size > WORD_BYTES and self._random.random() < shape.loss
+        self._loop.call_at(self._free_at + shape.latency_ms / 1e3, lost if is_lost else put)

@@ -1,4 +1,4 @@
-"""An instance's links: at most one per peer, built when first used, the least recently used dropped."""
+"""An instance's links: at most one per peer, built at first use, dropped when least recently used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.transport.gloo import GroupBuild, LinkRefused, release
 log = get_logger("workers.links.hop_exchange")
 
 LAST_TAG = 2**31 - 2**20
-"""Beyond this a link has used up gloo's 31-bit tags, and the next one is opened."""
+"""Beyond this tag a link has used up gloo's 31-bit tags, and the next link is opened."""
 REMEMBERED_ANSWERS = 4096
 
 
@@ -30,7 +30,7 @@ REMEMBERED_ANSWERS = 4096
 class LinkConfig:
     """How links are built and kept.
 
-    `address` is what peers connect to, `ports` the range to listen in (see
+    `address` is the address that peers connect to, `ports` the range of ports to listen on (see
     `workers.transport.gloo.open_device`).
     """
 
@@ -39,22 +39,22 @@ class LinkConfig:
     build_timeout_s: float = 5.0
     """Longer tolerates slow networks, shorter notices a dead peer sooner. Builds take 1–20 ms."""
     transfer_timeout_s: float = 30.0
-    """For an accepted transfer, plus its size at 4 MB/s, or at a quarter of what was measured, if less. A
-    stopped peer's agent tells long before."""
+    """Timeout of an accepted transfer; its size at 4 MB/s, or at a quarter of the measured rate if that is
+    less, is added. The agent of a stopped peer reports it long before."""
     most: int = 64
-    """Links kept; each costs two threads and one socket."""
+    """Most links kept; each costs two threads and one socket."""
     target: str = "cpu"
-    """Where received tensors are wanted."""
+    """Device on which received tensors are delivered."""
     shaping: Shaping | None = None
     """Emulates bad links, for tests and benchmarks."""
     secret: bytes | None = field(default=None, repr=False)
-    """The job's: who does not know it gets no link (`workers.transport.link_authentication`). None: nobody is
-    asked."""
+    """The job's secret: a peer without it gets no link (`workers.transport.link_authentication`). None: peers
+    are not authenticated."""
 
 
 @dataclass(eq=False)
 class LinkSlot:
-    """One numbered link of one pair: being built, open, or over."""
+    """One numbered link of a pair of instances: being built, open, or over."""
 
     peer: Member
     number: int
@@ -69,23 +69,26 @@ class LinkSlot:
     next_tag: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.next_tag = self.rank + 2  # the first of each parity carries receipts
+        self.next_tag = self.rank + 2  # the first tag of each parity carries receipts
 
     def take_tags(self, count: int) -> int:
-        """The first of `count` tags of this side's parity, two apart."""
+        """Takes `count` tags of this side's parity, two apart; returns the first."""
         first = self.next_tag
         self.next_tag += 2 * count
         return first
 
     def remember(self, tag: int, answer: str) -> None:
-        """What an offer was answered, to be repeated if the offer is."""
+        """Records the answer to an offer, so that a repeated offer gets the same answer."""
         self.answered[tag] = answer
         if len(self.answered) > REMEMBERED_ANSWERS:
             self.answered.popitem(last=False)
 
     def patience_until(self, answered_at: float, timeout_s: float) -> float:
-        """When an accepted transfer counts as stuck: the link must have moved something meanwhile, and may
-        have much to move before."""
+        """When an accepted transfer counts as stuck.
+
+        The time counts from the answer or the link's last progress, whichever is later; the posted transfers
+        may take their own time besides.
+        """
         if self.link is None:
             return answered_at + timeout_s
         since = max(answered_at, self.link.progress_at)
@@ -96,19 +99,18 @@ class LinkSlot:
         return self.uses == 0 and self.link is not None and not self.link.busy
 
     async def opened(self) -> TensorLink:
-        """The link, as soon as it stands.
+        """Waits for the link to be built and returns it.
 
         Raises:
-            PeerUnreachable: it could not be built, or is over.
+            PeerUnreachable: It could not be built, or is over.
         """
         return await asyncio.shield(self.ready)
 
 
 class LinkTable:
-    """The slots, by peer incarnation. All methods on the event loop; never blocks it.
+    """The slots, by peer incarnation. All methods on the event loop; they never block it.
 
-    `broken(peer, error)` is called when a link ends other than by goodbye: a hint, perhaps the first sign
-    of a death.
+    `broken(peer, error)` is called when a link ends without a goodbye: perhaps the first sign of a death.
     """
 
     def __init__(
@@ -139,25 +141,28 @@ class LinkTable:
         return _key(peer) in self._fenced
 
     def quality(self, peer: Member) -> LinkBothWays:
-        """What is known of the links to an incarnation; outlives them, for the latest so many."""
-        held = self._qualities.get(_key(peer))
-        if held is None:
-            held = self._qualities[_key(peer)] = LinkBothWays()
+        """The measured quality of the links to an incarnation; begins to measure it.
+
+        It outlives the links, for the `2 * most` latest incarnations.
+        """
+        quality = self._qualities.get(_key(peer))
+        if quality is None:
+            quality = self._qualities[_key(peer)] = LinkBothWays()
             while len(self._qualities) > 2 * self._config.most:
                 self._qualities.popitem(last=False)
         self._qualities.move_to_end(_key(peer))
-        return held
+        return quality
 
     def known(self, peer: Member) -> LinkBothWays | None:
-        """The same, without beginning to know it."""
+        """The measured quality of the links to an incarnation; None if there were no links."""
         return self._qualities.get(_key(peer))
 
     def qualities(self) -> dict[str, LinkBothWays]:
-        """By the peer's SID: of its latest incarnation."""
+        """The quality by the peer's SID, of its latest incarnation."""
         return {sid: quality for (sid, _), quality in self._qualities.items()}
 
     def ping(self) -> None:
-        """Measures the latency of all links that are idle."""
+        """Measures the latency of all idle links."""
         for slot in self._slots.values():
             if not slot.over and slot.link is not None:
                 slot.link.ping()
@@ -166,7 +171,7 @@ class LinkTable:
         """The present link to `peer`; begins to build one if there is none.
 
         Raises:
-            PeerUnreachable: the peer is fenced.
+            PeerUnreachable: The peer is fenced.
         """
         if self.is_fenced(peer):
             raise _fenced(peer)
@@ -177,11 +182,11 @@ class LinkTable:
         return self._begin(peer, slot.number + 1 if slot else 1)
 
     def adopt(self, peer: Member, name: str) -> LinkSlot | str | None:
-        """The slot that `peer` names in an offer, opened from this side too.
+        """The slot of the link that `peer` names in an offer, opened from this side too.
 
         Returns:
-            The slot; or the name of the link that should be used instead, when that one is over; or None
-            if the name is not one of ours, or the peer is fenced.
+            The slot; or, if that link is over, the name of the link to use instead; or None if the name is
+            not of this pair, or the peer is fenced.
         """
         pair = Pair.of(self._me, peer)
         number = pair.number(name)
@@ -196,7 +201,7 @@ class LinkTable:
         return pair.link(slot.number + 1 if slot.over else slot.number)
 
     def advance(self, peer: Member, name: str) -> bool:
-        """Goes on to a newer link that `peer` names in an answer; whether it was newer."""
+        """Switches to a newer link that `peer` names in an answer; returns whether it was newer."""
         number = Pair.of(self._me, peer).number(name)
         slot = self._slots.get(_key(peer))
         if number is None or self.is_fenced(peer) or (slot is not None and number <= slot.number):
@@ -205,7 +210,7 @@ class LinkTable:
         return True
 
     def drop(self, slot: LinkSlot, error: PeerUnreachable | None = None) -> None:
-        """Ends a link now: what is open on it fails, what waits in it comes free."""
+        """Ends a link now: its open transfers fail, and its waiters are released."""
         if slot.over:
             return
         slot.over = True
@@ -220,7 +225,7 @@ class LinkTable:
             self._wait_for(slot.link)
 
     def fence(self, peer: Member) -> None:
-        """Ends the links to this incarnation now and for ever."""
+        """Ends the links to this incarnation and never builds one again."""
         self._fenced.add(_key(peer))
         self._qualities.pop(_key(peer), None)
         slot = self._slots.get(_key(peer))
@@ -276,7 +281,7 @@ class LinkTable:
         finally:
             slot.build = None
         if slot.over:
-            release(group)  # given up while it was built
+            release(group)  # the link was given up while it was built
             return
         shaping = self._config.shaping
         slot.link = TensorLink(
@@ -293,7 +298,7 @@ class LinkTable:
         slot.ready.set_result(slot.link)
 
     def _over(self, slot: LinkSlot, error: PeerUnreachable | None) -> None:
-        """The link ended by itself or at the peer's word; or it was never built."""
+        """Records that a link broke, was closed by the peer, or could not be built."""
         if slot.link is not None:
             self._wait_for(slot.link)
         if slot.over:
@@ -307,7 +312,7 @@ class LinkTable:
                 counts = self.counts.setdefault(slot.peer.sid, LinkCounts())
                 counts.errors += 1
                 counts.refused += isinstance(error, LinkRefused)
-            if slot.link is not None or self._bus.connected:  # else it is the bus that is away, not the peer
+            if slot.link is not None or self._bus.connected:  # else the bus is away, not the peer
                 self._broken(slot.peer, error)
 
     def _wait_for(self, link: TensorLink) -> None:
@@ -316,7 +321,7 @@ class LinkTable:
         task.add_done_callback(self._ending.discard)
 
     def _evict(self) -> None:
-        """Drops idle links, least recently used first, while there are too many; busy ones stay."""
+        """Drops idle links, least recently used first, while there are too many; keeps busy ones."""
         excess = len(self) - self._config.most
         for slot in list(self._slots.values()):
             if excess <= 0:
@@ -347,7 +352,7 @@ class Pair:
         """The pair of `me` and `peer`.
 
         Raises:
-            ValueError: an instance has no link to itself.
+            ValueError: An instance has no link to itself.
         """
         ends = sorted(f"{member.sid}.{member.incarnation}" for member in (me, peer))
         if ends[0] == ends[1]:

@@ -1,8 +1,8 @@
 """All-reduce among the replicas of a stage: a raw gloo group per (job, stage, generation); DESIGN §5, rule 8.
 
-Any error ends the group for good; a new generation builds a new one. On an error, or at the
-orchestrator's word, every member must release its own at once: a member that waits for one which is not
-the dead one's neighbour in gloo's ring would sit there until the timeout.
+Any error ends the group; a new generation builds a new one. On an error, or on the orchestrator's order,
+every member must release its group at once: a member that is not the dead member's neighbour in gloo's ring
+would wait until the timeout.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from workers.links.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S, sl
 from workers.transport import gloo
 
 TIMEOUT_S = 5.0
-"""Default for an all-reduce. Longer tolerates replicas that come late, shorter frees the others sooner
-when one has died unnoticed (`release` frees them at once)."""
+"""Default timeout of an all-reduce. Longer tolerates late replicas, shorter frees the others sooner when one
+has died unnoticed (`release` frees them at once)."""
 LOOK_S = 4.0
-"""An all-reduce under way for this long looks whether the others can be reached, and again."""
+"""Seconds between probes during an all-reduce: whether the other members can be reached."""
 _T = TypeVar("_T")
 REDUCIBLE = (torch.int64, torch.int32, torch.float32, torch.float64)
 
 
 class ReductionPatience:
-    """How long all-reduces of one stage may take: by their bytes, and by how fast the last ones were.
+    """The timeout of a stage's all-reduces, from their bytes and the speed of the last ones.
 
-    In a ring, each member sends and receives up to twice the tensor. Nobody knows how fast the way to the
-    others is before the first: one that runs out of time says that it is slower than was thought.
+    In a ring, each member sends and receives up to twice the tensor. The speed is unknown before the first
+    all-reduce; one that runs out of time shows that it is lower than assumed.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ReductionPatience:
         self._least_bytes_per_s = slowest_bytes_per_s(2 * size_bytes / max(seconds, 1e-6))
 
     def failed(self, size_bytes: int, seconds: float) -> None:
-        """Any other error than running out of time says nothing of that."""
+        """Lowers the assumed speed after a timeout; other errors say nothing about it."""
         if seconds >= self.timeout_s(size_bytes):
             self._least_bytes_per_s = max(self._least_bytes_per_s / 4, LEAST_BYTES_PER_S)
 
@@ -60,7 +60,7 @@ class ReductionPatience:
 class ReductionGroup:
     """The replicas of one stage in one generation; the order of `members` is the order of ranks.
 
-    Made by `build`. A group of one has no connections: its all-reduce changes nothing.
+    `build` creates it. A group of one has no connections: its all-reduce changes nothing.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ReductionGroup:
         self._build = build
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._meeting: tuple[asyncio.Task[None], ...] = ()
+        self._rendezvous_tasks: tuple[asyncio.Task[None], ...] = ()
 
     @classmethod
     async def build(
@@ -102,22 +102,22 @@ class ReductionGroup:
         """Meets the other members over the bus and connects to all of them, off the event loop.
 
         Args:
-            generation: with `epoch`, job, stage and the members' incarnations it names the meeting, so that
-                nobody ever meets a member of another generation.
-            address, ports: where this process listens (`workers.transport.gloo.open_device`).
-            secret: the job's; who does not know it is refused. None: nobody is asked.
-            timeout_s: of each all-reduce that names none.
+            generation: With `epoch`, job, stage and the members' incarnations it names the rendezvous, so
+                that members of different generations never meet.
+            address, ports: Where this process listens (`workers.transport.gloo.open_device`).
+            secret: The job's secret; a peer without it is refused. None: peers are not authenticated.
+            timeout_s: Default timeout of an all-reduce.
 
         Raises:
-            PeerUnreachable: not everyone came in time; `unreached`: the incarnations of
-                those that came to the rendezvous, and do not answer where they are.
+            PeerUnreachable: Not all members came in time; the field `unreached` names the incarnations that
+                came to the rendezvous but do not answer at their address.
             BadInput: `me` is not among the members.
         """
         if me not in members:
             raise BadInput(f"{me.sid} ({me.incarnation}) is not a member of generation {generation}")
         rank = list(members).index(me)
-        crew = ",".join(f"{member.sid}.{member.incarnation}" for member in members)
-        digest = hashlib.blake2b(crew.encode(), digest_size=8).hexdigest()
+        identities = ",".join(f"{member.sid}.{member.incarnation}" for member in members)
+        digest = hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
         name = f"{job}/{stage}/{epoch}/{generation}/{digest}"
         if len(members) == 1:
             return cls(members, rank, name, timeout_s, None, None)
@@ -141,13 +141,13 @@ class ReductionGroup:
         except PeerUnreachable as error:
             silent = [members[rank] for rank in error.fields.get("unreached", ())]
             raise (_silent(me, silent, error.text) if silent else error) from None
-        group._meeting = (
-            group._beside(build.announce(), f"announce {name}"),
-            group._beside(build.locate(), f"locate {name}"),
+        group._rendezvous_tasks = (
+            group._start(build.announce(), f"announce {name}"),
+            group._start(build.locate(), f"locate {name}"),
         )
         return group
 
-    def _beside(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+    def _start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -161,24 +161,24 @@ class ReductionGroup:
         """Sums `tensor` over all members, in place, on a thread; returns it.
 
         Args:
-            tensor: contiguous, any shape, int64 (exact and free of order) or float32; on the host, or on a
-                GPU (then it passes through pinned host memory). Int64 sums wrap silently: bound what goes in.
-            timeout_s: from now until everyone must have come; by default the group's.
+            tensor: Contiguous, any shape, int64 (exact in any order) or float32; on the host, or on a GPU
+                (then it passes through pinned host memory). Int64 sums wrap silently: bound the inputs.
+            timeout_s: Time in which all members must join; by default the group's.
 
         Raises:
-            PeerUnreachable: a member is gone, silent (then it is named, as by `build`) or late, or the group
+            PeerUnreachable: A member is gone, silent (then it is named, as by `build`) or late, or the group
                 was released. The tensor's contents are then undefined, and the group is over.
         """
         if tensor.dtype not in REDUCIBLE:
             raise BadInput(f"an all-reduce takes int64 or float32, not {tensor.dtype}")
         if self.released:
-            raise self._gone("it was released")
+            raise self._error("it was released")
         if self._built is None or not tensor.numel():
             return tensor
         limit = timedelta(seconds=self._timeout_s if timeout_s is None else timeout_s)
         work = partial(_reduce, self._built[0], tensor, limit)
-        reducing = self._beside(gloo.in_thread("all-reduce", work), f"reduce {self.name}")
-        watching = self._beside(self._watch(), f"watch {self.name}")
+        reducing = self._start(gloo.in_thread("all-reduce", work), f"reduce {self.name}")
+        watching = self._start(self._watch(), f"watch {self.name}")
         try:
             first: set[asyncio.Future[Any]] = {reducing, self._over, watching}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -187,21 +187,21 @@ class ReductionGroup:
             raise
         finally:
             watching.cancel()
-        # Gloo does not tell an operation under way that its connection closed; its thread then sits out the
-        # timeout, but whoever waits for the sum need not.
+        # Gloo does not fail an operation under way when its connection closes. Its thread waits until the
+        # timeout, but the caller need not.
         if watching.done() and not reducing.done():
             self.release()
             raise watching.result()
         failed = reducing.result() if reducing.done() else "it was released"
         if failed is not None:
             self.release()
-            raise self._gone(failed)
+            raise self._error(failed)
         return tensor
 
     async def _watch(self) -> PeerUnreachable:
-        """Dials the others now and then, beside a sum; returns once some of them are silent.
+        """Probes the other members every `LOOK_S` during a sum; returns once some of them are silent.
 
-        That they answer is the only progress that a sum has: gloo does not say how far it is.
+        Their answers count as the progress of the sum, since gloo does not report any.
         """
         assert self._build is not None
         while True:
@@ -212,14 +212,14 @@ class ReductionGroup:
             progress.moved()
 
     def release(self) -> None:
-        """Ends the group: whoever waits in it, here, gets its error at once. Twice is fine."""
+        """Ends the group: an all-reduce that waits in this process fails at once. Idempotent."""
         if not self._over.done():
             self._over.set_result(None)
-        for task in self._meeting:
+        for task in self._rendezvous_tasks:
             task.cancel()
         built, self._built = self._built, None
         if built is not None:
-            self._beside(self._free(built[0]), f"release {self.name}")
+            self._start(self._free(built[0]), f"release {self.name}")
 
     async def _free(self, group: gloo.GlooGroup) -> None:
         await gloo.in_thread("release-group", partial(gloo.release, group))
@@ -228,11 +228,11 @@ class ReductionGroup:
             await self._build.forget()
 
     async def released_fully(self) -> None:
-        """Returns once nothing works in the group any more, no thread either."""
+        """Returns once all tasks and threads of the group have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _gone(self, text: str) -> PeerUnreachable:
+    def _error(self, text: str) -> PeerUnreachable:
         return PeerUnreachable(f"reduction group {self.name}: {text}", group=self.name)
 
 
@@ -243,7 +243,7 @@ def _silent(me: Member, peers: Sequence[Member], text: str) -> PeerUnreachable:
 
 
 def _reduce(group: gloo.GlooGroup, tensor: Tensor, limit: timedelta) -> str | None:
-    """Returns what went wrong as text: a traceback would keep the group, and its sockets, alive."""
+    """Sums in place; returns an error as text, since a traceback would keep the group's sockets open."""
     host = tensor if tensor.device.type == "cpu" else tensor.to("cpu").pin_memory()
     options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.SUM

@@ -1,20 +1,19 @@
 """One link: a raw two-rank gloo group between two instances, both directions.
 
-Sends are posted at once and matched by tag, in whatever order the receiver wants them: an offer whose
-notice was lost holds up nobody. A transfer of n tensors takes n + 1 tags of the sender's parity; the last
-is a one-byte trailer. The receiver waits for the trailer, never for the tensors themselves: gloo tells
-queued operations that the connection broke, but not the one under way, whose wait would sit out its whole
-timeout (`workers.transport.gloo`). Behind the trailer everything has arrived, because a pair writes in order.
-For the same reason the sender does not wait for its sends but for the receiver's receipt, eight bytes that
-name the finished transfer.
+Sends are posted at once and matched by tag, in any order that the receiver chooses: an offer whose notice was
+lost blocks no other. A transfer of n tensors takes n + 1 tags of the sender's parity; the last is a one-byte
+trailer. The receiver waits for the trailer, never for the tensors themselves: when a connection breaks, gloo
+fails queued operations, but not the one under way, whose wait would last its whole timeout
+(`workers.transport.gloo`). When the trailer arrives, so has everything before it, because a pair writes in
+order. For the same reason the sender does not wait for its sends but for the receiver's receipt, eight bytes
+that name the finished transfer.
 
-So a link has two threads: one waits for trailers in the order in which receives were posted (each belongs
-to a send that is already posted, so none waits for anything but the wire), one waits for receipts. The
-latter always has a receive queued, so it also notices at once when the other end dies or says goodbye.
+So a link has two threads. One waits for trailers, in the order in which receives were posted; each belongs to
+a send that is already posted, so it waits only for the wire. The other waits for receipts. It always has a
+receive queued, so it also notices at once when the other end dies or says goodbye.
 
-What is said on the receipts' tag beside receipts is below 0, which a peer that does not know it ignores: a
-goodbye, a ping and its answer, and how long the transfer took whose receipt follows
-(`workers.links.link_quality`).
+Other words on the receipts' tag are below 0, and a peer that does not know one ignores it: a goodbye, a ping
+and its answer, and how long the transfer took whose receipt follows (`workers.links.link_quality`).
 """
 
 from __future__ import annotations
@@ -42,36 +41,36 @@ from workers.transport.pinned_buffers import landing, size_bytes, to_device
 
 
 class LinkClosed(PeerUnreachable):
-    """A link ended on purpose: a goodbye, or a newer link took its place. No fault; offer again."""
+    """A link ended on purpose: a goodbye, or a newer link replaced it. This is no fault; offer again."""
 
     code = "link_closed"
 
 
 Verdict = Literal["delivered", "held", "stale"]
 VERDICTS: tuple[Verdict, ...] = ("delivered", "held", "stale")
-"""What became of a transfer; a receipt is `first tag * len(VERDICTS) + index`."""
+"""The receiver's verdicts on a transfer; a receipt is `first tag * len(VERDICTS) + index`."""
 GOODBYE = -1
-"""A receipt of this value says: I close this link on purpose."""
+"""A receipt of this value says that the sender closes this link on purpose."""
 PING, PONG = -2, -3
-"""A word that is answered at once by the other."""
+"""A ping, and the pong that answers it at once."""
 TOOK = -1000
-"""From here down: the transfer whose receipt follows took `TOOK - value` microseconds."""
+"""A value from here down says: the transfer whose receipt follows took `TOOK - value` microseconds."""
 PING_GAP_S = 0.1
-"""A transfer has a ping ahead of it unless the last one was so short a while ago; the first two have."""
+"""A ping precedes each of the first two transfers, and a later one if the last ping is older than this."""
 PING_PATIENCE_S = 10.0
-"""An unanswered ping counts for nothing after this time, and another may be sent."""
+"""Timeout of a ping: after it, another may be sent."""
 WORD_BYTES = 8
 FOREVER = timedelta(days=365)
 SLOWEST_BYTES_PER_S = 4e6
-"""A transfer may take its timeout plus its size at this rate, before its link counts as broken; at a quarter
-of what was measured, where that is less."""
+"""A transfer may take its timeout plus its size at this rate before its link counts as broken; or its size at
+a quarter of the measured rate, if that is less."""
 LEAST_BYTES_PER_S = 64e3
-"""Whatever was measured."""
+"""Lower bound of that rate, whatever was measured."""
 KEPT_RECEIPTS = 1024
 
 
 def slowest_bytes_per_s(measured_bytes_per_s: float | None) -> float:
-    """At which rate a link that moves may move."""
+    """The slowest rate at which a link may move before it counts as broken."""
     if measured_bytes_per_s is None:
         return SLOWEST_BYTES_PER_S
     return min(SLOWEST_BYTES_PER_S, max(measured_bytes_per_s / 4, LEAST_BYTES_PER_S))
@@ -80,7 +79,7 @@ def slowest_bytes_per_s(measured_bytes_per_s: float | None) -> float:
 @dataclass(slots=True, eq=False)
 class _Outgoing:
     done: asyncio.Future[Verdict]
-    tensors: Sequence[Tensor]  # gloo reads their memory until the receipt
+    tensors: Sequence[Tensor]  # kept because gloo reads their memory until the receipt
     size: int
     works: list[dist.Work] = field(default_factory=list)
 
@@ -100,8 +99,11 @@ class _Incoming:
 
 @dataclass(slots=True)
 class LinkCounts:
-    """What went over a peer's links. `transfers` and their milliseconds count arrivals, from the posted
-    receive to the tensors in place; bytes count both ways."""
+    """Traffic over a peer's links, since the last sample.
+
+    `transfers` and `transfer_ms` count arrivals, from the posted receive to the tensors in place; bytes count
+    both ways.
+    """
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -111,7 +113,7 @@ class LinkCounts:
     refused: int = 0
 
     def take(self, peer: str) -> LinkSample:
-        """What has been counted since the last call."""
+        """Returns the counts since the last call and resets them."""
         sample = LinkSample(
             peer=peer,
             sent_bytes=self.sent_bytes,
@@ -127,7 +129,7 @@ class LinkCounts:
 
 
 class SendLine(Protocol):
-    """What a link's sends go through; `put` posts them. Called from any thread."""
+    """The queue that a link's sends pass through; `put` posts them. Called from any thread."""
 
     def post(self, size: int, put: Callable[[], None], lost: Callable[[], None]) -> None: ...
 
@@ -141,12 +143,12 @@ class TensorLink:
     """A built link. All methods on the event loop.
 
     Args:
-        group: two ranks, connected.
-        device: the gloo device, kept open as long as the link.
-        counts, quality: of the peer, added to.
-        target: where received tensors are wanted.
-        ended: called once, on the loop, when the link is over: None after a goodbye, else the error.
-        line: what sends go through, where a link is shaped (`workers.links.link_shaping`).
+        group: A connected group of two ranks.
+        device: The gloo device, kept open as long as the link.
+        counts, quality: The peer's figures, which this link updates.
+        target: Device on which received tensors are delivered.
+        ended: Called once, on the loop, when the link is over: None after a goodbye, else the error.
+        line: The queue for sends, if the link is shaped (`workers.links.link_shaping`).
     """
 
     def __init__(
@@ -198,16 +200,16 @@ class TensorLink:
 
     @property
     def outgoing_s(self) -> float:
-        """What has been posted, and is not known to have arrived, may take so long."""
+        """How long the posted transfers without a receipt may take, in seconds."""
         size = sum(outgoing.size for outgoing in self._outgoing.values())
         return size / slowest_bytes_per_s(self._quality.out.bandwidth_bytes_per_s)
 
     def send(self, first: int, tensors: Sequence[Tensor]) -> asyncio.Future[Verdict]:
-        """Posts a transfer; done, with what the peer made of it, when the peer has all of it.
+        """Posts a transfer; the future is done, with the peer's verdict, when the peer has all of it.
 
         Args:
-            first: the first of its tags.
-            tensors: contiguous, on the host, any dtype and shape; not to be changed until done.
+            first: The first of its tags.
+            tensors: Contiguous, on the host, any dtype and shape; not to be changed until done.
 
         Raises (from the future): `PeerUnreachable`.
         """
@@ -242,11 +244,11 @@ class TensorLink:
         *,
         on_host: bool = False,
     ) -> asyncio.Future[list[Tensor]]:
-        """Posts the receives of an offered transfer into fresh tensors; done when they are on the target.
+        """Posts the receives of an offered transfer into new tensors; done when they are on the target.
 
-        The sender is told the `verdict` once they are here. `on_host`: they stay in host memory.
+        The sender gets the `verdict` once they have arrived. `on_host`: they stay in host memory.
 
-        Raises (from the future): `PeerUnreachable`; `BadMessage` for a dtype that is none.
+        Raises (from the future): `PeerUnreachable`; `BadMessage` for an unknown dtype.
         """
         done: asyncio.Future[list[Tensor]] = self._future()
         if self._group is None:
@@ -263,7 +265,9 @@ class TensorLink:
             seconds=self._timeout_s + size / slowest_bytes_per_s(self._quality.back.bandwidth_bytes_per_s)
         )
         self._received += 1
-        timed = self._received > 1 and not self._incoming  # the first waits for the other end to be built
+        timed = (
+            self._received > 1 and not self._incoming
+        )  # the first also waits until the peer's end is built
         incoming = _Incoming(done, first, verdict, target, tensors, timeout, time.perf_counter(), timed)
         self._incoming[first] = incoming
 
@@ -280,16 +284,16 @@ class TensorLink:
         return done
 
     def ping(self) -> None:
-        """Measures the latency, if the link is idle: behind a transfer a word would wait for it."""
+        """Measures the latency, if the link is idle: a ping behind a transfer would wait for it."""
         now = time.perf_counter()
-        waiting = self._pinged_at is not None and now - self._pinged_at < PING_PATIENCE_S
-        if waiting or self.busy or self._group is None:
+        pending = self._pinged_at is not None and now - self._pinged_at < PING_PATIENCE_S
+        if pending or self.busy or self._group is None:
             return
         self._pinged_at = self._last_ping_at = now
         self._say(PING)
 
     def _post(self, size: int, put: Callable[[gloo.GlooGroup], None]) -> None:
-        """Has `put` post its operations, now or when the line lets them through; from any thread."""
+        """Calls `put` to post operations, now or when the line lets them through; from any thread."""
 
         def now() -> None:
             group = self._group
@@ -298,23 +302,23 @@ class TensorLink:
             try:
                 put(group)
             except RuntimeError as error:
-                self._tell(self._over, self._broken(gloo.first_line(error)))
+                self._call_on_loop(self._end, self._broken(gloo.first_line(error)))
 
-        self._line.post(size, now, lambda: self._over(self._broken("lost, as it is shaped")))
+        self._line.post(size, now, lambda: self._end(self._broken("lost, as it is shaped")))
 
     def _say(self, word: int) -> None:
-        """A receipt, or what is said in its place; from any thread."""
-        said = torch.tensor([word], dtype=torch.int64)
+        """Sends a receipt or another word on its tag; from any thread."""
+        payload = torch.tensor([word], dtype=torch.int64)
 
         def put(group: gloo.GlooGroup) -> None:
-            self._receipts.append((group.send([said], self._peer, self._me), said))
+            self._receipts.append((group.send([payload], self._peer, self._me), payload))
 
         self._post(WORD_BYTES, put)
 
     def close(self, error: PeerUnreachable | None = None) -> None:
-        """Ends the link now: open transfers fail, blocked threads come free. Twice is fine.
+        """Ends the link now: open transfers fail, blocked threads are released. Idempotent.
 
-        Without an `error` the peer is told that this is on purpose.
+        Without an `error`, the peer is sent a goodbye.
         """
         group = self._group
         if group is not None and error is None:
@@ -322,8 +326,8 @@ class TensorLink:
                 farewell = torch.tensor([GOODBYE], dtype=torch.int64)
                 self._receipts.append((group.send([farewell], self._peer, self._me), farewell))
             except RuntimeError:
-                pass  # it is broken already; then there is nobody to tell
-        self._over(error)
+                pass  # the link is broken already
+        self._end(error)
 
     async def closed_fully(self) -> None:
         """Returns once the link's threads have ended and its sockets are closed."""
@@ -332,7 +336,7 @@ class TensorLink:
 
     # --- the two threads ----------------------------------------------------------------------------------
     def _watch_receipts(self, group: gloo.GlooGroup) -> None:
-        """Each receipt ends one of our sends. The peer's parity of the first tags carries them."""
+        """Ends a send with each receipt; receipts come on the first tag of the peer's parity."""
         end: PeerUnreachable | None = None
         took_ms: float | None = None
         try:
@@ -345,22 +349,22 @@ class TensorLink:
                 if word == PING:
                     self._say(PONG)
                 elif word == PONG:
-                    self._tell(self._ponged, time.perf_counter())
+                    self._call_on_loop(self._take_pong, time.perf_counter())
                 elif word <= TOOK:
                     took_ms = (TOOK - word) / 1e3
                 elif word >= 0:
                     first, verdict = divmod(word, len(VERDICTS))
-                    self._tell(self._sent, first, VERDICTS[verdict], took_ms)
+                    self._call_on_loop(self._send_done, first, VERDICTS[verdict], took_ms)
                     took_ms = None
         except RuntimeError as error:
             end = self._broken(gloo.first_line(error))
-        self._tell(self._over, end)
+        self._call_on_loop(self._end, end)
 
     def _watch_arrivals(self) -> None:
         while (incoming := self._arriving.get()) is not None:
             try:
-                *works, trailer = incoming.works  # each is waited for once: a second wait never ends
-                # First: of the link's end gloo tells those behind the one under way, not that one itself.
+                *works, trailer = incoming.works  # waited for once each: a second wait never ends
+                # The trailer first: when a link ends, gloo fails queued operations, not the one under way.
                 trailer.wait(incoming.timeout)
                 for work in works:
                     work.wait(incoming.timeout)
@@ -370,20 +374,20 @@ class TensorLink:
                 self._say(incoming.first * len(VERDICTS) + VERDICTS.index(incoming.verdict))
                 tensors = to_device(incoming.tensors, incoming.target)
             except RuntimeError as error:
-                self._tell(self._over, self._broken(gloo.first_line(error)))
+                self._call_on_loop(self._end, self._broken(gloo.first_line(error)))
                 return
             took_ms = (time.perf_counter() - incoming.began) * 1e3
-            self._tell(self._arrived, incoming, tensors, took_ms, wire_ms)
+            self._call_on_loop(self._receive_done, incoming, tensors, took_ms, wire_ms)
             del incoming, tensors
 
-    def _tell(self, what: Callable[..., None], *args: object) -> None:
+    def _call_on_loop(self, what: Callable[..., None], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(what, *args)
         except RuntimeError:
-            return  # the loop has ended; nobody waits any more
+            return  # the loop has ended; no caller waits any more
 
     # --- on the loop --------------------------------------------------------------------------------------
-    def _sent(self, first: int, verdict: Verdict, took_ms: float | None) -> None:
+    def _send_done(self, first: int, verdict: Verdict, took_ms: float | None) -> None:
         self.progress_at = time.monotonic()
         outgoing = self._outgoing.pop(first, None)
         if outgoing is not None and took_ms is not None:
@@ -391,16 +395,18 @@ class TensorLink:
         if outgoing is not None and not outgoing.done.done():
             outgoing.done.set_result(verdict)
 
-    def _ponged(self, at: float) -> None:
+    def _take_pong(self, at: float) -> None:
         if self._pinged_at is None:
             return
         took_ms, self._pinged_at = (at - self._pinged_at) * 1e3, None
         self._pongs += 1
-        if self._pongs > 1:  # the first one waits for the other end to be built
+        if self._pongs > 1:  # the first also waits until the peer's end is built
             self._quality.out.pinged(took_ms)
             self._quality.back.pinged(took_ms)
 
-    def _arrived(self, incoming: _Incoming, tensors: list[Tensor], took_ms: float, wire_ms: float) -> None:
+    def _receive_done(
+        self, incoming: _Incoming, tensors: list[Tensor], took_ms: float, wire_ms: float
+    ) -> None:
         if self._incoming.pop(incoming.first, None) is None:
             return
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -412,7 +418,7 @@ class TensorLink:
         if not incoming.done.done():
             incoming.done.set_result(tensors)
 
-    def _over(self, error: PeerUnreachable | None) -> None:
+    def _end(self, error: PeerUnreachable | None) -> None:
         group, self._group = self._group, None
         if group is None:
             return
@@ -429,16 +435,16 @@ class TensorLink:
         self._ended(error)
 
     async def _free(self, group: gloo.GlooGroup) -> None:
-        """Frees the threads, then what they and gloo held."""
-        held = [group]
+        """Ends the threads, then frees the memory that they and gloo used."""
+        references = [group]
         del group
 
         def free() -> None:
-            gloo.release(held[0])
+            gloo.release(references[0])
             self._arriving.put(None)
             for thread in self._threads:
                 thread.join()
-            held.clear()
+            references.clear()
 
         await gloo.in_thread("link-close", free)
         self._outgoing.clear()
@@ -448,7 +454,7 @@ class TensorLink:
 
     def _future(self) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
-        # whoever lost interest need not fetch the error
+        # Fetches the error, so that asyncio does not warn if no caller does.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return future
 

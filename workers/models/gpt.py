@@ -81,15 +81,15 @@ def byte_gpt(
     """The example's model: `embed`, `block_0` … `block_{layers-1}`, `head`.
 
     Args:
-        layers: number of transformer blocks.
-        width: features per token; a multiple of `heads`.
-        heads: attention heads.
-        context: longest sample, in tokens.
+        layers: Number of transformer blocks.
+        width: Features per token; a multiple of `heads`.
+        heads: Attention heads.
+        context: Longest sample, in tokens.
         vocabulary: 256 for bytes.
-        dropout: after the embedding and on both residuals of each block.
+        dropout: Dropout after the embedding and on both residuals of each block.
 
     Raises:
-        ValueError: a size is impossible.
+        ValueError: A size is impossible.
     """
     if min(layers, width, heads, context, vocabulary) < 1:
         raise ValueError("layers, width, heads, context and vocabulary must be at least 1")
@@ -106,11 +106,11 @@ def byte_gpt(
 
 @torch.no_grad()
 def _initialise(named: OrderedDict[str, nn.Module], layers: int) -> None:
-    """Weights that keep a token's variance at 1 through the layers, and logits near uniform.
+    """Sets weights that keep a token's variance at 1 through the layers, and logits near uniform.
 
-    Linear: normal(0, 1/sqrt(inputs)), onto the residual a further 1/sqrt(2·layers) as
-    GPT-2 has it. GPT-2's own 0.02 everywhere is meant for wide models: at width 192 the loss stood at 3.0
-    after the 60 steps of examples/stdlib-gpt.yaml, with these at 2.3.
+    Linear: normal(0, 1/sqrt(inputs)); those added to the residual are scaled by a further 1/sqrt(2·layers),
+    as in GPT-2. GPT-2's own 0.02 everywhere is meant for wide models: at width 192 the loss was 3.0 after the
+    60 steps of examples/stdlib-gpt.yaml, and 2.3 with these weights.
     """
     for layer in named.values():
         for name, parameter in layer.named_parameters():

@@ -1,7 +1,7 @@
 """Hugging Face causal language models (Llama, GPT-2) as a flat `nn.Sequential` that can be cut anywhere.
 
-The layers are transformers' own, called as its model calls them after `inputs_embeds`: the logits are
-the same to the bit. Needs the extra: `pip install 'dmsc[hf]'`.
+The layers are transformers' own, called as its model calls them after `inputs_embeds`, so that the logits are
+the same to the bit. It needs the extra: `pip install 'dmsc[hf]'`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LlamaEmbedding(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """One decoder layer; rotary positions have no parameters, so that each layer computes its own."""
+    """One decoder layer; it computes its own rotary positions, which have no parameters."""
 
     def __init__(self, model: Any, index: int) -> None:
         super().__init__()
@@ -103,15 +103,15 @@ _FAMILIES = {
 
 
 def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Sequential:
-    """A Llama or GPT-2 model with fresh weights: `embed`, `layer_0` …, `head`.
+    """A Llama or GPT-2 model with new weights: `embed`, `layer_0` …, `head`.
 
     Args:
-        config: a `config.json` as a dictionary, its path, or the path of its folder.
-        tie_weights: share the embedding with the output head. Both must then lie in one stage, so the
-            default gives the head its own weights.
+        config: A `config.json` as a dictionary, its path, or the path of its folder.
+        tie_weights: Share the embedding with the output head. Both must then be in one stage, so by default
+            the head has its own weights.
 
     Raises:
-        BadModel: transformers is not installed, no such file, or a model family that is not supported.
+        BadModel: transformers is not installed, there is no such file, or the model family is not supported.
     """
     try:
         import transformers
@@ -127,7 +127,7 @@ def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Seq
     settings |= {"tie_word_embeddings": tie_weights, "use_cache": False}
     try:
         parsed = transformers.AutoConfig.for_model(family, **settings)
-        # transformers does not annotate it, and is not installed everywhere
+        # transformers does not annotate this function, and is not installed everywhere
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call,unused-ignore]
             parsed, attn_implementation="sdpa"
         )
@@ -144,14 +144,14 @@ def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Seq
 def _read(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        found = json.loads(file.read_text())
+        config = json.loads(file.read_text())
     except OSError as error:
         raise BadModel(f"config {file} can't be read: {error.strerror}") from None
     except ValueError as error:
         raise BadModel(f"config {file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise BadModel(f"config {file} is not a JSON object")
-    return found
+    return config
 
 
 def _tensor(output: Any) -> Tensor:

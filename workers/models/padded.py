@@ -1,12 +1,12 @@
 """The byte GPT on emulated devices: each block also waits, as if a device of its own computed it.
 
-A machine with two cores can't show what four devices do: a worker that dies hands its share of the cores to
-the others, and a control plane competes with what it controls. With padded blocks the time of a microbatch is
-mostly waiting, so workers are independent of each other, as they are on devices of their own. Benchmarks and
-the chaos demonstration use it and say so; it is an emulation, nobody should train with it.
+A machine with two cores can't behave like four devices: a dead worker leaves its share of the cores to the
+others, and the control plane competes with the workers. With padded blocks, the time of a microbatch is
+mostly waiting, so that workers are independent of each other, as on separate devices. Benchmarks and the
+chaos demonstration use it and say so. It is an emulation; do not train with it.
 
-Devices differ, and change: with `pace`, a folder, a process waits as many times longer as the number in the
-file `pace/<pid>` says, from the next wait on. Without such a file it is 1.
+Devices differ, and change: with `pace`, a folder, a process multiplies its waits by the number in the file
+`pace/<pid>`, from the next wait on. Without such a file the factor is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.models.gpt import byte_gpt
 
 
 class _Wait(torch.autograd.Function):
-    """The identity that takes `seconds` in forward and twice that in backward, as real layers do."""
+    """The identity, which takes `seconds` forward and twice that backward, like real layers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
@@ -39,7 +39,7 @@ class _Wait(torch.autograd.Function):
 
 
 class Padded(nn.Module):
-    """A layer and a wait of `seconds` forward, 2 × `seconds` backward; its numbers are the layer's own."""
+    """A layer with a wait of `seconds` forward and 2 × `seconds` backward; its results are the layer's."""
 
     def __init__(self, layer: nn.Module, seconds: float, pace: str | None) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Padded(nn.Module):
 
 
 def pace_of(folder: str | None) -> float:
-    """How many times longer this process waits; 1 without a file for it, or while it is being written."""
+    """The factor on this process's waits; 1 without a file for it, or while the file is being written."""
     if folder is None:
         return 1.0
     try:
@@ -64,11 +64,12 @@ def pace_of(folder: str | None) -> float:
 
 
 def padded_gpt(pad_ms: float = 5.0, pace: str | None = None, **sizes: Any) -> nn.Sequential:
-    """`byte_gpt(**sizes)` whose blocks wait `pad_ms` milliseconds forward and 2 × `pad_ms` backward, and
-    `pace` times as long where that folder has a file for the process.
+    """`byte_gpt(**sizes)` whose blocks wait `pad_ms` milliseconds forward and 2 × `pad_ms` backward.
+
+    The waits are multiplied by the number in the file for the process in the folder `pace`, if there is one.
 
     Raises:
-        ValueError: a negative wait, or a size that `byte_gpt` refuses.
+        ValueError: The wait is negative, or `byte_gpt` refuses a size.
     """
     if pad_ms < 0:
         raise ValueError(f"pad_ms must not be negative, not {pad_ms}")

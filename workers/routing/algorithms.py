@@ -1,4 +1,4 @@
-"""Balancers by the name of their algorithm: ours, or a user's `module:factory`."""
+"""Balancers by the name of their algorithm: built in, or a user's `module:factory`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ BUILT_IN: dict[str, Callable[[int], Balancer]] = {
     "least-outstanding": LeastOutstanding,
     "round-robin": RoundRobin,
 }
-"""Name → what makes one, given a seed."""
+"""Name → factory, which takes a seed."""
 
 
 def balancer(algorithm: str, seed: int = 0) -> Balancer:
-    """The algorithm of that name, or what `module:factory` makes.
+    """A balancer of the named algorithm, built in or made by `module:factory`.
 
     Raises:
-        BadModel: there is none of that name, or user code can't be imported or called.
+        BadModel: No algorithm has this name, or user code can't be imported or called.
     """
     if algorithm in BUILT_IN:
         return BUILT_IN[algorithm](seed)
     if ":" not in algorithm:
-        known = ", ".join(BUILT_IN)
-        raise BadModel(f"routing.algorithm {algorithm!r} is none of {known}, nor module:factory")
+        names = ", ".join(BUILT_IN)
+        raise BadModel(f"routing.algorithm {algorithm!r} is none of {names}, nor module:factory")
     try:
-        made: Balancer = load(algorithm, BALANCERS | FORMER_BALANCERS)(seed)
+        custom: Balancer = load(algorithm, BALANCERS | FORMER_BALANCERS)(seed)
     except BadModel as error:
         raise BadModel(f"routing.algorithm {error.text}") from error
     except Exception as error:  # user code may raise anything
         raise BadModel(f"routing.algorithm {algorithm}: {type(error).__name__}: {error}") from error
-    return made
+    return custom

@@ -1,18 +1,18 @@
-"""Which of several instances gets the next microbatch: the algorithms, behind one small interface.
+"""Balancing algorithms: which of several instances gets the next microbatch, behind one small interface.
 
-A `Balancer` orders the candidates of one stage for one sender. It keeps no time and does no I/O: the binder
-(`next_hop`) tells it what changed, and asks. No choice costs more than O(log candidates), since a sender may
-have thousands of them (DESIGN §8); only a new table does.
+A `Balancer` orders the candidates of one stage for one sender. It has no clock and does no I/O: the binder
+(`next_hop`) reports changes to it and asks for a choice. A choice costs at most O(log candidates), since a
+sender may have thousands of them (DESIGN §8); only a new table costs more.
 
-| name | chooses | after |
+| name | chooses | source |
 |---|---|---|
-| `expected-completion` | who is free first, unless the step would end sooner without it | its own module |
+| `expected-completion` | the first to be free, unless the step would end sooner without it | its own module |
 | `weighted-service-time` | shares in proportion to measured speed | Waldspurger 1995, stride scheduling |
 | `power-of-two` | the less loaded of two drawn at random | Mitzenmacher 2001 |
-| `least-outstanding` | who owes this sender least | the weighted least request of Envoy |
-| `round-robin` | all in turn, equal counts, waiting for whose turn it is | a static split |
+| `least-outstanding` | the one with the fewest open microbatches of this sender | Envoy's weighted least
+request | | `round-robin` | all in turn, equal counts; waits for the one whose turn it is | a static split |
 
-Another one is named `module:factory` in the job; the factory takes a seed and returns a `Balancer`.
+A job may name its own algorithm as `module:factory`; the factory takes a seed and returns a `Balancer`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from typing import Protocol
 from schemas.step import Member
 
 REMOTE_PART = 0.05
-"""Another cluster's instance counts as this part of its service time farther away: decides between equals."""
+"""An instance of another cluster counts as farther away by this share of its service time: breaks ties."""
 
 UNKNOWN_MS = 1.0
-"""Service time of a stage of which nobody was measured yet: all are alike, whatever it is."""
+"""Service time of a stage in which no instance was measured yet: all are equal, so the value is arbitrary."""
 
 
 @dataclass(slots=True, eq=False)
 class Candidate:
     """One possible next hop, as one sender sees it.
 
-    `link_ms` is by how much a transfer there takes longer than to the best; `wire_ms` for how long each
-    microbatch occupies the link. `outstanding` are this sender's open microbatches there, `elsewhere` the
-    others' by the receiver's last word. `free_at` (seconds on the sender's clock) is when all of them should
-    be done. `used` is the turn of the last choice, so that equals are taken in turn, `used_at` its time.
-    `version` rises with each change.
+    `link_ms` is how much longer a transfer there takes than over the sender's best link; `wire_ms` how long
+    each microbatch occupies the link. `outstanding` counts this sender's open microbatches there, `elsewhere`
+    other senders' by the receiver's last report. `free_at` (seconds on the sender's clock) is when all of
+    them should be done. `used` is the turn of the last choice, so that equals are taken in turn, and
+    `used_at` its time. `version` rises with each change.
     """
 
     sid: str
@@ -59,42 +59,42 @@ class Candidate:
     used_at: float = 0.0
     version: int = 0
     member: Member = field(init=False)
-    """It, as what is bound names it."""
+    """The candidate's incarnation, as a binding names it."""
 
     def __post_init__(self) -> None:
         self.member = Member.of(self.sid, self.incarnation)
 
     @property
     def full(self) -> bool:
-        """Whether its window has no room: it pushes back to this sender."""
+        """Whether its window has no room for this sender (backpressure)."""
         return self.outstanding >= self.window
 
     @property
     def load(self) -> int:
-        """Microbatches open there, as far as known."""
+        """Microbatches open there, as far as this sender knows."""
         return self.outstanding + self.elsewhere
 
     @property
     def takes_ms(self) -> float:
-        """Milliseconds per microbatch; a policy that halves the weight makes it count as half as fast."""
+        """Milliseconds per microbatch; half the weight (set by a policy) makes it count as half as fast."""
         return self.service_ms / self.weight
 
     @property
     def paced_ms(self) -> float:
-        """Milliseconds between two microbatches: the link to it, or it, whichever is slower."""
+        """Milliseconds between two microbatches: of the instance or its link, whichever is slower."""
         takes_ms, wire_ms = self.service_ms / self.weight, self.wire_ms
-        return takes_ms if takes_ms >= wire_ms else wire_ms  # sooner than `max`, and asked often
+        return takes_ms if takes_ms >= wire_ms else wire_ms  # faster than `max`, in a hot path
 
     @property
     def done_ms(self) -> float:
-        """Milliseconds until it has done all that is open there; others' do not come over this link."""
+        """Milliseconds until all microbatches open there are done; only this sender's use its link."""
         computing_ms = (self.outstanding + self.elsewhere) * (self.service_ms / self.weight)
         sending_ms = self.outstanding * self.wire_ms
         return computing_ms if computing_ms >= sending_ms else sending_ms
 
     @property
     def far_ms(self) -> float:
-        """Milliseconds until something sent now is there; a nudge keeps equals in their own cluster."""
+        """Extra milliseconds until a microbatch sent now arrives; includes the tie-breaker `REMOTE_PART`."""
         return self.link_ms + (REMOTE_PART * self.service_ms / self.weight if self.remote else 0.0)
 
 
@@ -102,29 +102,31 @@ class Balancer(Protocol):
     """Orders one stage's candidates for one sender."""
 
     def reset(self, candidates: Sequence[Candidate]) -> None:
-        """These are all there are now, each with weight > 0. O(candidates)."""
+        """Replaces all candidates; each has weight > 0. O(candidates)."""
         ...
 
     def changed(self, candidate: Candidate) -> None:
-        """Its load, speed or turn has changed. O(log candidates)."""
+        """Takes a change of a candidate's load, speed or turn. O(log candidates)."""
         ...
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
-        """The next hop, one whose window has room; None: wait until something comes back to this sender.
+        """The next hop, whose window has room; None: wait until a microbatch returns to this sender.
 
-        It must not wait where nothing of this sender is outstanding: nothing would wake it.
+        It must not wait while no microbatch of this sender is outstanding: nothing would wake it.
 
         Args:
-            now: seconds on the sender's clock.
-            remaining: microbatches of the step that are yet to be bound at this stage, this one included,
-                by all senders together; None where the end of the step is no matter.
+            now: Seconds on the sender's clock.
+            remaining: Microbatches of the step that all senders together have yet to bind at this stage,
+                this one included; None if the end of the step does not matter.
         """
         ...
 
 
 class LazyHeap:
-    """Candidates by a key, and among equals by a second one. A changed one is pushed anew; what is left of it
-    is skipped when it surfaces."""
+    """A heap of candidates, ordered by a key and then by a second one.
+
+    A changed candidate is pushed again; its outdated entries are skipped when they reach the top.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, float, int, int, Candidate]] = []
@@ -138,7 +140,7 @@ class LazyHeap:
         heappush(self._heap, (key, then, self._pushes, candidate.version, candidate))
 
     def top(self) -> Candidate | None:
-        """The first one that is current; stays where it is."""
+        """The first candidate with a current entry; it stays in the heap."""
         heap = self._heap
         while heap:
             _, _, _, version, candidate = heap[0]
@@ -154,14 +156,14 @@ class LazyHeap:
         return candidate
 
     def compact(self, most: int) -> None:
-        """Drops what is outdated once there is more than `most` in all: memory stays bounded."""
+        """Drops outdated entries once the heap has more than `most`, which bounds its memory."""
         if len(self._heap) > most:
             self._heap = [entry for entry in self._heap if entry[3] == entry[4].version]
             heapify(self._heap)
 
 
 class _ByKey(ABC):
-    """The open candidate with the least key."""
+    """Chooses the candidate with the least key among those with room."""
 
     def __init__(self, seed: int = 0) -> None:
         self._open = LazyHeap()
@@ -187,15 +189,18 @@ class _ByKey(ABC):
 
 
 class LeastOutstanding(_ByKey):
-    """Least (outstanding + 1) / weight of this sender; equals in turn."""
+    """Chooses the least (outstanding + 1) / weight of this sender; equals in turn."""
 
     def key(self, candidate: Candidate) -> tuple[float, float]:
         return ((candidate.outstanding + 1) / candidate.weight, candidate.used)
 
 
 class WeightedServiceTime(_ByKey):
-    """Shares ∝ weight / service time: each choice moves a candidate on by what it takes, the one that is
-    farthest behind is next. One that could not be chosen for a while does not make up for all of it."""
+    """Gives shares ∝ weight / service time (stride scheduling).
+
+    Each choice advances a candidate's pass by its service time, and the candidate with the least pass is
+    next. One that had no room for a while does not make up for all of it.
+    """
 
     def reset(self, candidates: Sequence[Candidate]) -> None:
         self._passes = {candidate.sid: candidate.takes_ms for candidate in candidates}
@@ -217,7 +222,7 @@ class WeightedServiceTime(_ByKey):
 
 
 class PowerOfTwo:
-    """The one of two drawn at random that would be done sooner; both have room."""
+    """Draws two candidates with room at random and chooses the one that would be done sooner."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -245,13 +250,12 @@ class PowerOfTwo:
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
         if len(self._open) < 2:
             return self._open[0] if self._open else None
-        return min(
-            self._random.sample(self._open, 2), key=lambda one: ((one.load + 1) * one.takes_ms, one.used)
-        )
+        pair = self._random.sample(self._open, 2)
+        return min(pair, key=lambda candidate: ((candidate.load + 1) * candidate.takes_ms, candidate.used))
 
 
 class RoundRobin:
-    """All in turn, each as often as any other: it waits for whose turn it is, however slow."""
+    """Takes all in turn, each equally often: waits for the one whose turn it is, however slow it is."""
 
     def __init__(self, seed: int = 0) -> None:
         self._turns = LazyHeap()

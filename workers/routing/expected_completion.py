@@ -1,22 +1,23 @@
-"""Expected completion: who is free first gets the microbatch, unless the step would end sooner without it.
+"""Expected completion: the first free instance gets the microbatch, unless it would delay the step's end.
 
-A step is over when its slowest microbatch is, so a slow instance is worth its work in the middle of a step
-and a loss at its end. For each candidate i with room,
+A step ends with its slowest microbatch, so a slow instance helps in the middle of a step and delays it at its
+end. For each candidate i with room,
 
     completion_i = max(now, free_at_i) + transfer_i + service_i
     without_i    = (remaining + Σ_{j≠i} load_j) / Σ_{j≠i} 1/pace_j
 
-say when i would be done with this microbatch, and when the others would be done with all that is left, where
-pace is the service time, or the time for which a microbatch occupies the link if that is longer. Who
-can begin first is taken if completion_i ≤ without_i: with much left that keeps everybody busy, slow ones too
-(list scheduling; Graham 1969), near the end it leaves out whoever would hold the step up. If that leaves
-nobody, the earliest completion is taken, or, where a full window promises an earlier one, waited for.
+are when i would be done with this microbatch, and when the others would be done with all remaining ones. The
+pace is the service time, or the time for which a microbatch occupies the link if that is longer. The
+candidate that can begin first is taken if completion_i ≤ without_i. While much remains, that keeps all busy,
+the slow ones too (list scheduling; Graham 1969); near the end it passes over those that would delay the step.
+If no candidate qualifies, the earliest completion is taken; if one with a full window promises an earlier
+completion, the sender waits for it.
 
-Somebody who is left out for long is measured no more, and might have recovered: it is tried again when what
-that may cost the step is no more than `TRIAL_PART` of the time since it was last used.
+A candidate passed over for long is not measured any more, and might have recovered. It is tried again
+when the possible delay of the step is at most `TRIAL_PART` of the time since it was last used.
 
-Times are sums over what is open, so they need no clock beside `now`: `free_at` is absolute, and a receiver's
-last word drains by itself as time goes by.
+Times are sums over open microbatches, so they need no clock besides `now`: `free_at` is absolute, and a
+receiver's last report expires by itself as time passes.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from collections.abc import Sequence
 from workers.routing.balancers import Candidate, LazyHeap
 
 TRIES = 4
-"""Candidates looked at near the end of a step before the best of them is taken: bounds a choice."""
+"""Candidates considered near the end of a step before the best of them is taken: bounds a choice's cost."""
 
 
 TRIAL_PART = 0.02
-"""What trying an instance that is left out may cost, as a part of the time between two trials. More finds a
-recovery sooner."""
+"""What a trial of a passed-over instance may cost, as a share of the time between two trials. A larger
+share finds a recovery sooner."""
 
 
 class ExpectedCompletion:
-    """See the module. Idle candidates are taken fastest first, equals in turn."""
+    """The algorithm of this module. Idle candidates are taken fastest first, equals in turn."""
 
     def __init__(self, seed: int = 0) -> None:
         self._idle = LazyHeap()
         self._busy = LazyHeap()
         self._full = LazyHeap()
-        self._news: dict[str, Candidate] = {}
+        self._pending: dict[str, Candidate] = {}
         self._counted: dict[str, tuple[float, int]] = {}
         self._rate = 0.0  # microbatches per millisecond, all together
         self._load = 0
@@ -53,49 +54,49 @@ class ExpectedCompletion:
             heap.clear()
         self._counted.clear()
         self._rate, self._load = 0.0, 0
-        self._news = {candidate.sid: candidate for candidate in candidates}
+        self._pending = {candidate.sid: candidate for candidate in candidates}
 
     def changed(self, candidate: Candidate) -> None:
-        """Its place is found at the next choice: until then it mostly changes several times."""
-        self._news[candidate.sid] = candidate
+        """Marks a candidate to be sorted again at the next choice; several changes may come before that."""
+        self._pending[candidate.sid] = candidate
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
-        if self._news:
-            self._take_in(now)
+        if self._pending:
+            self._apply_changes(now)
         heap, candidate = self._first(now)
         if candidate is None or remaining is None or self._late_ms(candidate, now, remaining) <= 0:
             return candidate
-        return self._chosen_late(heap, candidate, now, remaining)
+        return self._choose_late(heap, candidate, now, remaining)
 
-    def _chosen_late(
+    def _choose_late(
         self, heap: LazyHeap, candidate: Candidate | None, now: float, remaining: int
     ) -> Candidate | None:
-        """The step's end is near: the first whom it does not wait for, or the best of some."""
-        passed: list[Candidate] = []
+        """Near the step's end: the first candidate that does not delay it, or the best of `TRIES`."""
+        candidates: list[Candidate] = []
         chosen: Candidate | None = None
         while candidate is not None:
-            passed.append(candidate)
+            candidates.append(candidate)
             heap.pop()
-            if len(passed) == TRIES:
+            if len(candidates) == TRIES:
                 break
             heap, candidate = self._first(now)
             if candidate is not None and self._late_ms(candidate, now, remaining) <= 0:
                 chosen = candidate
                 break
         if chosen is None:
-            best = min(passed, key=lambda one: _completion_ms(one, now))
-            awaited = self._full.top()
-            if awaited is None or _awaited_ms(awaited, now) >= _completion_ms(best, now):
+            best = min(candidates, key=lambda candidate: _completion_ms(candidate, now))
+            full = self._full.top()
+            if full is None or _awaited_ms(full, now) >= _completion_ms(best, now):
                 chosen = best
-        for one in passed:
-            self._put(one, now)
+        for candidate in candidates:
+            self._put(candidate, now)
         return chosen
 
-    def _take_in(self, now: float) -> None:
-        """Puts whoever has changed since the last choice where it belongs now."""
+    def _apply_changes(self, now: float) -> None:
+        """Re-sorts the candidates that have changed since the last choice."""
         counted, put = self._counted, self._put
         all_rate, all_load = self._rate, self._load
-        for sid, candidate in self._news.items():
+        for sid, candidate in self._pending.items():
             candidate.version += 1
             load = candidate.outstanding + candidate.elsewhere
             rate = 1.0 / candidate.paced_ms
@@ -111,15 +112,15 @@ class ExpectedCompletion:
             else:
                 put(candidate, now)
         self._rate, self._load = all_rate, all_load
-        self._changes += len(self._news)
-        self._news.clear()
+        self._changes += len(self._pending)
+        self._pending.clear()
         if self._changes > 64:
             self._changes = 0
             for heap in (self._idle, self._busy, self._full):
                 heap.compact(4 * len(counted) + 64)
 
     def _first(self, now: float) -> tuple[LazyHeap, Candidate | None]:
-        """Who can begin first, on top of which heap; among idle ones the fastest, then in turn."""
+        """The candidate that can begin first, and its heap; among idle ones the fastest, equals in turn."""
         busy = self._busy.top()
         while busy is not None and busy.free_at <= now:
             self._busy.pop()
@@ -140,8 +141,7 @@ class ExpectedCompletion:
             self._busy.push(candidate, free_at + candidate.far_ms / 1e3, candidate.used)
 
     def _late_ms(self, candidate: Candidate, now: float, remaining: int) -> float:
-        """By how much it would be done after the others alone had done all that is left, beyond what a trial
-        may cost."""
+        """How much later it would be done than the others with all remaining work, less a trial's share."""
         rate, load = self._counted[candidate.sid]
         others = self._rate - rate
         if others <= 1e-12:
@@ -152,8 +152,10 @@ class ExpectedCompletion:
 
 
 def _awaited_ms(candidate: Candidate, now: float) -> float:
-    """Completion at one whose window is full. One that is late is expected to be as late again: so nobody
-    waits for ever for an instance that hangs."""
+    """Milliseconds to completion at a candidate with a full window.
+
+    A late candidate is expected to be as late again, so that no sender waits for ever for a hanging instance.
+    """
     return abs(candidate.free_at - now) * 1e3 + candidate.link_ms + candidate.takes_ms
 
 

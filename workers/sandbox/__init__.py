@@ -1,7 +1,11 @@
-"""What users' code may reach: a process confines itself here, once, before it imports any of it (ADR-0034).
+"""The confinement of users' code: a process confines itself once, before it imports any of it (ADR-0034).
 
-`confinement` decides the way (an own user in an own root; else Landlock) and carries it out; `mounts`,
-`landlock` and `seccomp` are the kernel's three fences. Called by the fork server's children, by modules from
-users' files, and by whoever has to say what is in force. It never starts a process and knows nothing of jobs.
-Nothing here imports torch. Linux only; elsewhere nothing can be confined, and that is said.
+`confinement` decides the method (an own user in an own root; else Landlock) and applies it. Children of the
+fork server and modules from users' files call it; the command line calls it to show which method is in force.
+It knows nothing of jobs and never imports torch. It works on Linux only; on other systems the method is
+`none`, and that is reported.
+
+- `mounts`, `landlock`, `seccomp`: the kernel's three mechanisms.
+- `users`, `kept_back`: free user ids; secrets in given folders that stay hidden.
+- `kernel`: system calls for which Python has no function.
 """

@@ -1,14 +1,14 @@
-"""Decides how a process can be confined on this machine, and confines the one that calls.
+"""Decides how a process can be confined on this machine, and confines the calling process.
 
-| way | files | other processes | temporary files |
+| method | files | other processes | temporary files |
 |---|---|---|---|
 | `own-user` (root) | a root of its own | a user of its own, hidden /proc | own /tmp, own /dev/shm |
-| `landlock` | Landlock | Landlock; its filter, where that knows no signals | own folder, no /dev/shm |
+| `landlock` | Landlock | Landlock; seccomp, if Landlock can't restrict signals | own folder, no /dev/shm |
 | `none` | all of its user's | all of its user's | shared |
 
 The first two have in common: no new privileges, a filter of system calls, no core dumps, no inherited
-descriptors, nobody of the same user looks into its memory. The network is open in all: an instance needs the
-bus and its peers.
+descriptors, and no process of the same user can read its memory. The network is open in all three: an
+instance needs the bus and its peers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CODE_PATH = "DMSC_CODE_PATH"
 
 _CERTIFICATES = ("DMSC_CA_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PROCESSES = 4096
-"""At most, of one instance's own user: threads count, children too."""
+"""Most processes and threads of one instance's own user."""
 _PROCESSES_OF_ALL = 8192
-"""The same where the user is whoever runs the node: all that runs as that user counts."""
+"""The same limit if the instance runs as the node's user, of which all processes count."""
 _PROBE_USER = 61183
 
 
@@ -49,7 +49,7 @@ class ConfinementMethod(StrEnum):
 
     @property
     def described(self) -> str:
-        """What users' code reaches, in one line."""
+        """What users' code can reach, in one line."""
         return _DESCRIBED[self]
 
 
@@ -71,10 +71,10 @@ class Reach:
     """What one process may reach besides the interpreter, its packages and its code.
 
     Args:
-        read: files and folders.
-        write: folders, made if they are missing.
-        closed: files and folders that are kept from it, wherever they lie.
-        scratch: its own folder for temporary files, made if missing; also its HOME.
+        read: Files and folders to read.
+        write: Folders to write, created if they are missing.
+        closed: Files and folders that it must not reach, even inside of the others.
+        scratch: Its own folder for temporary files, created if missing; also its HOME.
     """
 
     read: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Reach:
 
     @classmethod
     def of(cls, order: dict[str, Any]) -> Reach:
-        """From the JSON of an order."""
+        """The reach in the JSON of an order."""
         return cls(
             **{key: tuple(order.get(key, ())) for key in ("read", "write", "closed")},
             scratch=str(order.get("scratch", "")),
@@ -93,7 +93,7 @@ class Reach:
 
 @cache
 def best_method() -> ConfinementMethod:
-    """The strictest one that works here; it is tried, in a process of its own."""
+    """The strictest method that works here; each is tried in a child process."""
     return next(
         (way for way in (ConfinementMethod.OWN_USER, ConfinementMethod.LANDLOCK) if works(way)),
         ConfinementMethod.NONE,
@@ -101,7 +101,7 @@ def best_method() -> ConfinementMethod:
 
 
 def works(way: ConfinementMethod) -> bool:
-    """Whether a process of this machine can be confined in that way; one is."""
+    """Whether a process can be confined by this method here; tries it in a child process."""
     if not kernel.LINUX or not seccomp.known() or (way is ConfinementMethod.OWN_USER and os.geteuid() != 0):
         return False
     pid = os.fork()
@@ -110,7 +110,7 @@ def works(way: ConfinementMethod) -> bool:
         try:
             confine(Reach(), way, user=_PROBE_USER)
             code = 0
-        except BaseException:  # whatever it is, this way is none
+        except BaseException:  # whatever the error, this method does not work
             code = 1
         finally:
             os._exit(code)
@@ -120,16 +120,17 @@ def works(way: ConfinementMethod) -> bool:
 def confine(
     reach: Reach, way: ConfinementMethod, *, user: int | None = None, parent: int | None = None
 ) -> None:
-    """Confines this process, which has one thread, for good.
+    """Confines this process, which must have one thread, irreversibly.
 
     Args:
-        reach: what it keeps.
-        way: not `none`.
-        user: of the way `own-user`: the number of its user, nobody else's.
-        parent: whose death ends it, if anybody's; it is killed where that has happened already.
+        reach: What it may still reach.
+        way: The method; not `none`.
+        user: For `own-user`: the id of its user, which no other process has.
+        parent: The process whose death ends this one; if it is dead already, this process ends now. None:
+            it ends with no other process.
 
     Raises:
-        OSError: the system refuses; then users' code must not run.
+        OSError: The system refuses; users' code must not run then.
     """
     os.umask(0o022)
     for folder in reach.write:
@@ -149,23 +150,23 @@ def confine(
             kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.keep_private()
-    known = landlock.version()
-    if way is ConfinementMethod.LANDLOCK and not known:
+    landlock_version = landlock.version()
+    if way is ConfinementMethod.LANDLOCK and not landlock_version:
         raise OSError(errno.ENOSYS, "this kernel has no Landlock")
     if way is ConfinementMethod.OWN_USER:
-        if known:
+        if landlock_version:
             landlock.restrict(_rules_in_own_root(paths))
         seccomp.restrict(signals=True)
     else:
-        _fence(paths, signals=known >= landlock.SCOPES_SIGNALS)
+        _fence(paths, signals=landlock_version >= landlock.SCOPES_SIGNALS)
     if parent is not None:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user has cleared it
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # again, since a change of user clears it
         if os.getppid() != parent:
             os._exit(1)
 
 
 def _lower(limit: int, most: int) -> None:
-    """To `most`, or what it is already."""
+    """Lowers a limit to `most`, unless it is lower already."""
     _, hard = resource.getrlimit(limit)
     lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(limit, (lower, lower))
@@ -199,10 +200,10 @@ def _set_environment(scratch: str) -> None:
         tempfile.tempdir = None
 
 
-# --- which paths ----------------------------------------------------------------------------------------
+# --- paths ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Paths:
-    """Absolute, resolved, existing."""
+    """A reach as absolute, resolved, existing paths."""
 
     read: tuple[str, ...]
     write: tuple[str, ...]
@@ -230,8 +231,8 @@ class _Paths:
 
 
 def _resolved(paths: Iterable[str]) -> tuple[str, ...]:
-    found = dict.fromkeys(os.path.realpath(path) for path in paths if path)
-    return tuple(path for path in found if path != "/" and os.path.exists(path))
+    real_paths = dict.fromkeys(os.path.realpath(path) for path in paths if path)
+    return tuple(path for path in real_paths if path != "/" and os.path.exists(path))
 
 
 def _interpreter() -> Iterator[str]:
@@ -243,7 +244,7 @@ def _interpreter() -> Iterator[str]:
 
 
 def _code() -> Iterator[str]:
-    """A home is none by being the working directory; whoever wants that names it."""
+    """Folders of code; a home folder counts only if it is named, not as the working directory."""
     implied = (os.path.realpath(path) for path in (*filter(None, sys.path), os.getcwd()))
     yield from (path for path in implied if not holds_home(path))
     yield from os.environ.get(CODE_PATH, "").split(os.pathsep)
@@ -251,7 +252,7 @@ def _code() -> Iterator[str]:
 
 # --- Landlock's rules -----------------------------------------------------------------------------------
 def _rules_in_own_root(paths: _Paths) -> Iterator[tuple[str, int]]:
-    """That root has nothing else in it: what is left for Landlock are other processes."""
+    """Rules for an own root, which holds only allowed files: Landlock restricts access to other processes."""
     yield "/", landlock.READ
     yield "/dev", landlock.USE
     for path in (*paths.write, "/tmp", "/dev/shm"):
@@ -261,12 +262,12 @@ def _rules_in_own_root(paths: _Paths) -> Iterator[tuple[str, int]]:
 def _rules(paths: _Paths) -> Iterator[tuple[str, int]]:
     for path in mounts.SYSTEM:
         if path == "/etc" and os.geteuid() == 0:
-            yield from ((each, landlock.READ) for each in _public(path))
+            yield from ((public_path, landlock.READ) for public_path in _public(path))
         else:
             yield os.path.realpath(path), landlock.READ
     yield "/proc", landlock.READ
     for path in paths.read:
-        yield from _spread(path, [each for each in paths.closed if mounts.below(each, [path])])
+        yield from _spread(path, [closed for closed in paths.closed if mounts.below(closed, [path])])
     for path in mounts.devices():
         yield path, landlock.USE
     for path in paths.write:
@@ -274,7 +275,7 @@ def _rules(paths: _Paths) -> Iterator[tuple[str, int]]:
 
 
 def _public(folder: str) -> Iterator[str]:
-    """What anybody may read there: root's own secrets are no instance's business."""
+    """World-readable entries of a folder: an instance must not read root's secrets."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.is_symlink() and entry.stat().st_mode & stat.S_IROTH:
@@ -282,7 +283,7 @@ def _public(folder: str) -> Iterator[str]:
 
 
 def _spread(folder: str, closed: list[str]) -> Iterator[tuple[str, int]]:
-    """Rules for all of a folder but what is closed: a rule can't be taken back further below."""
+    """Rules for a folder without its closed parts: a rule for a folder can't be revoked below it."""
     if not closed:
         yield folder, landlock.READ
         return
@@ -291,8 +292,8 @@ def _spread(folder: str, closed: list[str]) -> Iterator[tuple[str, int]]:
     yield folder, landlock.LIST
     start = folder.rstrip("/") + "/"
     inside: dict[str, list[str]] = {}
-    for each in closed:
-        inside.setdefault(each.removeprefix(start).partition("/")[0], []).append(each)
+    for path in closed:
+        inside.setdefault(path.removeprefix(start).partition("/")[0], []).append(path)
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.is_symlink():

@@ -1,4 +1,4 @@
-"""System calls that Python has no function for."""
+"""System calls for which Python has no function."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LAST_CAPABILITY = 63
 
 
 def call(number: int, *arguments: Any) -> int:
-    """The system call of this number; integers are passed as longs. Raises `OSError`."""
-    passed = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    result = int(_libc.syscall(ctypes.c_long(number), *passed))
+    """Makes the system call of this number; integers are passed as longs. Raises `OSError`."""
+    values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *values))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -29,7 +29,7 @@ def call(number: int, *arguments: Any) -> int:
 
 
 def function(name: str, *arguments: Any) -> int:
-    """The C library's function of this name. Raises `OSError`."""
+    """Calls the C library's function of this name. Raises `OSError`."""
     result = int(getattr(_libc, name)(*arguments))
     if result < 0:
         number = ctypes.get_errno()
@@ -38,24 +38,24 @@ def function(name: str, *arguments: Any) -> int:
 
 
 def prctl(option: int, argument: int) -> None:
-    """Raises `OSError`."""
-    passed = [ctypes.c_ulong(each) for each in (argument, 0, 0, 0)]
-    function("prctl", ctypes.c_int(option), *passed)
+    """Calls prctl(2) with one argument. Raises `OSError`."""
+    values = [ctypes.c_ulong(value) for value in (argument, 0, 0, 0)]
+    function("prctl", ctypes.c_int(option), *values)
 
 
 def drop_capabilities() -> None:
-    """Root without its powers: none is left, and no program that is executed gets one back."""
+    """Drops all capabilities of root, so that no executed program gets one back either."""
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # this kernel knows fewer
+            if error.errno != errno.EINVAL:  # this kernel has fewer capabilities
                 raise
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     call(_CAPSET[os.uname().machine], ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
 
 
 def keep_private() -> None:
-    """No other process of this user may read this one's memory or environment, or attach to it."""
+    """Prevents other processes of this user from reading this one's memory or attaching to it."""
     if LINUX:
         prctl(PR_SET_DUMPABLE, 0)

@@ -1,7 +1,8 @@
-"""Landlock: a process that gives up all files but those it names, for good.
+"""Landlock: a process gives up all files except those that it names, irreversibly.
 
-From its first version on it also keeps a process from tracing, and so from reading the memory and the
-environment of, any process outside; from the sixth on from signalling them and from abstract Unix sockets.
+In all versions it also prevents a process from tracing processes outside, and so from reading their memory
+and environment. From the sixth version on it prevents signals to them and the use of their abstract Unix
+sockets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ USE = _READ_FILE | _WRITE_FILE | _READ_DIR | _IOCTL_DEVICE | _TRUNCATE
 CHANGE = (_FIRST | _REFER | _TRUNCATE) & ~_MAKE_DEVICES
 
 SCOPES_SIGNALS = 6
-"""The first version that keeps signals and abstract Unix sockets inside."""
+"""The first version that restricts signals and abstract Unix sockets."""
 _SCOPES = 0b11
 
 
@@ -42,7 +43,7 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Of the kernel's interface; 0: it has none."""
+    """The version of the kernel's Landlock; 0: it has none."""
     if not LINUX:
         return 0
     try:
@@ -52,22 +53,22 @@ def version() -> int:
 
 
 def restrict(rules: Iterable[tuple[str, int]]) -> None:
-    """From here on this thread, and whatever it starts, reaches files by these rules alone.
+    """Restricts this thread, and all that it starts, to files that these rules allow.
 
-    Needs no_new_privs. What a rule names and is not there, or is a symbolic link, is left out.
+    Needs no_new_privs. Rules for missing paths and for symbolic links are ignored.
 
     Args:
         rules: (path, rights below it).
 
     Raises:
-        OSError: the kernel has no Landlock, or refuses.
+        OSError: The kernel has no Landlock, or refuses.
     """
-    known = version()
+    present = version()
     handled = _FIRST
     for first, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEVICE)):
-        handled |= right if known >= first else 0
-    ruleset = _Ruleset(handled, 0, _SCOPES if known >= SCOPES_SIGNALS else 0)
-    size = 24 if known >= SCOPES_SIGNALS else 16 if known >= 4 else 8
+        handled |= right if present >= first else 0
+    ruleset = _Ruleset(handled, 0, _SCOPES if present >= SCOPES_SIGNALS else 0)
+    size = 24 if present >= SCOPES_SIGNALS else 16 if present >= 4 else 8
     handle = call(_CREATE_RULESET, ctypes.byref(ruleset), size, 0)
     try:
         for path, rights in rules:

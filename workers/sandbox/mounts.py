@@ -1,8 +1,8 @@
-"""A root of one's own, in a mount namespace: what is not put into it is not there.
+"""An own root for a process, in a mount namespace: it contains only what is mounted into it.
 
-Folders appear at their own paths. Those that are a job's or the operator's are mapped: to the process's user
-they look as they do to their owner, and what it writes belongs to that owner (mount_setattr(2), idmapped
-mounts), so that nobody has to change owners or modes, and a stranger's user id stays on no disk.
+Folders appear at their own paths. Folders of a job or of the operator are mapped (mount_setattr(2), idmapped
+mounts): the process's user sees them as their owner does, and files that it writes belong to that owner. So
+owners and modes need no change, and the temporary user id never gets onto a disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLONE_TREE, _MOVE_EMPTY_PATH = 1, 4
 _RDONLY, _NOSUID, _NODEV, _IDMAP = 1, 2, 4, 0x100000
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/sys")
-"""There as they are, read-only: what is secret in them is kept by its mode from a user like any other."""
+"""System folders, mounted read-only as they are: file modes protect their secrets from the process's user."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ACCELERATORS = ("nvidia*", "dri", "kfd", "infiniband")
 _SMALL = "size=64m"
@@ -35,10 +35,10 @@ _SMALL = "size=64m"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is in the new root besides the system's own folders; all paths are absolute and resolved.
+    """The content of the new root besides the system's folders; all paths are absolute and resolved.
 
-    `closed` are files and folders that stay empty wherever a readable folder would show them; what lies
-    below one of them is there only if it is named itself.
+    `closed` files and folders appear empty inside of readable folders; a path below one of them is visible
+    only if it is named itself.
     """
 
     read: tuple[str, ...]
@@ -46,7 +46,7 @@ class Plan:
     closed: tuple[str, ...]
     user: int
     links: tuple[tuple[str, str], ...] = ()
-    """(path, what it is a symbolic link to): names by which something above is known, too."""
+    """(path, target) of symbolic links: other names of the paths above."""
 
 
 class _Attributes(ctypes.Structure):
@@ -60,34 +60,34 @@ class _Attributes(ctypes.Structure):
 
 def devices() -> list[str]:
     """The device files and folders that exist here and that a model may use."""
-    named = [f"/dev/{name}" for name in DEVICES]
-    return [path for path in named if os.path.exists(path)] + [
+    basic = [f"/dev/{name}" for name in DEVICES]
+    return [path for path in basic if os.path.exists(path)] + [
         str(path) for pattern in ACCELERATORS for path in sorted(Path("/dev").glob(pattern))
     ]
 
 
 def device_groups() -> list[int]:
-    """Groups that a user has to be in to use them."""
-    found = set()
+    """Groups that a user needs to use these devices."""
+    groups = set()
     for path in devices():
         for file in [Path(path), *(Path(path).iterdir() if os.path.isdir(path) else ())]:
-            seen = file.stat()
-            if seen.st_gid and seen.st_mode & stat.S_IWGRP:
-                found.add(seen.st_gid)
-    return sorted(found)
+            status = file.stat()
+            if status.st_gid and status.st_mode & stat.S_IWGRP:
+                groups.add(status.st_gid)
+    return sorted(groups)
 
 
 def enter(plan: Plan) -> None:
-    """This process, which has one thread and is root, has that root from here on; root it is still.
+    """Moves this process, which must have one thread and be root, into the new root; it stays user root.
 
     Raises:
-        OSError: the system does not allow it, or is too old.
+        OSError: The system does not allow it, or is too old.
     """
     directory = os.getcwd()
     function("unshare", ctypes.c_int(_CLONE_NEWNS))
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     new = next(path for path in ("/mnt", "/media", "/srv", "/tmp") if os.path.isdir(path))
-    trees = _trees(plan)  # of the old root, before anything covers it
+    trees = _trees(plan)  # from the old root, before anything covers it
     _mount("root", new, "tmpfs", _MS_NOSUID, f"mode=0755,{_SMALL}")
     for path in SYSTEM:
         if os.path.islink(path):
@@ -121,42 +121,42 @@ def enter(plan: Plan) -> None:
 
 
 def _trees(plan: Plan) -> list[tuple[str, int | None]]:
-    """(path, detached mount; None: to be covered), what contains others before them."""
-    kept = [*(each for each in plan.read if not below(each, SYSTEM)), *plan.write]
+    """(path, detached mount; None: to be covered), outer folders before inner ones."""
+    visible = [*(path for path in plan.read if not below(path, SYSTEM)), *plan.write]
     with _users(plan.user) as mapped:
-        found: dict[str, int | None] = {}
+        trees: dict[str, int | None] = {}
         for path in plan.closed:
-            if below(path, (*kept, *SYSTEM)) and os.path.lexists(path):
-                found[path] = None
-        for path in kept:
+            if below(path, (*visible, *SYSTEM)) and os.path.lexists(path):
+                trees[path] = None
+        for path in visible:
             attributes = _NOSUID | _NODEV | (0 if path in plan.write else _RDONLY)
-            found[path] = mapped(path, attributes)
-    return sorted(found.items(), key=lambda item: item[0].count("/") if item[0] != "/" else 0)
+            trees[path] = mapped(path, attributes)
+    return sorted(trees.items(), key=lambda item: item[0].count("/") if item[0] != "/" else 0)
 
 
 def below(path: str, folders: Iterable[str]) -> bool:
-    """Whether a path is one of these, or in one."""
+    """Whether a path is one of these folders, or inside of one."""
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 @contextlib.contextmanager
-def _users(own: int) -> Iterator[Mapped]:
-    mapped = Mapped(own)
+def _users(own: int) -> Iterator[MountMapper]:
+    mapped = MountMapper(own)
     try:
         yield mapped
     finally:
         mapped.close()
 
 
-class Mapped:
-    """Makes mounts in which what belongs to a folder's owner seems to belong to `own`."""
+class MountMapper:
+    """Makes mounts in which files of a folder's owner appear to belong to the user `own`."""
 
     def __init__(self, own: int) -> None:
         self._own = own
         self._namespaces: dict[tuple[int, int], int] = {}
 
     def __call__(self, path: str, attributes: int) -> int:
-        """A detached mount of `path`; plainly mounted where its file system can't do this."""
+        """A detached mount of `path`, mapped if its file system supports that."""
         owner = os.stat(path)
         key = owner.st_uid, owner.st_gid
         if key not in self._namespaces:
@@ -174,35 +174,35 @@ class Mapped:
 
 
 def _user_namespace(owner: tuple[int, int], own: int) -> int:
-    """A descriptor of one that maps this owner (user, group) of files to the user `own`."""
-    known, knows = os.pipe()
-    held, holds = os.pipe()
+    """A descriptor of a user namespace that maps this owner (user, group) of files to the user `own`."""
+    ready_reader, ready_writer = os.pipe()
+    hold_reader, hold_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(holds)
+            os.close(hold_writer)
             function("unshare", ctypes.c_int(_CLONE_NEWUSER))
-            os.write(knows, b"+")
-            os.read(held, 1)  # until it is killed, or who holds the other end is
+            os.write(ready_writer, b"+")
+            os.read(hold_reader, 1)  # blocks until this process or its parent is killed
         finally:
             os._exit(1)
-    os.close(knows)
-    os.close(held)
+    os.close(ready_writer)
+    os.close(hold_reader)
     try:
-        if not os.read(known, 1):
+        if not os.read(ready_reader, 1):
             raise PermissionError("no user namespaces")
         Path(f"/proc/{pid}/uid_map").write_text(f"{owner[0]} {own} 1\n")
         Path(f"/proc/{pid}/gid_map").write_text(f"{owner[1]} {own} 1\n")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        os.close(known)
-        os.close(holds)
+        os.close(ready_reader)
+        os.close(hold_writer)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
 
 
 def _tree(path: str, attributes: int, namespace: int = 0) -> int:
-    """A detached copy of what is mounted at `path`, with what is mounted below it where that can be."""
+    """A detached copy of the mount at `path`, with the mounts below it."""
     flags = _CLONE_TREE | os.O_CLOEXEC | _AT_RECURSIVE
     tree = call(_OPEN_TREE, _AT_FDCWD, ctypes.c_char_p(os.fsencode(path)), flags)
     try:
@@ -214,9 +214,9 @@ def _tree(path: str, attributes: int, namespace: int = 0) -> int:
 
 
 def _set(tree: int, path: str, flags: int, attributes: int, namespace: int = 0) -> None:
-    wanted = _Attributes(attributes, 0, 0, namespace)
-    size = ctypes.sizeof(wanted)
-    call(_MOUNT_SETATTR, tree, ctypes.c_char_p(os.fsencode(path)), flags, ctypes.byref(wanted), size)
+    change = _Attributes(attributes, 0, 0, namespace)
+    size = ctypes.sizeof(change)
+    call(_MOUNT_SETATTR, tree, ctypes.c_char_p(os.fsencode(path)), flags, ctypes.byref(change), size)
 
 
 def _attach(tree: int, path: str, new: str) -> None:

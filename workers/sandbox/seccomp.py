@@ -1,7 +1,7 @@
-"""A filter of system calls: what no model needs and much mischief begins with.
+"""A filter of system calls that no model needs and that attacks often use.
 
-Unix sockets above all: those with a name in the file system are nobody's business of Landlock's, and behind
-one of them may be a container engine, an agent of keys, or a session bus.
+Above all it refuses Unix sockets: Landlock does not restrict those with a name in the file system, and a
+container engine, a key agent or a session bus may listen on one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,8 @@ _MODE_FILTER = 2
 # BPF: ld abs word, jeq, jge, jset, ret
 _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_NUMBER, _MACHINE, _FIRST, _SECOND = (
-    0,
-    4,
-    16,
-    24,
-)  # offsets in struct seccomp_data; of an argument, the low word
+# Offsets in struct seccomp_data; for an argument, that of its low word.
+_NUMBER, _MACHINE, _FIRST, _SECOND = 0, 4, 16, 24
 _X32 = 0x40000000
 _INET, _INET6, _NETLINK = 2, 10, 16
 
@@ -80,17 +76,17 @@ _ONLY_ITSELF = {
     "sched_setparam": (142, 118),
     "sched_setaffinity": (203, 122),
 }
-"""Whose first argument is a process: one of the same user could be starved or ended by its limits."""
+"""Calls whose first argument is a process: they could starve or end another process of the same user."""
 _NEVER_WITH: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "fcntl": (72, 25, (8, 10, 15)),
     "ioctl": (16, 29, (0x8901, 0x8902)),
 }
-"""(call, second arguments): who gets a signal when a file is ready, and which. Landlock before its sixth
-version lets that be any process of the same user, and the signal SIGKILL."""
+"""Call → (numbers, refused second arguments): they set which process gets which signal when a file is ready.
+Landlock before its sixth version allows any process of the same user, and the signal SIGKILL."""
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _NAMESPACES = 0x7E020000
-"""All CLONE_NEW* that clone(2) takes. clone3(2) has its flags in memory, where no filter looks: the C library
-does without it."""
+"""All CLONE_NEW* flags of clone(2). clone3(2) has its flags in memory, which no filter can read; the C
+library works without it."""
 _SIGNALS = {
     "kill": (62, 129),
     "tgkill": (234, 131),
@@ -106,18 +102,18 @@ class _Program(ctypes.Structure):
 
 
 def known() -> bool:
-    """Whether there is a filter for this machine."""
+    """Whether there is a filter for this machine's architecture."""
     return LINUX and os.uname().machine in _MACHINES
 
 
 def restrict(*, signals: bool) -> None:
-    """From here on this thread, and whatever it starts, is refused those calls. Needs no_new_privs.
+    """Refuses those calls to this thread and all that it starts, from now on. Needs no_new_privs.
 
     Args:
-        signals: whether it may signal processes besides itself, as far as others let it.
+        signals: Whether it may signal other processes, as far as other mechanisms allow it.
 
     Raises:
-        OSError: the kernel has no filters, or refuses.
+        OSError: The kernel has no filters, or refuses.
     """
     code = b"".join(struct.pack("<HBBI", *step) for step in _program(os.uname().machine, signals))
     program = _Program(len(code) // 8, code)
@@ -165,7 +161,7 @@ def _program(machine: str, signals: bool) -> Iterator[Step]:
 
 
 def _only(number: int, offset: int, values: tuple[int, ...], error: int) -> Iterator[Step]:
-    """A call that is allowed with these values of one argument."""
+    """Allows a call only with these values of one argument."""
     yield (_EQUAL, 0, len(values) + 3, number)
     yield (_LOAD, 0, 0, offset)
     for index, value in enumerate(values):
@@ -175,7 +171,7 @@ def _only(number: int, offset: int, values: tuple[int, ...], error: int) -> Iter
 
 
 def _never(number: int, offset: int, values: tuple[int, ...]) -> Iterator[Step]:
-    """A call that is refused with these values of one argument."""
+    """Refuses a call with these values of one argument."""
     yield (_EQUAL, 0, len(values) + 3, number)
     yield (_LOAD, 0, 0, offset)
     for index, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Numbers of users that exist only while a process has one."""
+"""Temporary user ids: each belongs to one process and is free again after it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from schemas.errors import BadInput
 
 DEFAULT_RANGE = (60578, 61183)
-"""Neither people, nor system services, nor systemd's dynamic users have these (systemd's UIDS-GIDS.md)."""
+"""Ids that no people, system services or systemd's dynamic users have (systemd's UIDS-GIDS.md)."""
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """What `--instance-users LO-HI` says. Raises `BadInput`."""
+    """The range given as `--instance-users LO-HI`. Raises `BadInput`."""
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit() and 1000 <= int(low) <= int(high) < (1 << 32) - 2):
         raise BadInput(f"--instance-users {text}: write it as LO-HI, numbers of users from 1000 on")
@@ -24,7 +24,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Lease:
-    """A user that is nobody else's until `end`, or the end of the process that has taken it."""
+    """A user id that no other process has until `end`, or until the end of the process that took it."""
 
     user: int
     _mark: socket.socket
@@ -34,20 +34,20 @@ class Lease:
 
 
 def lease(users: tuple[int, int]) -> Lease:
-    """A user of that range whom no process of this machine has.
+    """Takes a user id of that range that no process of this machine has.
 
-    The mark is an abstract Unix socket: it ends with its holder, and leaves nothing behind.
+    It is marked by an abstract Unix socket, which ends with its holder and leaves nothing behind.
 
     Raises:
-        OSError: all are taken.
+        OSError: All ids are taken.
     """
     low, high = users
     count = high - low + 1
     first = random.SystemRandom().randrange(count)
-    taken = _users_at_work()
+    used = _used_ids()
     for number in range(count):
         user = low + (first + number) % count
-        if user in taken:
+        if user in used:
             continue
         mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -58,11 +58,11 @@ def lease(users: tuple[int, int]) -> Lease:
     raise OSError(0, f"all users from {low} to {high} are taken; give more by --instance-users")
 
 
-def _users_at_work() -> set[int]:
-    found = set()
+def _used_ids() -> set[int]:
+    ids = set()
     with os.scandir("/proc") as entries:
         for entry in entries:
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    found.add(entry.stat().st_uid)
-    return found
+                    ids.add(entry.stat().st_uid)
+    return ids

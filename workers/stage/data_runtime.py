@@ -1,7 +1,7 @@
 """A data instance (draft §7.2(1)): makes batches when its gateway dispatches them, and sends them on.
 
-A batch is a pure function of (seed, step, microbatch), so any data instance can make any of them, again
-and again, with the same result. The shell around `data_machine`.
+A batch is a pure function of (seed, step, microbatch), so any data instance can make any batch, repeatedly,
+with the same result. This is the shell around `workers.transaction.data_machine`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DataRuntime(HopRuntime):
 
     # --- orders -------------------------------------------------------------------------------------------
     async def dispatch(self, order: MicrobatchDispatch) -> Ack:
-        """Takes microbatches to send. Idempotent; an older step or attempt counts for nothing."""
+        """Takes microbatches to send. Idempotent; an order of an older attempt is ignored."""
         self._check_epoch(order.epoch)
         if order.attempt < self.attempt:
             return Ack(note="stale attempt")
@@ -73,7 +73,7 @@ class DataRuntime(HopRuntime):
         return Ack()
 
     async def fence(self, order: StepFence) -> StepFenced:
-        """Nothing goes to the fenced any more; answers with what of the step was dispatched to here."""
+        """Sends nothing more to the fenced incarnations; answers with its microbatches of the step."""
         self._check_epoch(order.epoch)
         self._fence_links(order.fenced)
         self._run(self.machine.fence(order.fenced))
@@ -92,13 +92,13 @@ class DataRuntime(HopRuntime):
         return Ack()
 
     async def adopt(self, order: Adopt) -> Adopted:
-        """Another orchestrator leads: its epoch is the one that is obeyed from now on."""
+        """Obeys the epoch of a new leading orchestrator from now on, and answers with the present step."""
         self._take_epoch(order.epoch)
         self.machine.epoch = self.epoch
         return Adopted(member=self.member, version=self.step, attempt=self.attempt, generation=-1)
 
     async def abort(self, order: StepAbort) -> StepAborted:
-        """Forgets what is queued and open below `order.attempt`. Idempotent."""
+        """Forgets the queued and open microbatches below `order.attempt`. Idempotent."""
         self._check_epoch(order.epoch)
         self._fence_links(order.fenced)
         self._run(self.machine.fence(order.fenced))
@@ -114,7 +114,7 @@ class DataRuntime(HopRuntime):
 
     # --- hops ---------------------------------------------------------------------------------------------
     def decide(self, notice: MicrobatchNotice) -> str:
-        """The first stage returns each microbatch with an empty offer: its window has room again."""
+        """The answer to an offer (see `DataMachine.offered`)."""
         return self.machine.offered(notice)
 
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:

@@ -1,8 +1,8 @@
 """Newcomers that follow this instance until they join its stage (DESIGN §5 rule 10).
 
-One is sent a snapshot, then each step as redo, as a holder of a copy is (`workers.links.peer_copy`). Steps
-are prepared and applied meanwhile; what holds the stage up is the last redo, which the orchestrator waits
-for.
+A follower is sent a snapshot, then each step as a redo, like the holder of a replica
+(`workers.links.peer_copy`). The stage prepares and applies steps meanwhile; only the last redo delays it,
+since the orchestrator waits for that one.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from workers.transport.pinned_buffers import HostCopy
 log = get_logger("instance")
 
 OVERFLOWS = 2
-"""Of its queue, before a newcomer counts as too slow to follow: at the first, its link may be just built."""
+"""Queue overflows after which a newcomer counts as too slow: at the first, its link may still be built."""
 
 FollowDirection = Literal["state", "redo"]
 SendState = Callable[[Member, int, FollowDirection, int, Sequence[Tensor]], Awaitable[Outcome]]
-"""(newcomer, number of the transfer, direction, step, tensors): over the exchange."""
+"""Sends over the exchange: (newcomer, number of the transfer, direction, step, tensors)."""
 
 
 class Follower:
-    """One newcomer in one transfer. Owned by the event loop; `close` it."""
+    """One newcomer in one transfer. Owned by the event loop; call `end` when it is over."""
 
     def __init__(self, to: Member, transfer: int, send: SendState, snapshot: Snapshot) -> None:
         self.transfer = transfer
         self.sent_bytes = 0
-        """Of its newest snapshot."""
+        """Size of its newest snapshot."""
         self._to = to
         self._send = send
         self._snapshot = snapshot
@@ -49,7 +49,7 @@ class Follower:
 
     @property
     def slow(self) -> bool:
-        """It does not keep up, and is sent nothing more."""
+        """Whether it failed to keep up; it is sent nothing more then."""
         return self._queue.overflows >= OVERFLOWS
 
     @property
@@ -57,7 +57,7 @@ class Follower:
         return self.slow or self._error is not None
 
     def applied(self, step: int, redo: HostCopy) -> None:
-        """`step` was applied with these clipped mean gradients, in parameter order; none: it was left out."""
+        """Queues `step` with its clipped mean gradients, in parameter order; no gradients: a skipped step."""
         if self.over:
             return
         self._queue.applied(step, redo)
@@ -66,11 +66,12 @@ class Follower:
         self._news.set()
 
     async def caught_up(self, patience_s: float) -> int:
-        """The version that it was brought to, once nothing waits here for it and one redo at most is on its
-        way; −1: that is not so in time.
+        """The version that it has reached, once nothing is queued and at most one redo is on its way.
+
+        Returns −1 if it has not caught up after `patience_s`, or is too slow.
 
         Raises:
-            DmscError: it can't be reached, takes nothing, or follows no more.
+            DmscError: It can't be reached, accepts nothing, or has stopped following.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -82,7 +83,7 @@ class Follower:
         return -1 if self.slow or self._queue.due or self._queue.reached is None else self._queue.reached
 
     def end(self, why: str) -> None:
-        """It follows no more, because of `why`."""
+        """Ends the following, for the reason `why`."""
         if self._error is None:
             self._error = Conflict(f"{self._to.sid} does not follow any more: {why}")
         self._queue.afresh()
@@ -98,7 +99,7 @@ class Follower:
                 else:
                     self._news.clear()
                     await self._news.wait()
-        except Exception as error:  # a newcomer's affair: the stage itself goes on
+        except Exception as error:  # only this newcomer fails; the stage goes on
             if not isinstance(error, DmscError):
                 log.error("follower", exc_info=error)
                 error = DmscError(f"the state could not be sent: {error}")
@@ -112,21 +113,21 @@ class Follower:
             version, tensors = await self._snapshot()
             self._queue.taken(version)
             self.sent_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            await self._tell("state", version, tensors)
+            await self._deliver("state", version, tensors)
             self._queue.brought_to(version)
         else:
             step, gradients = redo
-            await self._tell("redo", step, await gradients.there())
+            await self._deliver("redo", step, await gradients.there())
             self._queue.brought_to(step + 1, redo=True)
 
-    async def _tell(self, direction: FollowDirection, step: int, tensors: Sequence[Tensor]) -> None:
+    async def _deliver(self, direction: FollowDirection, step: int, tensors: Sequence[Tensor]) -> None:
         outcome = await self._send(self._to, self.transfer, direction, step, tensors)
         if outcome != "delivered":
             raise Conflict(f"{self._to.sid} takes no {direction} of step {step}: {outcome}")
 
 
 class Followers:
-    """All that follow one instance."""
+    """All followers of one instance."""
 
     def __init__(self, send: SendState, snapshot: Snapshot) -> None:
         self._send = send
@@ -137,10 +138,10 @@ class Followers:
         return any(not follower.over for follower in self._followers.values())
 
     def follow(self, to: Member, transfer: int) -> Follower:
-        """Has it follow, as transfer number `transfer`. Idempotent.
+        """Makes `to` a follower, with transfer number `transfer`. Idempotent.
 
         Raises:
-            Conflict: a later transfer to it has begun.
+            Conflict: A later transfer to it has begun.
         """
         present = self._followers.get(to)
         if present is not None and present.transfer == transfer:
@@ -157,7 +158,7 @@ class Followers:
             follower.applied(step, redo)
 
     def end(self, members: Iterable[Member], why: str) -> None:
-        """Those among them that follow do so no more."""
+        """Ends the following of those `members` that follow."""
         for member in members:
             follower = self._followers.pop(member, None)
             if follower is not None:

@@ -1,4 +1,4 @@
-"""What a stage's and a data instance's runtime have in common: the exchange, its faults, their tasks."""
+"""The base of stage and data instances: the exchange, link faults, replica buffer and background tasks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ log = get_logger("instance")
 
 @dataclass(kw_only=True)
 class HopRuntime(ABC):
-    """An instance that sends microbatches on.
+    """An instance that sends microbatches to the next stage.
 
-    `failed` is called once with a reason when this instance can't go on: it fences itself (DESIGN §5 rule 4).
+    `failed` is called with a reason when this instance can't go on: it fences itself (DESIGN §5 rule 4).
     """
 
     bus: Bus
@@ -47,14 +47,14 @@ class HopRuntime(ABC):
 
     @property
     def role(self) -> str:
-        """What this instance is, in its own last words."""
+        """The instance's role for logs and errors: `data` or `stage N`."""
         return "data" if self.start.unit.stage < 0 else f"stage {self.start.unit.stage}"
 
     def __post_init__(self) -> None:
         self.job = self.start.job
         self.epoch = self.start.epoch
         spec = self.start.spec
-        balancer(spec.routing.algorithm)  # user code that fails, fails here, and not at the first microbatch
+        balancer(spec.routing.algorithm)  # so that failing user code fails here, not at the first microbatch
         self.binder = Binder(
             self.cluster,
             place=self.start.unit.replica,
@@ -63,19 +63,19 @@ class HopRuntime(ABC):
         )
 
     def load_told(self) -> HopLoad | None:
-        """What this instance says of itself in passing, to whoever sends it microbatches."""
+        """The load that this instance attaches to its answers to senders; None: it attaches none."""
         return None
 
     @abstractmethod
     def routes_changed(self) -> None:
-        """A new route table may open a way for what waits."""
+        """Binds waiting microbatches again: a new route table may allow it."""
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             raise Fenced(f"epoch {epoch} speaks to an instance of epoch {self.epoch}")
 
     def _take_epoch(self, epoch: int) -> None:
-        """A higher epoch is obeyed from now on, and no lower one any more."""
+        """Obeys a higher epoch from now on and refuses lower ones."""
         if epoch < self.epoch:
             raise Fenced(f"epoch {epoch} is older than {self.epoch}")
         self.epoch = epoch
@@ -83,7 +83,7 @@ class HopRuntime(ABC):
             self.exchange.epoch = epoch
 
     def _fence_links(self, fenced: Sequence[Member]) -> None:
-        """Drops links and offers to these incarnations; being one of them ends this instance."""
+        """Drops links and offers to these incarnations; ends this instance if it is one of them."""
         if self.member in fenced:
             self.failed(Fenced(f"{self.member.sid} {self.member.incarnation} was replaced"))
         for member in fenced:
@@ -105,7 +105,7 @@ class HopRuntime(ABC):
         tensors: Sequence[Tensor],
         wanted: Callable[[], bool],
     ) -> None:
-        """Offers tensors until `to` has them. A peer that can't be reached is told, while it matters."""
+        """Offers tensors until `to` has them; reports an unreachable peer while `wanted()` is true."""
         if to in self._fenced:
             return
         assert self.exchange is not None
@@ -126,10 +126,11 @@ class HopRuntime(ABC):
                 await self.link_broke(to, error, unreachable=True)
 
     async def link_broke(self, peer: Member, error: PeerUnreachable, *, unreachable: bool = False) -> None:
-        """Tells the cluster's router; what follows is the orchestrator's to decide.
+        """Reports a link fault to the cluster's router; the orchestrator decides what follows.
 
         Args:
-            unreachable: new links were tried in vain; else this one broke, perhaps the first sign of a death.
+            unreachable: New links were tried in vain. False: only this link broke, perhaps the first sign of
+                a death.
         """
         fault = LinkFault(
             job=self.job,
@@ -143,40 +144,40 @@ class HopRuntime(ABC):
         )
         await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster, job=self.job)
 
-    # --- copies of other stages -----------------------------------------------------------------------------
+    # --- replicas of other stages' state --------------------------------------------------------------------
     def shelve(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
-        """A snapshot or a redo of another stage, to be kept here (DESIGN §5 rule 9)."""
+        """Stores a snapshot or a redo of another stage in the replica buffer (DESIGN §5 rule 9)."""
         if notice.direction == "copy":
             self.shelf.snapshot(notice.stage, notice.step, tensors)
         else:
             self.shelf.redo(notice.stage, notice.step, tensors)
 
     async def copy_status(self, query: CopyStatus) -> CopyHeld:
-        """Which version the copy reaches that is held here of a stage."""
+        """The version that the replica of a stage reaches here."""
         self._check_epoch(query.epoch)
         return CopyHeld(member=self.member, stage=query.stage, version=self.shelf.reach(query.stage))
 
     async def send_copy(self, order: CopySend) -> StateReady:
-        """Sends a newcomer the copy of its stage: the snapshot, then each step after it, in order.
+        """Sends a newcomer the replica of its stage: the snapshot, then each step after it, in order.
 
         Raises:
-            Conflict: the copy does not reach exactly `order.version`, or the newcomer declines it.
-            PeerUnreachable: it can't be reached.
+            Conflict: The replica does not reach exactly `order.version`, or the newcomer declines it.
+            PeerUnreachable: The newcomer can't be reached.
         """
         self._check_epoch(order.epoch)
-        held = self.shelf.get(order.stage, order.version)
-        if held is None:
+        replica = self.shelf.get(order.stage, order.version)
+        if replica is None:
             raise Conflict(
                 f"asked for version {order.version} of stage {order.stage}, "
                 f"but the copy here reaches {self.shelf.reach(order.stage)}"
             )
-        await self._send_whole(order, "state", held.version, held.tensors)
-        for step, gradients in enumerate(held.redos, held.version):
-            await self._send_whole(order, "redo", step, gradients)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in held.tensors)
+        await self._send_or_raise(order, "state", replica.version, replica.tensors)
+        for step, gradients in enumerate(replica.redos, replica.version):
+            await self._send_or_raise(order, "redo", step, gradients)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in replica.tensors)
         return StateReady(member=self.member, version=order.version, bytes=size)
 
-    async def _send_whole(
+    async def _send_or_raise(
         self, order: CopySend, direction: Direction, step: int, tensors: Sequence[Tensor]
     ) -> None:
         outcome = await self.send_aside(
@@ -195,7 +196,7 @@ class HopRuntime(ABC):
         *,
         transfer: int = 0,
     ) -> Outcome:
-        """Sends what belongs to no microbatch and outlives attempts."""
+        """Sends tensors that belong to no microbatch and stay valid across attempts."""
         if self.exchange is None:
             raise PeerUnreachable(f"{self.member.sid} has no links yet", peer=to.sid)
         return await self.exchange.send(
@@ -212,9 +213,9 @@ class HopRuntime(ABC):
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tracked)
+        task.add_done_callback(self._task_ended)
 
-    def _tracked(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is None:
@@ -229,5 +230,5 @@ class HopRuntime(ABC):
             task.cancel()
 
     async def close(self) -> None:
-        """Withdraws what is on its way out."""
+        """Cancels deliveries that are under way."""
         self._cancel_tasks()

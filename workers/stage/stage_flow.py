@@ -1,7 +1,7 @@
 """Microbatches at one stage: offered, computed forward, sent on, computed backward, summed, claimed.
 
-The shell around `stage_machine`: it computes, sends and claims what the machine asks for. The event loop
-owns all state here; the compute thread owns what `StageCompute` holds.
+This is the shell around `workers.transaction.stage_machine`: it carries out the machine's effects. The event
+loop owns all state here; the compute thread owns the state of `StageCompute`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from workers.transaction.stage_machine import Backward, Effect, Forward, Offer, 
 
 @dataclass(kw_only=True)
 class StageFlow(HopRuntime):
-    """Microbatches through layers `unit.first_layer`..`unit.last_layer`, as they come and go.
+    """Passes microbatches through layers `unit.first_layer`..`unit.last_layer`.
 
-    User code that raises, or a gradient that can't be summed, ends the instance: a failure while adding
-    fences oneself (DESIGN §5 rule 4).
+    User code that raises, or a gradient that can't be summed, ends the instance: an instance that fails while
+    adding fences itself (DESIGN §5 rule 4).
     """
 
     device: torch.device
@@ -53,7 +53,7 @@ class StageFlow(HopRuntime):
 
     @property
     def version(self) -> int:
-        """Steps applied: the number of the step that this instance works on."""
+        """The number of applied steps, which is the number of the step that this instance works on."""
         return self.machine.version
 
     @property
@@ -72,7 +72,7 @@ class StageFlow(HopRuntime):
         return self.machine.offered(notice)
 
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
-        """Tensors of an accepted offer are here."""
+        """Passes the tensors of an accepted offer to the replica buffer, the state or the machine."""
         if notice.direction in COPIES and notice.stage != self.stage:
             self.shelve(notice, tensors)
         elif notice.direction == "state":
@@ -99,7 +99,7 @@ class StageFlow(HopRuntime):
                 case Offer(hop):
                     self._track(self._send(effect))
                 case ReportClaim(hop):
-                    self._claimed(hop)
+                    self._report_claim(hop)
 
     async def _forward(self, hop: Hop) -> None:
         with attributing(hop):
@@ -119,7 +119,7 @@ class StageFlow(HopRuntime):
         hop.returned = ()
 
     def _if_current(self, hop: Hop, work: Callable[[Hop], None]) -> None:
-        """On the compute thread: the step may have been given up while the task waited."""
+        """Runs `work` on the compute thread, unless the step was given up while the task waited."""
         if self.machine.current(hop):
             work(hop)
 
@@ -138,7 +138,7 @@ class StageFlow(HopRuntime):
             wanted=lambda: self.machine.current(hop) or hop.evaluate,
         )
 
-    def _claimed(self, hop: Hop) -> None:
+    def _report_claim(self, hop: Hop) -> None:
         if not hop.evaluate and not hop.measured:
             hop.measured = True
             self.load.measured(hop.forward_ms, hop.backward_ms)
@@ -166,19 +166,19 @@ class StageFlow(HopRuntime):
 
     # --- boundaries of attempts ---------------------------------------------------------------------------
     async def forget(self, attempt: int) -> None:
-        """A new attempt: queues, sums and offers of older ones go."""
+        """Begins a new attempt: drops the queues, sums and offers of older ones."""
         self.compute.purge()
         self.machine.restarted(attempt)
         self._cancel_tasks()
         if self.exchange is not None:
             self.exchange.cancel_sends()
-        # behind whatever computes now, so that nothing of the old attempt lands after it
+        # Queued behind the running computation, so that nothing of the old attempt is added after it.
         await self.compute.submit(Priority.ORDER, self.trained.sum.clear)
         if self.exchange is not None:
             self.exchange.reconsider()
 
     def claims(self, step: int, attempt: int, *, evaluate: bool = False) -> tuple[MicrobatchClaim, ...]:
-        """What of this step is in the sum; `evaluate`: what was scored, which the last stage alone claims."""
+        """Claims of this step's microbatches in the sum; `evaluate`: of the scored ones (last stage only)."""
         if evaluate and not self.last:
             return ()
         return tuple(

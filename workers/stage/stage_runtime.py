@@ -1,7 +1,8 @@
 """A stage's part in the step transaction (DESIGN §5): groups, prepare, commit, abort, state.
 
-The set of summed microbatches is kept by the thread that sums, so that a vote can't name what is not in
-the sum; every order is idempotent and carries the epoch, so that an old orchestrator decides nothing.
+The thread that sums gradients also keeps the set of summed microbatches, so that a vote cannot name one that
+is not in the sum. Every order is idempotent and carries the epoch, so that a former orchestrator decides
+nothing.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ from workers.transport.link_authentication import secret_of
 from workers.transport.pinned_buffers import HostCopy
 
 FOLLOW_ANSWER_S = 10.0
-"""After this time a newcomer that follows and is not there yet is told of all the same: its transfer may take
-as long as it moves (`workers.links.hop_exchange` ends one that stands still)."""
+"""How long an order to send state to a follower waits for it to catch up before it is answered anyway.
+
+The transfer itself has no limit as long as it advances (`workers.links.hop_exchange` ends a stalled one)."""
 FENCE_PATIENCE_S = 10.0
 """How long a fence waits for the step that it names to open here."""
 
@@ -70,9 +72,9 @@ class Prepared:
 
 @dataclass(kw_only=True)
 class StageRuntime(StageFlow):
-    """A stage instance: its microbatches (`StageFlow`), and its part in the step's transaction.
+    """A stage instance: its microbatches (`StageFlow`), and its part in the step transaction.
 
-    `admitted` is called when it is, or is still, a member of a reduction group.
+    `admitted` is called each time a reduction group with this instance has formed.
     """
 
     admitted: Callable[[], None]
@@ -100,9 +102,9 @@ class StageRuntime(StageFlow):
 
     # --- the step transaction ---------------------------------------------------------------------------
     async def form_group(self, order: GroupForm) -> GroupFormed:
-        """Builds the reduction group of a generation; the one before is dropped first.
+        """Drops the previous reduction group and builds that of the ordered generation.
 
-        For a newcomer this is the admission: it learns the attempt, and who is fenced, and is active then.
+        This order admits a newcomer: it learns the attempt and the fenced members, and becomes active.
         """
         self._check_epoch(order.epoch)
         if order.generation < self.generation:
@@ -145,10 +147,10 @@ class StageRuntime(StageFlow):
         self.followers.end(fenced, "it is fenced")
 
     async def fence(self, order: StepFence) -> StepFenced:
-        """Nothing of the fenced counts here any more; answers with what is held of the open step.
+        """Ignores the fenced incarnations from now on; answers with the hops held in the open step.
 
-        It waits until the step of the order is open here: a commit, or a newcomer's admission, may be
-        under way.
+        It first waits until the step of the order is open here: a commit, or the admission of a newcomer, may
+        be in progress.
         """
         self._check_epoch(order.epoch)
         self._fence_links(order.fenced)
@@ -162,19 +164,19 @@ class StageRuntime(StageFlow):
             raise Conflict(
                 f"fence in step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
             )
-        held = self.machine.told((order.epoch, order.attempt, order.round))
+        hops = self.machine.told((order.epoch, order.attempt, order.round))
         if self.exchange is not None:
-            self.exchange.reconsider()  # what others sent after their own answers may come in now
+            self.exchange.reconsider()  # offers that others sent after their own answers may be accepted now
         return StepFenced(
             member=self.member,
             version=self.version,
             round=order.round,
-            held=held,
+            held=hops,
             claims=self.claims(order.step, order.attempt),
         )
 
     async def assign(self, order: StepAssign) -> Ack:
-        """Mended paths: new neighbours of microbatches, or microbatches that are this instance's now."""
+        """Takes repaired paths: new neighbours of microbatches, or microbatches to own from now on."""
         self._check_epoch(order.epoch)
         if (order.step, order.attempt) == (self.version, self.attempt):
             key = (order.epoch, order.attempt, order.round)
@@ -184,7 +186,7 @@ class StageRuntime(StageFlow):
         return Ack()
 
     async def adopt(self, order: Adopt) -> Adopted:
-        """Another orchestrator leads: its epoch is the one that is obeyed from now on."""
+        """Obeys the epoch of a new leading orchestrator from now on, and answers with the present step."""
         self._take_epoch(order.epoch)
         self.machine.epoch = self.epoch
         return Adopted(
@@ -196,9 +198,9 @@ class StageRuntime(StageFlow):
         )
 
     async def prepare(self, order: StepPrepare) -> StepVote:
-        """All-reduces a copy of the sum and votes with what the sum holds. Idempotent.
+        """All-reduces a copy of the sum and votes with the microbatches in it. Idempotent.
 
-        A group of one has nobody to add: its sum is taken as it is, in one go.
+        A group of one skips the all-reduce and finishes its sum in one task.
         """
         self._check_epoch(order.epoch)
         if (order.step, order.attempt) != (self.version, self.attempt):
@@ -240,8 +242,8 @@ class StageRuntime(StageFlow):
             squared_norms=norms,
             reduce_ms=reduce_ms,
         )
-        at = (order.step, order.attempt, order.generation)
-        if at == (self.version, self.attempt, self.generation):
+        ordered = (order.step, order.attempt, order.generation)
+        if ordered == (self.version, self.attempt, self.generation):
             self._prepared = Prepared(order.step, order.attempt, order.generation, gradients, vote)
         return vote
 
@@ -256,49 +258,49 @@ class StageRuntime(StageFlow):
         return reduced
 
     async def commit(self, order: StepCommit) -> StepApplied:
-        """Applies the decision. Idempotent; must match what was prepared (rule 6)."""
+        """Applies the decision. Idempotent; it must match the prepared gradient (rule 6)."""
         self._check_epoch(order.epoch)
         if order.step + 1 == self.version:
             return StepApplied(member=self.member, version=self.version)
         if order.quarantined:
-            return await self._leave_out(order)
-        progress.follow(self.compute.computed)  # a large stage's weights take their time
+            return await self._skip(order)
+        progress.follow(self.compute.computed)  # updating a large stage's weights takes long
         prepared = self._prepared
         if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
             raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
         if order.generation != prepared.generation or order.checksum != prepared.vote.checksum:
             raise Conflict(f"commit of step {order.step} names another gradient than the one prepared here")
-        await self.state.sent()  # a newcomer is being sent the weights of before
+        await self.state.sent()  # the present weights may still be on their way to a newcomer
         async with self._applying:
-            if order.step + 1 == self.version:  # decided by a leader, and by the next one that adopted us
+            if order.step + 1 == self.version:  # both a leader and its successor ordered this commit
                 return StepApplied(member=self.member, version=self.version)
             if self._prepared is not prepared:
                 raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
             await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
-            self._prepared = None  # not before: until then we can follow this decision
-            # before anything can be awaited: hops look at it, and no snapshot may be ahead of the redos
+            self._prepared = None  # not earlier: until here this instance can still apply the decision
+            # No await before this: hops read the version, and no snapshot may be ahead of the redos.
             self._run(self.machine.applied(order.step + 1))
-            self._tell_applied(order.step, prepared.gradients if order.action == "apply" else ())
+            self._send_redo(order.step, prepared.gradients if order.action == "apply" else ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
-    async def _leave_out(self, order: StepCommit) -> StepApplied:
-        """A step one of whose microbatches fails wherever it runs: on to the next one without an update."""
+    async def _skip(self, order: StepCommit) -> StepApplied:
+        """Skips a step without an update, because one of its microbatches fails wherever it runs."""
         if order.action != "skip" or (order.step, order.attempt) != (self.version, self.attempt):
             raise Conflict(
                 f"step {order.step}/{order.attempt} is to be left out, but I am at "
                 f"{self.version}/{self.attempt}"
             )
         self._prepared = None
-        await self.forget(order.attempt)  # nothing of it may be in the sum
+        await self.forget(order.attempt)  # the sum must hold nothing of this step
         await self.compute.submit(Priority.ORDER, lambda: self.trained.left_out(order.step))
         self._run(self.machine.applied(order.step + 1))
-        self._tell_applied(order.step, ())
+        self._send_redo(order.step, ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
-    def _tell_applied(self, step: int, gradients: Sequence[Tensor]) -> None:
-        """Whoever is kept at this version gets the step as redo; without gradients it was left out."""
+    def _send_redo(self, step: int, gradients: Sequence[Tensor]) -> None:
+        """Sends the applied step as a redo to followers and to the replica's holder; no gradients: a skip."""
         if self.followers or self.copied.holder is not None:
             redo = HostCopy(gradients)
             self.copied.applied(step, redo)
@@ -307,7 +309,7 @@ class StageRuntime(StageFlow):
     async def abort(self, order: StepAbort) -> StepAborted:
         """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent.
 
-        Members alone are told; one that was a newcomer until now takes no state of others any more.
+        Only members get this order; so a former newcomer accepts no state from others any more.
         """
         self._check_epoch(order.epoch)
         self._fence_links(order.fenced)
@@ -320,7 +322,7 @@ class StageRuntime(StageFlow):
         return StepAborted(member=self.member, version=self.version)
 
     async def status(self, query: StepStatus) -> StepStatusReply:
-        """What this instance holds of the asked step (repairs lost claims)."""
+        """The claims and waiting microbatches of a step at this instance (repairs lost claims)."""
         return StepStatusReply(
             member=self.member,
             version=self.version,
@@ -331,16 +333,17 @@ class StageRuntime(StageFlow):
 
     # --- state ------------------------------------------------------------------------------------------
     async def build(self) -> None:
-        """Builds the module and the optimizer; takes the job's initial weights where it names some."""
+        """Builds the module and the optimizer; loads the job's initial weights if it names some."""
         await self.state.build()
 
     async def send_state(self, order: StateSend) -> StateReady:
         """Streams parameters and optimizer state to a newcomer.
 
-        It follows from then on, or, where it can't keep up, weights do not change until it has them.
+        With `order.follow` the newcomer then follows each step. Otherwise (it can't keep up) the weights do
+        not change until it has received them.
         """
         if order.follow:
-            return await self._followed(order)
+            return await self._send_following(order)
         self._check_version(order.epoch, order.version)
         self.followers.end([order.to], "it is sent the state as it is")
         assert self.exchange is not None
@@ -361,7 +364,7 @@ class StageRuntime(StageFlow):
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return StateReady(member=self.member, version=order.version, bytes=size)
 
-    async def _followed(self, order: StateSend) -> StateReady:
+    async def _send_following(self, order: StateSend) -> StateReady:
         self._check_epoch(order.epoch)
         if order.to in self._fenced:
             raise Conflict(f"{order.to.sid} {order.to.incarnation} is fenced")
@@ -372,24 +375,24 @@ class StageRuntime(StageFlow):
     async def wait_state(self, order: StateWait) -> StateReady:
         """Answers once this instance holds the state of `order.version`."""
         self._check_epoch(order.epoch)
-        progress.follow(self.compute.computed)  # which has nothing to do but to take the state over
+        progress.follow(self.compute.computed)  # the compute thread only takes over the state meanwhile
         return await self.state.wait_for(order.version, order.within_s)
 
     async def keep_copy(self, order: CopyTo) -> Ack:
-        """Keeps a copy of this stage's state at a peer from now on, or no more. Idempotent."""
+        """Starts or stops keeping a replica of this stage's state at a peer. Idempotent."""
         self._check_epoch(order.epoch)
         self.copied.keep_at(order.holder)
         return Ack()
 
     async def restore(self, order: StateRestore) -> StateReady:
-        """Takes the state of a checkpoint, or builds it again from the seed: nobody else's any more."""
+        """Loads the state of a checkpoint, or builds it again from the seed; then accepts no peer's state."""
         self._check_epoch(order.epoch)
         self.machine.belongs = True
         self.followers.end_all("all go back to a checkpoint")
         return await self.state.restore(order)
 
     async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
-        """Copies parameters and optimizer state at `order.version`; they are written beside the training."""
+        """Copies parameters and optimizer state at `order.version`; training goes on during the write."""
         self._check_version(order.epoch, order.version)
         return await self.state.checkpoints.take(order)
 
@@ -399,7 +402,7 @@ class StageRuntime(StageFlow):
         return await self.state.checkpoints.wait(query)
 
     async def publish(self, order: PublishFile) -> Ack:
-        """Writes a checkpoint's manifest, or the list of the weights, once all of it has come."""
+        """Writes a checkpoint's manifest, or the list of the weights, once all its parts have arrived."""
         self._check_epoch(order.epoch)
         return await self.state.publisher.take(order)
 
@@ -414,7 +417,7 @@ class StageRuntime(StageFlow):
             raise Conflict(f"asked for version {version}, but I am at {self.version}")
 
     def _release_group(self) -> None:
-        """Whoever waits in it, or for it, gets an error at once; what was reduced in it is void."""
+        """Ends the group; its waiters get an error at once, and the gradient reduced in it is dropped."""
         self._prepared = None
         if self._forming is not None and not self._forming.done():
             self._forming.cancel()

@@ -1,7 +1,7 @@
-"""How far an instance is that is not ready yet: told to the registry for as long as it gets on.
+"""Progress reports of an instance that is not ready yet: published to the registry while it advances.
 
-A stage is built in milliseconds or in an hour: whoever ordered it waits for as long as it hears of progress,
-and people read there what their instance does.
+Building a stage takes milliseconds or an hour. The orchestrator waits as long as it sees progress, and users
+read in the registry what their instance does.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = get_logger("instance")
 
 TELL_S = 10.0
 IDLE_SHARE = 0.02
-"""Of a processor, which a process takes whose work stands still: for its heartbeats."""
+"""Share of a processor that an idle process takes for its heartbeats: no more than that is no progress."""
 READ_BYTES = 1 << 20
 
 
 class _Advance(NamedTuple):
     computed_s: float
     read_bytes: int | None
-    """From files and from disks; None where the system does not say."""
+    """Bytes read from files and disks; None if the system does not count them."""
     moved: int
 
     def is_beyond(self, before: _Advance, lapse_s: float) -> bool:
@@ -50,39 +50,39 @@ class _Advance(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def progress_told(presence: RegistrationClient) -> AsyncIterator[None]:
-    """While it is open, the registry hears how far this process is, every `TELL_S` in which it got on."""
-    fetched = RequestProgress()
-    token = progress.present.set(fetched)
-    telling = asyncio.create_task(_tell(presence, fetched), name="progress of getting ready")
+    """Reports progress to the registry while it is open, after every `TELL_S` in which there was some."""
+    transfer = RequestProgress()
+    token = progress.present.set(transfer)
+    reports = asyncio.create_task(_report(presence, transfer), name="progress of getting ready")
     try:
         yield
     finally:
         progress.present.reset(token)
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        reports.cancel()
+        await asyncio.gather(reports, return_exceptions=True)
 
 
-async def _tell(presence: RegistrationClient, fetched: RequestProgress) -> None:
+async def _report(presence: RegistrationClient, transfer: RequestProgress) -> None:
     stand_alone()
-    before = _advance(fetched)
+    before = _advance(transfer)
     while True:
         await asyncio.sleep(TELL_S)
-        now = _advance(fetched)
+        now = _advance(transfer)
         if not now.is_beyond(before, TELL_S):
             continue
         before = now
         try:
             await presence.change(InstanceState.PENDING, str(now))
-        except DmscError as error:  # the next word says as much
+        except DmscError as error:  # the next report says the same
             log.info("progress not told", sid=presence.record.sid, reason=error.text)
 
 
-def _advance(fetched: RequestProgress) -> _Advance:
-    return _Advance(time.process_time(), _read_bytes(), fetched.so_far)
+def _advance(transfer: RequestProgress) -> _Advance:
+    return _Advance(time.process_time(), _read_bytes(), transfer.so_far)
 
 
 def _read_bytes() -> int | None:
     try:
         return int(psutil.Process().io_counters().read_chars)
-    except (psutil.Error, AttributeError):  # not where there is no such count, nor for a user of its own
+    except (psutil.Error, AttributeError):  # no such count on this system, or no right to read it
         return None

@@ -1,7 +1,7 @@
 """A stage's state in a checkpoint: parameters, buffers and optimizer state under full parameter names.
 
 `<name>` is the parameter or buffer itself, `optimizer.<name>.exp_avg`, `.exp_avg_sq` and `.step` belong to
-it. Because of the full names any segmentation can take what it needs from whichever stages wrote it.
+it. Because of the full names any segmentation can load a checkpoint that another one wrote.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ def named_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Te
     """Key in the checkpoint → tensor; views of the live state, except for the step counts.
 
     Raises:
-        BadModel: a layer's name makes two keys equal.
+        BadModel: A layer's name makes two keys equal.
     """
     *named, (_, steps) = named_state(stage, optimizer)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for kind_and_name, tensor in named:
         kind, _, name = kind_and_name.partition("/")
-        _add(found, name if kind == "weights" else f"optimizer.{name}.{kind}", tensor)
+        _add(tensors, name if kind == "weights" else f"optimizer.{name}.{kind}", tensor)
     for (name, _), count in zip(stage.trainable(), steps, strict=True):
-        _add(found, f"optimizer.{name}.{STEP}", count)
-    return found
+        _add(tensors, f"optimizer.{name}.{STEP}", count)
+    return tensors
 
 
-def _add(found: dict[str, Tensor], key: str, tensor: Tensor) -> None:
-    if key in found:
+def _add(tensors: dict[str, Tensor], key: str, tensor: Tensor) -> None:
+    if key in tensors:
         raise BadModel(f"{key} would be in the checkpoint twice: call the layer 'optimizer' something else")
-    found[key] = tensor
+    tensors[key] = tensor
 
 
 def copy_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Tensor]:
-    """`named_tensors` copied to the CPU: what is written while training goes on."""
+    """`named_tensors` copied to the CPU, to be written while training goes on."""
     return {
         key: tensor.detach().to("cpu", copy=True).contiguous()
         for key, tensor in named_tensors(stage, optimizer).items()
@@ -71,7 +71,7 @@ async def write_stage(
 ) -> StageCheckpoint:
     """Writes one stage's copied tensors below the checkpoint's folder; they count once a manifest names them.
 
-    The files are made in this process's scratch folder first; nothing of them stays there, cancelled or not.
+    The files are first made in a temporary directory, which is removed in any case, also on cancellation.
     """
     folder = stage_folder(stage)
     with tempfile.TemporaryDirectory(prefix="dmsc-checkpoint-") as name:
@@ -80,7 +80,7 @@ async def write_stage(
         try:
             files = await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])  # a thread can't be stopped, and would write into a removed folder
+            await asyncio.wait([writing])  # a thread can't be stopped; it would write into a removed folder
             raise
         for file in files:
             await artifacts.put_file(f"{folder}/{file.name}", local / file.name)
@@ -102,24 +102,23 @@ async def restore_checkpoint(
     version: int | None = None,
     run: Runner = asyncio.to_thread,
 ) -> int:
-    """Takes the stage's state from a checkpoint, whatever the segmentation that wrote it.
+    """Loads the stage's state from a checkpoint, whatever segmentation wrote it.
 
-    Only files of stages that hold layers of this one are read; all are checked before anything changes,
-    which happens in `run`.
+    Only files of stages with layers of this one are read. All are checked before `run` replaces the state.
 
     Args:
-        stage: whose parameters and buffers are replaced, in place.
-        optimizer: the stage's; its state is replaced with it.
-        artifacts: the folder with the manifest.
-        version: the one that it has to be of, if that is known.
-        run: where the state is replaced.
+        stage: The stage whose parameters and buffers are replaced, in place.
+        optimizer: The stage's optimizer, whose state is replaced too.
+        artifacts: The folder with the manifest.
+        version: The expected version, if it is known.
+        run: Runs the replacement.
 
     Returns:
         The checkpoint's version (steps applied).
 
     Raises:
-        DamagedCheckpoint: a file is missing, or not what the manifest says; the text names it.
-        Conflict: it is the checkpoint of another model, or of another version.
+        DamagedCheckpoint: A file is missing, or differs from the manifest; the text names it.
+        Conflict: The checkpoint is of another model, or of another version.
     """
     manifest = await read_manifest(artifacts)
     if version not in (None, manifest.version):
@@ -148,9 +147,10 @@ def _key(kind_and_name: str) -> str:
 
 
 async def read_manifest(artifacts: Artifacts) -> CheckpointManifest:
-    """
+    """Reads and checks a checkpoint's manifest.
+
     Raises:
-        DamagedCheckpoint: there is none, or it can't be used.
+        DamagedCheckpoint: There is none, or it can't be used.
     """
     try:
         data = await artifacts.get_bytes(MANIFEST_NAME)
@@ -159,13 +159,13 @@ async def read_manifest(artifacts: Artifacts) -> CheckpointManifest:
     return parse_manifest(data, f"{artifacts.url}/{MANIFEST_NAME}")
 
 
-async def _read_stage(artifacts: Artifacts, part: StageCheckpoint, wanted: list[str]) -> dict[str, Tensor]:
-    """Fetches a stage's files, checks them, and reads what is wanted of them."""
+async def _read_stage(artifacts: Artifacts, part: StageCheckpoint, keys: list[str]) -> dict[str, Tensor]:
+    """Fetches a stage's files, checks them, and reads those of the `keys` that they have."""
     with tempfile.TemporaryDirectory(prefix="dmsc-checkpoint-") as name:
         for file in part.files:
             await _fetch(artifacts, f"{part.folder}/{file.name}", file, Path(name) / file.name)
         source = f"{artifacts.url}/{part.folder}"
-        return await in_thread(lambda: read_folder(Path(name), wanted, source))
+        return await in_thread(lambda: read_folder(Path(name), keys, source))
 
 
 async def _fetch(artifacts: Artifacts, name: str, file: CheckpointFile, path: Path) -> None:
@@ -174,7 +174,7 @@ async def _fetch(artifacts: Artifacts, name: str, file: CheckpointFile, path: Pa
         await artifacts.get_file(name, path)
     except NotFound:
         raise DamagedCheckpoint(f"{where} is missing") from None
-    except (Conflict, BadMessage) as error:  # the bus's store: pieces of it are gone, or not as stored
+    except (Conflict, BadMessage) as error:  # from the bus's store: pieces are missing or changed
         raise DamagedCheckpoint(f"{where} is damaged: {error.text}") from None
     problem = await in_thread(lambda: _problem(path, file))
     if problem:
@@ -182,24 +182,24 @@ async def _fetch(artifacts: Artifacts, name: str, file: CheckpointFile, path: Pa
 
 
 def _problem(path: Path, file: CheckpointFile) -> str:
-    """What is wrong with a fetched file; empty: nothing."""
+    """What is wrong with a fetched file; empty if nothing is."""
     size = path.stat().st_size
     if size != file.bytes:
         return f"it has {size} bytes of {file.bytes}"
     with open(path, "rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    return "" if found == file.sha256 else "its SHA-256 is not the recorded one"
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return "" if digest == file.sha256 else "its SHA-256 is not the recorded one"
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[CheckpointFile, ...]:
-    """See `checkpoint_files`, whose costly import this puts off."""
+    """Calls `checkpoint_files.write_folder`; imports that costly module only now."""
     from workers.state import checkpoint_files
 
     return checkpoint_files.write_folder(folder, tensors)
 
 
 def read_folder(folder: Path, wanted: list[str], source: str) -> dict[str, Tensor]:
-    """See `checkpoint_files`, whose costly import this puts off."""
+    """Calls `checkpoint_files.read_folder`; imports that costly module only now."""
     from workers.state import checkpoint_files
 
     return checkpoint_files.read_folder(folder, wanted, source)

@@ -1,11 +1,11 @@
 """One stage's tensors as a folder of torch.distributed.checkpoint (DCP), written and read by one process.
 
-The index of such a folder is a pickle. Who may name a checkpoint in a job need not be one who may run code
-on the nodes, so that it is read with only those classes that an index consists of; tensors are read by
-`torch.load(weights_only=True)` inside DCP.
+The index of such a folder is a pickle. A user who may name a checkpoint in a job need not be allowed to run
+code on the nodes, so the unpickler accepts only the classes that an index consists of. DCP reads the tensors
+with `torch.load(weights_only=True)`.
 
-All functions block: call them off the event loop. To import this takes as long as to import torch: only who
-writes or reads a checkpoint does (see `fork_server.PRELOAD_IN_QUIET`).
+All functions block: call them off the event loop. Importing this module takes as long as importing torch, so
+it is imported only to write or read a checkpoint (see `fork_server.PRELOAD_IN_QUIET`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from schemas.errors import DamagedCheckpoint
 INDEX = ".metadata"
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-"""DCP says so at each call; one process per stage is what is meant here."""
+"""DCP warns at each call; one process per stage is intended here."""
 
 _INDEX_CLASSES = frozenset(
     {
@@ -52,7 +52,7 @@ _INDEX_CLASSES = frozenset(
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """What `getattr` in an index may be: Python 3.11.0 to 3.11.3 pickled members of an enumeration by it."""
+    """Stands for `getattr` in an index: Python 3.11.0 to 3.11.3 pickled enumeration members with it."""
     if kind is not _MEM_FORMAT_ENCODING or name not in kind.__members__:
         raise pickle.UnpicklingError("builtins.getattr has no place in an index")
     return kind[name]
@@ -72,15 +72,15 @@ class _Index(pickle.Unpickler):
 class _Reader(FileSystemReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         with open(Path(self.path) / INDEX, "rb") as file:
-            found = _Index(file).load()
-        if not isinstance(found, Metadata):
+            index = _Index(file).load()
+        if not isinstance(index, Metadata):
             raise pickle.UnpicklingError("it holds something else than an index")
-        return found
+        return index
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[CheckpointFile, ...]:
     """Writes `tensors` (on the CPU) as a DCP folder; returns its files with their digests."""
-    writer = FileSystemWriter(folder, sync_files=False)  # a copy goes to the store: that one is synced
+    writer = FileSystemWriter(folder, sync_files=False)  # only the copy in the artifact store is synced
     save(dict(tensors), storage_writer=writer, no_dist=True)
     return tuple(
         CheckpointFile(name=path.name, bytes=path.stat().st_size, sha256=file_sha256(path))
@@ -92,24 +92,24 @@ def read_folder(folder: Path, wanted: Iterable[str], source: str) -> dict[str, T
     """Those of the `wanted` tensors that a DCP folder has, on the CPU.
 
     Args:
-        folder: with all its files.
-        wanted: keys.
-        source: what the folder is called in messages.
+        folder: The folder with all its files.
+        wanted: Keys of tensors.
+        source: The folder's name in messages.
 
     Raises:
-        DamagedCheckpoint: it can't be read.
+        DamagedCheckpoint: The folder can't be read.
     """
     try:
         reader = _Reader(folder)
-        kept = reader.read_metadata().state_dict_metadata
-        found = {
+        entries = reader.read_metadata().state_dict_metadata
+        tensors = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
             for key in wanted
-            if isinstance(entry := kept.get(key), TensorStorageMetadata)
+            if isinstance(entry := entries.get(key), TensorStorageMetadata)
         }
-        load(found, storage_reader=reader, no_dist=True)
-        return found
-    except Exception as error:  # DCP translates nothing: pickle, zip, key and value errors all mean the same
+        load(tensors, storage_reader=reader, no_dist=True)
+        return tensors
+    except Exception as error:  # DCP raises pickle, zip, key and value errors, which all mean the same
         first = str(error).strip().split("\n")[0]
         raise DamagedCheckpoint(f"{source} can't be read: {type(error).__name__}: {first}") from error
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a stage in training: the copy between two steps, the writing beside the next ones."""
+"""Checkpoints of a stage in training: copied between two steps, written during the next ones."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from workers.state.checkpoint import copy_tensors, write_stage
 
 @dataclass(frozen=True, slots=True)
 class _Current:
-    """The last order: its answer, and the writing."""
+    """The last order: its answer, and the task that writes it."""
 
     taken: CheckpointTaken
     writing: asyncio.Task[CheckpointWritten]
-    written: RequestProgress
+    progress: RequestProgress
 
 
 class CheckpointWriter:
-    """One at a time: an order for another checkpoint ends the writing of the one before.
+    """Writes one checkpoint at a time: an order for another one ends the write of the previous one.
 
     Args:
-        bus: where artifacts may lie.
-        member: this instance.
-        stage_number: its stage.
-        thread: the one that trains; it copies the state between two of its tasks.
-        stage: what is trained.
-        version: steps applied, now.
+        bus: The bus, on which artifacts may be stored.
+        member: This instance.
+        stage_number: Its stage.
+        thread: The thread that trains; it copies the state between two of its tasks.
+        stage: The trained stage.
+        version: Returns the number of applied steps.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class CheckpointWriter:
         self._current: dict[str, _Current] = {}
 
     async def take(self, order: CheckpointOrder) -> CheckpointTaken:
-        """Copies the state at `order.version`; the writing begins. Idempotent.
+        """Copies the state at `order.version` and begins to write it. Idempotent.
 
         Raises:
-            Conflict: the stage has gone on meanwhile.
+            Conflict: The stage has changed its version meanwhile.
         """
         if order.url in self._current:
             return self._current[order.url].taken
@@ -78,10 +78,12 @@ class CheckpointWriter:
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
             stall_ms=stall_s * 1e3,
         )
-        written = RequestProgress()  # of whoever waits: this order is answered before
-        writing = asyncio.create_task(self._write(order, tensors, written))
-        writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # told to whoever waits
-        self._current[order.url] = _Current(taken, writing, written)
+        write_progress = RequestProgress()  # for `wait`, since this order is answered before the write ends
+        writing = asyncio.create_task(self._write(order, tensors, write_progress))
+        writing.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # `wait` raises the error
+        self._current[order.url] = _Current(taken, writing, write_progress)
         return taken
 
     def _copy(self) -> tuple[dict[str, Tensor], float]:
@@ -89,9 +91,9 @@ class CheckpointWriter:
         return copy_tensors(self._stage.module, self._stage.optimizer), time.perf_counter() - began
 
     async def _write(
-        self, order: CheckpointOrder, tensors: dict[str, Tensor], written: RequestProgress
+        self, order: CheckpointOrder, tensors: dict[str, Tensor], write_progress: RequestProgress
     ) -> CheckpointWritten:
-        progress.present.set(written)
+        progress.present.set(write_progress)
         began = time.perf_counter()
         module = self._stage.module
         part = await write_stage(
@@ -105,16 +107,16 @@ class CheckpointWriter:
         return CheckpointWritten(member=self._member, version=order.version, part=part, write_ms=write_ms)
 
     async def wait(self, query: CheckpointWait) -> CheckpointWritten:
-        """Returns once it is stored; raises what the writing raised.
+        """Returns once the checkpoint is stored; raises the error of the write.
 
         Raises:
-            NotFound: nothing was taken for this URL.
-            Conflict: it was given up for a newer one.
+            NotFound: No checkpoint was taken for this URL.
+            Conflict: The write was given up for a newer checkpoint.
         """
         current = self._current.get(query.url)
         if current is None:
             raise NotFound(f"no checkpoint was taken for {query.url}")
-        progress.follow(current.written)
+        progress.follow(current.progress)
         try:
             return await asyncio.shield(current.writing)
         except asyncio.CancelledError:
@@ -123,9 +125,9 @@ class CheckpointWriter:
             raise
 
     async def close(self) -> None:
-        """Ends what is being written; its scratch files are gone when this returns."""
-        ended, self._current = self._current, {}
-        for one in ended.values():
-            one.writing.cancel()
+        """Ends the write under way; its temporary files are removed when this returns."""
+        open_orders, self._current = self._current, {}
+        for order in open_orders.values():
+            order.writing.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
-                await one.writing
+                await order.writing

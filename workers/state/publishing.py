@@ -1,5 +1,7 @@
-"""Files that the orchestrator has an instance write below the job's own artifacts: a checkpoint's manifest,
-and the weights' list."""
+"""Files that an instance writes below the job's artifacts on the orchestrator's order.
+
+They are a checkpoint's manifest and the list of the weights.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ from schemas.files import PublishFile
 from workers.process.url_rules import open_url
 
 AT_ONCE = 4
-"""Files whose pieces are kept; a further one takes the place of the first."""
+"""Most files whose pieces are kept; a further one replaces the oldest."""
 WRITE_S = 60.0
-"""How long an artifact store may take, parts looked for included."""
+"""How long an artifact store may take for one file, the check of a manifest's parts included."""
 
 
 class Publisher:
-    """Takes pieces, and writes what is complete.
+    """Collects the pieces of files and writes each file once it is complete.
 
     Args:
-        bus: where artifacts may lie.
+        bus: The bus, on which artifacts may be stored.
         own: URL of the job's own part of its artifacts: nothing is written elsewhere.
     """
 
@@ -35,11 +37,12 @@ class Publisher:
         self._lane = asyncio.Lock()
 
     async def take(self, order: PublishFile) -> Ack:
-        """Answers the last piece once the file is there. Idempotent.
+        """Takes a piece; answers the last one once the file is stored. Idempotent.
 
         Raises:
-            Conflict: a piece before is missing; or the file is a manifest, and what it lists is not there.
-            Unavailable: the store did not answer: the file may be there, or come to be.
+            Conflict: An earlier piece is missing; or the file is a manifest, and a file that it lists is
+                missing.
+            Unavailable: The store did not answer: the file may be stored now or later.
         """
         if not order.url.startswith(f"{self._own}/"):
             raise BadInput(f"{order.url} is not below {self._own}")
@@ -74,16 +77,14 @@ class Publisher:
         if missing := await _missing(artifacts, manifest):
             raise Conflict(missing)
         await artifacts.put_bytes(order.name, data)
-        if missing := await _missing(
-            artifacts, manifest
-        ):  # somebody removed them: so does not the manifest stay
+        if missing := await _missing(artifacts, manifest):  # files were removed meanwhile: no manifest then
             await artifacts.delete(order.name)
             raise Conflict(missing)
 
 
 async def _missing(artifacts: Artifacts, manifest: CheckpointManifest) -> str:
-    """What of a checkpoint is not there, or not in its size; empty: nothing."""
-    problems = await asyncio.gather(*(_problem(artifacts, *one) for one in manifest.files.items()))
+    """The first missing file of a checkpoint, or one of a wrong size, in words; empty if there is none."""
+    problems = await asyncio.gather(*(_problem(artifacts, *item) for item in manifest.files.items()))
     return next(filter(None, problems), "")
 
 

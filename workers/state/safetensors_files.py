@@ -1,6 +1,7 @@
 """Safetensors files in an artifact store: written whole, read in part, checked before anything changes.
 
-Writing, hashing and reading go through `progress.in_thread`: gigabytes take longer than the registry's lease.
+Writing, hashing and reading run in `request_progress.in_thread`, since gigabytes take longer than the
+registry's lease.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def describe_tensor(tensor: Tensor) -> str:
 async def put_tensors(
     artifacts: Artifacts, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str]
 ) -> None:
-    """Writes one safetensors file, which appears when it is complete."""
+    """Writes one safetensors file, which becomes visible when it is complete."""
     with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
         path = Path(folder) / "shard"
         await in_thread(lambda: _write(path, tensors, metadata))
@@ -48,7 +49,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) 
 
 
 async def tensor_names(artifacts: Artifacts, name: str) -> list[str]:
-    """The tensors of a safetensors file, from its header alone."""
+    """The names of the tensors in a safetensors file, from its header alone."""
     start = await _read(artifacts, name, 0, 8)
     length = int.from_bytes(start, "little")
     try:
@@ -66,13 +67,13 @@ async def get_tensors(artifacts: Artifacts, name: str, wanted: Iterable[str]) ->
     """Reads some tensors of a safetensors file, on the CPU.
 
     Args:
-        artifacts: the folder.
-        name: the file in it.
-        wanted: which of its tensors; those that it lacks are left out.
+        artifacts: The folder.
+        name: The file in it.
+        wanted: Names of tensors; those that the file lacks are left out.
 
     Raises:
-        NotFound: no such file.
-        BadInput: it is damaged.
+        NotFound: There is no such file.
+        BadInput: The file is damaged.
     """
     with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
         path = Path(folder) / "shard"
@@ -94,22 +95,22 @@ def copy_into(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor], source: s
     """Checks all tensors, then copies them in place.
 
     Raises:
-        BadModel: a shape or type differs; nothing was changed.
-        NotFound: one is missing; nothing was changed.
+        BadModel: A shape or type differs; nothing was changed.
+        NotFound: A tensor is missing; nothing was changed.
     """
-    for name, mine in own.items():
-        theirs = loaded.get(name)
-        if theirs is None:
+    for name, target in own.items():
+        tensor = loaded.get(name)
+        if tensor is None:
             raise NotFound(f"{source} lacks {name}")
-        if theirs.shape != mine.shape or not _fits(theirs.dtype, mine.dtype):
+        if tensor.shape != target.shape or not _fits(tensor.dtype, target.dtype):
             raise BadModel(
-                f"{source}: {name} is {theirs.dtype} {tuple(theirs.shape)}, "
-                f"but the model has {mine.dtype} {tuple(mine.shape)}"
+                f"{source}: {name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                f"but the model has {target.dtype} {tuple(target.shape)}"
             )
-    for name, mine in own.items():
-        mine.copy_(loaded[name])
+    for name, target in own.items():
+        target.copy_(loaded[name])
 
 
-def _fits(theirs: torch.dtype, mine: torch.dtype) -> bool:
+def _fits(dtype: torch.dtype, target: torch.dtype) -> bool:
     """Half-precision weights may start a run in full precision; integers must match."""
-    return theirs == mine or (theirs.is_floating_point and mine.is_floating_point)
+    return dtype == target or (dtype.is_floating_point and target.is_floating_point)

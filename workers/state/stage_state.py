@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class StageState:
-    """Which version the stage is at, and how it gets to another one or hands its own on.
+    """The stage's version, and the ways to change it or to pass its state on.
 
     `changed` is called on the event loop after every change of version.
     """
@@ -50,41 +50,41 @@ class StageState:
         self._changed = changed
         self._moved = asyncio.Condition()
         self._sending = 0
-        self._exported: dict[tuple[str, str, int], tuple[int, dict[str, str]]] = {}
-        self._loading = asyncio.Lock()  # first come, first served: a state, then its redos
+        self._exports: dict[tuple[str, str, int], tuple[int, dict[str, str]]] = {}
+        self._loading = asyncio.Lock()  # first come, first served, so that redos follow their state
         self.checkpoints = CheckpointWriter(
             bus, member, start.unit.stage, thread, stage, lambda: self.version
         )
         self.publisher = Publisher(bus, f"{start.spec.artifacts.rstrip('/')}/{start.job}")
 
     async def build(self) -> None:
-        """Version 0: from the seed, or from the weights that the job names."""
+        """Builds version 0 from the seed, or from the weights that the job names."""
         await self._thread.submit(Priority.ORDER, self._stage.build)
         url = self._start.spec.initial_weights
         if url:
             await load_initial(self._stage.module, await open_url(url, self._bus), url, run=self._ordered)
 
     async def move_to(self, version: int) -> None:
-        """The stage is at `version` now; whoever waits for it goes on."""
+        """Sets the version and wakes all waiters."""
         async with self._moved:
             self.version = version
             self._moved.notify_all()
         self._changed()
 
     async def told(self) -> None:
-        """Something that others wait for changed, though not the version."""
+        """Wakes all waiters after a change that left the version as it is."""
         async with self._moved:
             self._moved.notify_all()
 
     async def until(self, reached: Callable[[], bool], patience_s: float) -> None:
-        """Returns once `reached` holds, which is asked after every change, or patience is over."""
+        """Returns once `reached()` is true, tested after every change, or after `patience_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s), self._moved:
                 await self._moved.wait_for(reached)
 
     @contextlib.asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        """While the state is on its way to a newcomer: `sent` waits for the end of it."""
+        """Open while the state is being sent to a newcomer; `sent` waits for its end."""
         self._sending += 1
         try:
             yield
@@ -93,7 +93,7 @@ class StageState:
             await self.told()
 
     async def sent(self) -> None:
-        """Returns once nobody is being sent the present weights: only then may they change."""
+        """Returns once no transfer of the present weights is under way: only then may they change."""
         async with self._moved:
             await self._moved.wait_for(lambda: not self._sending)
 
@@ -101,7 +101,7 @@ class StageState:
         """Returns once the stage is at `version`.
 
         Raises:
-            Conflict: it is not so within `within_s` seconds.
+            Conflict: The stage is not at it after `within_s` seconds.
         """
         try:
             async with asyncio.timeout(within_s), self._moved:
@@ -115,15 +115,15 @@ class StageState:
     async def tensors(self) -> tuple[Tensor, ...]:
         """Parameters and optimizer state in a fixed order, for a newcomer (views: between steps only)."""
         stage = self._stage
-        found = await self._thread.submit(
+        tensors = await self._thread.submit(
             Priority.ORDER, lambda: state_tensors(stage.module, stage.optimizer)
         )
-        return tuple(found)
+        return tuple(tensors)
 
     async def take(
         self, version: int, tensors: list[Tensor], wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Takes over what `tensors` gave at another replica, if it is `wanted` still when its turn comes."""
+        """Loads another replica's `tensors()`, if `wanted()` is still true when its turn comes."""
         async with self._loading:
             if not wanted():
                 return
@@ -133,7 +133,7 @@ class StageState:
     async def redo(
         self, step: int, gradients: Sequence[Tensor], wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Applies a step again as it was applied elsewhere; out of its turn it counts for nothing."""
+        """Applies a step that another replica has applied; ignores one that is not the next step."""
         async with self._loading:
             if step != self.version or not wanted():
                 return
@@ -145,10 +145,10 @@ class StageState:
         return await self._thread.submit(Priority.ORDER, self._stage.snapshot)
 
     async def restore(self, order: StateRestore) -> StateReady:
-        """Takes the state of a checkpoint, or builds it again from the seed.
+        """Loads the state of a checkpoint, or builds it again from the seed.
 
         Raises:
-            DamagedCheckpoint, Conflict: it can't be used; nothing was changed.
+            DamagedCheckpoint, Conflict: The checkpoint can't be used; nothing was changed.
         """
         stage = self._stage
         progress.follow(self._thread.computed)
@@ -166,19 +166,19 @@ class StageState:
         return StateReady(member=self._member, version=self.version)
 
     async def export(self, order: ExportOrder) -> Exported:
-        """Writes the weights as one safetensors shard to the artifact store; or tells the next page of
-        what was written.
+        """Writes the weights as one safetensors shard to the artifact store; or returns the next page of
+        the written tensors.
 
         Raises:
-            NotFound: it was not written.
+            NotFound: The shard was not written.
         """
-        written = (order.url, order.shard, self.version)
+        key = (order.url, order.shard, self.version)
         if not order.after:
             artifacts = await open_url(order.url, self._bus)
-            self._exported = {written: await export(self._stage.module, artifacts, order.shard)}
-        if written not in self._exported:
+            self._exports = {key: await export(self._stage.module, artifacts, order.shard)}
+        if key not in self._exports:
             raise NotFound(f"{order.shard} of version {self.version} was not written below {order.url}")
-        size, lines = self._exported[written]
+        size, lines = self._exports[key]
         page = lines if order.after is None else page_of(lines, order.after)
         more = bool(page) and max(page) < max(lines)
         return Exported(

@@ -1,7 +1,7 @@
-"""A stage's weights, in and out: safetensors under full parameter names.
+"""Import and export of a stage's weights: safetensors under full parameter names.
 
-Because of the full names they do not depend on the segmentation that wrote them. The layout is that of
-Hugging Face; the orchestrator, which sees all shards, writes the index and the digest
+Because of the full names, files do not depend on the segmentation that wrote them. The layout is that of
+Hugging Face. The orchestrator, which knows all shards, makes the index and the digest
 (`schemas.weights_digest`).
 """
 
@@ -31,20 +31,20 @@ from workers.state.safetensors_files import (
 T = TypeVar("T")
 
 PAGE_BYTES = 512 << 10
-"""Of what is told about an exported stage's tensors in one answer."""
+"""Most bytes of tensor descriptions in one answer to an export order."""
 
 
 class Runner(Protocol):
-    """Runs work that touches live tensors off the event loop, which has heartbeats to send.
+    """Runs work on live tensors off the event loop, which has heartbeats to send.
 
-    A stage's is its compute thread. `asyncio.to_thread`, the default, is for where nothing trains.
+    For a stage it is the compute thread; the default `asyncio.to_thread` is for processes that do not train.
     """
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 def weight_tensors(stage: StageModule) -> dict[str, Tensor]:
-    """Full name → tensor on the CPU, contiguous; copies only where they lie elsewhere."""
+    """Full name → contiguous tensor on the CPU; copies only tensors that are not."""
     named = [*((name, weight.detach()) for name, weight in stage.trainable()), *stage.untrained()]
     return {name: tensor.cpu().contiguous() for name, tensor in named}
 
@@ -52,10 +52,10 @@ def weight_tensors(stage: StageModule) -> dict[str, Tensor]:
 async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[int, dict[str, str]]:
     """Writes the stage's weights as `shard` below the artifacts' URL.
 
-    The caller sees to it that nothing trains meanwhile.
+    The caller must ensure that nothing trains meanwhile.
 
     Returns:
-        Bytes of the tensors, and full parameter name → `dtype shape sha256(bytes)`.
+        The bytes of all tensors, and full parameter name → `dtype shape sha256(bytes)`.
     """
     tensors = await in_thread(lambda: weight_tensors(stage))
     await put_tensors(artifacts, shard, tensors, {"format": "pt"})
@@ -64,13 +64,12 @@ async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[
 
 
 def page_of(lines: Mapping[str, str], after: str) -> dict[str, str]:
-    """Those of `lines` whose names come behind `after`, sorted: as many as have PAGE_BYTES together, one at
-    least."""
+    """The `lines` whose names sort after `after`: as many as fit into PAGE_BYTES, but at least one."""
     page: dict[str, str] = {}
-    left = PAGE_BYTES
+    free_bytes = PAGE_BYTES
     for name in sorted(name for name in lines if name > after):
-        left -= len(name.encode()) + len(lines[name].encode())
-        if left < 0 and page:
+        free_bytes -= len(name.encode()) + len(lines[name].encode())
+        if free_bytes < 0 and page:
             break
         page[name] = lines[name]
     return page
@@ -79,18 +78,18 @@ def page_of(lines: Mapping[str, str], after: str) -> dict[str, str]:
 async def load_initial(
     stage: StageModule, artifacts: Artifacts, url: str, *, run: Runner = asyncio.to_thread
 ) -> None:
-    """Takes the stage's weights from a folder of safetensors, with or without an index.
+    """Loads the stage's weights from a folder of safetensors, with or without an index.
 
     All of them are read and checked before the first is changed.
 
     Args:
-        stage: whose weights are replaced, in place.
-        artifacts: the folder.
-        url: how the user wrote it, for messages.
-        run: where the weights are replaced.
+        stage: The stage whose weights are replaced, in place.
+        artifacts: The folder.
+        url: The folder as the user wrote it, for messages.
+        run: Runs the replacement.
 
     Raises:
-        BadModel: no safetensors there, or a tensor is missing or of another shape or type.
+        BadModel: There are no safetensors, or a tensor is missing or of another shape or type.
     """
     own = dict([*stage.named_parameters(), *stage.untrained()])
     shard_of = await _locate(artifacts, url, own)
@@ -105,8 +104,8 @@ async def load_initial(
     for name in own:
         names.setdefault(shard_of[name], []).append(name)
     loaded: dict[str, Tensor] = {}
-    for shard, wanted in names.items():
-        loaded |= await get_tensors(artifacts, shard, wanted)
+    for shard, shard_names in names.items():
+        loaded |= await get_tensors(artifacts, shard, shard_names)
     await run(lambda: copy_into(own, loaded, f"initial_weights {url}"))
 
 
@@ -123,11 +122,11 @@ async def _locate(artifacts: Artifacts, url: str, own: Mapping[str, Tensor]) -> 
             if not await artifacts.exists(shard):
                 raise BadModel(f"initial_weights {url}: the index names {shard}, which is not there")
         return index
-    # only without an index, which all that we export has: an instance may not list what is on the bus
+    # Exports always have an index. Without one the store is listed, which an instance may not do on the bus.
     shards = [name for name in await artifacts.list() if name.endswith(SUFFIX) and "/" not in name]
     if not shards:
         raise BadModel(f"initial_weights {url}: there are no {SUFFIX} files")
-    found: dict[str, str] = {}
+    shard_of: dict[str, str] = {}
     for shard in shards:
-        found.update(dict.fromkeys(await tensor_names(artifacts, shard), shard))
-    return found
+        shard_of.update(dict.fromkeys(await tensor_names(artifacts, shard), shard))
+    return shard_of

@@ -1,8 +1,8 @@
-"""The local store of an instance (draft §6): a thread of its own between the instance and a SQLite file.
+"""The local store of an instance (draft §6): a thread between the instance and a SQLite file.
 
-Whoever records something appends to a queue and goes on: neither the event loop nor the compute thread ever
-waits for a disk. The thread commits once a second what has come together. A store that can't be written
-costs its own rows and one warning, never the instance.
+Recording only appends to a queue: neither the event loop nor the compute thread ever waits for a disk. The
+thread commits the queued rows once a second. A store that can't be written costs its rows and one warning,
+never the instance.
 """
 
 from __future__ import annotations
@@ -32,24 +32,27 @@ Result = TypeVar("Result")
 Values = Mapping[str, Any]
 
 PENDING_ROWS = 10_000
-"""Rows that wait for a commit. Beyond it metrics are dropped, beyond twice as many all; both are counted."""
-PENDING_QUESTIONS = 32
-"""Questions that wait for the thread; beyond it they are refused."""
+"""Rows that may wait for a commit. Beyond it metrics are dropped, beyond twice as many all rows; both are
+counted."""
+PENDING_QUERIES = 32
+"""Queries that may wait for the thread; beyond it they are refused."""
 REOPEN_S = 10.0
-"""Seconds between two attempts to open a file that can't be opened."""
+"""Seconds between two attempts to open a file."""
 CLOSE_S = 2.0
-"""Seconds that the last commit may take before the instance leaves without it."""
+"""Seconds that the last commit may take; then the instance ends without it."""
 
 
 class LocalStore:
-    """`async with LocalStore(folder, member) as store:`. Opening and closing happen on the thread, too.
+    """One instance's store: `async with LocalStore(folder, member) as store:`.
+
+    The file is opened and closed on the thread, too.
 
     Args:
-        folder: the instance's own folder on its node, the same for each incarnation of the SID; None: there
-            is no store, nothing is kept and questions are refused.
-        member: whose rows these are.
-        limits: bounds on the file and on answers.
-        commit_s: seconds between two commits: longer costs less, and a kill more.
+        folder: The instance's own folder on its node, the same for each incarnation of the SID; None: there
+            is no store, nothing is kept and queries are refused.
+        member: The incarnation that records.
+        limits: Bounds on the file and on answers.
+        commit_s: Seconds between two commits; longer costs less, but a kill loses more.
     """
 
     def __init__(
@@ -62,15 +65,15 @@ class LocalStore:
     ) -> None:
         self.member = member
         self.dropped = 0
-        """Rows that found no room, since the last commit."""
+        """Rows dropped since the last commit."""
         self._limits = limits or StoreLimits()
         self._file = None if folder is None else StoreFile(folder, self._limits)
         self._commit_s = commit_s
         self._pending: deque[tuple[StoreTable, float, Values | Callable[[], Values]]] = deque()
-        self._questions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._queries: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Event()
         self._closing = False
-        self._trouble = ""
+        self._problem = ""
         self._reopen_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"store-{member.sid}", daemon=True)
 
@@ -89,63 +92,62 @@ class LocalStore:
 
     # --- any thread -----------------------------------------------------------------------------------
     def add(self, table: StoreTable, values: Values | Callable[[], Values]) -> None:
-        """Records a row, now. Never waits, never raises.
+        """Records a row with the present time. Never waits, never raises.
 
         Args:
-            table: which one.
-            values: by column, without `id`, `at` and `incarnation`; or what gives them, on the thread.
+            table: The table of the row.
+            values: Values by column, without `id`, `at` and `incarnation`; or a function that returns them,
+                called on the thread.
         """
-        waiting = len(self._pending)
+        pending = len(self._pending)
         if self._file is None or self._closing:
             return
-        if waiting >= PENDING_ROWS and (table == "metrics" or waiting >= 2 * PENDING_ROWS):
+        if pending >= PENDING_ROWS and (table == "metrics" or pending >= 2 * PENDING_ROWS):
             self.dropped += 1
             return
         self._pending.append((table, time.time(), values))
 
     # --- the event loop -------------------------------------------------------------------------------
     async def query(self, query: StoreQuery) -> StoreRows:
-        """What a question asks for, including everything that was recorded before it.
+        """The rows that a query asks for, including all that were recorded before it.
 
         Raises:
-            BadInput: there is no such column.
-            Unavailable: there is no store, it can't be read now, or too many questions wait.
+            BadInput: There is no such column.
+            Unavailable: There is no store, it can't be read now, or too many queries wait.
         """
-        found = await self._ask(lambda file: file.read(query))
-        # Made of what the file gave: checking a thousand rows again would keep the event loop busy.
+        result = await self._call_on_thread(lambda file: file.read(query))
+        # Not validated again: a thousand rows would keep the event loop busy.
         return StoreRows.model_construct(
             member=self.member,
             table=query.table,
-            columns=found.columns,
-            rows=found.rows,
-            last_id=found.last_id,
-            truncated=found.truncated,
+            columns=result.columns,
+            rows=result.rows,
+            last_id=result.last_id,
+            truncated=result.truncated,
             schema_version=SCHEMA_VERSION,
         )
 
     async def flush(self) -> None:
-        """Returns once everything that was recorded before is committed.
+        """Returns once all rows recorded before are committed.
 
         Raises:
-            Unavailable: it can't be written now.
+            Unavailable: The store can't be written now.
         """
 
         def committed(file: StoreFile) -> None:
-            if self._trouble:
-                raise self._off()
+            if self._problem:
+                raise self._unavailable()
 
-        await self._ask(committed)
+        await self._call_on_thread(committed)
 
-    async def _ask(self, call: Callable[[StoreFile], Result]) -> Result:
+    async def _call_on_thread(self, call: Callable[[StoreFile], Result]) -> Result:
         sid = self.member.sid
         if self._file is None or self._closing or not self._thread.is_alive():
             raise Unavailable(f"{sid} keeps no local store" if self._file is None else f"{sid} is ending")
-        if len(self._questions) >= PENDING_QUESTIONS:
-            raise Unavailable(
-                f"the local store of {sid} has {PENDING_QUESTIONS} questions waiting; ask later"
-            )
+        if len(self._queries) >= PENDING_QUERIES:
+            raise Unavailable(f"the local store of {sid} has {PENDING_QUERIES} questions waiting; ask later")
         file, future = self._file, Future[Result]()
-        self._questions.append((lambda: call(file), future))
+        self._queries.append((lambda: call(file), future))
         self._wake.set()
         return await asyncio.wrap_future(future)
 
@@ -153,19 +155,19 @@ class LocalStore:
     def _run(self) -> None:
         assert self._file is not None
         while True:
-            closing = self._closing  # what is recorded after this is not promised to be kept
+            closing = self._closing  # rows recorded after this line may be lost
             self._wake.clear()
-            asked = len(self._questions)  # they see all that was recorded before them: commit first
+            query_count = len(self._queries)  # counted before the commit: they see all rows recorded before
             try:
                 self._commit(self._file)
-            except Exception as error:  # ours: the rows are lost, the instance goes on
+            except Exception as error:  # a bug: the rows are lost, the instance goes on
                 log.error("local store failed", sid=self.member.sid, exc_info=error)
-            for _ in range(asked):
-                self._answer(self._file, *self._questions.popleft())
+            for _ in range(query_count):
+                self._answer(self._file, *self._queries.popleft())
             if closing:
                 self._file.close()
-                while self._questions:
-                    self._answer(self._file, *self._questions.popleft())
+                while self._queries:
+                    self._answer(self._file, *self._queries.popleft())
                 return
             self._wake.wait(self._commit_s)
 
@@ -177,21 +179,21 @@ class LocalStore:
             self._write(file, rows)
         except (sqlite3.Error, OSError) as error:
             text = " ".join(str(error).split())
-            if not self._trouble:
+            if not self._problem:
                 log.warning(
                     "local store can't be written, rows wait",
                     sid=self.member.sid,
                     file=str(file.path),
                     reason=text,
                 )
-            self._trouble = text
+            self._problem = text
             self._put_back(rows)
-            if not file.path.exists():  # somebody removed it: what is written to it would be lost
+            if not file.path.exists():  # it was removed: rows written to it would be lost
                 file.close()
             self._reopen_at = time.monotonic() + REOPEN_S
             return
-        if self._trouble and file.is_open:
-            self._trouble = ""
+        if self._problem and file.is_open:
+            self._problem = ""
             log.info("local store is written again", sid=self.member.sid)
 
     def _open(self, file: StoreFile) -> None:
@@ -199,7 +201,7 @@ class LocalStore:
             return
         existed = file.path.exists()
         damage = file.open()
-        self._say_opened(file, damage, existed)
+        self._record_opening(file, damage, existed)
 
     def _write(self, file: StoreFile, rows: list[Row]) -> None:
         if not file.is_open:
@@ -210,12 +212,12 @@ class LocalStore:
         except sqlite3.DatabaseError as error:
             if not says_damage(error):
                 raise
-            self._say_opened(file, file.begin_anew(str(error)), existed=True)
+            self._record_opening(file, file.begin_anew(str(error)), existed=True)
             file.write(rows)
 
-    def _say_opened(self, file: StoreFile, damage: str, existed: bool) -> None:
-        """One line for people and one event for the store itself: whom this incarnation follows."""
-        mine = self.member.incarnation
+    def _record_opening(self, file: StoreFile, damage: str, existed: bool) -> None:
+        """Logs a damaged file, and records as an event after which incarnation this one follows."""
+        incarnation = self.member.incarnation
         if damage:
             aside = file.aside.name
             log.warning(
@@ -234,10 +236,11 @@ class LocalStore:
                 text = f"goes on after incarnation {former}, whose last event was {kind}: {words}"
             else:
                 text = "goes on"
-        file.write([("events", {"at": time.time(), "incarnation": mine, "kind": "store", "text": text})])
+        event = {"at": time.time(), "incarnation": incarnation, "kind": "store", "text": text}
+        file.write([("events", event)])
 
     def _take(self) -> list[Row]:
-        """The rows that wait, folded, in the form that the file takes."""
+        """Takes the pending rows, folded, in the form that the file takes."""
         rows: list[Row] = []
         if self._file is None or not self._file.is_open:
             return rows
@@ -245,11 +248,11 @@ class LocalStore:
         while self._pending:
             table, at, values = self._pending.popleft()
             try:
-                given = values() if callable(values) else values
-            except Exception as error:  # a sample that can't be told: not worth the others
+                columns = values() if callable(values) else values
+            except Exception as error:  # only this row is lost, not the others
                 log.error("row not recorded", sid=self.member.sid, table=table, exc_info=error)
                 continue
-            rows.append((table, {"at": at, "incarnation": incarnation, **given}))
+            rows.append((table, {"at": at, "incarnation": incarnation, **columns}))
         if self.dropped:
             count, self.dropped = self.dropped, 0
             lost = {"kind": "lost", "text": f"{count} rows found no room while the disk was slow"}
@@ -263,38 +266,40 @@ class LocalStore:
     def _answer(self, file: StoreFile, call: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
-        with suppress(RuntimeError):  # whoever asked has gone, its event loop too
+        with suppress(RuntimeError):  # the caller's event loop has ended
             try:
                 if not file.is_open:
-                    raise self._off()
+                    raise self._unavailable()
                 result = call()
             except (sqlite3.Error, OSError) as error:
-                future.set_exception(Unavailable(f"{self._off().text}: {' '.join(str(error).split())}"))
-                self._mend(file, error)
+                future.set_exception(
+                    Unavailable(f"{self._unavailable().text}: {' '.join(str(error).split())}")
+                )
+                self._recover(file, error)
             except Exception as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
 
-    def _mend(self, file: StoreFile, error: sqlite3.Error | OSError) -> None:
-        """What a question stumbled over is put right for the next one."""
+    def _recover(self, file: StoreFile, error: sqlite3.Error | OSError) -> None:
+        """Begins a new file after a query found the present one damaged."""
         if not says_damage(error):
             return
         try:
-            self._say_opened(file, file.begin_anew(str(error)), existed=True)
-        except (sqlite3.Error, OSError) as again:
-            log.warning("local store can't be begun anew", sid=self.member.sid, reason=str(again))
+            self._record_opening(file, file.begin_anew(str(error)), existed=True)
+        except (sqlite3.Error, OSError) as failure:
+            log.warning("local store can't be begun anew", sid=self.member.sid, reason=str(failure))
 
-    def _off(self) -> Unavailable:
-        why = f": {self._trouble}" if self._trouble else ""
+    def _unavailable(self) -> Unavailable:
+        why = f": {self._problem}" if self._problem else ""
         return Unavailable(f"the local store of {self.member.sid} can't be used now{why}")
 
 
 def fold(rows: list[Row]) -> list[Row]:
-    """One audit row for all orders of a batch that were obeyed and differ in their step alone.
+    """Combines the obeyed orders of a batch that differ only in their step into one audit row.
 
-    `count` says how many they were, `step` and `at` are the last one's, `took_ms` is their sum. Refused
-    orders stay apart. At ten steps a second the audit so reaches ten times as far back.
+    `count` is their number, `step` and `at` are the last one's, `took_ms` is their sum. Refused orders keep
+    their own rows. At ten steps a second the audit thus reaches ten times as far back.
     """
     folded: list[Row] = []
     places: dict[tuple[Any, ...], int] = {}

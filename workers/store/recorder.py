@@ -1,7 +1,7 @@
-"""What an instance writes into its local store (draft §6.1): who it is, how it does, what it was told.
+"""An instance's entries in its local store (draft §6.1): its configuration, its samples, its orders.
 
-`workers.instance` calls it at its few doors: orders are wrapped, samples handed over, states noted. All of it
-only appends to a queue (`workers.store.local_store`).
+`workers.instance` calls it: it wraps order handlers, passes on samples and reports states. Each call only
+appends to a queue (`workers.store.local_store`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from schemas.weights_digest import weights_sha256
 from workers.store.local_store import LocalStore
 
 METRICS_S = 0.5
-"""Least seconds between two samples that are kept; what is published between them is not."""
+"""Least seconds between two recorded samples; samples published between them are not recorded."""
 
 _SAMPLED = (
     "step",
@@ -66,22 +66,22 @@ Order = Callable[[Any], Awaitable[Message]]
 
 
 class StoreRecorder:
-    """One incarnation's entries. `store` may be one that keeps nothing."""
+    """Records one incarnation's entries. `store` may be one that keeps nothing."""
 
     def __init__(self, store: LocalStore, stage: int) -> None:
         self._store = store
         self._stage = stage
         self._step = 0
-        self._sampled_at = float("-inf")
-        self._applied: tuple[int, int, int] | None = None
+        self._last_sample_at = float("-inf")
+        self._last_commit: tuple[int, int, int] | None = None
 
-    # --- who it is and how it does --------------------------------------------------------------------
+    # --- configuration, samples, events ---------------------------------------------------------------
     def begins(self, start: InstanceStart, **place: Any) -> None:
-        """Configuration, execution context and dependencies of this incarnation.
+        """Records configuration, execution context and dependencies of this incarnation.
 
         Args:
-            start: the order that started it.
-            place: where it runs: cluster, node, device, address, …
+            start: The order that started it.
+            place: Its place: cluster, node, device, address, …
         """
         for key, value in {
             "job": start.spec.model_dump(mode="json"),
@@ -98,26 +98,26 @@ class StoreRecorder:
         self.event("state", "pending: it builds its part")
 
     def sample(self, sample: InstanceSample) -> None:
-        """A sample as it was published; thinned to one each `METRICS_S`."""
+        """Records a published sample, at most one per `METRICS_S`."""
         self._step = sample.step
         now = time.monotonic()
-        if now - self._sampled_at >= METRICS_S:
-            self._sampled_at = now
+        if now - self._last_sample_at >= METRICS_S:
+            self._last_sample_at = now
             self._store.add("metrics", partial(_metrics, sample))
 
     def event(self, kind: str, text: str) -> None:
-        """Anything that is worth finding again: a state, a broken link, new routes."""
+        """Records an event: a state, a broken link, new routes."""
         self._store.add("events", {"kind": kind, "step": self._step, "text": text})
 
     def routes(self, table: RouteTable | None) -> None:
-        """A strategy revision, if it concerns where this instance sends its microbatches."""
+        """Records a new route table, if it is for the stage to which this instance sends."""
         if table is not None and table.stage == self._stage + 1:
             weights = ", ".join(f"{entry.sid} {entry.weight:g}" for entry in table.entries)
             self.event("routes", f"stage {table.stage} revision {table.revision}: {weights} ({table.reason})")
 
-    # --- what it was told and did ---------------------------------------------------------------------
+    # --- orders ---------------------------------------------------------------------------------------
     def audited(self, row: Subject, handle: Order) -> Callable[[Any, Envelope], Awaitable[Message]]:
-        """`handle` as the bus serves it; what was ordered, by whom, and what came of it is recorded."""
+        """Wraps `handle` so that each order, its sender and its outcome are recorded."""
 
         async def obey(order: Any, envelope: Envelope) -> Message:
             began = time.perf_counter()
@@ -134,7 +134,7 @@ class StoreRecorder:
                 self._audit(row, order, envelope, began, "failed", f"{type(error).__name__}: {error}")
                 raise
             self._audit(row, order, envelope, began, "obeyed", "")
-            self._done(row, order, answer)
+            self._record_effect(row, order, answer)
             return answer
 
         return obey
@@ -145,29 +145,29 @@ class StoreRecorder:
         took_ms = (time.perf_counter() - began) * 1e3
         self._store.add("audit", partial(_audit_row, row, order, envelope.sender, outcome, reason, took_ms))
 
-    def _done(self, row: Subject, order: Any, answer: Message) -> None:
-        """What an obeyed order changed, in the table that it belongs to."""
+    def _record_effect(self, row: Subject, order: Any, answer: Message) -> None:
+        """Records the effect of an obeyed order in the table that it belongs to."""
         if isinstance(order, StepCommit) and isinstance(answer, StepApplied) and row is STEP_COMMIT:
-            self._applied_step(order, answer)
+            self._record_commit(order, answer)
         elif isinstance(order, ExportOrder) and isinstance(answer, Exported):
-            self._exported(order, answer)
+            self._record_export(order, answer)
         elif isinstance(order, CheckpointWait) and isinstance(answer, CheckpointWritten):
-            self._checkpointed(order, answer)
-        elif (text := _told(order, answer)) is not None:
+            self._record_checkpoint(order, answer)
+        elif (text := _describe(order, answer)) is not None:
             self.event(row.name, text)
 
-    def _applied_step(self, order: StepCommit, answer: StepApplied) -> None:
-        applied = (order.epoch, order.step, order.attempt)
-        if applied == self._applied:  # a repeated order, obeyed once
+    def _record_commit(self, order: StepCommit, answer: StepApplied) -> None:
+        commit = (order.epoch, order.step, order.attempt)
+        if commit == self._last_commit:  # a repeated order, obeyed once
             return
-        self._applied = applied
+        self._last_commit = commit
         self._step = answer.version
         self._store.add("versions", partial(_version_row, order, answer))
 
-    def _exported(self, order: ExportOrder, answer: Exported) -> None:
+    def _record_export(self, order: ExportOrder, answer: Exported) -> None:
         if order.after:
-            return  # the next page of the same
-        whole = bool(answer.tensors) and not answer.more
+            return  # a further page of the same export
+        complete = bool(answer.tensors) and not answer.more
         self._store.add(
             "snapshots",
             {
@@ -177,11 +177,11 @@ class StoreRecorder:
                 "url": answer.url,
                 "name": order.shard,
                 "bytes": answer.bytes,
-                "sha256": weights_sha256(answer.tensors) if whole else None,
+                "sha256": weights_sha256(answer.tensors) if complete else None,
             },
         )
 
-    def _checkpointed(self, order: CheckpointWait, answer: CheckpointWritten) -> None:
+    def _record_checkpoint(self, order: CheckpointWait, answer: CheckpointWritten) -> None:
         for file in answer.part.files:
             self._store.add(
                 "snapshots",
@@ -198,12 +198,12 @@ class StoreRecorder:
 
     # --- read -----------------------------------------------------------------------------------------
     async def read(self, query: StoreQuery, envelope: Envelope) -> StoreRows:
-        """Serves `subjects.STORE_QUERY`; reading changes nothing, so that it is not audited."""
+        """Serves `subjects.STORE_QUERY`; queries are not audited, since they change nothing."""
         return await self._store.query(query)
 
 
 def dependencies() -> dict[str, str | None]:
-    """Versions of what the result may hang on."""
+    """Versions of software on which the training result may depend."""
     system = os.uname()
     return {
         "dmsc": _installed("dmsc"),
@@ -217,7 +217,7 @@ def dependencies() -> dict[str, str | None]:
 
 
 def _installed(name: str) -> str | None:
-    """None where the package runs from a checkout."""
+    """A package's version; None if it is not installed or runs from a checkout."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -262,8 +262,8 @@ def _metrics(sample: InstanceSample) -> dict[str, Any]:
     }
 
 
-def _told(order: Any, answer: Message) -> str | None:
-    """An obeyed order that belongs to a recovery, in words; None for the everyday ones."""
+def _describe(order: Any, answer: Message) -> str | None:
+    """An obeyed order that belongs to a recovery, in words; None for other orders."""
     if isinstance(order, StepAbort):
         fenced = ", ".join(f"{member.sid} {member.incarnation}" for member in order.fenced)
         return f"step {order.step} goes on as attempt {order.attempt}" + (

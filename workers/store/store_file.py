@@ -1,8 +1,8 @@
 """One instance's store as a SQLite file: opened, checked, written in batches, bounded, read.
 
-Synchronous, for one thread. Written ahead (WAL), so that a process that is killed loses at most the batch
-it was writing, and never what was committed. A file that is damaged nevertheless, or of another schema, is
-moved aside and a fresh one begun: what is in a store helps, but nothing depends on it.
+It is synchronous, for one thread. It uses write-ahead logging (WAL), so that a killed process loses at most
+the batch that it was writing, and no committed row. A file that is damaged nevertheless, or of another
+schema, is moved aside and a new one is begun: a store's content helps, but nothing depends on it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Row = tuple[StoreTable, Mapping[str, Any]]
 
 FILE_NAME = "store.sqlite"
 DAMAGED_SUFFIX = ".damaged"
-"""What a file that was moved aside is called in addition; there is at most one."""
+"""Suffix of a file that was moved aside; there is at most one."""
 
 BUSY_S = 2.0
-"""How long a lock is waited for: a former incarnation that is being ended may still write."""
+"""Timeout of a lock: a former incarnation that is being ended may still write."""
 LOG_PAGES = 256
-"""Pages of the write-ahead log (4 KiB each) at which it is worked into the file."""
-REACHES_FOR = 0.9
-"""Share of the bound on bytes down to which old rows are given up at once."""
+"""Pages of the write-ahead log (4 KiB each) at which it is written back into the file."""
+TARGET_SHARE = 0.9
+"""Share of the bound on bytes down to which old rows are deleted at once."""
 _INTEGER_BOUND = 1 << 63
 
 _PASSING = {
@@ -48,16 +48,16 @@ _PASSING = {
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_INTERRUPT,
 }
-"""What says nothing against the file: the disk is full, the folder not writable, somebody holds a lock."""
+"""Errors that do not mean a damaged file: a full disk, a folder that is not writable, a lock."""
 
 
 class Unusable(Exception):
-    """The file is no store of ours; the text says what it is instead."""
+    """The file is not a store of this schema; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a query gave."""
+    """The result of a query."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Scalar, ...], ...]
@@ -80,11 +80,11 @@ class StoreFile:
 
     @property
     def aside(self) -> Path:
-        """Where an unusable file is moved."""
+        """The path to which an unusable file is moved."""
         return self.path.with_name(self.path.name + DAMAGED_SUFFIX)
 
     def open(self) -> str:
-        """Opens or makes the file. Returns what was wrong with one that was moved aside, else nothing."""
+        """Opens or creates the file. Returns why an unusable one was moved aside, else an empty text."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self._open()
@@ -96,7 +96,7 @@ class StoreFile:
         return ""
 
     def begin_anew(self, why: str) -> str:
-        """Moves the file aside (in the place of one that was moved before) and begins a fresh one."""
+        """Moves the file aside (replacing one that was moved before) and creates a new one; returns `why`."""
         self.close()
         for suffix in ("", "-wal", "-shm"):
             part = self.path.with_name(self.path.name + suffix)
@@ -112,39 +112,39 @@ class StoreFile:
         return why
 
     def close(self) -> None:
-        """Works the log into the file and lets go of it; twice is fine."""
+        """Writes the log back into the file and closes it. Idempotent."""
         for connection in (self._reader, self._writer):
             if connection is not None:
-                with suppress(sqlite3.Error):  # what was committed is in the log, and found there again
+                with suppress(sqlite3.Error):  # committed rows stay in the log, from which they are recovered
                     connection.close()
         self._reader = self._writer = None
 
     # --- write ----------------------------------------------------------------------------------------
     def write(self, rows: Iterable[Row]) -> None:
-        """All of them or none, in one transaction; then whatever is beyond the bounds goes."""
+        """Writes all rows or none, in one transaction; then deletes old rows beyond the bounds."""
         by_table: dict[StoreTable, list[tuple[Scalar, ...]]] = {}
         for table, values in rows:
-            by_table.setdefault(table, []).append(self._stored(table, values))
+            by_table.setdefault(table, []).append(self._to_row(table, values))
         if not by_table:
             return
         with self._transaction() as db:
-            for table, given in by_table.items():
+            for table, table_rows in by_table.items():
                 names = [name for name in COLUMNS[table] if name != "id"]
                 columns, marks = ", ".join(f'"{name}"' for name in names), ", ".join("?" * len(names))
-                db.executemany(f'INSERT INTO "{table}" ({columns}) VALUES ({marks})', given)
+                db.executemany(f'INSERT INTO "{table}" ({columns}) VALUES ({marks})', table_rows)
                 # Ids have no gaps, since only the oldest rows are ever deleted.
                 db.execute(
                     f'DELETE FROM "{table}" WHERE id <= (SELECT max(id) FROM "{table}") - ?',
                     (self._limits.rows[table],),
                 )
             if self._used_bytes(db) > self._limits.max_bytes:
-                self._give_up_rows(db)
+                self._delete_old_rows(db)
 
-    def _stored(self, table: StoreTable, values: Mapping[str, Any]) -> tuple[Scalar, ...]:
+    def _to_row(self, table: StoreTable, values: Mapping[str, Any]) -> tuple[Scalar, ...]:
         return tuple(self._scalar(values.get(name)) for name in COLUMNS[table] if name != "id")
 
     def _scalar(self, value: Any) -> Scalar:
-        """What SQLite takes of any value; nothing that a message may carry makes a batch fail."""
+        """A value as SQLite takes it, so that no value in a message makes a batch fail."""
         if value is None or isinstance(value, float):
             return value
         if isinstance(value, int) and -_INTEGER_BOUND <= value < _INTEGER_BOUND:
@@ -153,9 +153,9 @@ class StoreFile:
         most = self._limits.text_chars
         return text if len(text) <= most else text[: most - 1] + "…"
 
-    def _give_up_rows(self, db: sqlite3.Connection) -> None:
-        """Deletes the oldest quarter of the first table that has rows, until enough is free."""
-        enough = self._limits.max_bytes * REACHES_FOR
+    def _delete_old_rows(self, db: sqlite3.Connection) -> None:
+        """Deletes the oldest quarter of the first table that has rows, until enough space is free."""
+        enough = self._limits.max_bytes * TARGET_SHARE
         for table in COLUMNS:
             while self._used_bytes(db) > enough:
                 first, last = db.execute(f'SELECT min(id), max(id) FROM "{table}"').fetchone()
@@ -186,37 +186,38 @@ class StoreFile:
 
     # --- read -----------------------------------------------------------------------------------------
     def read(self, query: StoreQuery) -> Found:
-        """The rows that a question asks for, over a connection that can't write.
+        """The rows that a query asks for, read through a connection that can't write.
 
         Raises:
-            BadInput: the table has no such column.
+            BadInput: The table has no such column.
         """
-        known = COLUMNS[query.table]
+        all_columns = COLUMNS[query.table]
         for name in (*query.columns, *query.where):
-            if name not in known:
-                raise BadInput(f"{query.table} has no column {name[:80]!r}; there are: {', '.join(known)}")
-        columns = query.columns or tuple(known)
+            if name not in all_columns:
+                names = ", ".join(all_columns)
+                raise BadInput(f"{query.table} has no column {name[:80]!r}; there are: {names}")
+        columns = query.columns or tuple(all_columns)
         conditions = ["id > ?"]
         values: list[Scalar] = [query.after_id]
         if query.since is not None:
             conditions.append("at >= ?")
             values.append(query.since)
         for name, value in query.where.items():
-            conditions.append(f'"{name}" IS ?')  # `IS` finds NULL, too
+            conditions.append(f'"{name}" IS ?')  # `IS` also finds NULL
             values.append(self._scalar(value))
-        chosen = ", ".join(f'"{name}"' for name in ("id", *columns))
+        selection = ", ".join(f'"{name}"' for name in ("id", *columns))
         order = "DESC" if query.newest else "ASC"
-        held = " AND ".join(conditions)
-        sql = f'SELECT {chosen} FROM "{query.table}" WHERE {held} ORDER BY id {order} LIMIT ?'
+        condition = " AND ".join(conditions)
+        sql = f'SELECT {selection} FROM "{query.table}" WHERE {condition} ORDER BY id {order} LIMIT ?'
         rows: list[tuple[Scalar, ...]] = []
-        left, truncated = self._limits.answer_bytes, False
+        free_bytes, truncated = self._limits.answer_bytes, False
         with closing(self._read_only().execute(sql, (*values, query.limit + 1))) as cursor:
             for row in cursor:
-                left -= sum(_size(value) for value in row)
-                if len(rows) == query.limit or (left < 0 and rows):
+                free_bytes -= sum(_size(value) for value in row)
+                if len(rows) == query.limit or (free_bytes < 0 and rows):
                     truncated = True
                     break
-                rows.append(tuple(_readable(value) for value in row))
+                rows.append(tuple(_to_scalar(value) for value in row))
         if query.newest:
             rows.reverse()
         last_id = rows[-1][0] if rows else 0
@@ -226,28 +227,29 @@ class StoreFile:
     # --- open -----------------------------------------------------------------------------------------
     def _open(self) -> None:
         db = self._writer = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
-        db.text_factory = _decoded
-        found, ours = (
+        db.text_factory = _decode
+        version, application_id = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
         )
-        fresh = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-        if fresh:
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only of effect before there is any table
+        is_new = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if is_new:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has an effect only before the first table
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")  # a power failure may cost the last commits, not the file
         db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         db.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * 4096}")
         db.execute("PRAGMA cache_size = -1024")  # KiB; the default is twice that, for each instance
-        if fresh:
+        if is_new:
             with self._transaction():
                 for statement in statements():
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             return
-        if (ours, found) != (APPLICATION_ID, SCHEMA_VERSION):
-            whose = f"of schema {found}, not {SCHEMA_VERSION}" if ours == APPLICATION_ID else "no local store"
-            raise Unusable(f"the file is {whose}")
+        if (application_id, version) != (APPLICATION_ID, SCHEMA_VERSION):
+            is_store = application_id == APPLICATION_ID
+            what = f"of schema {version}, not {SCHEMA_VERSION}" if is_store else "no local store"
+            raise Unusable(f"the file is {what}")
         verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise Unusable(" ".join(str(verdict).split()))
@@ -261,7 +263,7 @@ class StoreFile:
             db = sqlite3.connect(
                 self.path.absolute().as_uri() + "?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None
             )
-            db.text_factory = _decoded
+            db.text_factory = _decode
             db.execute("PRAGMA query_only = ON")
             db.execute("PRAGMA cache_size = -256")
             self._reader = db
@@ -269,24 +271,24 @@ class StoreFile:
 
 
 def says_damage(error: Exception) -> bool:
-    """Whether an error means that the file itself is of no use, rather than its disk or its neighbours."""
+    """Whether an error means that the file itself is damaged, and not its disk full or locked."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         return isinstance(error, Unusable)
     return code == sqlite3.SQLITE_IOERR_SHORT_READ or (code & 0xFF) not in _PASSING
 
 
-def _decoded(data: bytes) -> str:
-    """A torn text is shown as far as it can be read."""
+def _decode(data: bytes) -> str:
+    """Decodes a text; bytes that are not UTF-8 are replaced."""
     return data.decode("utf-8", "replace")
 
 
-def _readable(value: Any) -> Scalar:
+def _to_scalar(value: Any) -> Scalar:
     if isinstance(value, bytes):
-        return _decoded(value)
+        return _decode(value)
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _size(value: Any) -> int:
-    """Bytes of a value on the wire, at most."""
+    """Upper bound of a value's bytes on the wire."""
     return 9 if value is None or isinstance(value, int | float) else 5 + len(value)

@@ -1,8 +1,8 @@
-"""The tables of a local store, version 1 (draft §6.1), and how much of each is kept.
+"""The tables of a local store, version 1 (draft §6.1), and how many rows of each are kept.
 
-Every table begins with `id` (grows for ever, never given twice), `at` (seconds since the epoch, by this
-node's clock) and `incarnation` (who wrote it). Times are milliseconds, sizes bytes, unless a name says
-otherwise. `docs/local-store.md` explains each column; a change here raises `SCHEMA_VERSION`.
+Every table begins with `id` (always growing, never reused), `at` (seconds since the epoch, by this node's
+clock) and `incarnation` (the writer's). Times are milliseconds, sizes bytes, unless a name says otherwise.
+`docs/local-store.md` explains each column; a change here raises `SCHEMA_VERSION`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _OWN: dict[StoreTable, dict[str, str]] = {
         "key": "TEXT",
         "value": "TEXT",  # JSON
     },
-    "snapshots": {  # checkpoints and exports written on the orchestrator's word
+    "snapshots": {  # checkpoints and exports written on the orchestrator's order
         "kind": "TEXT",
         "version": "INTEGER",
         "epoch": "INTEGER",
@@ -84,7 +84,7 @@ _OWN: dict[StoreTable, dict[str, str]] = {
 COLUMNS: Final[Mapping[StoreTable, Mapping[str, str]]] = MappingProxyType(
     {table: MappingProxyType({**COMMON, **own}) for table, own in _OWN.items()}
 )
-"""Table → column → SQL type. The order is that in which rows are given up when bytes run short."""
+"""Table → column → SQL type. When bytes run short, rows are deleted in the order of these tables."""
 
 ROWS: Final[Mapping[StoreTable, int]] = MappingProxyType(
     {
@@ -96,7 +96,7 @@ ROWS: Final[Mapping[StoreTable, int]] = MappingProxyType(
         "audit": 50_000,
     }
 )
-"""Rows kept of each table; the oldest go first."""
+"""Most rows kept of each table; the oldest are deleted first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,17 +104,17 @@ class StoreLimits:
     """Bounds of one instance's store."""
 
     max_bytes: int = 32 << 20
-    """Of the file. Beyond it the oldest metrics go first, then versions, …, audit last (`COLUMNS`). The
-    write-ahead log beside it takes up to a quarter of it more."""
+    """Most bytes of the file. Beyond it the oldest metrics are deleted first, then versions, …, audit last
+    (`COLUMNS`). The write-ahead log next to it takes up to a quarter of it more."""
 
     rows: Mapping[StoreTable, int] = field(default_factory=lambda: ROWS)
-    """Of each table."""
+    """Most rows of each table."""
 
     text_chars: int = 32 << 10
     """Longest text; a longer one is cut and ends in `…`."""
 
     answer_bytes: int = 256 << 10
-    """Of one answer's values; the bus takes 8 MiB, but others wait behind a large one."""
+    """Most bytes of one answer's values; the bus takes 8 MiB, but other messages wait behind a large one."""
 
     def __post_init__(self) -> None:
         if self.max_bytes < 128 << 10 or min(self.rows.values()) < 1 or set(self.rows) != set(COLUMNS):
@@ -122,9 +122,9 @@ class StoreLimits:
 
 
 def statements() -> list[str]:
-    """The SQL that makes an empty store's tables."""
-    made = []
+    """The SQL statements that create an empty store's tables."""
+    sql = []
     for table, columns in COLUMNS.items():
         rest = ", ".join(f'"{name}" {kind}' for name, kind in columns.items() if name != "id")
-        made.append(f'CREATE TABLE IF NOT EXISTS "{table}" (id INTEGER PRIMARY KEY AUTOINCREMENT, {rest})')
-    return made
+        sql.append(f'CREATE TABLE IF NOT EXISTS "{table}" (id INTEGER PRIMARY KEY AUTOINCREMENT, {rest})')
+    return sql

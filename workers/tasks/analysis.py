@@ -1,7 +1,7 @@
 """The analysis of a job's model and data, in a short-lived worker of the MIC (draft §5.3).
 
-The control plane has no torch: this worker builds the model, measures its layers, looks at the data, and
-reports. What can't be trained ends here, in one line.
+The control plane has no torch. So this worker builds the model, measures its layers, opens the data and
+reports. A model that can't be trained is refused here, with one line.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point under the fork server: writes {"topology": …} or {"failed": {"code", "text"}}.
 
     Args:
-        payload: job, spec, cluster, node, device, servers, sid, token.
-        result: the file to write.
+        payload: With job, spec, cluster, node, device, servers, sid, token.
+        result: The file to write.
     """
     return answer(lambda: {"topology": asyncio.run(_main(payload)).model_dump(mode="json")}, result)
 
@@ -45,7 +45,7 @@ async def _main(payload: dict[str, Any]) -> ModelTopology:
 
 
 async def _open(payload: dict[str, Any], spec: JobSpec) -> ByteDataset:
-    """Opens the data; connects to the bus only where it is needed."""
+    """Opens the data; connects to the bus only if the data is there."""
     if not spec.data.source.startswith(SCHEME):
         return await open_dataset(spec.data, None)
     async with connect(payload) as bus:
@@ -58,9 +58,9 @@ def analyse(
     """The job's layer graph with measured costs.
 
     Raises:
-        BadModel: the factory fails, the layers can't be trained here, don't fit together, or don't fit the
+        BadModel: The factory fails, the layers can't be trained here, don't fit together, or don't fit the
             loss.
-        BadData: see `open_dataset`.
+        BadData: See `open_dataset`.
     """
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
@@ -90,7 +90,7 @@ def analyse(
 
 
 def _profile(profiler: Profiler, sample: Batch) -> tuple[list[LayerProfile], str]:
-    """The layers, and what of them has no deterministic form, in words; empty where all of it has one."""
+    """The layer profiles, and the operation without a deterministic form, in words; empty: none."""
     try:
         return profiler.run(sample), ""
     except BadModel as error:

@@ -1,8 +1,7 @@
-"""Reads below one URL of a job in a short-lived worker, or removes checkpoints there, for who is not to open
-it (ADR-0040).
+"""Reads below one URL of a job, or removes checkpoints there, for services that must not open it (ADR-0040).
 
-No code of a user runs here, but what is read is theirs, and file systems are large: the process is confined
-to the one folder that the URL names.
+It runs in a short-lived worker. No user code runs here, but the files are users', and file systems are
+complex: so the process is confined to the one folder that the URL names.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     """Entry point under the fork server: writes {"size"}, {"names", "more"}, {} or {"failed": …}.
 
     Args:
-        payload: url; what: `piece` with name, start, count and `data`, the path for the bytes; `list` with
-            name and after; or `remove` with folders; urls: what the node's jobs may name; secrets: what a
-            `secret://` stands for.
-        result: the file to write.
+        payload: With url; what: `piece` with name, start, count and `data`, the path for the bytes; `list`
+            with name and after; or `remove` with folders; urls: those that the node's jobs may name; secrets:
+            the values of `secret://` URLs.
+        result: The file to write.
     """
-    return answer(functools.partial(_ask, payload), result)
+    return answer(functools.partial(_run, payload), result)
 
 
-def _ask(payload: dict[str, Any]) -> dict[str, Any]:
+def _run(payload: dict[str, Any]) -> dict[str, Any]:
     secret_urls.learn(payload["secrets"])
     restrict_urls(payload.get("urls"))
     work = {"list": _list, "piece": _piece, "remove": _remove}[payload["what"]]
@@ -43,11 +42,11 @@ def _ask(payload: dict[str, Any]) -> dict[str, Any]:
 
 async def _piece(payload: dict[str, Any]) -> dict[str, Any]:
     artifacts = open_artifacts(payload["url"], None)
-    name, start, left = payload["name"], payload["start"], payload["count"]
+    name, start, count = payload["name"], payload["start"], payload["count"]
     size = await artifacts.size(name)
-    with open(payload["data"], "xb") as file:  # noqa: ASYNC230  # page cache, and nobody else here waits
-        if left and start < size:
-            async for piece in artifacts.open_range(name, start, min(left, size - start)):
+    with open(payload["data"], "xb") as file:  # noqa: ASYNC230  # no other task runs on this loop
+        if count and start < size:
+            async for piece in artifacts.open_range(name, start, min(count, size - start)):
                 file.write(piece)
     return {"size": size}
 
@@ -56,14 +55,14 @@ async def _list(payload: dict[str, Any]) -> dict[str, Any]:
     names = await open_artifacts(payload["url"], None).list(payload["name"])
     if any(len(name) > NAME_CHARACTERS for name in names):
         raise BadInput(f"{payload['url']}: a name there has more than {NAME_CHARACTERS} characters")
-    left = [name for name in names if name > payload["after"]]
-    sizes = itertools.accumulate(len(name.encode()) for name in left[:PAGE_NAMES])
-    page = left[: sum(size <= PIECE_BYTES for size in sizes)]
-    return {"names": page, "more": len(left) > len(page)}
+    rest = [name for name in names if name > payload["after"]]
+    sizes = itertools.accumulate(len(name.encode()) for name in rest[:PAGE_NAMES])
+    page = rest[: sum(size <= PIECE_BYTES for size in sizes)]
+    return {"names": page, "more": len(rest) > len(page)}
 
 
 async def _remove(payload: dict[str, Any]) -> dict[str, Any]:
-    """The manifests first, so that what is half removed does not count."""
+    """Removes checkpoints, manifests first, so that one that is half removed does not count."""
     folders = [open_artifacts(f"{payload['url']}/{name}", None) for name in payload["folders"]]
     for folder in folders:
         await folder.delete(MANIFEST_NAME)

@@ -1,4 +1,4 @@
-"""What the short-lived workers (analysis, sample) share: one answer in a file, one connection at need."""
+"""The parts shared by the short-lived workers: one answer in a file, one connection if needed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from workers.user_code import describe
 
 
 def answer(ask: Callable[[], dict[str, Any]], result: Path | None) -> int:
-    """Writes what `ask` returns, or {"failed": {"code", "text"}}; to standard output without a file.
+    """Writes the result of `ask`, or {"failed": {"code", "text"}}; to standard output without a file.
 
-    An answer must come whatever happens, since the orchestrator waits for it. Returns the exit status, 0.
+    There must always be an answer, since the orchestrator waits for it. Returns the exit status, 0.
     """
     try:
-        found = ask()
+        content = ask()
     except DmscError as error:
-        found = {"failed": {"code": error.code, "text": error.text}}
+        content = {"failed": {"code": error.code, "text": error.text}}
     except Exception as error:  # user code may raise anything
-        found = {"failed": {"code": DmscError.code, "text": f"the worker failed: {describe(error)}"}}
-    text = json.dumps(found)
+        content = {"failed": {"code": DmscError.code, "text": f"the worker failed: {describe(error)}"}}
+    text = json.dumps(content)
     if result is None:
         print(text)
         return 0
@@ -37,7 +37,7 @@ def answer(ask: Callable[[], dict[str, Any]], result: Path | None) -> int:
 
 
 def connect(payload: dict[str, Any]) -> AbstractAsyncContextManager[Bus]:
-    """The worker's own connection to the bus, as `servers`, `sid` and `token` of its payload say."""
+    """The worker's own connection to the bus, from `servers`, `sid` and `token` of its payload."""
     return Bus.connect(
         payload["servers"],
         name=payload["sid"],

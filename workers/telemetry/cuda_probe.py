@@ -1,8 +1,8 @@
 """A CUDA device through NVML (`pynvml`), field by field.
 
-Drivers, cards and slices of cards differ in what they tell, and say so in many ways: an error code, a
-function that their library lacks, a field that is there and has a code of its own. Each answer degrades to
-None by itself, so that one that is missing takes no other along, and a sample never raises.
+Drivers, cards and slices of cards support different fields, and signal a missing one in many ways: an error
+code, a function that the library lacks, a field with an error code of its own. Each field becomes None
+separately, so that a missing one does not affect others, and a sample never raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.telemetry import DeviceDetail, DeviceSample, ThrottleReason
 T = TypeVar("T")
 
 XIDS_KEPT = 32
-"""Critical errors of a device that a process remembers: more say nothing new."""
+"""Most critical errors of a device that a process remembers: further ones add no information."""
 ALL_LINKS = 0xFFFFFFFF
 """NVML's scope of a field value: the sum over all NVLinks."""
 KIB = 1024
@@ -26,13 +26,13 @@ _reasons: tuple[ThrottleReason, ...] = get_args(ThrottleReason)
 
 
 class CudaProbe:
-    """A CUDA device through NVML; without NVML, only what torch knows: memory.
+    """A CUDA device through NVML; without NVML, only the memory that torch reports.
 
     Args:
         index: torch's number of the device, which `CUDA_VISIBLE_DEVICES` may have shifted.
-        nvml: the module `pynvml`, or None where it is missing.
-        uuid: the device's UUID as torch tells it, by which NVML finds the same one; with or without the
-            prefix that says whether it is a card (`GPU-`) or a slice of one (`MIG-`).
+        nvml: The module `pynvml`, or None if it is missing.
+        uuid: The device's UUID from torch, by which NVML finds the same device; with or without the prefix of
+            a card (`GPU-`) or of a slice of one (`MIG-`).
     """
 
     def __init__(self, index: int, nvml: Any | None, uuid: str | None) -> None:
@@ -51,13 +51,13 @@ class CudaProbe:
         if uuid is not None:
             prefixed = uuid.startswith(("GPU-", "MIG-"))
             for name in [uuid] if prefixed else [f"GPU-{uuid}", f"MIG-{uuid}"]:
-                found = self._ask("nvmlDeviceGetHandleByUUID", name)
-                if found is not None:
-                    return found
+                handle = self._ask("nvmlDeviceGetHandleByUUID", name)
+                if handle is not None:
+                    return handle
         return self._ask("nvmlDeviceGetHandleByIndex", index)
 
     def sample(self) -> DeviceSample:
-        """One sample now; never raises. Some hundred microseconds: nothing here waits for a window."""
+        """Takes one sample now; never raises. Takes some hundred microseconds: no call waits for a window."""
         nvml, handle, card = self._nvml, self._handle, self._card
         if nvml is None or handle is None:
             return self._without_nvml()
@@ -73,7 +73,7 @@ class CudaProbe:
             memory_total_bytes=None if memory is None else int(memory.total),
             temperature_c=temperature,
             power_w=None if power is None else power / 1e3,  # NVML: milliwatts
-            energy_j=None if energy is None else energy / 1e3,  # NVML: millijoules since the driver came up
+            energy_j=None if energy is None else energy / 1e3,  # NVML: millijoules since the driver started
             ecc_errors=self._ecc("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
             xid_errors=self._read_xids(),
             detail=self._detail(),
@@ -96,7 +96,7 @@ class CudaProbe:
             throttle=self._throttle(),
             power_limit_w=None if limit is None else limit / 1e3,
             ecc_corrected=self._ecc("NVML_MEMORY_ERROR_TYPE_CORRECTED"),
-            # not nvmlDeviceGetPcieThroughput, which measures for 20 ms, and the event loop waits
+            # not nvmlDeviceGetPcieThroughput, which would block the event loop for 20 ms
             pcie_sent_bytes=self._field("NVML_FI_DEV_PCIE_COUNT_TX_BYTES"),
             pcie_received_bytes=self._field("NVML_FI_DEV_PCIE_COUNT_RX_BYTES"),
             nvlink_sent_bytes=sent,
@@ -110,7 +110,7 @@ class CudaProbe:
         return self._try(lambda: int(nvml.nvmlDeviceGetClockInfo(card, getattr(nvml, domain))))
 
     def _throttle(self) -> tuple[ThrottleReason, ...] | None:
-        """NVML calls them clock event reasons since driver 535."""
+        """The reasons for throttling, which NVML calls clock event reasons since driver 535."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons", self._card)
         if bits is None:
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._card)
@@ -126,7 +126,7 @@ class CudaProbe:
         )
 
     def _field(self, name: str, scope: int = 0) -> int | None:
-        """A field value: the call may succeed and the field still carry an error of its own."""
+        """A field's value; the call may succeed although the field carries an error of its own."""
         nvml, card = self._nvml, self._card
         assert nvml is not None
 
@@ -137,7 +137,7 @@ class CudaProbe:
         return self._try(ask)
 
     def _listen(self) -> Any:
-        """A set of events that the driver puts critical errors into; None where it does not tell them."""
+        """A set into which the driver puts critical errors; None if it does not report them."""
         nvml, card = self._nvml, self._card
         if nvml is None or card is None:
             return None
@@ -151,27 +151,27 @@ class CudaProbe:
         return None if registered is False else events
 
     def _read_xids(self) -> tuple[int, ...] | None:
-        """The codes told so far. Reads what has come since the last sample, without waiting."""
+        """All codes so far; reads those since the last sample without waiting."""
         nvml, events = self._nvml, self._events
         if nvml is None or events is None:
             return None
         while len(self._xids) < XIDS_KEPT:
-            # a set of one's own has events of one's own device alone; it raises a timeout when empty
+            # This set has events of this device only; reading it raises a timeout when it is empty.
             code = self._try(lambda: int(nvml.nvmlEventSetWait(events, 0).eventData))
             if code is None:
                 break
             self._xids.append(code)
         return tuple(self._xids)
 
-    def _ask(self, function: str, *given: Any) -> Any:
-        """One function's answer; None where there is no NVML, no such function, or it tells an error."""
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """The result of an NVML function; None without NVML, without that function, or on an error."""
         nvml = self._nvml
         if nvml is None:
             return None
-        return self._try(lambda: getattr(nvml, function)(*given))
+        return self._try(lambda: getattr(nvml, function)(*arguments))
 
     def _try(self, ask: Callable[[], T], failed: Any = None) -> T | Any:
-        """The answer, or `failed` where this driver, device or version does not tell."""
+        """The result of `ask`, or `failed` if this driver, device or version does not support it."""
         errors: tuple[type[Exception], ...] = (
             RuntimeError,
             AttributeError,

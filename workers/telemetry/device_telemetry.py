@@ -1,4 +1,4 @@
-"""What a device and this process tell of themselves (draft §5.2): NVML for CUDA, psutil otherwise."""
+"""Samples of a device and of this process (draft §5.2): NVML for CUDA, psutil otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DeviceProbe(Protocol):
 
 
 def device_sample(device: str) -> DeviceSample:
-    """One device now. The probe is made once per device and process.
+    """A sample of one device now. The probe is made once per device and process.
 
     Args:
         device: `cpu`, or `cuda:N` as torch numbers them.
@@ -38,7 +38,7 @@ class CpuProbe:
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
-        psutil.cpu_percent()  # the first call only sets the mark
+        psutil.cpu_percent()  # the first call only starts the measurement
 
     def sample(self) -> DeviceSample:
         memory = psutil.virtual_memory()
@@ -57,7 +57,7 @@ def _probe(device: str) -> DeviceProbe:
         return CpuProbe(device)
     nvml: Any | None = None
     with contextlib.suppress(ImportError):
-        import pynvml  # only where there is a CUDA device
+        import pynvml  # needed only with a CUDA device
 
         nvml = pynvml
     number = int(index or 0)

@@ -1,4 +1,4 @@
-"""What an instance measures of its own speed, for telemetry and for whoever chooses among instances."""
+"""An instance's measurements of its own speed, for telemetry and for senders that choose among instances."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import deque
 from dataclasses import dataclass, field
 
 RECENT = 5
-"""Microbatches of which each figure's median is taken: two pauses of the machine move nothing, while an
-instance that became slower shows after three microbatches."""
+"""Microbatches in each figure's median: two pauses of the machine change nothing, while a slower instance
+shows after three microbatches."""
 
 KEEP = 0.6
-"""Part of the moving average that stays with each microbatch."""
+"""Share of the moving average that stays with each microbatch."""
 
 RECOVERED = 0.2
-"""A microbatch that takes less than this part of the average begins it anew: nothing makes an instance faster
-than it is, and one that is left out for its slowness gets few to show that it has recovered."""
+"""A microbatch that takes less than this share of the average restarts the average. No accident makes an
+instance faster than it is, and a slow one gets too few microbatches to show its recovery otherwise."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Average:
         if value < RECOVERED * self.value:
             recent.clear()
         recent.append(value)
-        ordered = sorted(recent)  # not `statistics.median`, which takes longer to look at what it is given
+        ordered = sorted(recent)  # faster than `statistics.median`, which checks its input
         count = len(ordered)
         middle = ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2
         self.value = middle if count < RECENT else KEEP * self.value + (1 - KEEP) * middle
@@ -59,7 +59,7 @@ class ComputeLoad:
         return self._forward.value + self._backward.value
 
     def measured(self, forward_ms: float, backward_ms: float) -> None:
-        """One microbatch more."""
+        """Adds the times of one more microbatch."""
         self._forward.add(forward_ms)
         self._backward.add(backward_ms)
         self.microbatches += 1

@@ -1,7 +1,8 @@
-"""A data instance's part of the step transaction, pure: what to make, where it goes (DESIGN §5).
+"""A data instance's part of the step transaction, pure: which microbatches to make, and for whom (DESIGN §5).
 
-It is stage −1: it binds each of its microbatches to an instance of the first stage, once, and keeps nothing,
-since it can make any of them again (a batch is a pure function of seed, step and microbatch).
+A data instance is stage −1: it binds each of its microbatches to an instance of the first stage, once. It
+retains no tensors, since it can make any microbatch again (a batch is a pure function of seed, step and
+microbatch).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class DataMachine:
         return len(self._open)
 
     def dispatch(self, order: MicrobatchDispatch) -> list[Send]:
-        """Takes microbatches to send. Idempotent; an older attempt counts for nothing."""
+        """Queues microbatches to send. Idempotent; an order of an older attempt is ignored."""
         if order.attempt < self.attempt:
             return []
         if order.attempt > self.attempt:
@@ -69,10 +70,10 @@ class DataMachine:
         self._queue = deque(work for work in self._queue if work[0] >= step)
         self._bound = {work: to for work, to in self._bound.items() if work[0] >= step}
         for work in [work for work in self._open if work[0] < step]:
-            self.binder.returned(self._open.pop(work).sid)  # the first stage forgets them, too
+            self.binder.returned(self._open.pop(work).sid)  # the first stage forgets them too
 
     def bind(self) -> list[Send]:
-        """Binds what is queued, as far as the windows of the first stage allow."""
+        """Binds queued microbatches, as far as the windows of the first stage allow."""
         effects = []
         while self._queue:
             _, _, microbatch, evaluate = self._queue[0]
@@ -87,9 +88,10 @@ class DataMachine:
         return Send(work, target)
 
     def offered(self, notice: MicrobatchNotice) -> str:
-        """The first stage returns each microbatch with an empty offer: its window has room again.
+        """The answer to an offer: `accepted`, `held` or `stale`.
 
-        A stage may keep its copy here, too.
+        The first stage returns each microbatch with an empty offer, which makes room in its window. A stage
+        may also keep a replica of its state here.
         """
         if notice.direction in ("copy", "redo"):
             foreign = notice.epoch < self.epoch or notice.receiver != self.member
@@ -99,7 +101,7 @@ class DataMachine:
         return "accepted" if self._open.get(_work(notice)) == notice.sender else "held"
 
     def arrived(self, notice: MicrobatchNotice) -> list[Send]:
-        """A microbatch came back."""
+        """Frees the window place of a returned microbatch."""
         if self._open.get(_work(notice)) != notice.sender:
             return []
         del self._open[_work(notice)]
@@ -107,12 +109,12 @@ class DataMachine:
         return self.bind()
 
     def current(self, work: Work, to: Member) -> bool:
-        """Whether this sending still counts: it may have been assigned elsewhere since."""
+        """Whether this delivery is still valid: the microbatch may have been assigned elsewhere since."""
         return work[1] == self.attempt and self._bound.get(work) == to
 
-    # --- the orchestrator's word ----------------------------------------------------------------------------
+    # --- orders of the orchestrator -------------------------------------------------------------------------
     def fence(self, members: Iterable[Member]) -> list[Send]:
-        """These incarnations count for nothing; windows may have opened."""
+        """Ignores these incarnations from now on, and binds what their windows held back."""
         for member in members:
             self.fenced.add(member)
             self.binder.fence(member)
@@ -120,9 +122,9 @@ class DataMachine:
         return self.bind()
 
     def told(self, step: int, order: RoundKey) -> tuple[HeldHop, ...]:
-        """Every microbatch of the step that was dispatched to this instance, and where it went.
+        """This instance's answer to a fence round: its microbatches of the step, and where each one went.
 
-        As in `StageMachine.told`, it is this instance's part of the picture of a round.
+        See `StageMachine.told`.
         """
         self._round = max(self._round, order)
         epoch, attempt, number = order
@@ -141,7 +143,10 @@ class DataMachine:
         return self.cut.tell((epoch, step, attempt, number), (*queued, *bound))
 
     def assign(self, order: RoundKey, step: int, paths: Iterable[PathUpdate]) -> list[Send]:
-        """Makes microbatches again for their new owners; without one, binds them like any other."""
+        """Makes microbatches again for their new owners; binds those without a new owner like any other.
+
+        An order of an earlier round is ignored.
+        """
         if order < self._round or step < self.step:
             return []
         self._round = order
@@ -162,7 +167,7 @@ class DataMachine:
         return effects + self.bind()
 
     def restarted(self, attempt: int) -> None:
-        """A new attempt of the whole step: everything of older ones is forgotten."""
+        """Begins a new attempt of the whole step: forgets everything of older attempts."""
         self.attempt = attempt
         self._queue.clear()
         self._bound.clear()

@@ -1,4 +1,4 @@
-"""One microbatch at one instance: its states (DESIGN §5) and what it holds in each."""
+"""One microbatch at one instance: its states (DESIGN §5) and the tensors it holds in each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HopKey = tuple[int, int, bool]
 class Hop:
     """A microbatch on its way through this instance, in one attempt.
 
-    `inputs` are what came from upstream: activations, then the targets that travel along.
+    `inputs` came from upstream: activations, then the targets that travel along.
     `outputs` are this stage's activations with their autograd graph, until the backward pass.
-    `sent_forward` and `sent_backward` are retained until the step is committed, so that a neighbour that
-    took a lost one's place can be offered them (DESIGN §5 rule 3). An `idle` one was assigned by the
-    orchestrator and has not arrived; `returned` is its gradient where that came before it, and `offer` tells
-    whether its downstream still needs its output.
+    `sent_forward` and `sent_backward` are retained until the step is committed, so that they can be offered
+    to a neighbour that replaces a lost one (DESIGN §5 rule 3). An `idle` hop was assigned by the orchestrator
+    and its inputs have not arrived; `returned` is its gradient if that came first, and `offer` says whether
+    its downstream still needs its output.
     """
 
     step: int
@@ -52,11 +52,11 @@ class Hop:
 
     @property
     def retained_bytes(self) -> int:
-        kept = (*self.sent_forward, *self.sent_backward)
-        return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+        retained = (*self.sent_forward, *self.sent_backward)
+        return sum(tensor.numel() * tensor.element_size() for tensor in retained)
 
     def advance(self, state: MicrobatchState) -> None:
-        """Moves on, or raises `IllegalTransition` with the history of this microbatch."""
+        """Changes the state, or raises `IllegalTransition` with the history of this microbatch."""
         before = self.state
         if state not in MICROBATCH_TRANSITIONS[before]:
             raise IllegalTransition(

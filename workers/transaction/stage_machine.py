@@ -1,14 +1,15 @@
 """A stage instance's part of the step transaction, pure: microbatches, neighbours, fences (DESIGN §5).
 
-Events in, effects out; no I/O, no clock, no tensor is looked into. The shell (`stage_flow`) computes, sends
-and claims what it is told; `tests/sim` runs the same code under a virtual clock. The transitions of a
-microbatch are `microbatch.MICROBATCH_TRANSITIONS`.
+Events come in, effects go out; there is no I/O and no clock, and tensors are never read. The shell
+(`workers.stage.stage_flow`) carries out the effects: it computes, sends and claims. `tests/sim` runs the same
+code under a virtual clock. The legal transitions of a microbatch are `schemas.step.MICROBATCH_TRANSITIONS`.
 
-What holds after every event:
+These invariants hold after every event:
 
-- a microbatch of the open step has one hop here at most, and is summed once at most;
-- nothing of a fenced incarnation is accepted, nothing is offered to one;
-- this instance alone binds what it owns to the next stage, once; only the orchestrator changes that.
+- a microbatch of the open step has at most one hop here, and is summed at most once;
+- nothing is accepted from a fenced incarnation, and nothing is offered to one;
+- only this instance binds the microbatches that it owns to the next stage, once; only the orchestrator
+  changes that.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from workers.transaction.consistent_snapshot import ConsistentSnapshot
 from workers.transaction.microbatch import Hop, HopKey
 
 WINDOW_STEPS = 1
-"""How far ahead of the open step a microbatch is kept: the next step begins while this one commits."""
+"""How many steps ahead of the open step a microbatch is kept: the next step begins while this one commits."""
 
 IDLE, FORWARD_QUEUED, FORWARD_DONE, BACKWARD_QUEUED, ACCUMULATED = MicrobatchState
-"""Looked up once: an enumeration takes several times as long to find its member as a module does."""
+"""Bound as module names: a lookup in the enumeration takes several times as long."""
 
 RoundKey = tuple[int, int, int]
-"""(epoch, attempt, round) of a mending: later ones overtake."""
+"""(epoch, attempt, round) of a path repair: a later one replaces earlier ones."""
 FIRST_ROUND: RoundKey = (0, 0, 0)
 
 
-# Not frozen, as effects are elsewhere: a microbatch makes five of them, and that would take most of the time.
+# Not frozen, unlike effects elsewhere: each microbatch makes five, and freezing would take most of the time.
 @dataclass(slots=True)
 class Forward:
     """Effect: compute this hop's forward pass (at the last stage, all of it)."""
@@ -52,7 +53,7 @@ class Backward:
 
 @dataclass(slots=True)
 class Offer:
-    """Effect: offer what is retained to a neighbour, until it has it."""
+    """Effect: offer the retained tensors to a neighbour until it has them."""
 
     hop: Hop
     to: Member
@@ -61,7 +62,7 @@ class Offer:
 
 @dataclass(slots=True)
 class ReportClaim:
-    """Effect: tell the orchestrator that this hop is in the sum (or, evaluated, scored)."""
+    """Effect: tell the orchestrator that this hop is in the sum (or scored, if it is an evaluation)."""
 
     hop: Hop
 
@@ -70,7 +71,7 @@ Effect = Forward | Backward | Offer | ReportClaim
 
 
 class StageMachine:
-    """One stage instance. `binder` chooses the next hop; `last`: there is none after this stage."""
+    """One stage instance. `binder` chooses the next hop; `last`: no stage follows this one."""
 
     def __init__(self, member: Member, *, epoch: int, stage: int, last: bool, binder: Binder) -> None:
         self.member = member
@@ -82,17 +83,17 @@ class StageMachine:
         self.attempt = 0
         self.hops: dict[HopKey, Hop] = {}
         self.open = 0
-        """Microbatches that are here and not in the sum yet: what is told to senders."""
+        """Microbatches that are here and not in the sum yet; senders are told this number."""
         self.fenced: set[Member] = set()
-        """Mostly nobody is: then `member in fenced` is not asked, which would hash the member."""
+        """Usually empty: the code tests that first, since `member in fenced` would hash the member."""
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
         self._round = FIRST_ROUND
         self.cut = ConsistentSnapshot()
         self.belongs = False
-        """It is a member of its stage: its weights change by commits and restorations alone."""
+        """True once it is a member of its stage: its weights then change only by commits and restorations."""
         self.transfer = 0
-        """The number of the state that it took last, as a newcomer."""
+        """The number of the state transfer that it accepted last as a newcomer."""
 
     # --- hops in ----------------------------------------------------------------------------------------
     def offered(self, notice: MicrobatchNotice) -> str:
@@ -113,7 +114,7 @@ class StageMachine:
         if step > self.version + WINDOW_STEPS:
             return "later"
         if notice.round and notice.round > self.cut.round(epoch, step, attempt):
-            return "later"  # it was sent after a picture that this instance has not told its part of
+            return "later"  # it was sent after a snapshot round that this instance has not answered yet
         hop = self.hops.get((step, notice.microbatch, notice.evaluate))
         if direction == "forward":
             return self._offered_forward(notice, hop)
@@ -122,20 +123,20 @@ class StageMachine:
         if hop.state in (BACKWARD_QUEUED, ACCUMULATED):
             return "held"
         if hop.downstream is not notice.sender and hop.downstream != notice.sender:
-            return "later"  # the path that makes it our neighbour is on its way here
+            return "later"  # the assignment that makes the sender our neighbour is still on its way here
         return "accepted" if hop.returned is None else "held"
 
     def _offered_state(self, notice: MicrobatchNotice) -> str:
         if notice.direction != "state" and notice.stage != self.stage:
-            return "accepted"  # another stage's, to be kept here
+            return "accepted"  # a replica of another stage's state, to be kept here
         if self.belongs or notice.direction == "copy" or notice.transfer < self.transfer:
             return "stale"
         if notice.direction == "redo" and notice.transfer > self.transfer:
-            return "later"  # the state that it belongs to is just arriving
+            return "later"  # the state that this redo belongs to has not arrived completely
         return "accepted"
 
     def takes(self, notice: MicrobatchNotice) -> bool:
-        """Whether a state, or the redo of a step, that was accepted is still wanted now that it is here."""
+        """Whether an accepted state or redo is still needed now that it has arrived."""
         if self.belongs or notice.transfer < self.transfer:
             return False
         if notice.direction == "state":
@@ -144,14 +145,14 @@ class StageMachine:
 
     def _offered_forward(self, notice: MicrobatchNotice, hop: Hop | None) -> str:
         if hop is not None:
-            waits = hop.state is IDLE and hop.upstream == notice.sender
-            return "accepted" if waits else "held"
+            awaited = hop.state is IDLE and hop.upstream == notice.sender
+            return "accepted" if awaited else "held"
         if self._early and any(_same(notice, other) for other, _ in self._early):
             return "held"
         return "accepted"
 
     def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Any]) -> list[Effect]:
-        """Tensors of an accepted offer are here; things may have changed since it was accepted."""
+        """Takes the tensors of an accepted offer, unless an order since then has made them stale."""
         if notice.epoch != self.epoch or notice.attempt != self.attempt or notice.step < self.version:
             return []
         if self.fenced and notice.sender in self.fenced:
@@ -189,7 +190,7 @@ class StageMachine:
 
     # --- what was computed ------------------------------------------------------------------------------
     def forwarded(self, hop: Hop) -> list[Effect]:
-        """The forward pass of `hop` is done."""
+        """Continues after the forward pass of `hop`: sends its output, or starts its backward pass."""
         if self.last:
             return self.accumulated(hop)
         if not self.current(hop):
@@ -207,7 +208,7 @@ class StageMachine:
         return effects
 
     def accumulated(self, hop: Hop) -> list[Effect]:
-        """The gradient of `hop` is in the sum, or it was scored."""
+        """Returns and claims `hop` once its gradient is in the sum, or once it is scored."""
         if not self.current(hop):
             return []
         hop.advance(ACCUMULATED)
@@ -220,7 +221,7 @@ class StageMachine:
         return effects
 
     def bind(self) -> list[Effect]:
-        """Binds what waits for a next hop, as far as windows and the route table allow."""
+        """Binds waiting microbatches to a next hop, as far as windows and the route table allow."""
         effects: list[Effect] = []
         while self._unbound:
             hop = self._unbound[0]
@@ -239,17 +240,17 @@ class StageMachine:
             return False
         return self.hops.get((hop.step, hop.microbatch, hop.evaluate)) is hop
 
-    # --- the orchestrator's word ------------------------------------------------------------------------
+    # --- orders of the orchestrator ---------------------------------------------------------------------
     def fence(self, members: Iterable[Member]) -> None:
-        """These incarnations count for nothing. What is here already stays."""
+        """Ignores these incarnations from now on. Tensors that have already arrived from them stay."""
         for member in members:
             self.fenced.add(member)
             self.binder.fence(member)
 
     def told(self, order: RoundKey) -> tuple[HeldHop, ...]:
-        """This instance's part of the picture of a round: what it owns or expects of the open step.
+        """This instance's answer to a fence round: the microbatches of the open step that it owns or expects.
 
-        An assignment of an earlier round that is still on its way must not change it any more.
+        Assignments of earlier rounds are ignored from now on, so that they cannot contradict the answer.
         """
         self._round = max(self._round, order)
         epoch, attempt, number = order
@@ -266,13 +267,13 @@ class StageMachine:
         return self.cut.tell((epoch, self.version, attempt, number), held)
 
     def admitted(self, step: int, order: RoundKey) -> None:
-        """A newcomer: all others have answered this round. It belongs to its stage from here on."""
+        """Makes a newcomer a member of its stage; all other members have answered this round."""
         self.belongs = True
         epoch, attempt, number = order
         self.cut.reach((epoch, step, attempt, number))
 
     def assign(self, order: RoundKey, paths: Iterable[PathUpdate]) -> list[Effect]:
-        """Mends paths of the open step. Repeated updates change nothing, overtaken ones count for nothing."""
+        """Repairs paths of the open step. Idempotent; updates of an earlier round are ignored."""
         if order < self._round:
             return []
         self._round = order
@@ -282,7 +283,7 @@ class StageMachine:
             hop = self.hops.get(key)
             if hop is None:
                 if path.upstream is None:
-                    continue  # a neighbour of a hop that this instance never had
+                    continue  # the update is for a hop that this instance never had
                 hop = Hop(self.version, path.microbatch, self.attempt, False, path.upstream)
                 self.hops[key] = hop
             elif path.upstream is not None and path.upstream != hop.upstream:
@@ -307,10 +308,10 @@ class StageMachine:
 
     # --- boundaries of steps and attempts ---------------------------------------------------------------
     def applied(self, version: int) -> list[Effect]:
-        """The step was committed here: forget it, take up what came early.
+        """Forgets a committed step and takes up microbatches that came early for the next one.
 
-        A validation may still be on its way here, scored already: nothing returns it any more, so its
-        place in the window is given back now.
+        An evaluation that was scored may still await its return; nothing will return it any more, so its
+        place in the window is freed now.
         """
         self.version = version
         for hop in [hop for hop in self.hops.values() if hop.step < version]:
@@ -329,7 +330,7 @@ class StageMachine:
         return effects
 
     def restarted(self, attempt: int) -> None:
-        """A new attempt of the whole step: everything of older ones is forgotten."""
+        """Begins a new attempt of the whole step: forgets everything of older attempts."""
         self.attempt = attempt
         self.hops.clear()
         self._count_open()
@@ -338,9 +339,9 @@ class StageMachine:
         self.binder.reset()
 
     def _count_open(self) -> None:
-        done = (IDLE, ACCUMULATED)
-        self.open = sum([hop.state not in done for hop in self.hops.values()]) if self.hops else 0
+        not_open = (IDLE, ACCUMULATED)
+        self.open = sum([hop.state not in not_open for hop in self.hops.values()]) if self.hops else 0
 
 
-def _same(one: MicrobatchNotice, other: MicrobatchNotice) -> bool:
-    return (one.step, one.microbatch, one.evaluate) == (other.step, other.microbatch, other.evaluate)
+def _same(a: MicrobatchNotice, b: MicrobatchNotice) -> bool:
+    return (a.step, a.microbatch, a.evaluate) == (b.step, b.microbatch, b.evaluate)

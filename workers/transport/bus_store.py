@@ -1,8 +1,8 @@
-"""A c10d `Store` on the bus: what lets gloo build process groups without a master address.
+"""A c10d `Store` on the bus, through which gloo builds process groups without a master address.
 
-c10d calls a store from its own threads and blocks; the bus lives on an event loop. Each call crosses over
-with `run_coroutine_threadsafe`, hence the one rule: never build a group on the loop's own thread, the loop
-would wait for itself.
+c10d calls a store from its own threads and blocks; the bus lives on an event loop. Each call passes to the
+loop with `run_coroutine_threadsafe`. So a group must never be built on the loop's own thread: the loop would
+wait for itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bus.messaging.rendezvous import Rendezvous
 from schemas.errors import DmscError, Refused
 
 CROSSING_S = 10.0
-"""Beyond a call's own timeout: how long the event loop may take to run it before we call it dead."""
+"""How long the event loop may take to run a call, beyond the call's own timeout, before it counts as dead."""
 
 _T = TypeVar("_T")
 
@@ -30,9 +30,9 @@ class BusStore(Store):
     """`torch.distributed.Store` over one rendezvous namespace.
 
     Args:
-        rendezvous: the namespace; usable from the loop only, this class does the crossing.
-        loop: the running event loop of the bus connection.
-        timeout: for `get` and `wait` that name none.
+        rendezvous: The namespace; usable from the loop only, to which this class passes each call.
+        loop: The running event loop of the bus connection.
+        timeout: Default timeout of `get` and `wait`.
 
     Raises (from every method): `dist.DistStoreError` on a timeout, a lost bus, or after `release`.
     """
@@ -50,10 +50,10 @@ class BusStore(Store):
         self._lock = threading.Lock()
         self._running: set[Future[Any]] = set()
         self._released = False
-        self.refused = False  # a value was there that no member wrote
-        self._written: dict[str, int] = {}
+        self.refused = False  # True once a value was found that no member wrote
+        self._sequences: dict[str, int] = {}
 
-    # --- what c10d calls --------------------------------------------------------------------------------
+    # --- called by c10d ---------------------------------------------------------------------------------
     def set(self, key: str, value: str | bytes) -> None:
         self._call(self.write(key, value))
 
@@ -89,18 +89,18 @@ class BusStore(Store):
         self._call(self._rendezvous.append(key, _bytes(value)))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        async def all_of_them() -> list[bytes]:
+        async def run_all() -> list[bytes]:
             gets = (self._rendezvous.get(key, timeout_s=self._timeout_s) for key in keys)
             return list(await asyncio.gather(*gets))
 
-        return self._call(all_of_them(), self._timeout_s)
+        return self._call(run_all(), self._timeout_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        async def all_of_them() -> None:
+        async def run_all() -> None:
             pairs = zip(keys, values, strict=True)
             await asyncio.gather(*(self.write(key, value) for key, value in pairs))
 
-        self._call(all_of_them())
+        self._call(run_all())
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
@@ -112,11 +112,11 @@ class BusStore(Store):
     def clone(self) -> BusStore:
         return BusStore(self._rendezvous, self._loop, self._timeout)
 
-    # c10d's C++ side looks for these two by their C++ names
+    # c10d's C++ side looks up these two by their C++ names.
     deleteKey = delete_key
     getNumKeys = num_keys
 
-    # --- crossing over ------------------------------------------------------------------------------------
+    # --- calls on the event loop --------------------------------------------------------------------------
     def release(self) -> None:
         """Frees every thread that waits in this store, and refuses further calls. From any thread."""
         with self._lock:
@@ -126,14 +126,14 @@ class BusStore(Store):
             call.cancel()
 
     async def forget(self) -> None:
-        """Takes back what was `set` here, so that a later meeting of the same name finds nothing old."""
-        written, self._written = self._written, {}
-        for key, sequence in written.items():
+        """Removes all values `set` here, so that a later rendezvous of the same name finds no old ones."""
+        sequences, self._sequences = self._sequences, {}
+        for key, sequence in sequences.items():
             await self._rendezvous.forget(key, sequence)
 
     async def write(self, key: str, value: str | bytes) -> None:
-        """`set`, on the event loop; taken back by `forget` like it."""
-        self._written[key] = await self._rendezvous.set(key, _bytes(value))
+        """Does the same as `set`, but on the event loop; `forget` removes the value too."""
+        self._sequences[key] = await self._rendezvous.set(key, _bytes(value))
 
     @property
     def _timeout_s(self) -> float:

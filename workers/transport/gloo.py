@@ -1,16 +1,17 @@
-"""Raw gloo process groups: one shared device, built over the bus, freed on purpose.
+"""Raw gloo process groups: one shared device, built over the bus, freed explicitly.
 
-What gloo does and does not do, as measured (torch 2.13), and what follows from it:
+This module follows from how gloo was measured to behave (torch 2.13):
 
 - A group built eagerly takes 1–64 ms for 2–8 ranks; built lazily it fails later with connect timeouts.
 - `abort()`, `shutdown()` and dropping the group free neither a thread that waits in `recv` nor one that
-  waits in `all_reduce`. A wait that times out closes every pair of its group, and that frees them within
-  milliseconds: `release` lets one fail on purpose.
-- A transfer under way when the pair closes is not told (only operations that are still queued are): its
-  `wait` sits out the whole timeout, and on the sending side may even report success. Whoever needs to
-  know waits for something *queued behind* the data (see `workers.links.tensor_link`).
-- The listening port is the kernel's choice; `open_device` asks until it likes one.
-- Who listens waits for a connection five times the timeout: see `workers.transport.reachability`.
+  waits in `all_reduce`. A wait that times out closes every pair of its group, and that frees the threads
+  within
+  milliseconds: so `release` lets one wait time out on purpose.
+- When a pair closes, queued operations fail, but a transfer under way does not: its `wait` lasts the whole
+  timeout, and on the sending side may even report success. So callers wait for an operation *queued behind*
+  the data (see `workers.links.tensor_link`).
+- The kernel chooses the listening port; `open_device` tries until one is in the range.
+- The listening side waits for a connection five times the timeout: see `workers.transport.reachability`.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.rendezvous import Rendezvous
 from schemas.errors import BadInput, DmscError, PeerUnreachable
-from workers.transport import link_authentication as link_proof
-from workers.transport import reachability
+from workers.transport import link_authentication, reachability
 from workers.transport.bus_store import BusStore
 
 log = get_logger("workers.transport.gloo")
@@ -43,11 +43,12 @@ log = get_logger("workers.transport.gloo")
 PORT_TRIES = 2048
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 GRACE_S = 1.0
-"""Beyond its timeout a build is given up from outside: gloo's listening side waits five times as long."""
+"""Time beyond its timeout after which the caller gives a build up: gloo's listening side waits five times as
+long."""
 DIAL_AFTER_S = 1.0
-"""A build that takes longer than this dials the others itself; builds take 1-64 ms."""
+"""A build that takes longer than this probes the other ranks' addresses itself; builds take 1-64 ms."""
 RELEASE_TAG = 2**31 - 2
-"""A tag on which nothing is ever sent: to wait for it is to fail."""
+"""A tag on which nothing is ever sent, so that a wait for it times out."""
 
 Device = Any  # dist.ProcessGroupGloo.Device, which torch's stubs and its runtime name differently
 Address = tuple[str, tuple[int, int] | None]
@@ -55,11 +56,11 @@ _T = TypeVar("_T")
 _lock = threading.Lock()
 _devices: weakref.WeakValueDictionary[Address, Device] = weakref.WeakValueDictionary()
 _port_of: dict[Address, int] = {}
-"""Where the present device of an address listens."""
+"""The port on which the present device of an address listens; 0: unknown."""
 
 
 class GlooGroup(Protocol):
-    """What we use of `dist.ProcessGroupGloo`; torch's stubs leave most of it out."""
+    """The part of `dist.ProcessGroupGloo` used here; torch's stubs leave most of it out."""
 
     def rank(self) -> int: ...
     def size(self) -> int: ...
@@ -71,16 +72,17 @@ class GlooGroup(Protocol):
 def open_device(address: str, ports: tuple[int, int] | None = None) -> Device:
     """The process's gloo device for `address`: one listening socket and one thread for all groups on it.
 
-    Shared by all who hold it, closed when the last lets go. Blocks (it may resolve a name).
+    All holders share it; it is closed when the last reference goes. Blocks (it may resolve a name).
 
     Args:
-        address: what other instances connect to; a name or number of one of this machine's interfaces.
-        ports: inclusive range for the listening port, for firewalls. Gloo cannot be told a port: it takes
-            the kernel's choice, so the range must lie within `net.ipv4.ip_local_port_range`, and sockets
-            are opened until one falls into it: 1–5 ms a try, so ask for hundreds of ports. Linux only.
+        address: The address that other instances connect to; a name or number of one of this machine's
+            interfaces.
+        ports: Inclusive range for the listening port, for firewalls. Gloo can't be given a port: it takes the
+            kernel's choice. So the range must overlap `net.ipv4.ip_local_port_range`, and sockets are opened
+            until one falls into it; a try takes 1–5 ms, so give hundreds of ports. Linux only.
 
     Raises:
-        BadInput: the address is not this machine's, or no port of the range could be had.
+        BadInput: The address is not this machine's, or no port of the range could be opened.
     """
     with _lock:
         device = _devices.get((address, ports))
@@ -121,7 +123,7 @@ def _device_in(address: str, ports: tuple[int, int]) -> Device:
 
 
 async def in_thread(name: str, work: Callable[[], _T]) -> _T:
-    """Runs blocking work on a thread of its own. Cancelled, it leaves the thread to end by itself."""
+    """Runs blocking work on a new thread. If it is cancelled, the thread ends by itself."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
@@ -129,7 +131,7 @@ async def in_thread(name: str, work: Callable[[], _T]) -> _T:
         if done.done():
             return
         if error is None:
-            done.set_result(result)  # type: ignore[arg-type]  # without an error it is one
+            done.set_result(result)  # type: ignore[arg-type]  # without an error, it is a _T
         else:
             done.set_exception(error)
 
@@ -137,37 +139,37 @@ async def in_thread(name: str, work: Callable[[], _T]) -> _T:
         result, error = None, None
         try:
             result = work()
-        except BaseException as caught:  # handed to whoever awaits
+        except BaseException as caught:  # raised again in the awaiting task
             error = caught
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:
-            return  # the loop has ended; nobody waits any more
+            return  # the loop has ended; no task waits any more
         finally:
-            del result, error  # an error's traceback holds this frame: a cycle that would keep groups alive
+            del result, error  # the error's traceback refers to this frame: the cycle would keep groups alive
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done
 
 
 class LinkRefused(PeerUnreachable):
-    """Somebody connected who can't prove to be a member of the job."""
+    """A peer connected that can't prove to be a member of the job."""
 
     code = "link_refused"
 
 
 class _Refusal(str):
-    """Why a group was not built, where it was for a stranger in it."""
+    """Why a group was not built, if a peer in it was no member of the job."""
 
 
 class GroupBuild:
     """One attempt to build a raw gloo group with the ranks that use the same `name`.
 
     Args:
-        name: unique to these members and this attempt.
-        rank, size: this process's place.
-        operation_timeout_s: of collectives, once built.
-        secret: the job's, by which the members prove that they are; None: nobody is asked.
+        name: Unique to these members and this attempt.
+        rank, size: This process's rank and the group's size.
+        operation_timeout_s: Timeout of collectives, once the group is built.
+        secret: The job's secret, with which peers prove to be members; None: peers are not authenticated.
     """
 
     def __init__(
@@ -199,12 +201,12 @@ class GroupBuild:
         self._store = BusStore(self._rendezvous, asyncio.get_running_loop(), self._build_timeout)
 
     async def run(self) -> tuple[GlooGroup, Device]:
-        """The connected group and the device to hold on to; on a thread, never on the event loop.
+        """Builds the group on a thread; returns it with its device, to which the caller keeps a reference.
 
         Raises:
-            PeerUnreachable: the others did not come, or could not be reached, in time. `unreached` are the
-                ranks that came to the rendezvous, but where they are, nothing answers.
-            BadInput: the address is not this machine's.
+            PeerUnreachable: The others did not come, or could not be reached, in time. The field `unreached`
+                names the ranks that came to the rendezvous but do not answer at their address.
+            BadInput: The address is not this machine's.
         """
         building = asyncio.create_task(in_thread("gloo-build", self._build))
         dialling = asyncio.create_task(self._dial())
@@ -236,34 +238,34 @@ class GroupBuild:
         return max(0.0, self._began + self._build_timeout.total_seconds() + GRACE_S - time.monotonic())
 
     async def _dial(self) -> tuple[int, ...]:
-        """Once the build is overdue: ranks that have said where they are, and do not answer there."""
+        """Once the build is overdue: the ranks that have announced an address but do not answer there."""
         await asyncio.sleep(DIAL_AFTER_S)
         self._overdue = True
         await self.announce()
         return await self.silent()
 
     async def announce(self) -> None:
-        """Says where this rank listens, for those who want to know whether it can be reached; 0: unknown."""
+        """Announces this rank's address, so that others can probe it; port 0: unknown."""
         port = _port_of.get((self._address, self._ports), 0)
-        with contextlib.suppress(DmscError):  # without it, silence is told by timeouts alone
+        with contextlib.suppress(DmscError):  # without the address, only timeouts reveal a silent rank
             await self._store.write(self._place(self._rank), f"{self._address}:{port}")
 
     async def silent(self) -> tuple[int, ...]:
-        """Ranks that have said where they are, and do not answer there."""
+        """The ranks that have announced an address but do not answer there."""
         others = [rank for rank in range(self._size) if rank != self._rank]
-        reached = await asyncio.gather(*(self._reaches(rank) for rank in others))
-        return tuple(rank for rank, found in zip(others, reached, strict=True) if not found)
+        answers = await asyncio.gather(*(self._reaches(rank) for rank in others))
+        return tuple(rank for rank, answer in zip(others, answers, strict=True) if not answer)
 
     async def _reaches(self, rank: int) -> bool:
         host, port = await self._locate(rank)
         return not port or await reachability.reaches(host, port)
 
     async def locate(self) -> None:
-        """Learns where all the others are, while they surely can be asked."""
+        """Reads the addresses of all other ranks, while the rendezvous certainly still has them."""
         await asyncio.gather(*(self._locate(rank) for rank in range(self._size) if rank != self._rank))
 
     async def _locate(self, rank: int) -> tuple[str, int]:
-        """Where a rank listens, once it has come; port 0: it did not come, or does not know itself."""
+        """A rank's address, once announced; port 0: it was not announced, or the rank does not know it."""
         if rank not in self._places:
             patience_s = self._build_timeout.total_seconds()
             try:
@@ -278,17 +280,17 @@ class GroupBuild:
         return f"{self.name}/at/{rank}"
 
     async def forget(self) -> None:
-        """Takes back this rank's address from the rendezvous: nobody is to find it there any more."""
-        with contextlib.suppress(DmscError):  # it expires
+        """Removes this rank's address from the rendezvous."""
+        with contextlib.suppress(DmscError):  # it expires anyway
             await self._store.forget()
 
     def cancel(self) -> None:
-        """Gives up: a build that waits for the others ends now, one that connects at its timeout."""
+        """Gives the build up: one that waits for other ranks ends now, one that connects at its timeout."""
         self._cancelled = True
         self._store.release()
 
     def _build(self) -> tuple[GlooGroup, Device] | str:
-        """The group, or what went wrong: an error's traceback would keep the device alive."""
+        """The group, or an error as text, since an error's traceback would keep the device alive."""
         device = open_device(self._address, self._ports)
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._timeout = self._build_timeout
@@ -298,24 +300,24 @@ class GroupBuild:
         known = reachability.connections()
         try:
             group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
-        except RuntimeError as error:  # DistStoreError is one, too
+        except RuntimeError as error:  # also DistStoreError
             return self._refusal(first_line(error)) if self._store.refused else first_line(error)
         reachability.give_up_silent(known)
-        if self._secret is not None and (refusal := self._strangers(group, self._secret)):
+        if self._secret is not None and (refusal := self._authenticate(group, self._secret)):
             release(group)
             return refusal
         group._set_default_timeout(self._operation_timeout)
         return cast(GlooGroup, group), device
 
-    def _strangers(self, group: GlooGroup, secret: bytes) -> str | None:
-        """Why somebody who connected is no member; None where all are."""
+    def _authenticate(self, group: GlooGroup, secret: bytes) -> str | None:
+        """Checks that all peers are members of the job; returns why not, or None if they are."""
         try:
-            found = link_proof.unproven(group, secret, self.name, self._build_timeout)
+            unproven = link_authentication.unproven(group, secret, self.name, self._build_timeout)
         except RuntimeError as error:
             return f"not everyone proved to be a member of the job: {first_line(error)}"
-        if not found:
+        if not unproven:
             return None
-        return self._refusal(f"{_ranks(found)} can't prove to be a member of the job")
+        return self._refusal(f"{_ranks(unproven)} can't prove to be a member of the job")
 
     def _refusal(self, why: str) -> _Refusal:
         log.warning("a stranger was refused at a tensor link", group=self.name, reason=why)
@@ -327,21 +329,21 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def release(group: GlooGroup) -> None:
-    """Closes all of the group's connections: every thread that waits in it gets an error now.
+    """Closes all connections of the group: every thread that waits in it gets an error now.
 
-    Takes a few milliseconds. Sockets are closed when the last reference goes.
+    It takes a few milliseconds. Sockets are closed when the last reference to the group goes.
     """
     for peer in range(group.size()):
         if peer == group.rank():
             continue
-        # One timeout closes all pairs. But a pair that is closed already fails without a timeout, and
-        # leaves the others open: hence each in turn.
+        # One timeout closes all pairs. But a pair that is already closed fails without a timeout and leaves
+        # the others open, so each one is tried.
         with contextlib.suppress(RuntimeError):
             group.recv([torch.empty(1, dtype=torch.uint8)], peer, RELEASE_TAG).wait(timedelta(milliseconds=1))
 
 
 def first_line(error: BaseException) -> str:
-    """Gloo's errors are long, name its source files, and tell jokes; what matters is the first sentence."""
+    """The first sentence of a gloo error, without its source file; at most 200 characters."""
     text = str(error).strip().split("\n")[0]
     if text.startswith("[") and "]" in text:
         text = text[text.index("]") + 1 :].strip()

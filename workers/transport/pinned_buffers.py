@@ -1,4 +1,4 @@
-"""Between devices and the wire: gloo moves host memory, so GPU tensors pass through pinned buffers."""
+"""Pinned host buffers: gloo sends host memory only, so GPU tensors pass through them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.transport.gloo import in_thread
 
 
 def describe(tensors: Sequence[Tensor]) -> tuple[TensorMeta, ...]:
-    """What a notice says of tensors."""
+    """The shapes and dtypes of tensors, as a notice names them."""
     return tuple(
         TensorMeta(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
         for tensor in tensors
@@ -36,7 +36,7 @@ def dtype_of(meta: TensorMeta) -> torch.dtype:
     """The dtype that a notice names.
 
     Raises:
-        BadMessage: this torch has none of that name.
+        BadMessage: This version of torch has no such dtype.
     """
     dtype = getattr(torch, meta.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -45,9 +45,9 @@ def dtype_of(meta: TensorMeta) -> torch.dtype:
 
 
 class HostCopy:
-    """Tensors on their way to host memory from now on, so that those that wait there hold no device's.
+    """Tensors that are being copied to host memory, so that waiting for a send holds no device memory.
 
-    Host tensors are kept as they are: nobody may change them any more. To be made on the event loop.
+    Host tensors are kept as they are and must not be changed any more. Create it on the event loop.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -65,32 +65,35 @@ class HostCopy:
 
 
 def to_host(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Contiguous host tensors with the same values, detached. Host tensors are not copied unless they
-    must be; GPU tensors go into pinned memory (blocks until they are there, so not on the event loop)."""
-    staged: list[Tensor] = []
+    """Contiguous host tensors with the same values, detached.
+
+    Host tensors are copied only if they are not contiguous. GPU tensors go into pinned memory; that blocks
+    until they have arrived, so do not call it on the event loop.
+    """
+    host_tensors: list[Tensor] = []
     devices: set[torch.device] = set()
     for tensor in tensors:
         tensor = tensor.detach()
         if tensor.device.type == "cpu":
-            staged.append(tensor.contiguous())
+            host_tensors.append(tensor.contiguous())
             continue
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         devices.add(tensor.device)
-        staged.append(host)
+        host_tensors.append(host)
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
-    return tuple(staged)
+    return tuple(host_tensors)
 
 
 def landing(metas: Sequence[TensorMeta], device: torch.device) -> list[Tensor]:
-    """Fresh host tensors to receive into; pinned if they go on to a GPU."""
+    """New host tensors to receive into; pinned if their target is a GPU."""
     pinned = device.type == "cuda"
     return [torch.empty(meta.shape, dtype=dtype_of(meta), pin_memory=pinned) for meta in metas]
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The received tensors where they are wanted; complete on return."""
+    """The received tensors on `device`; complete on return."""
     if device.type == "cpu":
         return list(tensors)
     moved = [tensor.to(device, non_blocking=True) for tensor in tensors]

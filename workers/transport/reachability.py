@@ -1,9 +1,10 @@
-"""Whether a peer can be reached at all, and how soon a connection to one that can't is given up.
+"""Reachability of peers: probes of their addresses, and earlier timeouts for silent connections.
 
-A cut between two machines is silence: nothing refuses, nothing resets. What was sent already is resent by
-the kernel for a quarter of an hour, and gloo's listening side (torch 2.13) waits five times its timeout for a
-connection that never comes. So the kernel is asked to give up sooner, and whoever builds in vain dials the
-others itself. A dial that is refused reached somebody: only silence and "no route" count.
+A network partition between two machines is silent: no connection is refused or reset. The kernel resends for
+a quarter of an hour, and gloo's listening side (torch 2.13) waits five times its timeout for a connection
+that never comes. So this module makes the kernel give up sooner, and a group build that takes too long probes
+the other ranks' addresses. A refused connection means that the machine was reached: only silence and "no
+route" count as unreachable.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import socket
 import stat
 
 SILENT_S = 4.0
-"""Unacknowledged for this long, a connection is broken (TCP_USER_TIMEOUT). Longer rides out longer gaps of
-the network, shorter notices a cut sooner. A peer that computes acknowledges meanwhile: its kernel does."""
+"""A connection breaks after this long without an acknowledgement (TCP_USER_TIMEOUT). Longer survives longer
+gaps of the network, shorter notices a partition sooner. While a peer computes, its kernel acknowledges."""
 DIAL_S = 2.0
-"""Patience with one dial: two SYNs, a second apart."""
+"""Timeout of one probe: two SYNs, a second apart."""
 DESCRIPTORS = "/proc/self/fd"
 
 
 async def reaches(host: str, port: int) -> bool:
-    """Whether anything answers there, be it a refusal; what can't be resolved says nothing against it."""
+    """Whether anything answers at the address, even with a refusal; True if the name can't be resolved."""
     try:
         async with asyncio.timeout(DIAL_S):
             _, writer = await asyncio.open_connection(host, port)
@@ -38,29 +39,29 @@ async def reaches(host: str, port: int) -> bool:
 
 
 def listening() -> set[int]:
-    """Ports on which this process listens; empty where the system does not tell (all but Linux)."""
-    found: set[int] = set()
+    """Ports on which this process listens; empty on systems without `/proc` (all but Linux)."""
+    ports: set[int] = set()
     for descriptor in _sockets():
         try:
             with socket.socket(fileno=os.dup(descriptor)) as sock:
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found.add(int(sock.getsockname()[1]))
+                    ports.add(int(sock.getsockname()[1]))
         except (OSError, IndexError, TypeError):
             continue  # closed meanwhile, or a Unix socket
-    return found
+    return ports
 
 
 def connections() -> set[int]:
-    """Inodes of this process's sockets: to tell later which ones are new."""
-    found = set()
+    """Inodes of this process's sockets, from which a later call tells the new ones."""
+    inodes = set()
     for descriptor in _sockets():
         with contextlib.suppress(OSError):
-            found.add(os.fstat(descriptor).st_ino)
-    return found
+            inodes.add(os.fstat(descriptor).st_ino)
+    return inodes
 
 
 def give_up_silent(known: set[int]) -> None:
-    """Has the kernel break connections that were opened since `known`, once their peer is silent."""
+    """Makes the kernel break connections that were opened since `known`, once their peer is silent."""
     for descriptor in _sockets():
         try:
             if os.fstat(descriptor).st_ino in known:
@@ -77,9 +78,9 @@ def _sockets() -> list[int]:
         names = os.listdir(DESCRIPTORS)
     except FileNotFoundError:
         return []
-    found = []
+    descriptors = []
     for name in names:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                found.append(int(name))
-    return found
+                descriptors.append(int(name))
+    return descriptors
