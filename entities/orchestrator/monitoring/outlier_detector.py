@@ -1,10 +1,10 @@
 """Whether a figure is far above its recent values: modified z-score, hysteresis, cool-down. Pure.
 
-z = 0.6745 · (x − median) ÷ MAD over the last values (Iglewicz and Hoaglin, *How to Detect and Handle Outliers*,
-1993). Median and median absolute deviation (MAD) tolerate outliers in up to half of the window; mean and
-standard deviation tolerate none. The authors call |z| > 3.5 an outlier of one sample. A run is tested
-thousands of times, and its noise has longer tails than a normal distribution, so an alarm here needs a higher
-z.
+z = 0.6745 · (x − median) ÷ MAD over the last values (Iglewicz and Hoaglin, *How to Detect and Handle
+Outliers*, 1993). Median and median absolute deviation (MAD) tolerate outliers in up to half of the window;
+mean and standard deviation tolerate none. The authors call |z| > 3.5 an outlier of one sample. A run is
+tested thousands of times, and its noise has longer tails than a normal distribution, so an alarm here needs a
+higher z.
 """
 
 from __future__ import annotations
