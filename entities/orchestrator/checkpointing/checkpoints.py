@@ -416,9 +416,9 @@ class Checkpoints:
             await self._tell(f"what is unfinished or too old may be left at {self._store.url}: {error.text}")
 
 
-def _differing(manifest: CheckpointManifest, mine: dict[str, str]) -> list[str]:
+def _differing(manifest: CheckpointManifest, own: dict[str, str]) -> list[str]:
     theirs = manifest.spec_sha256
-    return sorted(section for section in mine if theirs.get(section) != mine[section])
+    return sorted(section for section in own if theirs.get(section) != own[section])
 
 
 def _size(count: int) -> str:

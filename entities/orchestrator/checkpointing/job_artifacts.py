@@ -50,7 +50,7 @@ class Unsure(DmscError):
 
 
 def superseded(
-    found: Iterable[CheckpointFolder],
+    folders: Iterable[CheckpointFolder],
     retained: Sequence[CheckpointFolder],
     unsure: Container[CheckpointFolder],
     *,
@@ -63,7 +63,7 @@ def superseded(
     oldest = retained[-1] if len(retained) >= KEPT else None
     return sorted(
         folder
-        for folder in found
+        for folder in folders
         if folder not in retained
         and folder.epoch <= epoch
         and (folder not in unsure or (oldest is not None and folder < oldest))
@@ -74,7 +74,7 @@ def superseded(
 class _Listing:
     """The files as one node sees them. `agent`: the node's agent, `key`: its sealing key. None: the bus."""
 
-    found: dict[CheckpointFolder, set[str]]
+    folders: dict[CheckpointFolder, set[str]]
     open_url: Opener
     agent: str | None = None
     key: str = ""
@@ -118,14 +118,14 @@ class JobCheckpoints:
             Unavailable: no node could list them, or none is there although one was published. A node that
                 can't see the folder reports it as empty, and a job must not begin anew because of that.
         """
-        found = await PublishedCheckpoints(await self.opener(), self.url).published()
+        folders = await PublishedCheckpoints(await self.opener(), self.url).published()
         expected = self._journal.record.checkpoint_step
-        if not found and expected is not None and not self.on_bus:
+        if not folders and expected is not None and not self.on_bus:
             raise Unavailable(
                 f"that of step {expected} is not at {self.url}, as far as nodes see ({self._who_looks()}); "
                 f"put it back, or end the job: `dmsc cancel {self._job}`"
             )
-        return found
+        return folders
 
     def agents(self) -> dict[str, str]:
         """The agents of all nodes, each with the key to which its secrets are sealed."""
@@ -179,7 +179,7 @@ class JobCheckpoints:
     async def remove(self, folder: CheckpointFolder) -> None:
         """Removes the files of a checkpoint that failed."""
         listing = await self._look()
-        if folder in listing.found:
+        if folder in listing.folders:
             await self._remove(listing, [folder])
 
     async def sweep(
@@ -197,7 +197,7 @@ class JobCheckpoints:
         """
         listing = await self._look()
         retained: list[CheckpointFolder] = []
-        for folder in with_manifest(listing.found):
+        for folder in with_manifest(listing.folders):
             if (
                 len(retained) < KEPT
                 and self.url_of(folder) not in damaged
@@ -206,9 +206,9 @@ class JobCheckpoints:
                 retained.append(folder)
         if newest is not None and newest not in retained:
             raise Unavailable(f"{self.url_of(newest)} is not seen whole; nothing is removed")
-        if not retained and listing.found and self._journal.record.checkpoint_step is not None:
+        if not retained and listing.folders and self._journal.record.checkpoint_step is not None:
             raise Unavailable(f"no checkpoint at {self.url} is whole; nothing is removed")
-        await self._remove(listing, superseded(listing.found, retained, unsure, epoch=self._epoch))
+        await self._remove(listing, superseded(listing.folders, retained, unsure, epoch=self._epoch))
 
     async def _is_whole(self, listing: _Listing, folder: CheckpointFolder) -> bool:
         if folder not in self._files:
@@ -217,7 +217,7 @@ class JobCheckpoints:
             except DamagedCheckpoint:
                 return False
             self._files[folder] = frozenset(manifest.files)
-        return self._files[folder] <= listing.found[folder]
+        return self._files[folder] <= listing.folders[folder]
 
     async def _look(self) -> _Listing:
         """Lists the job's checkpoints, as one node (or the bus) sees them.
@@ -231,7 +231,7 @@ class JobCheckpoints:
         secrets, keys = await self._secrets(), self.agents()
         files = files_of(self.url, self._bus, lambda: keys, secrets=secrets, near=self._near())
         assert isinstance(files, NodeFiles)
-        found = await PublishedCheckpoints(lambda _: files, self.url).all()
+        folders = await PublishedCheckpoints(lambda _: files, self.url).all()
         if not files.answered:
             return _Listing({}, lambda _: files)
         agent, *others = files.answered
@@ -242,7 +242,7 @@ class JobCheckpoints:
         def open_url(url: str) -> ReadableArtifacts:
             return files_of(url, self._bus, lambda: only, secrets=secrets)
 
-        return _Listing(found, open_url, agent, keys[agent], secrets)
+        return _Listing(folders, open_url, agent, keys[agent], secrets)
 
     async def _remove(self, listing: _Listing, folders: Sequence[CheckpointFolder]) -> None:
         """Removes folders; the manifest of each first, so that a half removed checkpoint does not count."""

@@ -22,11 +22,11 @@ async def locate(
     """Asks the registry and the node agent about a fault; publishes and returns the verdict."""
     record = mesh.last_of(member)
     try:
-        found = await bus.command(
+        resolved = await bus.command(
             RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S, while_heard=True
         )
-        assert isinstance(found, Resolved)
-        own = (candidate for candidate in found.records if candidate.incarnation == member.incarnation)
+        assert isinstance(resolved, Resolved)
+        own = (candidate for candidate in resolved.records if candidate.incarnation == member.incarnation)
         present = next(own, None)
         state = present.state if present is not None else InstanceState.GONE
         record = present or record
@@ -45,12 +45,12 @@ async def locate(
         except (Unavailable, NotFound):
             agent = None
     verdict = judge_fault(member, state, judgement, report)
-    told = {
+    fields = {
         "job": job,
         "culprit": record.culprit if record is not None else None,
         "log": judgement.log if judgement is not None else (),
     }
-    verdict = verdict.model_copy(update=told)
+    verdict = verdict.model_copy(update=fields)
     await bus.publish(FAULT_VERDICT, verdict, sid=member.sid)
     return verdict
 

@@ -67,17 +67,17 @@ class Alerts:
 
     def decided(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> list[Alert]:
         """A step was decided; `claims`: all claims of that step."""
-        found = []
+        changes = []
         turn = self._loss.observe(result.loss)
         if turn is not None:
-            found.append(_of_step(AlertKind.LOSS_SPIKE, "loss", turn, result.step, result.loss, turn.usual))
+            changes.append(_of_step(AlertKind.LOSS_SPIKE, "loss", turn, result.step, result.loss, turn.usual))
         norm = result.gradient_norm
         turn = self._norm.observe(math.log(norm) if norm > 0 else norm if math.isnan(norm) else 0.0)
         if turn is not None:
             usual = math.exp(turn.usual)
-            found.append(_of_step(AlertKind.GRADIENT_NORM, "gradient norm", turn, result.step, norm, usual))
-        found += self._stragglers(result, claims)
-        return [self._note(alert) for alert in found]
+            changes.append(_of_step(AlertKind.GRADIENT_NORM, "gradient norm", turn, result.step, norm, usual))
+        changes += self._stragglers(result, claims)
+        return [self._note(alert) for alert in changes]
 
     def _stragglers(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> Iterable[Alert]:
         """Instances that became slower than before while others did not (`entities.detection.fail_slow`)."""
@@ -102,9 +102,7 @@ class Alerts:
                 )
 
     def _left(self, result: StepResult, working: dict[str, str]) -> Iterable[Alert]:
-        """Clears stragglers that have left or were replaced by another incarnation. `working`: SID →
-        incarnation.
-        """
+        """Clears alerts of stragglers that left or were replaced. `working`: SID → incarnation."""
         known = self._incarnations
         for sid in sorted({*known, *self._inherited}):
             same = sid in self._inherited or working.get(sid, known[sid]) == known[sid]
@@ -124,18 +122,18 @@ class Alerts:
         warm = report.temperature_c
         if warm is None:
             return []
-        held = self._raised.get((AlertKind.TEMPERATURE, report.cluster))
+        present = self._raised.get((AlertKind.TEMPERATURE, report.cluster))
         self._warm[report.cluster] = self._warm[report.cluster] + 1 if warm >= WARM_C else 0
-        if held is None and self._warm[report.cluster] >= HOT_REPORTS:
+        if present is None and self._warm[report.cluster] >= HOT_REPORTS:
             text = f"a device in cluster {report.cluster} is at {warm:.0f} °C (from {WARM_C:.0f} on too warm)"
-        elif held is not None and warm < COOL_C:
+        elif present is not None and warm < COOL_C:
             text = f"the devices in cluster {report.cluster} are below {COOL_C:.0f} °C again"
         else:
             return []
         alert = Alert(
             kind=AlertKind.TEMPERATURE,
             subject=report.cluster,
-            raised=held is None,
+            raised=present is None,
             step=step,
             value=warm,
             usual=WARM_C,

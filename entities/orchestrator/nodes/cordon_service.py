@@ -44,7 +44,7 @@ class CordonService:
     async def load(self) -> None:
         """Reads all cordons from the bucket; they replace those of an earlier term of this process."""
         entries = await self._bucket.entries(strict=True)
-        await self._mesh.cordoned([one.message for one in entries if isinstance(one.message, Cordon)])
+        await self._mesh.cordoned([entry.message for entry in entries if isinstance(entry.message, Cordon)])
 
     async def cordon(self, message: CordonPlace, envelope: Envelope) -> Cordons:
         """Cordons a place, or drains a node; if it is cordoned already, the newer reason counts.
@@ -57,7 +57,7 @@ class CordonService:
         if message.drain and message.slot is not None:
             raise BadInput(f"{message.node}/{message.slot}: whole nodes are drained, slots cordoned")
         self._check_slot(agent, message.slot)
-        wanted = Cordon(
+        cordon = Cordon(
             agent=agent,
             cluster=cluster,
             node=node,
@@ -68,7 +68,7 @@ class CordonService:
             draining=message.drain,
         )
         async with self._turn:
-            await self._keep(wanted)
+            await self._keep(cordon)
             return self._answer(agent)
 
     async def uncordon(self, message: UncordonPlace, envelope: Envelope) -> Cordons:
@@ -81,16 +81,16 @@ class CordonService:
         agent, _, _ = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
         self._check_slot(agent, message.slot)
         async with self._turn:
-            held = [
+            cordons = [
                 cordon
                 for cordon in self._mesh.cordons.active(agent)
                 if message.slot is None or cordon.slot == message.slot
             ]
-            if not held:
+            if not cordons:
                 place = agent if message.slot is None else f"{agent}/{message.slot}"
                 whole = " by itself; the whole node is" if self._mesh.cordons.whole(agent) else ""
                 raise NotFound(f"{place} is not cordoned{whole}; `dmsc nodes` shows what is")
-            for cordon in held:
+            for cordon in cordons:
                 await self._lift(cordon, message.user)
             return self._answer(agent)
 
@@ -104,7 +104,7 @@ class CordonService:
         status = self._mesh.nodes.get(agent)
         if slot is None or status is None or not status.slots:  # it is away or warming up: slots are unknown
             return
-        if any(one.index == slot for one in status.slots):
+        if any(other.index == slot for other in status.slots):
             return
         raise NotFound(f"{agent} has no slot {slot}; it has {len(status.slots)}, numbered from 0")
 

@@ -48,8 +48,8 @@ def place(
     order = list(clusters) or sorted({node.cluster for node in nodes})
     usable = sorted((node for node in nodes if node.cluster in order), key=lambda node: node.sid)
     if not usable:
-        wanted = ", ".join(clusters) if clusters else "any cluster"
-        return NoRoom(f"no node of {wanted} has joined")
+        names = ", ".join(clusters) if clusters else "any cluster"
+        return NoRoom(f"no node of {names} has joined")
     free: dict[str, list[int]] = {}
     closed = 0
     for node in usable:

@@ -70,10 +70,10 @@ def standby_weights(
 
 
 def _working(graph: TaskGraph, stage: int) -> tuple[TaskUnit, ...]:
-    found = tuple(unit for unit in graph.stage(stage) if not unit.standby)
-    if not found or found[0].kind is not UnitKind.STAGE:
+    working = tuple(unit for unit in graph.stage(stage) if not unit.standby)
+    if not working or working[0].kind is not UnitKind.STAGE:
         raise BadInput(f"there is no stage {stage}; `dmsc jobs` shows the stages of a job")
-    return found
+    return working
 
 
 def _another(like: TaskUnit, replica: int) -> TaskUnit:

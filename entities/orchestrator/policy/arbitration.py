@@ -145,14 +145,14 @@ def withdraw(
 ) -> ArbitrationState:
     """Ends the validity of this version's adopted suggestions for these jobs (None: all): they lapse next."""
 
-    def ended(job: str, held: ActiveSuggestion) -> ActiveSuggestion:
-        ours = (held.module, held.version) == (module, version) and (jobs is None or job in jobs)
-        return replace(held, until=min(held.until, now)) if ours else held
+    def ended(job: str, entry: ActiveSuggestion) -> ActiveSuggestion:
+        ours = (entry.module, entry.version) == (module, version) and (jobs is None or job in jobs)
+        return replace(entry, until=min(entry.until, now)) if ours else entry
 
     return replace(
         state,
-        adopted={key: ended(key[0], held) for key, held in state.adopted.items()},
-        avoided={key: ended(key[0], held) for key, held in state.avoided.items()},
+        adopted={key: ended(key[0], entry) for key, entry in state.adopted.items()},
+        avoided={key: ended(key[0], entry) for key, entry in state.avoided.items()},
     )
 
 
@@ -167,9 +167,9 @@ def forget_job(state: ArbitrationState, job: str) -> ArbitrationState:
     """Drops all adopted suggestions for a job that ended."""
     return replace(
         state,
-        base={key: held for key, held in state.base.items() if key[0] != job},
-        adopted={key: held for key, held in state.adopted.items() if key[0] != job},
-        avoided={key: held for key, held in state.avoided.items() if key[0] != job},
+        base={key: entry for key, entry in state.base.items() if key[0] != job},
+        adopted={key: entry for key, entry in state.adopted.items() if key[0] != job},
+        avoided={key: entry for key, entry in state.avoided.items() if key[0] != job},
     )
 
 
@@ -210,8 +210,8 @@ def arbitrate(
         return replace(_no(rest), answer=within_rate), _keep(state, key, standing)
     nonsense = ""
     if not within_rate:
-        told = f"more than {config.standing.rate_per_s:g} suggestions a second; not each is answered"
-        outcome = replace(_no(told), answer=standing.over_rate == 1)
+        reason = f"more than {config.standing.rate_per_s:g} suggestions a second; not each is answered"
+        outcome = replace(_no(reason), answer=standing.over_rate == 1)
     elif key == STRANGERS:
         outcome = _no(f"{_name(suggestion)} has not registered (no lifecycle message seen)")
     else:
@@ -236,18 +236,18 @@ def lapse(
 ) -> tuple[list[Lapse], ArbitrationState]:
     """Ends expired suggestions; returns the new weights of their stages. Call it about once a second."""
     reasons: dict[tuple[str, int], list[str]] = {}
-    for where, held in state.adopted.items():
-        if held.until <= now:
-            reasons.setdefault(where, []).append(f"the weights of {held.module} lapsed")
-    for (job, stage, sid), held in state.avoided.items():
-        if held.until <= now:
-            reasons.setdefault((job, stage), []).append(f"{held.module} no longer avoids {sid}")
+    for where, entry in state.adopted.items():
+        if entry.until <= now:
+            reasons.setdefault(where, []).append(f"the weights of {entry.module} lapsed")
+    for (job, stage, sid), entry in state.avoided.items():
+        if entry.until <= now:
+            reasons.setdefault((job, stage), []).append(f"{entry.module} no longer avoids {sid}")
     if not reasons:
         return [], state
     state = replace(
         state,
-        adopted={key: held for key, held in state.adopted.items() if held.until > now},
-        avoided={key: held for key, held in state.avoided.items() if held.until > now},
+        adopted={key: entry for key, entry in state.adopted.items() if entry.until > now},
+        avoided={key: entry for key, entry in state.avoided.items() if entry.until > now},
     )
     lapses = [
         Lapse(job=job, stage=stage, weights=_table(state, job, stage, facts[job]), reason="; ".join(why))
@@ -255,7 +255,7 @@ def lapse(
         if job in facts
     ]
     in_force = {*state.adopted, *((job, stage) for job, stage, _ in state.avoided)}
-    return lapses, replace(state, base={key: held for key, held in state.base.items() if key in in_force})
+    return lapses, replace(state, base={key: entry for key, entry in state.base.items() if key in in_force})
 
 
 # --- the checks --------------------------------------------------------------------------------------
@@ -347,10 +347,10 @@ def _weigh(
     if moved <= config.min_share_change:
         least = f"{config.min_share_change:.0%}"
         text = f"would change nothing: at most {least} of the work of stage {stage} would go elsewhere"
-        held = _in_force(state, suggestion, stage)
-        if shadow or held is None or held.module != suggestion.module:
+        entry = _in_force(state, suggestion, stage)
+        if shadow or entry is None or entry.module != suggestion.module:
             return _no(text, stage), state
-        renewed = replace(held, until=adoption.until)
+        renewed = replace(entry, until=adoption.until)
         return _no(f"{text}; what holds is renewed", stage), _adopt(state, suggestion, stage, renewed, before)
     conflict = _conflict(state, suggestion, stage, now, config)
     if conflict:
@@ -369,18 +369,18 @@ def _conflict(
 ) -> str:
     """Which module's change of this stage is too recent to be replaced by this one; empty if none is."""
     where = (suggestion.job, stage)
-    held = [adoption for key, adoption in state.adopted.items() if key == where]
-    held += [adoption for key, adoption in state.avoided.items() if key[:2] == where]
-    mine = (config.precedence.get(suggestion.module, 0), suggestion.confidence)
-    for other in held:
+    adoptions = [adoption for key, adoption in state.adopted.items() if key == where]
+    adoptions += [adoption for key, adoption in state.avoided.items() if key[:2] == where]
+    own = (config.precedence.get(suggestion.module, 0), suggestion.confidence)
+    for other in adoptions:
         if now - other.at >= config.cooldown_s:
             continue
         rest = f"cool-down of stage {stage} for another {config.cooldown_s - (now - other.at):.1f} s"
         if other.module == suggestion.module:
             return rest
         theirs = (config.precedence.get(other.module, 0), other.confidence)
-        if mine <= theirs:
-            figures = f"confidence {other.confidence:.2f} against {mine[1]:.2f}"
+        if own <= theirs:
+            figures = f"confidence {other.confidence:.2f} against {own[1]:.2f}"
             return f"{rest}: {other.module} prevails with {figures}"
     return ""
 

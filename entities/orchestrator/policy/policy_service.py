@@ -108,7 +108,8 @@ class PolicyService:
 
     def standings(self) -> dict[module_standing.Key, ModuleState]:
         """The state of each version of each module, as the module reports it."""
-        return {key: one.state for key, one in self._state.modules.items() if one.sid is not None}
+        modules = self._state.modules.items()
+        return {key: reputation.state for key, reputation in modules if reputation.sid is not None}
 
     def owner_of(self, module: str, version: str) -> str:
         """The owner of this version; of any version of the module, where this one is not known."""

@@ -32,8 +32,8 @@ class JobFacts:
 
 def weights_in_force(facts: JobFacts, stage: int) -> dict[str, float]:
     """The stage's present weights, for all active instances."""
-    held = facts.weights.get(stage, {})
-    return {sid: held.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
+    weights = facts.weights.get(stage, {})
+    return {sid: weights.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
 
 
 def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:

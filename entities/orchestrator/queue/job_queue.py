@@ -58,13 +58,13 @@ def turn(mine: Waiting, line: Iterable[Waiting], free: Mapping[str, int]) -> str
     if not before:
         return ""
     open_to_it = sum(count for name, count in free.items() if not mine.clusters or name in mine.clusters)
-    kept = sum(one.slots for one in before)
-    if kept + mine.slots <= open_to_it:
+    reserved = sum(one.slots for one in before)
+    if reserved + mine.slots <= open_to_it:
         return ""
     first = before[0]
     others = f" and {len(before) - 1} more" if len(before) > 1 else ""
     return (
-        f"behind {first.job}{others}, which came first and need{'s' if not others else ''} {kept} slots: "
+        f"behind {first.job}{others}, which came first and need{'s' if not others else ''} {reserved} slots: "
         f"{open_to_it} are free"
     )
 
