@@ -1,4 +1,4 @@
-"""The leader_task orchestrator: serves registrations and submissions, and hands each message to its job."""
+"""The leading orchestrator: serves registrations and submissions, and hands each message to its job."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Leader:
         return {record.job: record for record in self._records()}
 
     async def run(self, lease_task: asyncio.Task[str], on_serving: Callable[[], Awaitable[None]]) -> str:
-        """Leads until `lease_task` ends; returns why. Calls `on_serving` once all subjects are subscriptions.
+        """Leads until `lease_task` ends; returns why. Calls `on_serving` once all subjects are served.
 
         When cancelled, it stops in order: running jobs keep their record, so that the next leader resumes
         them. When deposed, it stops at once and touches neither records nor instances: both belong to the
@@ -208,7 +208,7 @@ class Leader:
         self.mesh.on_leaving = lambda record: None
         if deposed:
             for run in self._runs.values():
-                run.instances.members.clear()  # they belong to the next leader, who may need them
+                run.instances.members.clear()  # they belong to the next leader: not ours to stop
         await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
         await self._guards.stop()
         for subscription in subscriptions:
@@ -548,7 +548,7 @@ class Leader:
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
         run = self._runs.get(message.job) if message.job else None
-        if message.kind == "device":  # the reporter repeats a report that was not requests
+        if message.kind == "device":  # the reporter repeats a report that was not answered
             graph = run.instances.graph if run is not None else None
             placements = graph.placements if graph is not None else ()
             placement = next((place for place in placements if place.sid == message.sid), None)
