@@ -74,7 +74,7 @@ class Orchestrator:
         return () if self._leader is None else self._leader.readings()
 
     async def _follow(self, ready: asyncio.Event) -> asyncio.Task[str]:
-        """Waits for the lead; returns the task that renews it and ends once it is reason_lost."""
+        """Waits for the lead; returns the task that renews it and ends once it is lost."""
         async with self._following_registrations():
             lead_task = asyncio.create_task(self._win_lead(), name="candidate")
             try:

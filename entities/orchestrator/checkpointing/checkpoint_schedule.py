@@ -23,17 +23,17 @@ from typing import Literal
 Trend = Literal["unknown", "falling", "flat", "rising"]
 
 PRIOR_INSTANCE_S = 14 * 86_400.0
-"""One failure per instance and two weeks, before any was seen: with 16 instances, one a day."""
+"""Assumed seconds between failures of one instance before any was seen: two weeks; of 16 instances, a day."""
 FIRST_S = 60.0
-"""The first checkpoint comes this early: nothing is known of its cost before it."""
+"""Interval before the first checkpoint; its cost is unknown before that."""
 RISKY_S = 600.0
-"""Mean time to a failure where a device shows signs of one."""
+"""Mean time to a failure where a device shows signs of failing."""
 RISK = 0.7
 """Above this score a device counts as failing (reference: AdaptiveCheckpoint)."""
 TREND_STEPS = 32
-"""Losses that the trend looks at: fewer say nothing."""
+"""Losses from which the trend is computed; with fewer the trend is unknown."""
 FLAT = 0.01
-"""Relative change of the median loss, between the halves of these steps, below which it is flat."""
+"""Relative change of the median loss between the two halves of these steps, below which the loss is flat."""
 FLAT_FACTOR = 2.0
 
 
@@ -54,13 +54,13 @@ class Conditions:
     risk_reason: str = ""
     risk_answered: bool = False
     expected_s: float | None = None
-    """Seconds between failures that a functional module reckons with; in place of the observed mean."""
+    """Seconds between failures that a functional module expects; replaces the observed mean."""
     expected_by: str = ""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether a checkpoint is due now; the steps between two, as things stand; and why."""
+    """Whether a checkpoint is due now; the present number of steps between two; and why."""
 
     due: bool
     interval_steps: int
@@ -119,7 +119,7 @@ def daly_interval_s(cost_s: float, between_failures_s: float) -> float:
 
 
 def failures_between_s(instances: int, observed_s: float, failures: int) -> tuple[float, str]:
-    """Mean seconds between failures of the job, and what that rests on.
+    """Mean seconds between failures of the job, and the figures that it is based on.
 
     The prior weighs as much as one failure in `PRIOR_INSTANCE_S` / instances: an hour without a failure
     proves little, three failures in an hour prove much.
@@ -130,7 +130,7 @@ def failures_between_s(instances: int, observed_s: float, failures: int) -> tupl
 
 
 def loss_trend(losses: Sequence[float]) -> Trend:
-    """Where the loss goes, by the medians of the halves of the last `TREND_STEPS`."""
+    """The trend of the loss, by the medians of the two halves of the last `TREND_STEPS` losses."""
     recent = [loss for loss in losses[-TREND_STEPS:] if math.isfinite(loss)]
     if len(recent) < TREND_STEPS:
         return "unknown"
@@ -144,7 +144,7 @@ def loss_trend(losses: Sequence[float]) -> Trend:
 
 
 def _span(seconds: float) -> str:
-    """A duration as a person says it."""
+    """A duration for people."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):

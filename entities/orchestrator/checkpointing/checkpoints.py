@@ -1,8 +1,8 @@
 """A job's checkpoints: taken at step boundaries, written beside the training, published whole, restored.
 
-The step loop waits for the copies alone (`at_boundary`). One task at a time collects what the instances
-wrote, publishes the manifest, and removes what is too old. A checkpoint that does not come about costs
-nothing but itself: training goes on, and the one before still counts.
+The step loop waits only for the copies of the state (`at_boundary`). One task at a time collects what the
+instances wrote, publishes the manifest, and removes checkpoints that are too old. If a checkpoint fails,
+training goes on, and the checkpoint before still counts.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from schemas.step import Member, StateRestore
 log = get_logger("orchestrator")
 
 TAKE_DEADLINE_S = 60.0
-"""The copy of a stage's state: gigabytes a second."""
+"""Deadline of copying a small stage's state, which runs at gigabytes a second."""
 END_S = 120.0
 """How long the end of a job waits for a checkpoint that is being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A checkpoint on its way: copied, not yet published."""
+    """A checkpoint in progress: its states are copied, its manifest is not published yet."""
 
     folder: CheckpointFolder
     url: str
@@ -68,7 +68,11 @@ class _Order:
 
 
 class Checkpoints:
-    """`committed` after each step; `due`, then `at_boundary`, between two steps; `restore` to go back."""
+    """The checkpoints of one job.
+
+    The owner calls `committed` after each step, `due` and then `at_boundary` between two steps, and `restore`
+    to go back.
+    """
 
     def __init__(
         self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, epoch: int
@@ -103,7 +107,7 @@ class Checkpoints:
         self._losses.append(result.loss)
 
     def expect(self, between_s: float, valid_s: float, by: str) -> None:
-        """A functional module reckons with a failure every `between_s` seconds; for `valid_s` that counts."""
+        """A functional module expects a failure every `between_s` seconds; that is valid for `valid_s` s."""
         self._expected = (between_s, time.monotonic() + valid_s, by)
 
     def due(self, step: int) -> bool:
@@ -140,7 +144,7 @@ class Checkpoints:
             ),
         )
         if choice.due and self._busy and self._spec.training.checkpoint_every == "auto":
-            return Choice(False, choice.interval_steps, choice.reason)  # as soon as the one before is done
+            return Choice(False, choice.interval_steps, choice.reason)  # due once the one before is written
         return choice
 
     @property
@@ -152,8 +156,8 @@ class Checkpoints:
         """Takes a checkpoint at `step` if one is due; returns once every stage has copied its state.
 
         Args:
-            step: the version that all are at.
-            stages: who is at it, by stage.
+            step: the version that all members are at.
+            stages: the members at that version, by stage.
 
         Raises:
             MemberLost: a replica died before its copy was taken.
@@ -164,7 +168,7 @@ class Checkpoints:
         self._tried = step
         if self._busy and step >= self._spec.training.steps:
             assert self._writing is not None
-            await asyncio.wait([self._writing])  # nothing is left to train meanwhile, and none comes after
+            await asyncio.wait([self._writing])  # this is the last boundary: training need not go on
         if self._busy:
             before = self._writing_folder.version if self._writing_folder else "?"
             await self._tell(f"step {step}: none taken, that of step {before} is still being written")
@@ -172,7 +176,7 @@ class Checkpoints:
         await self._take(step, stages, reason)
 
     async def of_this_step(self, step: int, stages: Sequence[Sequence[Member]], reason: str) -> bool:
-        """Sees to it that there is one of `step`, due or not; returns once it is whole, or False without.
+        """Takes a checkpoint of `step`, due or not; returns whether there is a whole one.
 
         Raises:
             MemberLost: a replica died before its copy was taken.
@@ -202,17 +206,17 @@ class Checkpoints:
         except DmscError as error:
             await self._not_written(step, str(error))
             return
-        taken = [answer for answer in answers.values() if isinstance(answer, CheckpointTaken)]
-        stall_s = max((one.stall_ms for one in taken), default=0.0) / 1e3
+        copies = [answer for answer in answers.values() if isinstance(answer, CheckpointTaken)]
+        stall_s = max((copy.stall_ms for copy in copies), default=0.0) / 1e3
         self._writing_folder, self._risk_answered = folder, True
         coming = _Order(folder, url, writers, stall_s, began, reason)
         self._writing = asyncio.create_task(self._contained(coming), name=f"checkpoint {self._job} {folder}")
 
     async def _contained(self, order: _Order) -> None:
-        """Whatever goes wrong here, the job goes on."""
+        """Publishes a checkpoint; handles every failure, so that the job goes on."""
         try:
             await self._publish(order)
-        except MemberLost as error:  # nothing is wrong with the store: due again as soon as the job is back
+        except MemberLost as error:  # not the store's fault: due again as soon as the job is back
             self._tried, self._risk_answered = -1, False
             await self._drop(order, str(error))
         except Unsure as error:
@@ -231,8 +235,8 @@ class Checkpoints:
         answers = await self._instances.order(
             CHECKPOINT_WAIT, wait, order.writers, deadline_s=self._instances.idle_s(order.url), moving=True
         )
-        written = [answer for answer in answers.values() if isinstance(answer, CheckpointWritten)]
-        parts = tuple(sorted((one.part for one in written), key=lambda part: part.stage))
+        written = [answer.part for answer in answers.values() if isinstance(answer, CheckpointWritten)]
+        parts = tuple(sorted(written, key=lambda part: part.stage))
         manifest = CheckpointManifest(
             job=self._job,
             version=order.folder.version,
@@ -268,7 +272,7 @@ class Checkpoints:
         await self._not_written(order.folder.version, why)
         try:
             await self._store.remove(order.folder)
-        except DmscError as error:  # the next sweep finds it
+        except DmscError as error:  # the next sweep removes it
             log.warning("leftover of a checkpoint not removed", job=self._job, reason=str(error))
 
     async def _not_written(self, step: int, why: str) -> None:
@@ -276,19 +280,19 @@ class Checkpoints:
         await self._tell(f"step {step}: not written: {why}")
 
     async def _tell(self, text: str) -> None:
-        with contextlib.suppress(DmscError):  # the bus is away: the checkpoint is what counts, not the word
+        with contextlib.suppress(DmscError):  # the bus is away: the checkpoint counts without its event
             await self._journal.tell("checkpoint", text=text)
 
     # --- going back ---------------------------------------------------------------------------------------
     async def restore(self, *, fresh: bool = False, crew: Collection[Member] | None = None) -> int:
-        """Every stage instance takes the newest checkpoint that is whole; without any, the job's beginning.
+        """Has every stage instance take the newest whole checkpoint or, without one, the job's beginning.
 
-        What is being written when this is called is waited for: it may be the newest. The beginning is the
-        checkpoint that `resume_from` names, else the seed or the initial weights.
+        It waits for a checkpoint that is being written, which may be the newest. The beginning is the
+        checkpoint that `resume_from` names, or else the seed or the initial weights.
 
         Args:
-            fresh: the instances have just been built, so that for the seed nothing is to be done.
-            crew: only these; others of the job are on their way, and join later.
+            fresh: the instances have just been built, so that they are at the seed already.
+            crew: only these members take it; None: all. Others are on their way, and join later.
 
         Returns:
             The version that all are at.
@@ -296,7 +300,7 @@ class Checkpoints:
         Raises:
             MemberLost: a member died meanwhile.
             Unrecoverable: there is nothing to begin from.
-            DmscError: the store does not answer; ask again.
+            DmscError: the store does not answer; try again.
         """
         await self._settled()
         self._uneven = False
@@ -323,7 +327,7 @@ class Checkpoints:
         return None
 
     async def _restore_named(self, named: str) -> int:
-        """From the checkpoint that the job's author names, which may be another job's. Nodes read it."""
+        """Restores the checkpoint that `resume_from` names, which may be another job's; nodes read it."""
         try:
             secrets = await secrets_for(self._bus, self._spec)
 
@@ -347,10 +351,10 @@ class Checkpoints:
         raise Unrecoverable(f"resume_from {named}: no checkpoint there can be read")
 
     async def _try(self, url: str, open_url: Opener) -> CheckpointManifest | None:
-        """Restores from `url`; None if it is damaged.
+        """Restores the checkpoint at `url`; returns its manifest, or None if it is damaged.
 
         Raises:
-            Unrecoverable: it is whole, but not of this model or not for this job.
+            Unrecoverable: it is whole, but of another model, or has all steps of this job already.
         """
         try:
             manifest = await read_manifest(open_url, url)
@@ -362,7 +366,7 @@ class Checkpoints:
             await self._order_restore(manifest.version, url)
         except Conflict as error:
             raise Unrecoverable(error.text) from None
-        except DamagedCheckpoint as error:  # stages whose files were whole have taken them all the same
+        except DamagedCheckpoint as error:  # stages whose files were whole have restored them already
             self._uneven = True
             self._damaged.add(url)
             log.error("damaged checkpoint", job=self._job, url=url, reason=error.text)
@@ -372,44 +376,49 @@ class Checkpoints:
 
     async def _order_restore(self, version: int, url: str | None) -> None:
         order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)
-        members = [one for one in self._instances.stage_members() if self._crew is None or one in self._crew]
+        members = [
+            member for member in self._instances.stage_members() if self._crew is None or member in self._crew
+        ]
         idle_s = self._instances.idle_s(url or self._spec.initial_weights or "")
         await self._instances.order(STATE_RESTORE, order, members, deadline_s=idle_s, moving=True)
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _settled(self) -> None:
-        """What is being written is published or dropped; a dead writer is noticed by the order itself."""
+        """Waits until a checkpoint in progress is published or dropped, at most `END_S`.
+
+        The order itself notices a dead writer.
+        """
         if self._writing is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_S):
                     await asyncio.wait([self._writing])
 
     async def finish(self) -> None:
-        """The job has ended well: the last checkpoint, if one is on its way, becomes whole."""
+        """Waits for a checkpoint in progress, because the job has ended well."""
         await self._settled()
 
     async def abandon(self) -> None:
-        """Gives up what is being written, and leaves the store as it is. Twice is fine."""
+        """Gives up a checkpoint in progress, and leaves the store as it is. Twice is fine."""
         writing, self._writing = self._writing, None
         if writing is not None and not writing.done():
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
     async def close(self) -> None:
-        """The job has ended, its instances too: what is unfinished or too old goes, the newest stay."""
+        """Removes unfinished and too old checkpoints, after the job and its instances have ended."""
         await self.abandon()
         if not (self._numbers or self._epoch > 1):
             return
         try:
-            await self._store.sweep(None, self._damaged, ())  # nobody is left who would publish
+            await self._store.sweep(None, self._damaged, ())  # no instance is left that could still publish
         except DmscError as error:
             log.warning("old checkpoints not removed", job=self._job, reason=str(error))
             await self._tell(f"what is unfinished or too old may be left at {self._store.url}: {error.text}")
 
 
-def _differing(manifest: CheckpointManifest, mine: dict[str, str]) -> list[str]:
+def _differing(manifest: CheckpointManifest, own: dict[str, str]) -> list[str]:
     theirs = manifest.spec_sha256
-    return sorted(section for section in mine if theirs.get(section) != mine[section])
+    return sorted(section for section in own if theirs.get(section) != own[section])
 
 
 def _size(count: int) -> str:

@@ -1,8 +1,9 @@
-"""The checkpoints of one job, in its own artifacts: found, published, removed.
+"""The checkpoints of one job in its own artifacts: listing, publishing, removing.
 
-On the bus the orchestrator does that itself. Anything else it does not open (ADR-0040): a node reads and
-removes, an instance of the job publishes. What is removed is decided by what one and the same node sees.
-A manifest may come later than its answer, when its parts have gone: so only what is whole counts.
+On the bus the orchestrator does this itself. It opens no other store (ADR-0040): a node reads and removes, an
+instance of the job publishes. What to remove is decided by the listing of a single node. A manifest may
+appear after its writer's answer was given up, when its parts are removed already: so only whole checkpoints
+count.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from schemas.step import Member
 from schemas.urls import SECRET
 
 KEPT = 2
-"""The last, and the one before in case that the last is damaged."""
+"""Checkpoints that are kept: the last, and the one before in case the last is damaged."""
 REMOVE_S = 150.0
-"""A node gives up sooner."""
+"""Deadline of a node's answer; a node gives up sooner."""
 
 
 class Unsure(DmscError):
-    """Nobody can say whether a checkpoint's manifest was written, or will be. `cause`: why."""
+    """It is unknown whether a checkpoint's manifest was written, or will be. `cause`: why."""
 
     code = "unsure"
 
@@ -49,21 +50,21 @@ class Unsure(DmscError):
 
 
 def superseded(
-    found: Iterable[CheckpointFolder],
-    kept: Sequence[CheckpointFolder],
+    folders: Iterable[CheckpointFolder],
+    retained: Sequence[CheckpointFolder],
     unsure: Container[CheckpointFolder],
     *,
     epoch: int,
 ) -> list[CheckpointFolder]:
-    """What goes: all but those kept, also what was never published; nothing of a later `epoch`.
+    """The folders to remove: all but those kept, unpublished ones included, but none of a later `epoch`.
 
-    One that may still come about stays until so many newer ones are whole that it would not count.
+    An `unsure` checkpoint stays until `KEPT` newer ones are whole: then it would not be kept anyway.
     """
-    oldest = kept[-1] if len(kept) >= KEPT else None
+    oldest = retained[-1] if len(retained) >= KEPT else None
     return sorted(
         folder
-        for folder in found
-        if folder not in kept
+        for folder in folders
+        if folder not in retained
         and folder.epoch <= epoch
         and (folder not in unsure or (oldest is not None and folder < oldest))
     )
@@ -71,9 +72,9 @@ def superseded(
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What is there as one node sees it; `agent`: which, with the key that it is sealed to. None: the bus."""
+    """The files as one node sees them. `agent`: the node's agent, `key`: its sealing key. None: the bus."""
 
-    found: dict[CheckpointFolder, set[str]]
+    folders: dict[CheckpointFolder, set[str]]
     open_url: Opener
     agent: str | None = None
     key: str = ""
@@ -81,7 +82,7 @@ class _Listing:
 
 
 class JobCheckpoints:
-    """Of one job, for the orchestrator that leads it."""
+    """The checkpoints of one job, for the orchestrator that leads it."""
 
     def __init__(
         self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, epoch: int
@@ -95,14 +96,14 @@ class JobCheckpoints:
         self._epoch = epoch
         self.url = checkpoints_url(self._artifacts, self._job)
         self.on_bus = self.url.startswith(SCHEME)
-        self._files: dict[CheckpointFolder, frozenset[str]] = {}  # of those whose manifest is known
+        self._files: dict[CheckpointFolder, frozenset[str]] = {}  # by manifest, where that is known
 
     def url_of(self, folder: CheckpointFolder) -> str:
         return f"{self.url}/{folder}"
 
     # --- reading ------------------------------------------------------------------------------------------
     async def opener(self) -> Opener:
-        """How the job's own files are read."""
+        """The function that opens the job's own files for reading."""
         secrets, near = await self._secrets(), self._near()
 
         def open_url(url: str) -> ReadableArtifacts:
@@ -111,30 +112,29 @@ class JobCheckpoints:
         return open_url
 
     async def published(self) -> list[CheckpointFolder]:
-        """Those with a manifest, the newest first.
+        """The checkpoints with a manifest, the newest first.
 
         Raises:
-            Unavailable: no node could look; or nothing is there, although a checkpoint was published: a node
-                that does not see the folder says the same as one that finds it empty, and no job begins anew
-                by that.
+            Unavailable: no node could list them, or none is there although one was published. A node that
+                can't see the folder reports it as empty, and a job must not begin anew because of that.
         """
-        found = await PublishedCheckpoints(await self.opener(), self.url).published()
+        folders = await PublishedCheckpoints(await self.opener(), self.url).published()
         expected = self._journal.record.checkpoint_step
-        if not found and expected is not None and not self.on_bus:
+        if not folders and expected is not None and not self.on_bus:
             raise Unavailable(
                 f"that of step {expected} is not at {self.url}, as far as nodes see ({self._who_looks()}); "
                 f"put it back, or end the job: `dmsc cancel {self._job}`"
             )
-        return found
+        return folders
 
     def agents(self) -> dict[str, str]:
-        """Of all nodes, and the keys that secrets are sealed to for them."""
+        """The agents of all nodes, each with the key to which its secrets are sealed."""
         return {sid: node.sealing_key for sid, node in self._mesh.nodes.items()}
 
     def _near(self) -> Collection[str]:
-        """The agents of the nodes that the job's instances are on: these see what those write."""
+        """The agents of nodes with instances of the job: they see what the instances write."""
         graph = self._instances.graph or self._journal.record.graph
-        places = {(one.cluster, one.node) for one in graph.placements} if graph else set()
+        places = {(place.cluster, place.node) for place in graph.placements} if graph else set()
         return {sid for sid, node in self._mesh.nodes.items() if (node.cluster, node.node) in places}
 
     def _who_looks(self) -> str:
@@ -149,11 +149,11 @@ class JobCheckpoints:
     async def publish(
         self, folder: CheckpointFolder, manifest: CheckpointManifest, writers: Sequence[Member]
     ) -> None:
-        """The last file: from now on this checkpoint exists.
+        """Writes the manifest, the last file: from now on this checkpoint exists.
 
         Raises:
-            Unsure: or it may exist, or come to.
-            DmscError: it does not.
+            Unsure: it may exist now or later.
+            DmscError: it does not exist.
         """
         url, data = self.url_of(folder), manifest.to_json()
         if self.on_bus:
@@ -177,50 +177,51 @@ class JobCheckpoints:
 
     # --- removing -----------------------------------------------------------------------------------------
     async def remove(self, folder: CheckpointFolder) -> None:
-        """What was written of one that does not come about."""
-        sight = await self._look()
-        if folder in sight.found:
-            await self._remove(sight, [folder])
+        """Removes the files of a checkpoint that failed."""
+        listing = await self._look()
+        if folder in listing.folders:
+            await self._remove(listing, [folder])
 
     async def sweep(
         self, newest: CheckpointFolder | None, damaged: Container[str], unsure: Container[CheckpointFolder]
     ) -> None:
-        """The newest `KEPT` that are whole, and not known to be damaged, stay; all else of this job goes.
+        """Removes all checkpoints of this job but the newest `KEPT` that are whole and not damaged.
 
         Args:
-            newest: the one that was just published: whoever does not see it whole removes nothing.
-            damaged: URLs.
+            newest: the checkpoint that was just published; if it is not seen whole, nothing is removed.
+            damaged: URLs of damaged checkpoints.
             unsure: see `superseded`.
 
         Raises:
             Unavailable: nothing was removed.
         """
-        sight = await self._look()
-        kept: list[CheckpointFolder] = []
-        for folder in with_manifest(sight.found):
+        listing = await self._look()
+        retained: list[CheckpointFolder] = []
+        for folder in with_manifest(listing.folders):
             if (
-                len(kept) < KEPT
+                len(retained) < KEPT
                 and self.url_of(folder) not in damaged
-                and await self._is_whole(sight, folder)
+                and await self._is_whole(listing, folder)
             ):
-                kept.append(folder)
-        if newest is not None and newest not in kept:
+                retained.append(folder)
+        if newest is not None and newest not in retained:
             raise Unavailable(f"{self.url_of(newest)} is not seen whole; nothing is removed")
-        if not kept and sight.found and self._journal.record.checkpoint_step is not None:
+        if not retained and listing.folders and self._journal.record.checkpoint_step is not None:
             raise Unavailable(f"no checkpoint at {self.url} is whole; nothing is removed")
-        await self._remove(sight, superseded(sight.found, kept, unsure, epoch=self._epoch))
+        await self._remove(listing, superseded(listing.folders, retained, unsure, epoch=self._epoch))
 
-    async def _is_whole(self, sight: _Listing, folder: CheckpointFolder) -> bool:
+    async def _is_whole(self, listing: _Listing, folder: CheckpointFolder) -> bool:
         if folder not in self._files:
             try:
-                manifest = await read_manifest(sight.open_url, self.url_of(folder))
+                manifest = await read_manifest(listing.open_url, self.url_of(folder))
             except DamagedCheckpoint:
                 return False
             self._files[folder] = frozenset(manifest.files)
-        return self._files[folder] <= sight.found[folder]
+        return self._files[folder] <= listing.folders[folder]
 
     async def _look(self) -> _Listing:
-        """
+        """Lists the job's checkpoints, as one node (or the bus) sees them.
+
         Raises:
             Unavailable: no node is up, or none answered.
         """
@@ -230,7 +231,7 @@ class JobCheckpoints:
         secrets, keys = await self._secrets(), self.agents()
         files = files_of(self.url, self._bus, lambda: keys, secrets=secrets, near=self._near())
         assert isinstance(files, NodeFiles)
-        found = await PublishedCheckpoints(lambda _: files, self.url).all()
+        folders = await PublishedCheckpoints(lambda _: files, self.url).all()
         if not files.answered:
             return _Listing({}, lambda _: files)
         agent, *others = files.answered
@@ -241,13 +242,13 @@ class JobCheckpoints:
         def open_url(url: str) -> ReadableArtifacts:
             return files_of(url, self._bus, lambda: only, secrets=secrets)
 
-        return _Listing(found, open_url, agent, keys[agent], secrets)
+        return _Listing(folders, open_url, agent, keys[agent], secrets)
 
-    async def _remove(self, sight: _Listing, folders: Sequence[CheckpointFolder]) -> None:
-        """The manifests first, so that what is half removed does not count."""
+    async def _remove(self, listing: _Listing, folders: Sequence[CheckpointFolder]) -> None:
+        """Removes folders; the manifest of each first, so that a half removed checkpoint does not count."""
         for folder in folders:
             self._files.pop(folder, None)
-        if sight.agent is None:
+        if listing.agent is None:
             for folder in folders:
                 artifacts = open_on_bus(self.url_of(folder), self._bus)
                 await artifacts.delete(MANIFEST_NAME)
@@ -258,8 +259,8 @@ class JobCheckpoints:
                 job=self._job,
                 artifacts=self._artifacts,
                 folders=tuple(map(str, folders[begin : begin + REMOVED_FOLDERS])),
-                secrets=sight.secrets,
+                secrets=listing.secrets,
             )
             await self._bus.request(
-                REMOVE_CHECKPOINTS, order, timeout_s=REMOVE_S, seal_to=sight.key, agent=sight.agent
+                REMOVE_CHECKPOINTS, order, timeout_s=REMOVE_S, seal_to=listing.key, agent=listing.agent
             )

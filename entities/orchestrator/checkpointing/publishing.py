@@ -1,4 +1,4 @@
-"""Files that the orchestrator has an instance of a job write below the job's own artifacts (ADR-0040)."""
+"""Writing a file below a job's own artifacts, by an instance of that job (ADR-0040)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from schemas.files import PIECE_BYTES, PublishFile
 from schemas.step import Member
 
 WRITERS = 3
-"""Asked, one after the other, until one has written it: all of them would write the same."""
+"""Instances that are asked, one after the other, until one has written it; all would write the same."""
 PUBLISH_S = 90.0
-"""An instance gives up sooner."""
+"""Deadline of an instance's answer; an instance gives up sooner."""
 
 
 async def publish_file(
@@ -27,13 +27,14 @@ async def publish_file(
     name: str,
     data: bytes,
 ) -> None:
-    """Returns once `name` is in the folder `url`. Any other end but `Conflict` leaves open whether it is
-    there, or will be.
+    """Has an instance write file `name` into the folder `url`; returns once it is there.
+
+    After any error but `Conflict` it is unknown whether the file is there, or will be.
 
     Raises:
-        Conflict: what the file lists is not there; nothing was written.
+        Conflict: files that the file lists are missing; nothing was written.
         Fenced: another orchestrator has the job.
-        MemberLost: all that were asked are lost.
+        MemberLost: all instances that were asked are lost.
         DmscError: none of them could write it.
     """
     digest = hashlib.sha256(data).hexdigest()
@@ -61,7 +62,7 @@ async def publish_file(
         except Fenced:
             raise
         except Conflict:
-            if lost or failed is not None:  # it may have been there for the one before
+            if lost or failed is not None:  # an earlier writer may have found the listed files, and written
                 continue
             raise
         except DmscError as error:

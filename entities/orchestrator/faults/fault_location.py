@@ -1,4 +1,4 @@
-"""Where a fault is and how far it reaches (draft §4.4(5), §5.5): asked of SRD and MIC, judged here."""
+"""Where a fault is and how far it reaches (draft §4.4(5), §5.5): asks SRD and MIC, and makes the verdict."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ASK_DEADLINE_S = 3.0
 async def locate(
     bus: Bus, mesh: MeshView, instances: JobInstances, job: str, member: Member, report: FaultReport
 ) -> FaultVerdict:
-    """Asks the registry and the node agent, and says what it was and how far it reaches."""
+    """Asks the registry and the node agent about a fault; publishes and returns the verdict."""
     record = mesh.last_of(member)
     try:
-        found = await bus.command(
+        resolved = await bus.command(
             RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S, while_heard=True
         )
-        present = next((one for one in found.records if one.incarnation == member.incarnation), None)
+        present = next((one for one in resolved.records if one.incarnation == member.incarnation), None)
         state = present.state if present is not None else InstanceState.GONE
         record = present or record
     except Unavailable:
-        state = mesh.state_of(member) or InstanceState.PENDING  # the registry is away: what it said last
+        state = mesh.state_of(member) or InstanceState.PENDING  # the registry is away: its last word counts
     judgement: Judgement | None = None
     assert instances.graph is not None
     where = instances.graph.placement(member.sid)
@@ -42,12 +42,12 @@ async def locate(
         except (Unavailable, NotFound):
             agent = None
     verdict = judge_fault(member, state, judgement, report)
-    told = {
+    fields = {
         "job": job,
         "culprit": record.culprit if record is not None else None,
         "log": judgement.log if judgement is not None else (),
     }
-    verdict = verdict.model_copy(update=told)
+    verdict = verdict.model_copy(update=fields)
     await bus.publish(FAULT_VERDICT, verdict, sid=member.sid)
     return verdict
 
@@ -55,7 +55,7 @@ async def locate(
 def judge_fault(
     member: Member, state: InstanceState, judgement: Judgement | None, report: FaultReport
 ) -> FaultVerdict:
-    """Pure: registry state and the agent's judgement → verdict, scope, action."""
+    """The verdict, scope and action, from the registry's state and the agent's judgement. Pure."""
     process = judgement.process if judgement is not None else "unknown to a silent agent"
 
     def verdict(kind: VerdictKind, scope: FaultScope, action: str, reason: str) -> FaultVerdict:
@@ -91,5 +91,5 @@ def judge_fault(
 
 
 def _evidence(judgement: Judgement, report: FaultReport) -> str:
-    """What the instance or its agent said of its end, before what is left of its process."""
+    """The evidence for the reason: the instance's own, else the agent's, else the reporter's."""
     return (report.kind == "instance" and report.evidence) or judgement.evidence or report.evidence

@@ -1,7 +1,7 @@
 """The fault queue (reference 3, exception task queue): each fault from report to end, with its limits.
 
-`FaultBook` is the queue's state, pure: what failed, how often, what became of it. `FaultQueue` keeps it on
-the stream `FAULT_QUEUE`; nobody waits for that, so that a bus that is away delays no recovery.
+`FaultBook` is the queue's state, pure: what failed, how often, and how it ended. `FaultQueue` writes it to
+the stream `FAULT_QUEUE`; no caller waits for that, so that a bus that is away delays no recovery.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from schemas.fault import (
 log = get_logger("orchestrator")
 
 NO_JOB = "mesh"
-"""Stands for the job in the subject of a fault that is of none."""
+"""Takes the place of the job in the subject of a fault that belongs to no job."""
 
 LOG_LINES, LOG_COLUMNS = 20, 400
-"""What a record keeps of evidence and logs: the latest."""
+"""Most lines of evidence and logs in a record (the latest), and most characters of each line."""
 
 RETRIES: dict[FaultKind, int] = {
     "instance": 6,
@@ -46,7 +46,7 @@ RETRIES: dict[FaultKind, int] = {
     "microbatch": 1,
     "device": 0,
 }
-"""How often one task may fail in one way and be tried again. A microbatch gets one other incarnation."""
+"""How often one task may be tried again after failures of a kind. A microbatch gets one other incarnation."""
 
 Key = tuple[object, ...]
 
@@ -56,14 +56,15 @@ class FaultQueueConfig:
     """Bounds of the queue."""
 
     retries: dict[FaultKind, int] = field(default_factory=lambda: dict(RETRIES))
-    pending: int = 4096  # records that wait for the bus; the newest are dropped beyond it, and counted
-    append_s: float = 30.0  # one record's way to the stream, which repeats itself; then it is tried again
+    pending: int = 4096  # records that wait for the bus; further ones are dropped, and counted
+    append_s: float = 30.0  # deadline of writing one record to the stream; then it is tried again
 
 
 class FaultBook:
-    """Faults that are not over yet, by id. Pure: ids and the time come in.
+    """The faults that are not over yet, by id. Pure: ids and the time come in.
 
-    A task that fails again in the same way is the same fault, once more; reports of one attempt count once.
+    If a task fails again in the same way, that is another attempt of the same fault; several reports about
+    one attempt count once.
     """
 
     def __init__(self, retries: dict[FaultKind, int]) -> None:
@@ -74,11 +75,11 @@ class FaultBook:
     def opened(
         self, id: str, kind: FaultKind, task: FaultTask, *, reporter: str, log: Iterable[str], now: float
     ) -> FaultRecord:
-        """A fault was seen; the record may be an older fault's, of the same task and kind."""
-        held = self._open.get(self._by_task.get(_key(kind, task), ""))
-        if held is None and kind != "microbatch":
-            held = self._same_end(task)
-        if held is None:
+        """Opens a fault; returns its record, or that of an open fault of the same task and kind."""
+        record = self._open.get(self._by_task.get(_key(kind, task), ""))
+        if record is None and kind != "microbatch":
+            record = self._same_end(task)
+        if record is None:
             record = FaultRecord(
                 id=id,
                 state=FaultState.OPEN,
@@ -92,20 +93,20 @@ class FaultBook:
             )
             self._by_task[_key(kind, task)] = id
             return self._keep(record)
-        again = (held.task.attempt, held.task.incarnation) != (task.attempt, task.incarnation)
+        again = (record.task.attempt, record.task.incarnation) != (task.attempt, task.incarnation)
         changes: dict[str, Any] = {
-            "log": _lines((*held.log, *(line for line in log if line not in held.log))),
+            "log": _lines((*record.log, *(line for line in log if line not in record.log))),
             "changed_at": now,
         }
         if again:
-            changes |= {"attempts": held.attempts + 1, "task": task, "reporter": reporter}
-            return self._move(held, FaultState.OPEN, changes)
-        return self._keep(held.model_copy(update=changes))
+            changes |= {"attempts": record.attempts + 1, "task": task, "reporter": reporter}
+            return self._move(record, FaultState.OPEN, changes)
+        return self._keep(record.model_copy(update=changes))
 
     def inherit(self, record: FaultRecord, now: float) -> FaultRecord | None:
-        """An orchestrator before this one left it open, and its job goes on: its tries count on.
+        """Takes over a fault that an earlier orchestrator left open, with its count; its job goes on.
 
-        None: the same task has failed here already, and is counted from there.
+        Returns None if the same task has failed here already: then only that fault counts.
         """
         key = _key(record.kind, record.task)
         if key in self._by_task or record.id in self._open:
@@ -117,50 +118,50 @@ class FaultBook:
         return self._move(record, FaultState.RETRYING, changes)
 
     def _same_end(self, task: FaultTask) -> FaultRecord | None:
-        """What befell this incarnation in this attempt is one fault, whoever saw it and how."""
+        """The open fault of the same incarnation in the same attempt, of whichever kind and reporter."""
         end = (task.sid, task.incarnation, task.attempt)
         if task.incarnation is None:
             return None
-        held = self._open.values()
-        return next(
-            (one for one in held if (one.task.sid, one.task.incarnation, one.task.attempt) == end), None
-        )
+        for record in self._open.values():
+            if (record.task.sid, record.task.incarnation, record.task.attempt) == end:
+                return record
+        return None
 
     def located(self, id: str, verdict: FaultVerdict, now: float) -> FaultRecord | None:
-        """The registry and the node agent were asked. None: the fault is over."""
-        held = self._open.get(id)
-        if held is None:
+        """Notes the verdict of the registry and the node agent. None: the fault is over."""
+        record = self._open.get(id)
+        if record is None:
             return None
-        kind = held.kind
+        kind = record.kind
         if verdict.verdict == "structural" and kind in ("instance", "link", "unreachable", "request", "slow"):
-            kind = "node" if verdict.scope == "node" else "instance"  # a link breaks with who held it
+            kind = "node" if verdict.scope == "node" else "instance"  # a link breaks with its instance
         changes: dict[str, Any] = {
             "kind": kind,
             "verdict": verdict.verdict,
             "scope": verdict.scope,
             "reason": verdict.reason,
             "action": verdict.action,
-            "log": _lines((*held.log, *(line for line in verdict.log if line not in held.log))),
+            "log": _lines((*record.log, *(line for line in verdict.log if line not in record.log))),
             "changed_at": now,
         }
-        if held.state is FaultState.OPEN:
-            return self._move(held, FaultState.LOCATED, changes)
-        return self._keep(held.model_copy(update=changes))  # the recovery was faster
+        if record.state is FaultState.OPEN:
+            return self._move(record, FaultState.LOCATED, changes)
+        return self._keep(record.model_copy(update=changes))  # the recovery was faster
 
     def moved(self, id: str, state: FaultState, action: str, now: float) -> FaultRecord | None:
-        """Something was done about it. None: the fault is over."""
-        held = self._open.get(id)
-        if held is None:
+        """Notes a new state and the action taken. None: the fault is over."""
+        record = self._open.get(id)
+        if record is None:
             return None
-        changes = {"action": action or held.action, "changed_at": now}
-        if held.state is state:
-            return self._keep(held.model_copy(update=changes))
-        return self._move(held, state, changes)
+        changes = {"action": action or record.action, "changed_at": now}
+        if record.state is state:
+            return self._keep(record.model_copy(update=changes))
+        return self._move(record, state, changes)
 
     def exhausted(self, id: str) -> bool:
-        """It was tried again as often as it may be, and failed again."""
-        held = self._open.get(id)
-        return held is not None and held.attempts > held.limit
+        """Whether the task has failed more often than the limit allows."""
+        record = self._open.get(id)
+        return record is not None and record.attempts > record.limit
 
     def of_job(self, job: str) -> list[FaultRecord]:
         """The job's faults that are not over, oldest first."""
@@ -184,7 +185,7 @@ class FaultBook:
 
 
 class FaultQueue:
-    """The book, and its way to the stream. All calls on the event loop; none of them waits."""
+    """The fault book, and writing it to the stream. All calls on the event loop; none but `run` waits."""
 
     def __init__(
         self,
@@ -200,15 +201,14 @@ class FaultQueue:
         self.dropped = 0
 
     def opened(self, kind: FaultKind, task: FaultTask, *, reporter: str, log: Iterable[str] = ()) -> str:
-        """A fault was seen; returns its id, which is an earlier one's if the same task failed like this
-        before and was not brought to an end since."""
+        """Opens a fault; returns its id, or that of an open fault of the same task and kind."""
         id = f"f{secrets.token_hex(5)}"
         record = self._book.opened(id, kind, task, reporter=reporter, log=log, now=self._clock())
         self._write(record)
         return record.id
 
     def located(self, id: str, verdict: FaultVerdict) -> None:
-        """What the registry and the node agent say about it."""
+        """Notes the verdict of the registry and the node agent."""
         self._write(self._book.located(id, verdict, self._clock()))
 
     def retrying(self, id: str, action: str) -> None:
@@ -216,19 +216,19 @@ class FaultQueue:
         self._write(self._book.moved(id, FaultState.RETRYING, action, self._clock()))
 
     def handled(self, id: str, action: str = "") -> None:
-        """It is over and done with: the task succeeded, or is no longer wanted."""
+        """Ends a fault: the task succeeded, or is no longer wanted."""
         self._write(self._book.moved(id, FaultState.HANDLED, action, self._clock()))
 
     def given_up(self, id: str, action: str) -> None:
-        """It is over, and the task was not done."""
+        """Ends a fault whose task was not done."""
         self._write(self._book.moved(id, FaultState.GIVEN_UP, action, self._clock()))
 
     def exhausted(self, id: str) -> bool:
-        """It has failed more often than its limit allows."""
+        """Whether the task has failed more often than the limit allows."""
         return self._book.exhausted(id)
 
     def get(self, id: str) -> FaultRecord | None:
-        """A fault that is not over."""
+        """The record of a fault that is not over."""
         return self._book.get(id)
 
     def of_job(self, job: str) -> list[FaultRecord]:
@@ -246,8 +246,11 @@ class FaultQueue:
                 log.error("fault records dropped: the bus takes none", fault=record.id)
 
     async def run(self, jobs: Collection[str] = ()) -> None:
-        """Writes until cancelled. First takes over what an orchestrator before this one left open of these
-        jobs, which go on, and ends the rest."""
+        """Writes records until cancelled.
+
+        First it takes over the open faults of `jobs`, which go on, from an earlier orchestrator, and ends all
+        other open faults.
+        """
         await self._take_over(jobs)
         while True:
             await self._append(await self._pending.get())
@@ -293,7 +296,7 @@ class FaultQueue:
 
 
 def _key(kind: FaultKind, task: FaultTask) -> Key:
-    """What makes two faults the same: a microbatch fails wherever it runs, all else somewhere."""
+    """What makes two faults the same. A bad microbatch fails on any instance: its instance is left out."""
     if kind == "microbatch":
         return (kind, task.job, task.step, task.microbatch)
     return (kind, task.job, task.step, task.sid, task.device)

@@ -1,6 +1,6 @@
-"""One job's part of the fault queue: what its run meets, in the queue's words.
+"""One job's part of the fault queue: translates the failures of its run into faults.
 
-A job's run calls this beside what it does anyway; only `broke` has a say in it, by the limits.
+The job's run calls this beside its own handling; only `broke` influences it, by the limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.step import Member
 
 
 class JobFaults:
-    """Opens faults, and ends them when their step is committed. `step` and `attempt` are the present ones."""
+    """Opens faults, and ends them when their step is committed. `step`, `attempt`: those that are open."""
 
     def __init__(self, queue: FaultQueue, mesh: MeshView, job: str, orchestrator: str) -> None:
         self._queue = queue
@@ -26,7 +26,7 @@ class JobFaults:
         self._orchestrator = orchestrator
 
     def reported(self, report: FaultReport, *, step: int, attempt: int) -> str:
-        """MG or SR saw something; returns the fault's id."""
+        """Opens a fault for a report of MG or SR; returns its id."""
         member = Member(sid=report.sid, incarnation=report.incarnation)
         record = self._mesh.last_of(member)
         kind: FaultKind = report.kind
@@ -36,7 +36,7 @@ class JobFaults:
         return self._queue.opened(kind, task, reporter=report.reporter, log=(report.evidence,))
 
     def located(self, fault: str, verdict: FaultVerdict) -> None:
-        """What SRD and MIC say; an unfounded report ends there, a transient fault with the step."""
+        """Notes the verdict of SRD and MIC; an unfounded report ends now, a transient fault with the step."""
         self._queue.located(fault, verdict)
         if verdict.verdict == "transient":
             self._queue.retrying(fault, verdict.action)
@@ -44,7 +44,7 @@ class JobFaults:
             self._queue.handled(fault, "none: unfounded")
 
     def cut(self, agent: str, text: str, *, step: int, attempt: int) -> None:
-        """This node was given up: others that are kept can't reach it."""
+        """Opens a fault for a node that was given up: the nodes that are kept can't reach it."""
         record = self._mesh.records.get(agent)
         incarnation = record.incarnation if record is not None else None
         task = FaultTask(job=self._job, step=step, attempt=attempt, sid=agent, incarnation=incarnation)
@@ -71,12 +71,12 @@ class JobFaults:
         attempt: int,
         entity: str | None = None,
     ) -> None:
-        """An attempt is given up and will be made again: whatever nobody reported is opened here.
+        """An attempt failed and will be repeated: opens faults for what nobody has reported.
 
         Args:
-            why: what the run knows itself.
+            why: the reason that the run knows itself.
             lost: members that no longer count.
-            records: the registry's last words of those of them that it knows.
+            records: the registry's last records of those members, as far as it has them.
             step: the step that broke.
             attempt: the attempt that broke.
             entity: the SID of an entity that did not do its part.
@@ -85,17 +85,17 @@ class JobFaults:
             StepBroken: one task failed in one way more often than its limit allows.
         """
         lost = list(lost)
-        known = {Member(sid=one.sid, incarnation=one.incarnation): one for one in records}
-        told = {
-            (one.task.sid, one.task.incarnation)
-            for one in self._queue.of_job(self._job)
-            if one.kind not in ("link", "unreachable", "request", "slow")
+        last_records = {Member(sid=record.sid, incarnation=record.incarnation): record for record in records}
+        reported = {
+            (fault.task.sid, fault.task.incarnation)
+            for fault in self._queue.of_job(self._job)
+            if fault.kind not in ("link", "unreachable", "request", "slow")
         }
         for member in lost:
-            record = known.get(member) or self._mesh.last_of(member)
+            record = last_records.get(member) or self._mesh.last_of(member)
             if record is not None and record.culprit is not None:
                 self._microbatch(record, self._orchestrator, attempt)
-            elif (member.sid, member.incarnation) not in told:
+            elif (member.sid, member.incarnation) not in reported:
                 task = self._task(member, record, step, attempt)
                 log = (record.reason if record is not None else "", why)
                 id = self._queue.opened("instance", task, reporter=self._orchestrator, log=log)
@@ -113,7 +113,7 @@ class JobFaults:
                     f"step {step}: {fault.task.sid or 'the step'} failed {fault.attempts} times "
                     f"({fault.kind}), {fault.limit} retries are allowed; the last: {why}"
                 )
-                self._queue.given_up(fault.id, "all go back to the checkpoint")  # from there it counts anew
+                self._queue.given_up(fault.id, "all go back to the checkpoint")  # the count begins again
                 continue
             if fault.state is not FaultState.RETRYING:
                 self._queue.retrying(fault.id, fault.action or "repeat the step")
@@ -126,19 +126,19 @@ class JobFaults:
             self._queue.retrying(fault.id, text)
 
     def committed(self, step: int) -> None:
-        """A step was committed: what broke it, or one before it, is over."""
+        """Ends the faults of a committed step, and of steps before it."""
         for fault in self._queue.of_job(self._job):
             if fault.state is FaultState.RETRYING and (fault.task.step or 0) <= step:
                 self._queue.handled(fault.id, f"{fault.action}; step {step} committed")
 
     def left_out(self, bad: BadMicrobatch) -> None:
-        """A quarantined microbatch's step was left out."""
+        """Ends the fault of a quarantined microbatch, whose step was left out."""
         for fault in self._queue.of_job(self._job):
             if (fault.kind, fault.task.step) == ("microbatch", bad.step):
                 self._queue.handled(fault.id, f"quarantined: step {bad.step} left out ({bad})")
 
     def ended(self, done: bool, reason: str) -> None:
-        """The job has ended: nothing of it is tried again."""
+        """Ends all faults of a job that has ended."""
         for fault in self._queue.of_job(self._job):
             if done:
                 self._queue.handled(fault.id, "the job is done")
@@ -170,7 +170,7 @@ class JobFaults:
 
 
 def _by_itself(job: str, member: Member, log: Iterable[str]) -> FaultVerdict:
-    """The verdict on a member that was lost before anybody could be asked about it."""
+    """The verdict on a member that was lost before registry and agent could be asked."""
     return FaultVerdict(
         job=job,
         sid=member.sid,

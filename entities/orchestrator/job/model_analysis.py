@@ -1,5 +1,4 @@
-"""Model work that node agents do for a job: its topology before placement (draft §5.3), a text sample after
-training."""
+"""Work of node agents on a job's model: topology before placement (draft §5.3), a text sample at the end."""
 
 from __future__ import annotations
 

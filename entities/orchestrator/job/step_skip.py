@@ -41,7 +41,7 @@ class StepSkip:
             epoch=self._epoch,
             step=step,
             attempt=attempt,
-            fenced=tuple(sorted(self._instances.lost, key=lambda one: (one.sid, one.incarnation))),
+            fenced=tuple(sorted(self._instances.lost, key=lambda member: (member.sid, member.incarnation))),
         )
         await asyncio.gather(
             *(

@@ -1,5 +1,8 @@
-"""Termination and clean-up of a job (draft §4.4(6)): MG and SR report, SMO stops instances, SRD releases, MIC
-drops the topology."""
+"""Termination and clean-up of a job (draft §4.4(6)).
+
+MG and SR report their termination, SMO stops the instances, SRD releases the routes, MIC forgets the
+topology.
+"""
 
 from __future__ import annotations
 

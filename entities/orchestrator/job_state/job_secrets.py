@@ -25,13 +25,13 @@ async def secrets_for(bus: Bus, spec: JobSpec) -> str:
         BadJob: a secret no longer exists.
         Unsealable: a secret was sealed with the keys of another root.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for key, (user, name) in references_of(spec).items():
         entry = await bus.bucket(SECRET).get(leader=True, user=user, name=name)
         if entry is None or not isinstance(entry.message, StoredSecret):
             raise BadJob(f"{user} has no secret {name} any more; `dmsc secret set {name}` stores one")
-        found[key] = bus.keyring.open(entry.message.sealed, about(user, name))
-    return json.dumps(found) if found else ""
+        values[key] = bus.keyring.open(entry.message.sealed, about(user, name))
+    return json.dumps(values) if values else ""
 
 
 async def seal_secrets_anew(bus: Bus) -> None:

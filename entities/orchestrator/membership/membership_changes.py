@@ -76,11 +76,11 @@ class MembershipChanges:
             for unit in added:
                 self._joining.bring(unit.sid)
             return f"{', '.join(unit.sid for unit in added)} will join"
-        kept = sorted(self._leaving & stays - {unit.sid for unit in removed})
+        staying = sorted(self._leaving & stays - {unit.sid for unit in removed})
         self._leaving = self._leaving - stays | {unit.sid for unit in removed}
         if removed:
             return f"{', '.join(unit.sid for unit in removed)} will leave"
-        return f"{', '.join(kept)} will stay" if kept else "nothing to do"
+        return f"{', '.join(staying)} will stay" if staying else "nothing to do"
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node once the open step is decided; returns an obstacle, or ''.

@@ -1,5 +1,4 @@
-"""A network partition between two nodes: how it is told from a broken link or a sick instance, and which side
-is kept. Pure.
+"""A network partition between two nodes: what distinguishes it, and which side is kept. Pure.
 
 The evidence is *failed edges*: one instance got no answer from another at the address that the other gives.
 
@@ -81,11 +80,15 @@ class FailedEdges:
         if at == there:
             return None
         one, other = sorted((at, there))
-        between = [held for held in self._reports if {self._where[member] for member in held} == {one, other}]
+        between = [
+            candidate
+            for candidate in self._reports
+            if {self._where[member] for member in candidate} == {one, other}
+        ]
         lonely = len(alone) == 2 and len(self._reports[edge]) > 1
         if not (lonely or _apart(between) or _again(between)):
             return None
-        edges = [tuple(sorted(held, key=lambda member: self._where[member])) for held in between]
+        edges = [tuple(sorted(candidate, key=lambda member: self._where[member])) for candidate in between]
         edges.sort(key=lambda pair: [(member.sid, member.incarnation) for member in pair])
         return NodePartition(one=one, other=other, edges=tuple((first, second) for first, second in edges))
 

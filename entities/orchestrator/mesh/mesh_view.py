@@ -34,8 +34,11 @@ class MeshView:
     def __init__(
         self, timeout: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout
     ) -> None:
-        """`timeout`: the timeout that `until` uses. The bus's own one (`bus.nats.liveness`) stands still
-        while the bus is away, so that no silence of the bus counts against others."""
+        """`timeout`: what `until` waits with.
+
+        The timeout of the bus (`bus.nats.liveness`) stands still while the bus is away, so that an outage of
+        the bus does not count as silence of others.
+        """
         self.nodes: dict[str, NodeStatus] = {}
         self.services: dict[str, NodeRegistration] = {}
         self.records: dict[str, ServiceRecord] = {}

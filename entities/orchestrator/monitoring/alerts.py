@@ -1,8 +1,8 @@
-"""A job's alerts: loss spike, gradient norm, straggler, temperature. Pure; who runs the job tells them.
+"""A job's alerts: loss spike, gradient norm, straggler, temperature. Pure; `job.training` publishes them.
 
-Fed with each decided step and with the Type 5 reports of its clusters. The job's record has those that are
-raised: a new orchestrator goes on with them, beside what was usual before, and learns anew what is usual of
-everything else.
+The input is each decided step and the Type 5 reports of the job's clusters. The job's record holds the raised
+alerts: a new orchestrator goes on with them and with the usual values that they name, and learns all other
+usual values anew.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from schemas.signals import QosReport
 from schemas.step import MicrobatchClaim
 
 COOL_C = WARM_C - 5.0
-"""Below this a device that was too warm is well again."""
+"""Temperature below which the alert of a device that was too warm is cleared."""
 CONFIRM = 5
-"""Steps in a row in which an instance is slow: of a step's few microbatches one pause moves the median."""
+"""Steps in a row in which an instance must be slow: one pause moves the median of a few microbatches."""
 HOT_REPORTS = 3
 """Reports in a row, one a second, before a device is called too warm."""
 
 LOSS = OutlierConfig()
 LOG_NORM = OutlierConfig(floor=0.0, least=0.1)
-"""Of the norm's logarithm, for norms vary by factors. The least deviation is then one of 10 %."""
+"""For the logarithm of the norm, because norms vary by factors. The least deviation is then 10 %."""
 
 
 class Alerts:
-    """One job's. Each call returns what is news."""
+    """The alerts of one job. Each call returns the alerts that it raised or cleared."""
 
     def __init__(self, raised: Iterable[Alert] = ()) -> None:
-        """`raised`: those of an orchestrator before this one that were not over."""
+        """`raised`: alerts of an earlier orchestrator that are not cleared yet."""
         self._loss = OutlierDetector(LOSS)
         self._norm = OutlierDetector(LOG_NORM)
         self._slow = FailSlow(FailSlowConfig(confirm=CONFIRM))
@@ -44,7 +44,7 @@ class Alerts:
         self._computed: Counter[str] = Counter()
         self._warm: dict[str, int] = defaultdict(int)
         self._raised = {(alert.kind, alert.subject): alert for alert in raised}
-        self._inherited: dict[str, float] = {}  # SIDs that were slow, and what was usual of them
+        self._inherited: dict[str, float] = {}  # usual times of SIDs that were slow under that orchestrator
         self.counted: Counter[AlertKind] = Counter()
         for alert in self._raised.values():
             self._inherit(alert)
@@ -62,25 +62,25 @@ class Alerts:
 
     @property
     def raised(self) -> tuple[Alert, ...]:
-        """Those that are not over."""
+        """The alerts that are not cleared."""
         return tuple(self._raised.values())
 
     def decided(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> list[Alert]:
-        """A step is decided; `claims` are all of it."""
-        found = []
+        """A step was decided; `claims`: all claims of that step."""
+        changes = []
         turn = self._loss.observe(result.loss)
         if turn is not None:
-            found.append(_of_step(AlertKind.LOSS_SPIKE, "loss", turn, result.step, result.loss, turn.usual))
+            changes.append(_of_step(AlertKind.LOSS_SPIKE, "loss", turn, result.step, result.loss, turn.usual))
         norm = result.gradient_norm
         turn = self._norm.observe(math.log(norm) if norm > 0 else norm if math.isnan(norm) else 0.0)
         if turn is not None:
             usual = math.exp(turn.usual)
-            found.append(_of_step(AlertKind.GRADIENT_NORM, "gradient norm", turn, result.step, norm, usual))
-        found += self._stragglers(result, claims)
-        return [self._note(alert) for alert in found]
+            changes.append(_of_step(AlertKind.GRADIENT_NORM, "gradient norm", turn, result.step, norm, usual))
+        changes += self._stragglers(result, claims)
+        return [self._note(alert) for alert in changes]
 
     def _stragglers(self, result: StepResult, claims: Iterable[MicrobatchClaim]) -> Iterable[Alert]:
-        """Who became slower than it was while the others did not (`entities.detection.fail_slow`)."""
+        """Instances that became slower than before while others did not (`entities.detection.fail_slow`)."""
         took: dict[tuple[str, str], list[float]] = defaultdict(list)
         for claim in claims:
             took[claim.owner.sid, claim.owner.incarnation].append(claim.forward_ms + claim.backward_ms)
@@ -102,7 +102,7 @@ class Alerts:
                 )
 
     def _left(self, result: StepResult, working: dict[str, str]) -> Iterable[Alert]:
-        """Those who have left, or were replaced by another incarnation. `working`: SID → incarnation."""
+        """Clears alerts of stragglers that left or were replaced. `working`: SID → incarnation."""
         known = self._incarnations
         for sid in sorted({*known, *self._inherited}):
             same = sid in self._inherited or working.get(sid, known[sid]) == known[sid]
@@ -118,22 +118,22 @@ class Alerts:
         known.update(working)
 
     def reported(self, report: QosReport, step: int) -> list[Alert]:
-        """Type 5 of one of its clusters: how warm its hottest device is."""
+        """A Type 5 report of one of the job's clusters: the temperature of its hottest device."""
         warm = report.temperature_c
         if warm is None:
             return []
-        held = self._raised.get((AlertKind.TEMPERATURE, report.cluster))
+        present = self._raised.get((AlertKind.TEMPERATURE, report.cluster))
         self._warm[report.cluster] = self._warm[report.cluster] + 1 if warm >= WARM_C else 0
-        if held is None and self._warm[report.cluster] >= HOT_REPORTS:
+        if present is None and self._warm[report.cluster] >= HOT_REPORTS:
             text = f"a device in cluster {report.cluster} is at {warm:.0f} °C (from {WARM_C:.0f} on too warm)"
-        elif held is not None and warm < COOL_C:
+        elif present is not None and warm < COOL_C:
             text = f"the devices in cluster {report.cluster} are below {COOL_C:.0f} °C again"
         else:
             return []
         alert = Alert(
             kind=AlertKind.TEMPERATURE,
             subject=report.cluster,
-            raised=held is None,
+            raised=present is None,
             step=step,
             value=warm,
             usual=WARM_C,

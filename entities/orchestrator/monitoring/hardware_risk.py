@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from schemas.signals import QosReport
 
 WARM_C, HOT_C = 85.0, 95.0
-"""Below the first a device is well, at the second it is about to throttle or to shut itself off."""
+"""Below the first temperature a device is well; at the second it is about to throttle or to shut down."""
 
 
 def hardware_risk(reports: Iterable[QosReport]) -> tuple[float, str]:
-    """The highest risk, 0 to 1, and what it rests on.
+    """The highest risk, 0 to 1, and its reason.
 
-    An uncorrected memory error is a sign for the rest of the job: where there was one, there will be more.
+    An uncorrected memory error counts for the rest of the job: after one, more have to be expected.
     """
     worst, why = 0.0, ""
     for report in reports:

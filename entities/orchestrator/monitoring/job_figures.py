@@ -1,4 +1,4 @@
-"""What a job's decided steps say of its speed, for metrics. Pure."""
+"""A job's speed and convergence, from its decided steps, for metrics. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from schemas.learning_rate import learning_rate
 from schemas.step import StepDecision
 
 CONVERGENCE_STEPS = 50
-"""Losses that the line through them is fitted to."""
+"""Number of the latest losses to which a line is fitted."""
 FLOPS_PER_TOKEN_AND_PARAMETER = 6
 """Two for each multiplication and addition forward, four backward."""
 
 
 class JobFigures:
-    """One job's last steps."""
+    """Figures of one job's last steps."""
 
     def __init__(self) -> None:
         self._last: StepResult | None = None
@@ -29,7 +29,7 @@ class JobFigures:
         self._losses.append((float(result.step * result.tokens), result.loss))
 
     def readings(self, record: JobRecord, peak_tflops: float | None = None) -> Iterator[m.MetricReading]:
-        """Of a job that has not ended. `peak_tflops`: of one of its devices, 10¹² FLOP/s; None: not told."""
+        """Metrics of a job that has not ended. `peak_tflops`: of one device, 10¹² FLOP/s; None: unknown."""
         job, training = record.job, record.spec.training
         tokens = training.microbatches * training.microbatch_samples * record.spec.data.sample_tokens
         yield m.JOB_STEP(record.step, job=job)
@@ -67,7 +67,7 @@ class JobFigures:
 
 
 def slope_of(points: Sequence[tuple[float, float]]) -> float | None:
-    """Of the least-squares line through (x, y); None for fewer than 3 different x."""
+    """The slope of the least-squares line through (x, y); None for fewer than 3 different x."""
     if len({x for x, _ in points}) < 3:
         return None
     middle_x = sum(x for x, _ in points) / len(points)
@@ -83,13 +83,14 @@ def step_result(
     step_s: float,
     phases: StepPhases | None = None,
 ) -> StepResult:
-    """
+    """The figures of a decided step.
+
     Args:
-        spec: the job's.
-        ledger: the decided step's account.
+        spec: the job's specification.
+        ledger: the account of the decided step.
         decision: the decision.
         step_s: seconds from the decision before to this one.
-        phases: what they went to.
+        phases: how these seconds are divided among the phases.
     """
     training = spec.training
     tokens = training.microbatches * training.microbatch_samples * spec.data.sample_tokens

@@ -1,9 +1,10 @@
-"""Whether a figure is far above what it was lately: modified z-score, hysteresis, cool-down. Pure.
+"""Whether a figure is far above its recent values: modified z-score, hysteresis, cool-down. Pure.
 
 z = 0.6745 · (x − median) ÷ MAD over the last values (Iglewicz and Hoaglin, *How to Detect and Handle
-Outliers*, 1993): median and median absolute deviation bear that up to half of the window is absurd, mean and
-deviation not one. They call |z| > 3.5 an outlier of one sample; a run asks thousands of times, and its noise
-has longer tails than a normal one's, so that an alarm here needs more.
+Outliers*, 1993). Median and median absolute deviation (MAD) tolerate outliers in up to half of the window;
+mean and standard deviation tolerate none. The authors call |z| > 3.5 an outlier of one sample. A run is
+tested thousands of times, and its noise has longer tails than a normal distribution, so an alarm here needs a
+higher z.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ SCALE = 0.6745
 
 @dataclass(frozen=True, kw_only=True)
 class OutlierConfig:
-    """When a figure is called abnormal."""
+    """When a figure counts as abnormal."""
 
-    window: int = 50  # values that it is compared with
-    warmup: int = 20  # values before the first judgement: the first steps of a run are like no others
-    raise_z: float = 10.0  # see the module: in 20 seeds × 2,000 quiet steps the highest was below this
-    clear_z: float = 4.0  # back below this it is over; the gap is the hysteresis
-    floor: float = 0.02  # least deviation, as a part of the median: a flat series makes no alarm of nothing
+    window: int = 50  # recent values with which a value is compared
+    warmup: int = 20  # values before the first judgement: the first steps of a run are unlike later ones
+    raise_z: float = 10.0  # see the module: in 20 seeds × 2,000 quiet steps the highest z was below this
+    clear_z: float = 4.0  # at or below this the alarm is over; the gap to raise_z is the hysteresis
+    floor: float = 0.02  # least deviation, as a part of the median: noise of a flat series raises no alarm
     least: float = 1e-12  # least deviation in the figure's own unit
-    confirm: int = 1  # values in a row to raise it
+    confirm: int = 1  # abnormal values in a row that raise the alarm
     cooldown: int = 20  # values after the end of one alarm before the next
-    settles: int = 50  # values after which what is abnormal is the new normal
+    settles: int = 50  # values after which an abnormal level becomes the new normal
 
     def __post_init__(self) -> None:
         if not 0 < self.clear_z < self.raise_z:
@@ -40,7 +41,7 @@ class OutlierConfig:
 
 @dataclass(frozen=True, slots=True)
 class OutlierChange:
-    """The alarm began (`raised`) or is over. `z` is infinite where the value was no finite number."""
+    """The alarm began (`raised`) or is over. `z` is infinite if the value was not finite."""
 
     raised: bool
     usual: float
@@ -48,7 +49,7 @@ class OutlierChange:
 
 
 class OutlierDetector:
-    """One series. Only upwards: a loss that falls is no alarm."""
+    """Detects outliers of one series, upwards only: a falling loss is no alarm."""
 
     def __init__(self, config: OutlierConfig = OutlierConfig()) -> None:
         self._config = config
@@ -58,7 +59,7 @@ class OutlierDetector:
         self._since = config.cooldown  # values since the last alarm ended, or since this one began
 
     def observe(self, value: float) -> OutlierChange | None:
-        """The next value; news, if it is any. What is abnormal does not count as usual while it lasts."""
+        """Takes the next value; returns a change of the alarm. Abnormal values don't enter the window."""
         config = self._config
         if len(self._recent) < config.warmup:
             if math.isfinite(value):
@@ -71,7 +72,7 @@ class OutlierDetector:
             if z <= config.clear_z:
                 self._recent.append(value)
                 return self._ends(usual, z)
-            if self._since >= config.settles:  # it stays like that
+            if self._since >= config.settles:  # the new level lasts
                 self._recent.clear()
                 return self._ends(usual, z)
             return None
@@ -84,7 +85,7 @@ class OutlierDetector:
         return None
 
     def resume(self, usual: float) -> None:
-        """An alarm stands, and of what was before only this is known."""
+        """Starts with a raised alarm, of which only the usual value before it is known."""
         self._recent.extend([usual] * self._config.warmup)
         self.raised, self._since = True, 0
 
@@ -95,6 +96,6 @@ class OutlierDetector:
     def _score(self, value: float, usual: float) -> float:
         if not math.isfinite(value):
             return math.inf
-        deviation = median(abs(each - usual) for each in self._recent)
+        deviation = median(abs(other - usual) for other in self._recent)
         deviation = max(deviation, self._config.floor * abs(usual), self._config.least)
         return SCALE * (value - usual) / deviation

@@ -1,5 +1,8 @@
-"""Cordons at work: what operators and devices ask for, kept in the bucket `cordons`, so that neither a
-restart of the orchestrator nor one of the node agent lifts them."""
+"""Setting and lifting cordons, for operators and for devices that report errors.
+
+Cordons are kept in the bucket `cordons`, so that neither a restart of the orchestrator nor one of the node
+agent lifts them.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from schemas.task_graph import Placement
 log = get_logger("orchestrator")
 
 WHOLE_NODE = "node"
-"""Stands for the slot in the key of a whole node's cordon."""
+"""Takes the place of the slot in the key of a whole node's cordon."""
 
 
 class CordonService:
-    """Serves cordon, drain and uncordon, and cordons devices that tell of errors."""
+    """Serves cordon, drain and uncordon, and drains devices that report errors."""
 
     def __init__(self, bus: Bus, mesh: MeshView, faults: FaultQueue) -> None:
         self._bus = bus
@@ -36,15 +39,15 @@ class CordonService:
         self._faults = faults
         self._bucket = bus.bucket(subjects.CORDON)
         self._turn = asyncio.Lock()
-        """Of changes: between looking at what is cordoned and writing, nobody else's comes in."""
+        """Held by each change, so that no other one comes between its reading and its writing."""
 
     async def load(self) -> None:
-        """What is cordoned, whoever led before; what was known here of an earlier term is forgotten."""
+        """Reads all cordons from the bucket; they replace those of an earlier term of this process."""
         entries = await self._bucket.entries(strict=True)
-        await self._mesh.cordoned([one.message for one in entries if isinstance(one.message, Cordon)])
+        await self._mesh.cordoned([entry.message for entry in entries if isinstance(entry.message, Cordon)])
 
     async def cordon(self, message: CordonPlace, envelope: Envelope) -> Cordons:
-        """Also of a place that is cordoned already: the newer reason counts.
+        """Cordons a place, or drains a node; if it is cordoned already, the newer reason counts.
 
         Raises:
             NotFound: no such node or slot.
@@ -54,7 +57,7 @@ class CordonService:
         if message.drain and message.slot is not None:
             raise BadInput(f"{message.node}/{message.slot}: whole nodes are drained, slots cordoned")
         self._check_slot(agent, message.slot)
-        wanted = Cordon(
+        cordon = Cordon(
             agent=agent,
             cluster=cluster,
             node=node,
@@ -65,7 +68,7 @@ class CordonService:
             draining=message.drain,
         )
         async with self._turn:
-            await self._keep(wanted)
+            await self._keep(cordon)
             return self._answer(agent)
 
     async def uncordon(self, message: UncordonPlace, envelope: Envelope) -> Cordons:
@@ -78,16 +81,16 @@ class CordonService:
         agent, _, _ = find_node(message.node, self._mesh.nodes.values(), self._mesh.cordons)
         self._check_slot(agent, message.slot)
         async with self._turn:
-            held = [
+            cordons = [
                 cordon
                 for cordon in self._mesh.cordons.active(agent)
                 if message.slot is None or cordon.slot == message.slot
             ]
-            if not held:
+            if not cordons:
                 place = agent if message.slot is None else f"{agent}/{message.slot}"
                 whole = " by itself; the whole node is" if self._mesh.cordons.whole(agent) else ""
                 raise NotFound(f"{place} is not cordoned{whole}; `dmsc nodes` shows what is")
-            for cordon in held:
+            for cordon in cordons:
                 await self._lift(cordon, message.user)
             return self._answer(agent)
 
@@ -99,22 +102,22 @@ class CordonService:
 
     def _check_slot(self, agent: str, slot: int | None) -> None:
         status = self._mesh.nodes.get(agent)
-        if slot is None or status is None or not status.slots:  # it is away, or warming up: who knows
+        if slot is None or status is None or not status.slots:  # it is away or warming up: slots are unknown
             return
-        if any(one.index == slot for one in status.slots):
+        if any(other.index == slot for other in status.slots):
             return
         raise NotFound(f"{agent} has no slot {slot}; it has {len(status.slots)}, numbered from 0")
 
     async def _lift(self, cordon: Cordon, user: str) -> None:
         log.info("uncordoned", agent=cordon.agent, slot=cordon.slot, by=user)
-        if cordon.ecc_errors:  # the driver counts on: only more of them are news
+        if cordon.ecc_errors:  # the driver's count never falls: only further errors may drain it again
             await self._keep(cordon.model_copy(update={"lifted": True, "by": user, "at": time.time()}))
             return
         await self._bucket.delete(agent=cordon.agent, slot=_key(cordon))
         await self._mesh.uncordon(cordon)
 
     async def _keep(self, cordon: Cordon) -> None:
-        """Writes a cordon; it holds from here on, whatever becomes of this process."""
+        """Writes a cordon; from here on it is in force, and survives this process."""
         await self._bucket.put(cordon, agent=cordon.agent, slot=_key(cordon))
         await self._mesh.cordon(cordon)
         if not cordon.lifted:
@@ -132,12 +135,16 @@ class CordonService:
         return Cordons(agent=agent, cordons=self._mesh.cordons.active(agent))
 
     async def device(self, report: FaultReport, placed: Placement | None) -> None:
-        """An instance's device told of errors: none of its slots gets anything new, and what runs there moves
-        elsewhere, as for a drain; where nothing else has room, it works on, and the drain says so.
+        """Drains the slots of a device that reports errors.
 
-        `placed`: where the instance's job has it.
+        Its slots get no new instances, and its instances move elsewhere, as for a drain. If there is no room
+        elsewhere, they go on working, and the progress of the drain says so.
+
+        Args:
+            report: the report of an instance on that device.
+            placed: the instance's placement by its job.
         """
-        async with self._turn:  # the instances of one device tell of it at the same time
+        async with self._turn:  # the instances of one device report it at the same time
             await self._close_device(report, placed)
 
     async def _close_device(self, report: FaultReport, placed: Placement | None) -> None:

@@ -1,8 +1,7 @@
-"""Places that are to be empty (nodes, slots of broken devices): their instances move elsewhere, one after the
-other, at step boundaries.
+"""Draining of nodes and of slots of broken devices: instances move elsewhere, one at a time, between steps.
 
-The orchestrator asks the job's run for one instance at a time and looks at what is left; how the hand-over
-goes is the run's affair. Nothing is moved that would have no place elsewhere.
+This service asks a job's run to move one instance at a time, and checks what is left; the run decides how the
+state is handed over. No instance is moved that would find no slot elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from schemas.errors import DmscError
 log = get_logger("orchestrator")
 
 LOOK_EVERY_S = 0.5
-"""How often the jobs on a draining node are asked again."""
+"""Pause before the jobs on draining nodes are asked again."""
 
 EMPTY = "empty"
 """`progress` of a drain that is done."""
@@ -47,7 +46,7 @@ class Draining:
         self._confirmed = confirmed
 
     async def run(self) -> None:
-        """Until cancelled; goes on with what an orchestrator before this one began."""
+        """Drains until cancelled; goes on with drains that an earlier orchestrator began."""
         while True:
             await self._confirmed()
             for cordon in self._mesh.cordons.active():
@@ -66,7 +65,7 @@ class Draining:
             log.error("drain held up", agent=cordon.agent, exc_info=error)
 
     def _ask_next(self, cordon: Cordon) -> str:
-        """Asks for the first instance that can go, and says in words what is left."""
+        """Asks for the first instance that can leave; returns in words what is left."""
         left = self._left(cordon)
         if not left:
             return EMPTY

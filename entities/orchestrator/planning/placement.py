@@ -1,8 +1,8 @@
 """Which unit runs where (draft §4.5(3)): replicas of a stage apart, neighbours of a pipeline together.
 
-Greedy and deterministic. A stage's replicas are spread over clusters first, then nodes, so that losing
-one does not lose the stage; replica r of every stage prefers the same cluster, so that a microbatch can
-stay inside it. Data units go beside the first stage's instances and take no slot.
+The algorithm is greedy and deterministic. A stage's replicas are spread over clusters first, then over nodes,
+so that the loss of one does not lose the stage. Replica r of every stage prefers the same cluster, so that a
+microbatch can stay inside it. Data units go beside the first stage's instances and take no slot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from schemas.cluster import NodeStatus
 from schemas.task_graph import Placement, TaskUnit, UnitKind
 
 Cordoned = Mapping[str, Collection[int | None]]
-"""Slots that get nothing new, by node agent; None stands for the whole node."""
+"""Slots that get no new instances, by node agent; None stands for the whole node."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def place(
     Args:
         units: the units to place, stages and data.
         nodes: the agents that registered, with their slots.
-        clusters: restrict to these, in this order of preference; empty: all, by name.
-        occupied: placements promised to other jobs that slots do not show yet, by node sid.
-        cordoned: places that get nothing new.
+        clusters: the allowed clusters, in this order of preference; empty: all, by name.
+        occupied: placements promised to other jobs that slots do not show yet, by agent SID.
+        cordoned: places that get no new instances.
 
     Returns:
         One placement per unit, or `NoRoom` with what is missing.
@@ -48,8 +48,8 @@ def place(
     order = list(clusters) or sorted({node.cluster for node in nodes})
     usable = sorted((node for node in nodes if node.cluster in order), key=lambda node: node.sid)
     if not usable:
-        wanted = ", ".join(clusters) if clusters else "any cluster"
-        return NoRoom(f"no node of {wanted} has joined")
+        names = ", ".join(clusters) if clusters else "any cluster"
+        return NoRoom(f"no node of {names} has joined")
     free: dict[str, list[int]] = {}
     closed = 0
     for node in usable:
@@ -111,7 +111,7 @@ def place(
 
 
 def is_cordoned(cordoned: Cordoned, agent: str, slot: int) -> bool:
-    """Whether a slot gets nothing new, by its own cordon or its node's. Data units have slot -1."""
+    """Whether a slot is cordoned, by its own cordon or its node's. Data units have slot -1."""
     places = cordoned.get(agent, ())
     return None in places or slot in places
 

@@ -1,6 +1,6 @@
-"""More or fewer replicas of a stage while the job runs, and what standbys are given to do. Pure.
+"""More or fewer replicas of a stage while the job runs, and the route weights of standbys. Pure.
 
-A step has the same microbatches whatever the number of workers, so neither changes the result.
+A step has the same microbatches with any number of workers, so neither changes the result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 
 
 def added_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUnit, ...]:
-    """The units that the stage lacks to have `replicas` working ones (standbys are not counted)."""
+    """The units to add so that the stage has `replicas` working ones; standbys are not counted."""
     working = _working(graph, stage)
     taken = {unit.replica for unit in graph.stage(stage)}
     numbers = (number for number in range(len(taken) + replicas) if number not in taken)
@@ -20,7 +20,7 @@ def added_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUni
 
 
 def removed_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUnit, ...]:
-    """The units that leave so that the stage has `replicas` working ones: the last that came.
+    """The units to remove so that the stage has `replicas` working ones: those that were added last.
 
     Raises:
         BadInput: a stage needs at least one.
@@ -51,7 +51,7 @@ def standby_weights(
 
     Args:
         graph: the job's units.
-        present: weights by stage and SID, as last told to the routers.
+        present: weights by stage and SID, as the routers have them.
         living: SIDs with the state of the open step.
 
     Returns:
@@ -62,18 +62,18 @@ def standby_weights(
     for stage in {unit.stage for unit in graph.units if unit.standby}:
         units = graph.stage(stage)
         needed = not any(unit.sid in living for unit in units if not unit.standby)
-        wanted = {unit.sid: float(needed) for unit in units if unit.standby}
-        held = present.get(stage, {})
-        if any(held.get(sid, 1.0) != weight for sid, weight in wanted.items()):
-            changed[stage] = {**held, **wanted}
+        weights = {unit.sid: float(needed) for unit in units if unit.standby}
+        before = present.get(stage, {})
+        if any(before.get(sid, 1.0) != weight for sid, weight in weights.items()):
+            changed[stage] = {**before, **weights}
     return changed
 
 
 def _working(graph: TaskGraph, stage: int) -> tuple[TaskUnit, ...]:
-    found = tuple(unit for unit in graph.stage(stage) if not unit.standby)
-    if not found or found[0].kind is not UnitKind.STAGE:
+    working = tuple(unit for unit in graph.stage(stage) if not unit.standby)
+    if not working or working[0].kind is not UnitKind.STAGE:
         raise BadInput(f"there is no stage {stage}; `dmsc jobs` shows the stages of a job")
-    return found
+    return working
 
 
 def _another(like: TaskUnit, replica: int) -> TaskUnit:

@@ -1,9 +1,9 @@
 """Where to cut the model (draft §4.5(1), §7.2(2)): contiguous segments with the least bottleneck.
 
-Exact dynamic programme over (layers, stages): minimise the slowest stage's time per microbatch, where a
-stage's time is its compute divided by its replicas, plus what crosses its lower boundary. Ties go to the
-smaller sum of boundary bytes. O(layers² · stages), which is milliseconds up to some hundreds of layers.
-Layers that share a parameter stay together, with all that lies between them.
+An exact dynamic programme over (layers, stages) minimises the time per microbatch of the slowest stage. A
+stage's time is that of its computation and of the transfer over its lower boundary, divided by its replicas.
+Ties go to the smaller sum of boundary bytes. The cost is O(layers² · stages): milliseconds up to some
+hundreds of layers. Layers that share a parameter stay together, with all layers between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.task_graph import LayerProfile
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationConfig:
-    """`link_bytes_per_s` prices a boundary; generous for loopback, so that compute dominates there."""
+    """`link_bytes_per_s`: the bandwidth by which a boundary is priced; high, so that compute dominates."""
 
     link_bytes_per_s: float = 1e9
 
@@ -45,7 +45,7 @@ def segment(
         (first, last) layer of each stage, `last` exclusive, and the reason in words.
 
     Raises:
-        BadJob: more stages than layers, or than ties leave to be cut.
+        BadJob: there are more stages than layers, or more than ties allow.
     """
     stages = len(replicas)
     if stages > len(layers):
@@ -99,19 +99,19 @@ def segment(
 
 
 def _edges(count: int, tied: Sequence[Sequence[int]]) -> list[int]:
-    """Where stages may begin and end: a cut at `edge` lies in front of that layer, and inside no group."""
+    """The positions where stages may begin and end: in front of layer `edge`, but not inside a tied group."""
     return [edge for edge in range(count + 1) if not any(min(group) < edge <= max(group) for group in tied)]
 
 
 def _nearest(edges: Sequence[int], stages: int) -> list[int]:
-    """`stages + 1` of the edges, each as near as can be to where equal shares of the layers would have it."""
+    """`stages + 1` of the edges, each as near as possible to its position with equal shares of the layers."""
     count = edges[-1]
     chosen = [0]
     for stage in range(1, stages):
         begin = edges.index(chosen[-1]) + 1
-        left = edges[begin : len(edges) - (stages - stage)]
-        wanted = round(stage * count / stages)
-        chosen.append(min(left, key=lambda edge: abs(edge - wanted)))
+        candidates = edges[begin : len(edges) - (stages - stage)]
+        ideal = round(stage * count / stages)
+        chosen.append(min(candidates, key=lambda edge: abs(edge - ideal)))
     return [*chosen, count]
 
 

@@ -1,7 +1,8 @@
-"""The account of moves between stages: which one may be made, what it cost, whether it was worth it. Pure.
+"""The account of moves between stages: which one is allowed, what it cost, whether it was worth it. Pure.
 
-One move at a time, and each is judged by measured step times before the next: so a wrong forecast costs one
-move, and is not made again. Fed with every decided step; keeps what a job's record holds of it.
+There is one move at a time, and each is judged by measured step times before the next. So a wrong forecast
+costs one move, and is not repeated. The account gets every decided step, and keeps the moves for the job's
+record.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ KEPT = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoveRules:
-    """When a policy's wish is granted. A person's is, wherever it can be."""
+    """When a policy's move is allowed. A person's move is allowed wherever it is possible."""
 
     min_improvement: float = 0.1
-    """Part of a step's time that must be saved by the forecast."""
+    """Least part of a step's time that the forecast must save."""
 
     min_steps: int = 4
-    """Steps that must be known before a move: without them nothing could be compared."""
+    """Steps that must be measured before a move, to compare with."""
 
     settle_steps: int = 2
-    """Steps of the newcomer that are not compared: links are built, senders get to know it."""
+    """First steps of the newcomer that are not compared: links are built, and senders learn its speed."""
 
     check_steps: int = 8
-    """Steps after it by whose median a move is judged."""
+    """Steps after these by whose median a move is judged."""
 
     cooldown_steps: int = 8
     """Steps from a verdict until the next move."""
 
     agreement: float = 1.5
-    """How many times longer or shorter a step may be than the forecast says that it is now."""
+    """Largest ratio between the present time of a step and the one that the forecast assumes."""
 
     worth: float = 0.02
-    """A move that saved less than this part of a step was not better: that is noise."""
+    """A move that saved less than this part of a step counts as no better: less is noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageMembers:
-    """Working replicas by stage, in words of the job's graph: standbys are not among them."""
+    """Working replicas by stage, by their SIDs in the job's graph; standbys are not among them."""
 
     working: Mapping[int, Sequence[str]]
     standbys: frozenset[str] = frozenset()
@@ -58,7 +59,7 @@ class StageMembers:
 
 @dataclass(slots=True)
 class StageMoves:
-    """One job's moves. `history` is what a new orchestrator finds in the record."""
+    """The moves of one job. `history`: those in the job's record."""
 
     history: list[StageMove] = field(default_factory=list)
     rules: MoveRules = field(default_factory=MoveRules)
@@ -69,18 +70,18 @@ class StageMoves:
 
     @property
     def open(self) -> StageMove | None:
-        """The move whose effect is not known yet."""
+        """The move that is not judged yet, if there is one."""
         last = self.history[-1] if self.history else None
         return last if last is not None and last.state in OPEN_MOVES else None
 
     @property
     def kept(self) -> tuple[StageMove, ...]:
-        """For the job's record."""
+        """The latest moves, for the job's record."""
         return tuple(self.history[-KEPT:])
 
-    # --- may it -----------------------------------------------------------------------------------------
+    # --- whether a move is allowed ----------------------------------------------------------------------
     def impossible(self, sid: str, stage: int, crew: StageMembers) -> str:
-        """Why this can't be done now, whoever wants it; empty if it can."""
+        """Why this move is impossible now, for a policy and a person alike; empty if it is possible."""
         if stage not in crew.working:
             return f"there is no stage {stage}"
         if sid in crew.standbys:
@@ -99,7 +100,7 @@ class StageMoves:
         return ""
 
     def unwise(self, sid: str, stage: int, forecast: MoveForecast, crew: StageMembers) -> str:
-        """Why a policy does not get this, possible as it is; empty if it does."""
+        """Why a possible move of a policy is declined; empty if it is allowed."""
         rules = self.rules
         if forecast.improvement < rules.min_improvement:
             return f"would save {forecast.improvement:.0%} of a step, less than {rules.min_improvement:.0%}"
@@ -115,7 +116,7 @@ class StageMoves:
         return self._precedent(crew.stage_of(sid), stage, now_s)
 
     def _precedent(self, here: int | None, stage: int, now_s: float) -> str:
-        """What an earlier move between the same stages teaches, if a step takes `now_s` now."""
+        """Why an earlier move between the same stages speaks against this one; a step takes `now_s` now."""
         for move in reversed(self.history):
             pair = (move.from_stage, move.to_stage)
             if pair == (here, stage) and move.state in (MoveState.NO_BETTER, MoveState.FAILED):
@@ -131,20 +132,20 @@ class StageMoves:
                 )
         return ""
 
-    # --- what happens -----------------------------------------------------------------------------------
+    # --- the course of a move ---------------------------------------------------------------------------
     def begin(self, move: StageMove) -> StageMove:
-        """It is carried out. Returns it with what is measured before it."""
+        """Notes that a move begins; returns it with the step time measured before it."""
         before_s = median(self._recent) if self._recent else None
         self.history = [*self.history[-KEPT + 1 :], move.model_copy(update={"before_s": before_s})]
         self._after, self._lost_s = [], 0.0
         return self.history[-1]
 
     def decided(self, result: StepResult, *, last: bool = False) -> StageMove | None:
-        """Takes a step in; returns the move if there is news of it.
+        """Counts a decided step; returns the move if it has changed.
 
         Args:
             result: the step's figures.
-            last: there is no further step: what is known must do.
+            last: there is no further step: the move is judged now.
         """
         news = None
         move = self.open
@@ -164,11 +165,11 @@ class StageMoves:
         return news
 
     def fail(self) -> StageMove | None:
-        """The newcomer could not be started."""
+        """Notes that the newcomer could not be started."""
         return self._close(MoveState.FAILED) if self.open is not None else None
 
     def undo(self) -> StageMove | None:
-        """The crew is another one since: what steps take now says nothing of the move."""
+        """Closes the move without a verdict: other members changed, so that times can't be compared."""
         return self._close(MoveState.UNDONE) if self.open is not None else None
 
     def _judge(self, compared: Sequence[float]) -> StageMove:
@@ -192,7 +193,7 @@ class StageMoves:
 
 
 def in_words(move: StageMove) -> str:
-    """One line for people: what was expected, what is known."""
+    """The move in one line for people: the forecast and the measurements."""
     what = f"{move.sid} (stage {move.from_stage}) → {move.newcomer} (stage {move.to_stage})"
     forecast = move.forecast
     expected = ""

@@ -1,4 +1,4 @@
-"""From an analysed model to a task graph and its first communication policy (draft §4.4(1), §4.5(2))."""
+"""The task graph of an analysed model, and its first communication policy (draft §4.4(1), §4.5(2))."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from schemas.task_graph import (
 )
 
 OPTIMIZER_BYTES_PER_PARAMETER = 4 + 8 + 16
-"""fp32 weights, two AdamW moments, and the int64 gradient sum with its scratch (DESIGN §5)."""
+"""fp32 weights, two AdamW moments, and the int64 gradient sum with its temporary buffer (DESIGN §5)."""
 
 
 def plan(
@@ -119,7 +119,7 @@ def plan(
 
 
 def why_inexact(spec: JobSpec, graph: TaskGraph) -> str:
-    """Why the weights' bits may depend on who did what; empty where they don't."""
+    """Why the weights' bits may depend on which instance computed what; empty where they don't."""
     sums = "" if spec.training.exact_accumulation else "training.exact_accumulation is off"
     return "; ".join(filter(None, (sums, graph.inexact)))
 
@@ -152,11 +152,11 @@ def first_policy(
 
 
 def in_flight(stages: int, stage: int, replicas: int) -> int:
-    """Microbatches that a replica may hold at once: computed forward, and not yet backward.
+    """Microbatches that a replica may hold at once: computed forward, but not yet backward.
 
-    A stage needs `stages - stage` of them to keep those behind it busy (1F1B), if hops took no time and all
-    were equally fast. As many again hide the hops; replicas that differ queue up behind each other's slower
-    ones, and need two more before the last stage. The price is activations in memory.
+    If hops took no time and all replicas were equally fast, a stage would need `stages - stage` of them to
+    keep the later stages busy (1F1B). As many again hide the hops. Replicas of different speed queue up
+    behind slower ones, and need two more, except in the last stage. The price is memory for activations.
     `tests/sim/test_routing.py` prints what remains of the bubble, and of the bound of unequal replicas.
     """
     unequal = 2 if replicas > 1 and stage < stages - 1 else 0
@@ -164,8 +164,8 @@ def in_flight(stages: int, stage: int, replicas: int) -> int:
 
 
 def window(stages: int, stage: int, senders: int, replicas: int) -> int:
-    """Microbatches one sender may have open at one receiver: its part of what the receiver may hold.
+    """Microbatches that one sender may have open at one receiver: its part of what the receiver may hold.
 
-    More would only queue where load can no longer be seen.
+    More would only wait in queues that the choice of the next hop can't see.
     """
     return max(1, math.ceil(in_flight(stages, stage, replicas) / max(1, senders)))

@@ -10,8 +10,9 @@ What is checked, in this order; the first that fails gives the reason:
 2. the job: running here, of the module's owner where it has one, and the suggestion neither expired nor
    derived from long ago;
 3. sense: known stage and instances, finite non-negative weights, someone left to do the work;
-4. worth: confident enough, changes something, no better-founded suggestion within the cool-down;
-5. shadow modules get the answer that they would have got, and nothing is adopted.
+4. worth: it is confident enough, changes something, and no suggestion of higher precedence or confidence was
+   adopted within the cool-down;
+5. shadow: a module in shadow gets the answer that it would have got, and nothing is adopted.
 """
 
 from __future__ import annotations
@@ -38,27 +39,27 @@ from schemas.policy import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArbitrationConfig:
-    """How easily the orchestrator lets itself be talked into a change."""
+    """The limits by which suggestions are adopted."""
 
     min_confidence: float = 0.5
     """0…1. Lower adopts more and worse suggestions."""
 
     cooldown_s: float = 5.0
-    """Seconds that an adopted change of one (job, stage) is left in peace; routes that change faster than
-    queues drain only oscillate. Another module with more precedence or confidence may still replace it."""
+    """Seconds for which an adopted change of one (job, stage) stays: routes that change faster than queues
+    drain only oscillate. Another module with a higher precedence or confidence may still replace it."""
 
     min_share_change: float = 0.01
-    """A suggestion by which no more than this part of a stage's work would go elsewhere is not worth a
-    revision. Not the largest change of a share: that is small by itself where there are many instances."""
+    """A suggestion that moves at most this part of a stage's work is declined. The part is the sum over all
+    instances, not the largest change of one share, which is always small where there are many instances."""
 
     max_lag_steps: int = 20
-    """Steps between what the suggestion was derived from and where the job is."""
+    """Most steps between the job's present step and the step from which a suggestion was derived."""
 
     max_valid_s: float = 600.0
-    """Seconds; a longer validity is cut to this, so that a dead module's wish does not hold for ever."""
+    """Seconds; a longer validity is reduced to this, so that suggestions of a dead module end."""
 
     precedence: Mapping[str, int] = field(default_factory=dict)
-    """Module name → rank, 0 if not named. Within a cool-down a higher rank wins before confidence does."""
+    """Module name → rank, 0 if not named. Within a cool-down, rank is compared first, then confidence."""
 
     standing: ReputationConfig = field(default_factory=ReputationConfig)
 
@@ -71,7 +72,7 @@ class ArbitrationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveSuggestion:
-    """An adopted suggestion in force from `at` until `until`, and the weights that it sets."""
+    """An adopted suggestion, in force from `at` until `until`, with the weights that it sets."""
 
     module: str
     version: str
@@ -83,27 +84,29 @@ class ActiveSuggestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArbitrationState:
-    """All that arbitration remembers. Never changed in place, so that a decision can be replayed.
+    """The whole state of arbitration. It is never changed in place, so that a decision can be replayed.
 
-    A stage's table is `base`, overlaid by the adopted weights, overlaid by 0 for each avoided instance.
-    `base` is what the orchestrator itself had set before anything was adopted.
+    The weights of a stage are `base`, replaced by adopted weights, and by 0 for each avoided instance.
+    `base`: the weights that the orchestrator itself had set before anything was adopted.
     """
 
     modules: Mapping[Key, ModuleReputation] = field(default_factory=dict)
     base: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)
     adopted: Mapping[tuple[str, int], ActiveSuggestion] = field(default_factory=dict)
     promoted: Mapping[str, str] = field(default_factory=dict)
-    """Module → its active version, where one was promoted; all others of it count as in shadow."""
+    """Module → its promoted version; all other versions of it count as in shadow."""
     avoided: Mapping[tuple[str, int, str], ActiveSuggestion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The answer. If adopted, `weights` is the stage's whole new table and `revision` its policy's number;
-    or `passed_on` is what the job's run is asked for, which has the last word on it.
+    """The outcome of one suggestion.
 
-    `answer` is False for what a flood has too much of: counted, but not answered one by one.
-    `suspended` is True for the suggestion that brought the module's suspension.
+    If it is adopted, either `weights` are all new weights of the stage and `revision` is the number of their
+    policy, or `passed_on` is the action that the job's run is asked for and may still decline.
+
+    `answer`: False for suggestions of a flood, which are counted but not answered one by one.
+    `suspended`: True for the suggestion because of which the module was suspended.
     """
 
     adopted: bool
@@ -119,7 +122,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lapse:
-    """The validity of something adopted has ended: the stage goes to these weights."""
+    """The validity of an adopted suggestion has ended: the stage gets these weights."""
 
     job: str
     stage: int
@@ -133,40 +136,40 @@ def register(
     now: float,
     config: ReputationConfig = ReputationConfig(),
 ) -> ArbitrationState:
-    """Note what a module says of itself; only registered ones are listened to."""
+    """Notes the state that a module reports; suggestions of unregistered modules are declined."""
     return replace(state, modules=module_standing.register(state.modules, lifecycle, now, config))
 
 
 def withdraw(
     state: ArbitrationState, module: str, version: str, now: float, jobs: Collection[str] | None = None
 ) -> ArbitrationState:
-    """What this version has had adopted (for these jobs; None: all) is valid no longer: it lapses next."""
+    """Ends the validity of this version's adopted suggestions for these jobs (None: all): they lapse next."""
 
-    def ended(job: str, held: ActiveSuggestion) -> ActiveSuggestion:
-        ours = (held.module, held.version) == (module, version) and (jobs is None or job in jobs)
-        return replace(held, until=min(held.until, now)) if ours else held
+    def ended(job: str, entry: ActiveSuggestion) -> ActiveSuggestion:
+        ours = (entry.module, entry.version) == (module, version) and (jobs is None or job in jobs)
+        return replace(entry, until=min(entry.until, now)) if ours else entry
 
     return replace(
         state,
-        adopted={key: ended(key[0], held) for key, held in state.adopted.items()},
-        avoided={key: ended(key[0], held) for key, held in state.avoided.items()},
+        adopted={key: ended(key[0], entry) for key, entry in state.adopted.items()},
+        avoided={key: ended(key[0], entry) for key, entry in state.avoided.items()},
     )
 
 
 def not_carried_out(state: ArbitrationState, suggestion: PolicySuggestion) -> ArbitrationState:
-    """What was adopted was declined by the job's run after all: it does not count as adopted."""
+    """Notes that the job's run declined an adopted suggestion: it does not count as adopted."""
     key = (suggestion.module, suggestion.version)
     standing = state.modules[key]
     return _keep(state, key, replace(standing, adopted=standing.adopted - 1))
 
 
 def forget_job(state: ArbitrationState, job: str) -> ArbitrationState:
-    """The job ended, or was placed anew: drop what was adopted for it."""
+    """Drops all adopted suggestions for a job that ended."""
     return replace(
         state,
-        base={key: held for key, held in state.base.items() if key[0] != job},
-        adopted={key: held for key, held in state.adopted.items() if key[0] != job},
-        avoided={key: held for key, held in state.avoided.items() if key[0] != job},
+        base={key: entry for key, entry in state.base.items() if key[0] != job},
+        adopted={key: entry for key, entry in state.adopted.items() if key[0] != job},
+        avoided={key: entry for key, entry in state.avoided.items() if key[0] != job},
     )
 
 
@@ -180,15 +183,15 @@ def arbitrate(
     received_at: float | None = None,
     config: ArbitrationConfig | None = None,
 ) -> tuple[Outcome, ArbitrationState]:
-    """Adopt or decline one suggestion.
+    """Adopts or declines one suggestion.
 
     Args:
-        state: what is remembered.
+        state: the state of arbitration.
         suggestion: as received.
         facts: of the suggestion's job; None if no such job is running.
         now: seconds by the orchestrator's own clock.
-        sid: who sent it, by its name on the bus; None: not known.
-        received_at: when it arrived, same clock; default `now`. Validity counts from there.
+        sid: the sender's name on the bus; None: unknown.
+        received_at: when it arrived, by the same clock; default `now`. The validity begins then.
         config: limits.
 
     Returns:
@@ -207,8 +210,8 @@ def arbitrate(
         return replace(_no(rest), answer=within_rate), _keep(state, key, standing)
     nonsense = ""
     if not within_rate:
-        told = f"more than {config.standing.rate_per_s:g} suggestions a second; not each is answered"
-        outcome = replace(_no(told), answer=standing.over_rate == 1)
+        reason = f"more than {config.standing.rate_per_s:g} suggestions a second; not each is answered"
+        outcome = replace(_no(reason), answer=standing.over_rate == 1)
     elif key == STRANGERS:
         outcome = _no(f"{_name(suggestion)} has not registered (no lifecycle message seen)")
     else:
@@ -231,20 +234,20 @@ def arbitrate(
 def lapse(
     state: ArbitrationState, facts: Mapping[str, JobFacts], now: float
 ) -> tuple[list[Lapse], ArbitrationState]:
-    """What is no longer valid, and what each stage's weights become. Call it about once a second."""
+    """Ends expired suggestions; returns the new weights of their stages. Call it about once a second."""
     reasons: dict[tuple[str, int], list[str]] = {}
-    for where, held in state.adopted.items():
-        if held.until <= now:
-            reasons.setdefault(where, []).append(f"the weights of {held.module} lapsed")
-    for (job, stage, sid), held in state.avoided.items():
-        if held.until <= now:
-            reasons.setdefault((job, stage), []).append(f"{held.module} no longer avoids {sid}")
+    for where, entry in state.adopted.items():
+        if entry.until <= now:
+            reasons.setdefault(where, []).append(f"the weights of {entry.module} lapsed")
+    for (job, stage, sid), entry in state.avoided.items():
+        if entry.until <= now:
+            reasons.setdefault((job, stage), []).append(f"{entry.module} no longer avoids {sid}")
     if not reasons:
         return [], state
     state = replace(
         state,
-        adopted={key: held for key, held in state.adopted.items() if held.until > now},
-        avoided={key: held for key, held in state.avoided.items() if held.until > now},
+        adopted={key: entry for key, entry in state.adopted.items() if entry.until > now},
+        avoided={key: entry for key, entry in state.avoided.items() if entry.until > now},
     )
     lapses = [
         Lapse(job=job, stage=stage, weights=_table(state, job, stage, facts[job]), reason="; ".join(why))
@@ -252,7 +255,7 @@ def lapse(
         if job in facts
     ]
     in_force = {*state.adopted, *((job, stage) for job, stage, _ in state.avoided)}
-    return lapses, replace(state, base={key: held for key, held in state.base.items() if key in in_force})
+    return lapses, replace(state, base={key: entry for key, entry in state.base.items() if key in in_force})
 
 
 # --- the checks --------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ def _judge(
     nonsense: str,
     config: ArbitrationConfig,
 ) -> tuple[Outcome, ArbitrationState]:
-    """One suggestion of a registered module that is within its rate."""
+    """Checks one suggestion of a registered module that is within its rate."""
     standing = module_standing.as_promoted(standing, (suggestion.module, suggestion.version), state.promoted)
     job = suggestion.job
     age = 0.0 if received_at is None else now - received_at
@@ -304,8 +307,10 @@ def _pass_on(
     standing: ModuleReputation,
     valid_s: float,
 ) -> Outcome:
-    """A move and an expectation are no table: what they are worth, the job's run knows (`stage_moves`,
-    `checkpoint_schedule`)."""
+    """Passes a move or an expectation of failures on to the job's run, which judges its worth.
+
+    See `planning.stage_moves` and `checkpointing.checkpoint_schedule`.
+    """
     stage = action.stage if isinstance(action, MoveInstance) else None
     if standing.state is ModuleState.SHADOW:
         return _no(f"in shadow, would have been passed on: {suggestion.reason}", stage)
@@ -322,7 +327,7 @@ def _weigh(
     age: float,
     config: ArbitrationConfig,
 ) -> tuple[Outcome, ArbitrationState]:
-    """Whether a sensible suggestion is worth a change of routes, and the table if so."""
+    """Decides whether a sensible suggestion is worth a change of routes, and computes the new weights."""
     stage = _stage(suggestion, facts)
     adoption = ActiveSuggestion(
         module=suggestion.module,
@@ -342,10 +347,10 @@ def _weigh(
     if moved <= config.min_share_change:
         least = f"{config.min_share_change:.0%}"
         text = f"would change nothing: at most {least} of the work of stage {stage} would go elsewhere"
-        held = _in_force(state, suggestion, stage)
-        if shadow or held is None or held.module != suggestion.module:
+        entry = _in_force(state, suggestion, stage)
+        if shadow or entry is None or entry.module != suggestion.module:
             return _no(text, stage), state
-        renewed = replace(held, until=adoption.until)
+        renewed = replace(entry, until=adoption.until)
         return _no(f"{text}; what holds is renewed", stage), _adopt(state, suggestion, stage, renewed, before)
     conflict = _conflict(state, suggestion, stage, now, config)
     if conflict:
@@ -362,28 +367,30 @@ def _weigh(
 def _conflict(
     state: ArbitrationState, suggestion: PolicySuggestion, stage: int, now: float, config: ArbitrationConfig
 ) -> str:
-    """Whose change of this stage is too fresh to be replaced by this one; empty if nobody's."""
+    """Which module's change of this stage is too recent to be replaced by this one; empty if none is."""
     where = (suggestion.job, stage)
-    held = [adoption for key, adoption in state.adopted.items() if key == where]
-    held += [adoption for key, adoption in state.avoided.items() if key[:2] == where]
-    mine = (config.precedence.get(suggestion.module, 0), suggestion.confidence)
-    for other in held:
+    adoptions = [adoption for key, adoption in state.adopted.items() if key == where]
+    adoptions += [adoption for key, adoption in state.avoided.items() if key[:2] == where]
+    own = (config.precedence.get(suggestion.module, 0), suggestion.confidence)
+    for other in adoptions:
         if now - other.at >= config.cooldown_s:
             continue
         rest = f"cool-down of stage {stage} for another {config.cooldown_s - (now - other.at):.1f} s"
         if other.module == suggestion.module:
             return rest
         theirs = (config.precedence.get(other.module, 0), other.confidence)
-        if mine <= theirs:
-            figures = f"confidence {other.confidence:.2f} against {mine[1]:.2f}"
+        if own <= theirs:
+            figures = f"confidence {other.confidence:.2f} against {own[1]:.2f}"
             return f"{rest}: {other.module} prevails with {figures}"
     return ""
 
 
-# --- tables ------------------------------------------------------------------------------------------
+# --- weights -----------------------------------------------------------------------------------------
 def _weights(suggestion: PolicySuggestion) -> dict[str, float]:
-    """The weights of one suggestion, scaled to mean 1: an instance that the module did not know of
-    (weight 1) then counts as an average one."""
+    """The weights of one suggestion, scaled to a mean of 1.
+
+    An instance that the module does not know has weight 1, and so counts as an average one.
+    """
     if isinstance(suggestion.action, SetWeights):
         weights = suggestion.action.weights
         mean = sum(weights.values()) / len(weights)
@@ -406,7 +413,7 @@ def _adopt(
     adoption: ActiveSuggestion,
     before: Mapping[str, float],
 ) -> ArbitrationState:
-    """The state with this in force; the first adoption for a stage notes what it stood on."""
+    """The state with this suggestion in force; the first one of a stage saves the weights before as base."""
     where = (suggestion.job, stage)
     base = state.base if where in state.base else {**state.base, where: before}
     if isinstance(suggestion.action, AvoidInstance):
@@ -422,9 +429,9 @@ def _in_force(state: ArbitrationState, suggestion: PolicySuggestion, stage: int)
 
 
 def _table(state: ArbitrationState, job: str, stage: int, facts: JobFacts) -> dict[str, float]:
-    """The stage's whole table as the state says: base, adopted weights, avoided instances at 0.
+    """All weights of a stage by the state: base, adopted weights, avoided instances at 0.
 
-    Should nobody be left (the others have died since), the avoided ones must do after all.
+    If no other instance is left (the others have died since), avoided instances keep their weights.
     """
     base = state.base.get((job, stage), facts.weights.get(stage, {}))
     adopted = state.adopted.get((job, stage))
@@ -434,7 +441,7 @@ def _table(state: ArbitrationState, job: str, stage: int, facts: JobFacts) -> di
     return spared if any(weight > 0 for weight in spared.values()) else table
 
 
-# --- small words -------------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------------
 def _keep(state: ArbitrationState, key: Key, standing: ModuleReputation) -> ArbitrationState:
     return replace(state, modules={**state.modules, key: standing})
 

@@ -1,7 +1,7 @@
-"""How a functional module stands with the orchestrator: its state, its rate, its strikes, its suspension.
+"""The reputation of a functional module at the orchestrator: its state, rate, strikes and suspension.
 
-Pure; `arbitration` keeps one `ModuleReputation` per (module, version). A module that floods or suggests
-nonsense again and again is suspended for a while, and then listened to afresh.
+Pure; `arbitration` keeps one `ModuleReputation` per (module, version). A module that floods the orchestrator,
+or repeatedly suggests nonsense, is suspended for a while; afterwards it starts afresh.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ Key = tuple[str, str]
 """(module, version): two versions of a module may run side by side, one of them in shadow."""
 
 STRANGERS: Key = ("", "")
-"""All modules that have not registered share this one standing, so that they can't flood either."""
+"""All modules that have not registered share this one reputation, so that they can't flood either."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReputationConfig:
-    """What a module may do to the orchestrator."""
+    """Limits for the suggestions of one module."""
 
     rate_per_s: float = 2.0
-    """Suggestions a second that one module may make over a long time."""
+    """Suggestions a second that one module may make on average."""
 
     burst: int = 20
     """Suggestions that one module may make at once."""
 
     flood_limit: int = 200
-    """Suggestions over the rate, without a pause, until the module is suspended."""
+    """Suggestions over the rate, without a pause, after which the module is suspended."""
 
     nonsense_limit: int = 10
-    """Nonsensical suggestions in a row until the module is suspended."""
+    """Nonsensical suggestions in a row after which the module is suspended."""
 
     lag_limit: int = 20
-    """Suggestions in a row from long ago until the module is suspended: it does not keep up."""
+    """Outdated suggestions in a row after which the module is suspended: it does not keep up."""
 
     crash_limit: int = 5
-    """Starts without having retired within `crash_window_s` until the module is suspended."""
+    """Crashes (starts without a retirement before) within `crash_window_s` after which it is suspended."""
 
     crash_window_s: float = 600.0
 
     suspension_s: float = 300.0
-    """Seconds until a suspended module is listened to again."""
+    """Seconds until suggestions of a suspended module are considered again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderedState:
-    """What an order has made of a module. One that crashes comes back as this, whatever it was started as."""
+    """The state that orders have given a module; after a crash it is ordered into this state again."""
 
     state: ModuleState | None = None
     enabled: frozenset[str] = frozenset()
@@ -62,11 +62,11 @@ class OrderedState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleReputation:
-    """One version of one module.
+    """The reputation of one version of one module.
 
-    `allowance` is a token bucket; `over_rate`, `nonsense` and `lagging` count in a row, the others since
-    it first registered, whoever led (`standing_records`). `crashed_at` has the last crashes, for as long
-    as they count.
+    `allowance` is a token bucket. `over_rate`, `nonsense` and `lagging` count suggestions in a row; the other
+    counts run since the module first registered, also under earlier orchestrators (`reputation_store`).
+    `crashed_at`: the times of the crashes that still count.
     """
 
     state: ModuleState = ModuleState.REGISTERED
@@ -97,7 +97,7 @@ def register(
     now: float,
     config: ReputationConfig = ReputationConfig(),
 ) -> Mapping[Key, ModuleReputation]:
-    """Note what a module says of itself. Strikes and a running suspension outlive its restart."""
+    """Notes the state that a module reports. Strikes and a running suspension survive its restart."""
     key = (lifecycle.module, lifecycle.version)
     known = modules.get(key)
     if lifecycle.state is ModuleState.RETIRED and (known is None or known.suspended_until <= now):
@@ -119,14 +119,17 @@ def register(
 
 
 def promote(promoted: Mapping[str, str], module: str, version: str | None) -> Mapping[str, str]:
-    """Only this version's suggestions are adopted any more; None: of each version as it says itself."""
+    """Makes one version the only one whose suggestions are adopted; None: each is in the state it reports."""
     others = {name: active for name, active in promoted.items() if name != module}
     return others if version is None else {**others, module: version}
 
 
 def as_promoted(standing: ModuleReputation, key: Key, promoted: Mapping[str, str]) -> ModuleReputation:
-    """As the orchestrator has it: where a version of the module was promoted, that one is active and the
-    others are in shadow, from that moment on, whatever they have been told by then."""
+    """The reputation with the state that a promotion gives it.
+
+    If a version of the module was promoted, that one counts as active and all others as in shadow, even
+    before they have got their orders.
+    """
     module, version = key
     active = promoted.get(module)
     if active is None or standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
@@ -136,7 +139,7 @@ def as_promoted(standing: ModuleReputation, key: Key, promoted: Mapping[str, str
 
 
 def _crashed(known: ModuleReputation, lifecycle: ModuleLifecycle) -> bool:
-    """Whether this is another process than the one that we know, which never said that it leaves."""
+    """Whether a new process reports although the former one never said that it leaves."""
     return lifecycle.incarnation != known.incarnation and known.state not in OVER
 
 
@@ -152,7 +155,7 @@ def _count_crash(standing: ModuleReputation, now: float, config: ReputationConfi
 
 
 def ordered(standing: ModuleReputation, op: ModuleOp, jobs: tuple[str, ...]) -> ModuleReputation:
-    """Note an order that was obeyed."""
+    """Notes an order that the module has carried out."""
     wanted, named = standing.wanted, frozenset(jobs)
     match op:
         case ModuleOp.ACTIVATE:
@@ -167,51 +170,54 @@ def ordered(standing: ModuleReputation, op: ModuleOp, jobs: tuple[str, ...]) -> 
 
 
 def due_orders(standing: ModuleReputation) -> list[tuple[ModuleOp, tuple[str, ...]]]:
-    """What to order again of a module that came back as it was started, not as it was ordered to be."""
+    """The orders to repeat to a module that came back in another state than the ordered one."""
     if standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
         return []
-    found: list[tuple[ModuleOp, tuple[str, ...]]] = []
+    orders: list[tuple[ModuleOp, tuple[str, ...]]] = []
     wanted = standing.wanted
     if wanted.state is not None and wanted.state is not standing.state:
-        found.append((ModuleOp.ACTIVATE if wanted.state is ModuleState.ACTIVE else ModuleOp.SHADOW, ()))
+        orders.append((ModuleOp.ACTIVATE if wanted.state is ModuleState.ACTIVE else ModuleOp.SHADOW, ()))
     missing = {job for job in wanted.enabled if not serves(standing, job)}
     if missing:
-        found.append((ModuleOp.ENABLE, tuple(sorted(missing))))
+        orders.append((ModuleOp.ENABLE, tuple(sorted(missing))))
     if wanted.disabled - set(standing.without):
-        found.append((ModuleOp.DISABLE, tuple(sorted(wanted.disabled))))
-    return found
+        orders.append((ModuleOp.DISABLE, tuple(sorted(wanted.disabled))))
+    return orders
 
 
 def serves(standing: ModuleReputation, job: str) -> bool:
-    """Whether it is enabled for this job."""
+    """Whether the module is enabled for this job."""
     return job not in standing.without and (not standing.jobs or job in standing.jobs)
 
 
 def running(
     modules: Mapping[Key, ModuleReputation], module: str, version: str | None
 ) -> tuple[Key, ModuleReputation]:
-    """The one that an order to this module is for.
+    """The running version that an order to this module is for.
 
     Raises:
-        NotFound: none of that name and version runs.
-        BadInput: several versions run and none was named.
+        NotFound: no module of that name and version runs.
+        BadInput: several versions run and `version` is None.
     """
-    found = {
-        key: one
-        for key, one in modules.items()
-        if key[0] == module and version in (None, key[1]) and one.state not in OVER and one.sid is not None
+    matching = {
+        key: reputation
+        for key, reputation in modules.items()
+        if key[0] == module
+        and version in (None, key[1])
+        and reputation.state not in OVER
+        and reputation.sid is not None
     }
-    if not found:
+    if not matching:
         which = module if version is None else f"{module} {version}"
         raise NotFound(f"no module {which} runs: `dmsc policy list` shows which do", module=module)
-    if len(found) > 1:
-        versions = ", ".join(sorted(key[1] for key in found))
+    if len(matching) > 1:
+        versions = ", ".join(sorted(key[1] for key in matching))
         raise BadInput(f"{module} runs in versions {versions}: say which", module=module)
-    return found.popitem()
+    return matching.popitem()
 
 
 def heard(standing: ModuleReputation, now: float, config: ReputationConfig) -> tuple[ModuleReputation, bool]:
-    """Count one suggestion against the rate; False if it is one too many. Ends an expired suspension."""
+    """Counts one suggestion against the rate; False if it is over the rate. Ends an expired suspension."""
     if standing.suspended_for and standing.suspended_until <= now:
         standing = replace(standing, suspended_for="", nonsense=0, over_rate=0, lagging=0)
     earned = max(0.0, now - standing.allowance_at) * config.rate_per_s
@@ -230,7 +236,7 @@ def heard(standing: ModuleReputation, now: float, config: ReputationConfig) -> t
 
 
 def judged(standing: ModuleReputation, *, adopted: bool, nonsense: bool, lagging: bool) -> ModuleReputation:
-    """Count what became of one suggestion that was within the rate."""
+    """Counts the outcome of one suggestion that was within the rate."""
     return replace(
         standing,
         nonsense=standing.nonsense + 1 if nonsense else 0,
@@ -252,4 +258,5 @@ def suspension(standing: ModuleReputation, config: ReputationConfig, *, nonsense
 
 
 def suspend(standing: ModuleReputation, why: str, now: float, config: ReputationConfig) -> ModuleReputation:
+    """Suspends the module for `suspension_s`, for the reason `why`."""
     return replace(standing, suspended_until=now + config.suspension_s, suspended_for=why)

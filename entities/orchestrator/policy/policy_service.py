@@ -1,4 +1,4 @@
-"""Functional modules at the orchestrator: what they suggest is judged, carried out, answered, and lapses."""
+"""Functional modules at the orchestrator: their suggestions are judged, carried out, answered, and lapse."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from schemas.policy import (
 log = get_logger("orchestrator")
 
 LAPSE_EVERY_S = 1.0
-"""How often adopted suggestions are checked for having lapsed."""
+"""Pause between checks whether adopted suggestions have lapsed."""
 
 KEEP_EVERY_S = 10.0
-"""How old the counts are at most that a new orchestrator finds; orders are kept at once."""
+"""Greatest age of the counts that a new orchestrator finds; orders are written at once."""
 
 ORDER_DEADLINE_S = 5.0
-"""A module that is there answers an order within milliseconds, whatever its policy computes."""
+"""A running module answers an order within milliseconds, whatever its policy computes."""
 
 
 class PolicyService:
-    """One term's.
+    """Serves functional modules during one term.
 
-    `runs`: the running jobs by id; `alive`: whether the registry has a module of this SID running;
+    `runs`: the running jobs by id; `alive`: whether the registry knows a module of this SID as running;
     `confirmed` returns while this orchestrator leads.
     """
 
@@ -79,16 +79,16 @@ class PolicyService:
         self._keeping = asyncio.Lock()
 
     async def load(self) -> None:
-        """What modules were ordered to be, and how they had fared, whoever led before."""
+        """Reads the orders to modules and their reputations, as earlier orchestrators left them."""
         self._state = replace(self._state, modules=await self._records.load())
 
     def forget(self, job: str) -> None:
-        """It has ended."""
+        """Forgets a job that has ended."""
         self._state = forget_job(self._state, job)
 
     # --- lifecycle ------------------------------------------------------------------------------------
     async def lifecycle(self, message: ModuleLifecycle, envelope: Envelope) -> Ack:
-        """What a module says of itself.
+        """A module reports its state.
 
         Raises:
             Conflict: another process of the same version runs.
@@ -107,33 +107,35 @@ class PolicyService:
         return Ack()
 
     def standings(self) -> dict[module_standing.Key, ModuleState]:
-        """The state that each version of each module is in, by what it says itself."""
-        return {key: one.state for key, one in self._state.modules.items() if one.sid is not None}
+        """The state of each version of each module, as the module reports it."""
+        modules = self._state.modules.items()
+        return {key: reputation.state for key, reputation in modules if reputation.sid is not None}
 
     def owner_of(self, module: str, version: str) -> str:
-        """Whose this version is, or the module, where that version is not known."""
-        found = [
-            one for (name, which), one in self._state.modules.items() if (name, which) == (module, version)
-        ]
-        found += [one for (name, _), one in self._state.modules.items() if name == module]
-        return found[0].owner if found else names.MESH
+        """The owner of this version; of any version of the module, where this one is not known."""
+        modules = self._state.modules
+        candidates = [modules[module, version]] if (module, version) in modules else []
+        candidates += [reputation for (name, _), reputation in modules.items() if name == module]
+        return candidates[0].owner if candidates else names.MESH
 
     def promoted(self, module: str, version: str | None, *, retracted: str | None = None) -> None:
-        """From here on this version of a module is the active one (None: as they say themselves), and what
-        the version `retracted` had adopted lapses."""
+        """Makes this version of a module the active one; suggestions of version `retracted` lapse.
+
+        Without a version, each version is in the state that it reports.
+        """
         promoted = module_standing.promote(self._state.promoted, module, version)
         self._state = replace(self._state, promoted=promoted)
         if retracted is not None:
             self._state = withdraw(self._state, module, retracted, time.monotonic())
 
     def _note(self, message: ModuleLifecycle) -> None:
-        """Takes the state over; what a module may not wish any more lapses."""
+        """Takes over a module's state; suggestions that it may not make any more lapse."""
         key, now = (message.module, message.version), time.monotonic()
         known = self._state.modules.get(key, module_standing.ModuleReputation())
         crashes, suspended = known.crashes, known.suspended_for
         self._state = register(self._state, message, now, self._config.standing)
         gone_quiet = message.state is ModuleState.SHADOW and known.state is ModuleState.ACTIVE
-        if gone_quiet and message.module not in self._state.promoted:  # else what holds is for the next one
+        if gone_quiet and message.module not in self._state.promoted:  # else they stay for the next version
             self._state = withdraw(self._state, *key, now)
         if disabled := set(message.without) - set(known.without):
             self._state = withdraw(self._state, *key, now, disabled)
@@ -146,31 +148,31 @@ class PolicyService:
                 log.warning("module suspended", module=message.module, reason=standing.suspended_for)
 
     async def query(self, message: ModuleQuery, envelope: Envelope) -> ModuleList:
-        """Who runs and how it fares, by name and version."""
+        """The status of all known modules, by name and version."""
         now = time.monotonic()
         known = sorted(self._state.modules.items())
         return ModuleList(
             modules=tuple(
-                _status(key, one, one.sid is None or self._alive(one.sid), now)
-                for key, one in known
+                _status(key, reputation, reputation.sid is None or self._alive(reputation.sid), now)
+                for key, reputation in known
                 if key != module_standing.STRANGERS
             )
         )
 
     async def direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
-        """An operator's order, passed on to the module."""
+        """Passes an operator's order on to the module."""
         reason = message.reason or f"ordered by {message.user}"
         return await self.order(message.module, message.version, message.op, message.jobs, reason)
 
     async def order(
         self, module: str, version: str | None, op: ModuleOp, jobs: tuple[str, ...] = (), reason: str = ""
     ) -> ModuleLifecycle:
-        """Has a running module do that; returns its lifecycle as it then is. Repeating it changes nothing.
+        """Gives an order to a running module; returns its lifecycle afterwards. Orders are idempotent.
 
         Raises:
             NotFound: no such module runs.
-            BadInput: several versions run and `version` is None; or enable, disable without a job.
-            Conflict: the module can't.
+            BadInput: several versions run and `version` is None; or enable or disable names no job.
+            Conflict: the module can't carry the order out.
             Unavailable: it does not answer.
         """
         (_, version), standing = module_standing.running(self._state.modules, module, version)
@@ -188,9 +190,10 @@ class PolicyService:
         return answer
 
     async def orders(self) -> None:
-        """Modules that crash come back as they were started: they become again what they were ordered to be.
+        """Repeats orders to modules that crashed, and saves reputations, until cancelled.
 
-        And how they fare is kept for the next orchestrator. Until cancelled.
+        A module that crashed comes back in the state in which it was started, not in the one that was
+        ordered.
         """
         kept_at = time.monotonic()
         while True:
@@ -201,7 +204,7 @@ class PolicyService:
                 kept_at = time.monotonic()
             for module, version in list(self._state.modules):
                 for op, jobs in self._due_orders(module, version):
-                    if (op, jobs) not in self._due_orders(module, version):  # ordered otherwise meanwhile
+                    if (op, jobs) not in self._due_orders(module, version):  # another order came meanwhile
                         continue
                     try:
                         await self.order(module, version, op, jobs, "as ordered before it crashed")
@@ -213,16 +216,16 @@ class PolicyService:
         return [] if standing is None else list(module_standing.due_orders(standing))
 
     async def keep(self) -> None:
-        """Leaves how modules stand for the next orchestrator."""
+        """Saves the reputations of modules for the next orchestrator."""
         try:
-            async with self._keeping:  # lest an older state be written over a newer one
+            async with self._keeping:  # an older state must not be written over a newer one
                 await self._records.keep(self._state.modules)
         except DmscError as error:
             log.warning("standings of modules not kept", reason=error.text)  # and tried again before long
 
     # --- suggestions ----------------------------------------------------------------------------------
     async def suggestion(self, message: PolicySuggestion, envelope: Envelope) -> None:
-        """Adopted or declined: the module is told which, and why."""
+        """Adopts or declines a suggestion, carries it out, and answers the module with the reason."""
         await self._confirmed()
         async with self._revising:
             run = self._runs.get(message.job)
@@ -253,23 +256,24 @@ class PolicyService:
             await self._bus.publish(subjects.POLICY_DECISION, decision, cause=envelope, module=message.module)
 
     async def lapses(self) -> None:
-        """Takes back what is no longer valid, until cancelled."""
+        """Takes back adopted suggestions whose validity has ended, until cancelled."""
         while True:
             await asyncio.sleep(LAPSE_EVERY_S)
             await self._confirmed()
             async with self._revising:
-                facts = {job: held for job, run in self._runs.items() if (held := _facts(run)) is not None}
+                pairs = ((job, _facts(run)) for job, run in self._runs.items())
+                facts = {job: job_facts for job, job_facts in pairs if job_facts is not None}
                 lapses, self._state = lapse(self._state, facts, time.monotonic())
-                for one in lapses:
-                    run = self._runs.get(one.job)
+                for ended in lapses:
+                    run = self._runs.get(ended.job)
                     if run is None:
                         continue
-                    run.communication.revise(one.reason, weights=(one.stage, one.weights))
-                    run.training.revise_standbys()  # the weights of before know nothing of who died since
+                    run.communication.revise(ended.reason, weights=(ended.stage, ended.weights))
+                    run.training.revise_standbys()  # the former weights don't consider losses since then
                     try:
-                        await run.journal.tell("policy", text=one.reason)
+                        await run.journal.tell("policy", text=ended.reason)
                     except DmscError as error:
-                        log.warning("lapse not carried out", job=one.job, reason=str(error))
+                        log.warning("lapse not carried out", job=ended.job, reason=str(error))
 
 
 def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> ModuleStatus:
@@ -293,7 +297,7 @@ def _status(key: Key, standing: ModuleReputation, alive: bool, now: float) -> Mo
 
 
 def _carry_out(run: JobRun, suggestion: PolicySuggestion, outcome: Outcome) -> tuple[Outcome, int | None]:
-    """What was adopted is done; a move the run may still decline. Returns the revision of new weights."""
+    """Carries an adopted suggestion out; the run may decline a move. Returns the revision of new weights."""
     move = outcome.passed_on
     if isinstance(move, ExpectFailures):
         run.checkpoints.expect(move.between_s, outcome.valid_s, suggestion.module)

@@ -1,8 +1,8 @@
 """Which version of a module is active after a promotion, and whether it stays (ADR-0021). Pure.
 
-The version that was active before goes on in shadow, so that both are scored on the same traffic. While the
-promoted one's scores are worse by a margin, and by more than chance explains, it gives way again: once, since
-after a rollback nothing is on trial.
+The version that was active before goes on in shadow, so that both are scored on the same traffic. If the
+scores of the promoted version are worse by a margin, and by more than chance explains, it is rolled back.
+That happens once: after a roll-back no version is on trial.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CAN_LEAD = (ModuleState.ACTIVE, ModuleState.SHADOW)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionConfig:
-    """When a promoted version gives way."""
+    """When a promoted version is rolled back."""
 
     min_scores: int = 20
     """Scores of each version before they are compared. Fewer reacts sooner, also to a run of bad luck."""
@@ -32,7 +32,7 @@ class PromotionConfig:
     """How much worse the mean score must be. A score is 0…1, 0.5 is as good as doing nothing."""
 
     z: float = 3.0
-    """By how many standard errors. It is looked at again with each score, hence more than the usual 2."""
+    """By how many standard errors it must be worse; more than the usual 2, as each score is another test."""
 
     def __post_init__(self) -> None:
         if not (2 <= self.min_scores <= self.window and 0 <= self.margin <= 1 and self.z >= 0):
@@ -41,24 +41,27 @@ class PromotionConfig:
 
 @dataclass(slots=True)
 class PromotionTrial:
-    """Scores of suggestions made since the promotion, by version; their ids, so that each counts once."""
+    """The scores of suggestions since the promotion, by version; each suggestion counts once, by its id."""
 
     since: float
     scores: dict[str, deque[float]] = field(default_factory=dict)
     _seen: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=4096))
 
     def take(self, score: PolicyScore, record: ModuleRecord, config: PromotionConfig) -> bool:
-        """Whether it counts: of one of the two versions, suggested after the promotion, with a score, new."""
+        """Counts a score; returns whether it counts.
+
+        It must be new, have a value, and be of a suggestion that one of the two versions made after the
+        promotion.
+        """
         if score.score is None or score.at < self.since:
             return False
         if score.version not in (record.active, record.previous):
             return False
-        known = (score.version, score.suggestion or f"{score.at}")
-        if known in self._seen:
+        key = (score.version, score.suggestion or f"{score.at}")
+        if key in self._seen:
             return False
-        self._seen.append(known)
-        held = self.scores.setdefault(score.version, deque(maxlen=config.window))
-        held.append(score.score)
+        self._seen.append(key)
+        self.scores.setdefault(score.version, deque(maxlen=config.window)).append(score.score)
         return True
 
 
@@ -72,15 +75,15 @@ def promote(
     reason: str,
     now: float,
 ) -> ModuleRecord:
-    """The record once `version` is active; the one that was is on trial's other side, if it runs.
+    """The record that makes `version` active; the former version is compared with it, if it runs.
 
     Args:
-        record: as it stands; None if nothing was promoted yet.
-        standings: state of each version of the module that runs.
+        record: the present record; None if nothing was promoted yet.
+        standings: the state of each running version of the module.
         module: its name.
-        version: which.
-        by: who wants it.
-        reason: in words.
+        version: the version to promote.
+        by: who promotes it.
+        reason: why, in words.
         now: seconds since the epoch.
 
     Raises:
@@ -117,10 +120,10 @@ def roll_back(
     reason: str,
     now: float,
 ) -> ModuleRecord:
-    """The record once the version before is active again; nothing is on trial then.
+    """The record that makes the former version active again; no version is on trial then.
 
     Raises:
-        Conflict: nothing was promoted, or the version before does not run any more.
+        Conflict: nothing was promoted, or the former version does not run any more.
     """
     if record is None or not record.previous:
         raise Conflict(f"nothing of {module} was promoted: there is no version to go back to")
@@ -132,7 +135,7 @@ def roll_back(
 
 
 def active_version(record: ModuleRecord | None, standings: Mapping[str, ModuleState]) -> str:
-    """Which version's suggestions are adopted now; of several the first by name; '' if there is none."""
+    """The version whose suggestions are adopted now; of several the first by name; '' if there is none."""
     if record is not None:
         return record.active
     active = sorted(version for version, state in standings.items() if state is ModuleState.ACTIVE)
@@ -140,10 +143,10 @@ def active_version(record: ModuleRecord | None, standings: Mapping[str, ModuleSt
 
 
 def verdict(trial: PromotionTrial, record: ModuleRecord, config: PromotionConfig) -> str:
-    """Why the promoted version must give way; empty while it need not.
+    """Why the promoted version must be rolled back; empty if it need not be.
 
-    Welch's comparison of two means. Each variance has one more observation at the edge of [0, 1]: twenty
-    equal scores do not make a difference certain.
+    This is Welch's comparison of two means. Each variance counts one more observation at the edge of [0, 1],
+    because twenty equal scores do not make a difference certain.
     """
     ours, theirs = trial.scores.get(record.active, ()), trial.scores.get(record.previous, ())
     if not record.trial or min(len(ours), len(theirs)) < config.min_scores:
@@ -161,16 +164,16 @@ def verdict(trial: PromotionTrial, record: ModuleRecord, config: PromotionConfig
 def disagreeing(
     records: Mapping[str, ModuleRecord], standings: Mapping[tuple[str, str], ModuleState]
 ) -> list[tuple[str, str, ModuleState]]:
-    """(module, version, the state that it should be in) of each that is in the other one."""
-    found = []
+    """(module, version, state that it should have) of each version whose state differs from its record."""
+    differing = []
     for (module, version), state in sorted(standings.items()):
         record = records.get(module)
         if record is None or state not in CAN_LEAD:
             continue
-        wanted = ModuleState.ACTIVE if version == record.active else ModuleState.SHADOW
-        if state is not wanted:
-            found.append((module, version, wanted))
-    return found
+        target = ModuleState.ACTIVE if version == record.active else ModuleState.SHADOW
+        if state is not target:
+            differing.append((module, version, target))
+    return differing
 
 
 def _mean(scores: Iterable[float]) -> float:

@@ -1,7 +1,7 @@
-"""Versions of modules at the orchestrator: promoted by hand, compared by their scores, rolled back.
+"""Versions of modules: promoted by a person, compared by their scores, rolled back (ADR-0021).
 
-Which version is active stands in the bucket `modules`; the scores of a trial are read again from the stream.
-So a new orchestrator goes on where the one before it was.
+The bucket `modules` says which version is active; the scores of a trial are read again from their stream. So
+a new orchestrator goes on where the former one was.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ from schemas.policy import (
 log = get_logger("orchestrator")
 
 LOOK_EVERY_S = 0.5
-"""How often scores are compared, and modules that are not in their state ordered into it."""
+"""Pause between comparisons of scores, and between checks of the states of modules."""
 
 MYSELF = "orchestrator"
 
 
 class PromotionService:
-    """One term's. `desk` has the modules and gives the orders; `runs`: the running jobs by id."""
+    """Promotes and rolls back versions during one term.
+
+    `desk`: the service that knows the modules and gives them orders; `runs`: the running jobs by id.
+    """
 
     def __init__(
         self,
@@ -64,10 +67,10 @@ class PromotionService:
         self._records: dict[str, ModuleRecord] = {}
         self._trials: dict[str, PromotionTrial] = {}
         self._turn = asyncio.Lock()
-        """Of changes to what is promoted: nobody else's comes between a look, the bucket and our memory."""
+        """Held by each promotion or roll-back, so that none comes between its reading and its writing."""
 
     async def load(self) -> None:
-        """What was promoted, whoever led before, and how it has scored since."""
+        """Reads the promoted versions from the bucket, and their scores since then from the stream."""
         for entry in await self._bucket.entries(strict=True):
             if isinstance(entry.message, ModuleRecord):
                 self._keep(entry.message)
@@ -80,9 +83,10 @@ class PromotionService:
                         trial.take(item.message, self._records[module], self._config)
 
     async def promote(self, message: PromoteModule, envelope: Envelope) -> PolicySwitch:
-        """
+        """Makes a version of a module the active one.
+
         Raises:
-            NotFound, Conflict: that version can't lead.
+            NotFound, Conflict: that version can't become active.
         """
         async with self._turn:
             record = promote(
@@ -98,26 +102,27 @@ class PromotionService:
         return await self._carry_out(record, rollback=False) if switched else _switch(record, rollback=False)
 
     async def roll_back(self, message: RollBackModule, envelope: Envelope) -> PolicySwitch:
-        """
+        """Makes the former version of a module the active one again.
+
         Raises:
-            Conflict: there is nothing to go back to.
+            Conflict: there is no former version.
         """
         return await self._roll_back(
             message.module, message.user, message.reason or f"rolled back by {message.user}"
         )
 
     async def score(self, message: PolicyScore, envelope: Envelope) -> None:
-        """One more, of a module that may have a version on trial."""
+        """Counts a score, if its module has a version on trial."""
         trial = self._trials.get(message.module)
         if trial is not None and self._is_owners(message):
             trial.take(message, self._records[message.module], self._config)
 
     def _is_owners(self, score: PolicyScore) -> bool:
-        """Of that module, and not of another user's with the same name."""
+        """Whether a score is of this owner's module, and not of another user's module of the same name."""
         return score.owner == self._desk.owner_of(score.module, score.version)
 
     async def forget(self, module: str) -> None:
-        """Somebody ordered one of its versions by hand: what was promoted counts no more."""
+        """Forgets a module's promotion: a person has ordered the state of one of its versions."""
         async with self._turn:
             if module in self._records:
                 await self._bucket.delete(module=module)  # first: one that fails is repeated
@@ -126,7 +131,7 @@ class PromotionService:
                 self._desk.promoted(module, None)
 
     async def run(self) -> None:
-        """Compares and corrects, until cancelled."""
+        """Compares scores, rolls back, and corrects the states of modules, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             await self._confirmed()
@@ -143,7 +148,7 @@ class PromotionService:
                 if (module, version, state) in disagreeing(self._records, self._desk.standings()):  # still
                     await self._contained(self._order(module, version, state), module)
 
-    # --- how ------------------------------------------------------------------------------------------
+    # --- carrying it out ------------------------------------------------------------------------------
     async def _roll_back(self, module: str, by: str, reason: str) -> PolicySwitch:
         async with self._turn:
             record = roll_back(
@@ -158,7 +163,7 @@ class PromotionService:
         return await self._carry_out(record, rollback=True) if switched else _switch(record, rollback=True)
 
     async def _write(self, record: ModuleRecord, *, rollback: bool) -> bool:
-        """The record is the switch: whoever leads after us finds it. False: it stands so already."""
+        """Writes the record, by which the switch takes effect; returns False if the record is the same."""
         if self._records.get(record.module) == record:
             return False
         await self._bucket.put(record, module=record.module)
@@ -166,7 +171,7 @@ class PromotionService:
         return True
 
     async def _carry_out(self, record: ModuleRecord, *, rollback: bool) -> PolicySwitch:
-        """Tells of the switch, and orders the modules; not in turn, as one that hangs takes its time."""
+        """Publishes the switch and orders the modules. It does not hold `_turn`: a module may answer late."""
         switch = _switch(record, rollback=rollback)
         text = f"{record.module} {record.active} is active instead of {record.previous or 'none'}: "
         log.info(
@@ -183,7 +188,7 @@ class PromotionService:
         for run in list(self._runs.values()):
             await self._contained(run.journal.tell("policy", text=text + record.reason), record.module)
         for version, state in ((record.active, ModuleState.ACTIVE), (record.previous, ModuleState.SHADOW)):
-            if version and self._records.get(record.module) == record:  # else somebody has decided otherwise
+            if version and self._records.get(record.module) == record:  # else another switch came meanwhile
                 await self._contained(self._order(record.module, version, state), record.module)
         return switch
 
@@ -203,7 +208,7 @@ class PromotionService:
             await self._desk.order(module, version, op, reason=record.reason)
 
     async def _contained(self, work: Awaitable[object], module: str) -> None:
-        """A module that does not answer is ordered again later; it must not end the orchestrator."""
+        """Logs an error of `work`: a module that does not answer is ordered again later."""
         try:
             await work
         except DmscError as error:

@@ -1,4 +1,4 @@
-"""Modules' standings, kept over a change of orchestrators: what they were ordered to be, how they fared."""
+"""Reputations of modules in the bucket `standings`, for the next orchestrator: ordered states and counts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from schemas.module_status import version_token
 from schemas.policy import ModuleStanding
 
 KEPT_S = 7 * 86_400.0
-"""A module that crashed and never came back is forgotten after this."""
+"""Seconds after which a module is forgotten that crashed and never came back."""
 
 
 class ReputationStore:
-    """One term's. Records are written where they differ from what was written before."""
+    """Reads and writes reputations during one term. A record is written only if it has changed."""
 
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(subjects.MODULE_STANDING)
         self._written: dict[Key, ModuleStanding] = {}
 
     async def load(self) -> dict[Key, ModuleReputation]:
-        """Those that the orchestrator before left."""
+        """Reads the reputations that the former orchestrator left."""
         since_epoch = time.time() - time.monotonic()
         for entry in await self._bucket.entries(strict=True):
             record = entry.message
@@ -33,7 +33,7 @@ class ReputationStore:
         return {key: from_record(record, since_epoch) for key, record in self._written.items()}
 
     async def keep(self, standings: Mapping[Key, ModuleReputation]) -> None:
-        """Has the bucket agree with `standings`; what was written stays written if a later one fails."""
+        """Makes the bucket agree with `standings`; records stay written if a later write fails."""
         since_epoch = time.time() - time.monotonic()
         for key, standing in standings.items():
             record = as_record(key, standing, since_epoch)
@@ -47,7 +47,7 @@ class ReputationStore:
 
 
 def as_record(key: Key, standing: ModuleReputation, since_epoch: float) -> ModuleStanding:
-    """`since_epoch`: what is to be added to a monotonic time for one in seconds since the epoch."""
+    """The record of a reputation. `since_epoch`: the seconds since the epoch at monotonic time 0."""
     wanted = standing.wanted
     return ModuleStanding(
         module=key[0],
@@ -73,7 +73,7 @@ def as_record(key: Key, standing: ModuleReputation, since_epoch: float) -> Modul
 
 
 def from_record(record: ModuleStanding, since_epoch: float) -> ModuleReputation:
-    """The standing again, for this process's clock; its allowance begins full."""
+    """The reputation of a record, with times of this process's clock; its allowance starts full."""
     until = record.suspended_until
     return ModuleReputation(
         sid=record.sid,
@@ -97,7 +97,7 @@ def from_record(record: ModuleStanding, since_epoch: float) -> ModuleReputation:
 
 
 def _same(written: ModuleStanding | None, record: ModuleStanding) -> bool:
-    """But for the clocks, whose difference is never quite the same."""
+    """Whether two records are the same but for times: the offset between the clocks varies a little."""
     if written is None:
         return False
     times = {"crashed_at": written.crashed_at, "suspended_until": written.suspended_until}

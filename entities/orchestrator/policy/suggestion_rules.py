@@ -1,4 +1,4 @@
-"""Whether a suggestion makes sense for the job that it is about, as that job stands. Pure."""
+"""Whether a suggestion makes sense for its job in the job's present state. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.policy import (
 class JobFacts:
     """What the orchestrator knows of a running job: active SIDs and weights by stage, policy revision, step.
 
-    A SID that `weights` does not name has weight 1 (as in `StagePolicy`). `user` submitted it.
+    A SID that `weights` does not name has weight 1 (as in `StagePolicy`). `user` submitted the job.
     """
 
     active: Mapping[int, Collection[str]]
@@ -31,13 +31,13 @@ class JobFacts:
 
 
 def weights_in_force(facts: JobFacts, stage: int) -> dict[str, float]:
-    """The stage's present table with every active instance named."""
-    held = facts.weights.get(stage, {})
-    return {sid: held.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
+    """The stage's present weights, for all active instances."""
+    weights = facts.weights.get(stage, {})
+    return {sid: weights.get(sid, 1.0) for sid in sorted(facts.active.get(stage, ()))}
 
 
 def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
-    """Why no reasonable module could have meant this; empty if one could."""
+    """Why the suggestion makes no sense; empty if it does."""
     if not math.isfinite(suggestion.valid_s):
         return f"valid for {suggestion.valid_s} s"
     if suggestion.scope not in ("", scope_of(suggestion.action)):
@@ -58,7 +58,7 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
         case MoveInstance(sid=sid, stage=stage):
             if stage not in facts.active:
                 return f"unknown stage {stage}"
-            here = next((one for one, sids in facts.active.items() if sid in sids), None)
+            here = next((number for number, sids in facts.active.items() if sid in sids), None)
             if here is None:
                 return f"unknown instance {sid}"
             if here == stage:
@@ -81,5 +81,5 @@ def nonsense_in(suggestion: PolicySuggestion, facts: JobFacts | None) -> str:
 
 
 def lag_of(suggestion: PolicySuggestion, facts: JobFacts | None) -> int:
-    """Steps between what the suggestion was derived from and where the job is."""
+    """Steps between the job's present step and the step from which the suggestion was derived."""
     return 0 if facts is None or facts.step is None else facts.step - suggestion.input_revision

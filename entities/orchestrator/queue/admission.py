@@ -1,4 +1,4 @@
-"""Whether one more job, or a wider one, is within what its user may have: decided one at a time."""
+"""Whether a user's quota allows one more job, or a wider one; admissions are decided one at a time."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from schemas.quota import Quota, QuotaUse, asked_for, used_by, wider_by
 
 
 class JobAdmission:
-    """`records`: all jobs that have not ended, as they stand now: all that was admitted is in them.
-    Whoever admits a job holds `turn` until it is among them."""
+    """Checks quotas. `records`: all jobs that have not ended, with everything that was admitted.
+
+    A caller holds `turn` from the check until the admitted job is among `records`.
+    """
 
     def __init__(self, records: Callable[[], Iterable[JobRecord]]) -> None:
         self.turn = asyncio.Lock()
         self._records = records
 
     def submission(self, message: SubmitJob) -> None:
-        """
+        """Checks a submission.
+
         Raises:
-            OverQuota: the user has as many jobs or slots as they may.
+            OverQuota: the user has as many jobs or slots as the quota allows.
         """
         self._check(message.quota, message.user, asked_for(message.spec))
 
     def scaling(self, message: ScaleJob, record: JobRecord) -> None:
-        """An operator who widens another's job is not held to the owner's quota.
+        """Checks a change of replicas; an operator may widen another user's job beyond that user's quota.
 
         Raises:
-            OverQuota: the user has as many slots as they may.
+            OverQuota: the user has as many slots as the quota allows.
         """
         if message.user == record.user:
             wider = wider_by(record, message.stage, message.replicas)

@@ -1,9 +1,9 @@
-"""Whose turn it is: jobs that have no instances wait for room in one line. Pure.
+"""The job queue: jobs without instances wait for room in one line. Pure.
 
-Parked jobs first, for they have begun; then in the order of submission. Who stands behind starts only where
-as many slots stay free as all those before it need: so a small job never takes what a large one waits for,
-and none waits for slots that nobody before it could use. A job for which even the empty mesh has no room says
-so, and holds nobody up (ADR-0037).
+Parked jobs come first, because they have begun; then jobs in the order of submission. A job starts before
+others only if as many slots stay free as all jobs before it need. So a small job never takes slots for which
+a large one waits, and no job waits for slots that none before it could use. A job that does not fit the empty
+mesh says so, and delays no other (ADR-0037).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.task_graph import Placement
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """One job in the line. `fits`: the mesh would have room for it, were nobody else there."""
+    """One job in the queue. `fits`: the mesh would have room for it if it were empty."""
 
     job: str
     slots: int
@@ -35,17 +35,17 @@ class Waiting:
 
 
 def slots_of(parallel: ParallelSpec) -> int:
-    """Slots that such a job takes: one for each replica and each standby of a stage."""
+    """The slots that a job takes: one for each replica and each standby of a stage."""
     return sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
 
 
 def turn(mine: Waiting, line: Iterable[Waiting], free: Mapping[str, int]) -> str:
-    """'' where it is this job's turn, else whom it waits for.
+    """Whether it is this job's turn: '' if so, else the jobs for which it waits.
 
     Args:
         mine: the job that asks.
-        line: all that wait, itself included or not.
-        free: open slots by cluster.
+        line: all jobs that wait; it may contain `mine`.
+        free: free slots by cluster.
     """
     before = sorted(
         (
@@ -58,13 +58,13 @@ def turn(mine: Waiting, line: Iterable[Waiting], free: Mapping[str, int]) -> str
     if not before:
         return ""
     open_to_it = sum(count for name, count in free.items() if not mine.clusters or name in mine.clusters)
-    kept = sum(one.slots for one in before)
-    if kept + mine.slots <= open_to_it:
+    reserved = sum(one.slots for one in before)
+    if reserved + mine.slots <= open_to_it:
         return ""
     first = before[0]
     others = f" and {len(before) - 1} more" if len(before) > 1 else ""
     return (
-        f"behind {first.job}{others}, which came first and need{'s' if not others else ''} {kept} slots: "
+        f"behind {first.job}{others}, which came first and need{'s' if not others else ''} {reserved} slots: "
         f"{open_to_it} are free"
     )
 
@@ -72,21 +72,21 @@ def turn(mine: Waiting, line: Iterable[Waiting], free: Mapping[str, int]) -> str
 def free_slots(
     nodes: Sequence[NodeStatus], occupied: Mapping[str, Sequence[Placement]], cordoned: Cordoned
 ) -> Counter[str]:
-    """Slots by cluster that hold nothing, are promised to nobody, and are not cordoned."""
-    found: Counter[str] = Counter()
+    """Number of slots by cluster that are not busy, not promised to a job, and not cordoned."""
+    free: Counter[str] = Counter()
     for node in nodes:
         taken = {place.slot for place in occupied.get(node.sid, ())}
-        found[node.cluster] += sum(
+        free[node.cluster] += sum(
             slot.busy_with is None
             and slot.index not in taken
             and not is_cordoned(cordoned, node.sid, slot.index)
             for slot in node.slots
         )
-    return found
+    return free
 
 
 def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:
-    """The same nodes, were nothing running there."""
+    """The same nodes with all slots free."""
     return [
         node.model_copy(
             update={"slots": tuple(slot.model_copy(update={"busy_with": None}) for slot in node.slots)}
@@ -96,4 +96,5 @@ def emptied(nodes: Iterable[NodeStatus]) -> list[NodeStatus]:
 
 
 def _rivals(one: Waiting, other: Waiting) -> bool:
+    """Whether two jobs may use the same cluster."""
     return not one.clusters or not other.clusters or not set(one.clusters).isdisjoint(other.clusters)

@@ -1,4 +1,4 @@
-"""Who holds which slots, and who waits for some: what jobs know of each other."""
+"""Which jobs hold which slots, and which jobs wait for some."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.task_graph import Placement
 
 
 class RunningJob(Protocol):
-    """What jobs know of each other."""
+    """What one job's run has to show to the others."""
 
     @property
     def job(self) -> str:
@@ -24,15 +24,15 @@ class RunningJob(Protocol):
 
     @property
     def waiting(self) -> Waiting | None:
-        """Its place in the queue, while it waits for room."""
+        """Its place in the queue; None if it does not wait for room."""
 
     @property
     def finds_room(self) -> bool:
-        """It is about to place an instance that it lost."""
+        """Whether it is about to place an instance that it lost."""
 
 
 class SlotDemand:
-    """Of one term: `runs` are the jobs that have not ended, by id."""
+    """The demand for slots during one term. `runs`: the jobs that have not ended, by id."""
 
     def __init__(self, mesh: MeshView, runs: Mapping[str, RunningJob]) -> None:
         self._mesh = mesh
@@ -51,11 +51,11 @@ class SlotDemand:
         return taken
 
     def line(self) -> Iterator[Waiting]:
-        """Jobs that wait until there is room for all of them."""
+        """The jobs that wait for room."""
         for run in self._runs.values():
             if (waiting := run.waiting) is not None:
                 yield waiting
 
     def urgent(self) -> bool:
-        """A running job is about to place an instance that it lost: it goes before all that wait."""
+        """Whether a running job is about to place an instance that it lost: it comes before the queue."""
         return any(run.finds_room for run in self._runs.values())

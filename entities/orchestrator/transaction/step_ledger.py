@@ -63,16 +63,16 @@ class StepLedger:
         if not current or not known or claim.owner not in self._present[stage]:
             self.foreign += 1
             return False
-        held = self.claims.get(key)
-        if held is not None and held.owner != claim.owner:
+        earlier = self.claims.get(key)
+        if earlier is not None and earlier.owner != claim.owner:
             raise Inconsistent(
                 f"microbatch {claim.microbatch} of stage {stage} is claimed "
-                f"by {held.owner.sid} and {claim.owner.sid}"
+                f"by {earlier.owner.sid} and {claim.owner.sid}"
             )
         self.claims[key] = claim
-        if held is None:
+        if earlier is None:
             self._claimed[stage] += 1
-        return held is None
+        return earlier is None
 
     def complete(self, stage: int) -> bool:
         """Every microbatch of the stage is in the sum of a present member."""
