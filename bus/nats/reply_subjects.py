@@ -55,7 +55,7 @@ class Requester(NamedTuple):
     digest: str
 
     def is_sender(self, sender: Sender, *, guarded: bool) -> bool:
-        """Whether an envelope's sender is the asker; always true on an unguarded bus, where names are unproven."""
+        """Whether an envelope's sender is the asker; always true on an unguarded bus."""
         if not guarded:
             return True
         if self.kind == USER:
