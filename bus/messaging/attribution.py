@@ -1,8 +1,8 @@
-"""A message says nothing of others than its subject does: the server holds a sender to the subject alone.
+"""Checks that a message speaks for the party that its subject names; the server checks the subject only.
 
-An instance may publish `…heartbeat.<its SID>`; that the heartbeat inside is of that SID, nobody but the
-reader can see. So readers on a guarded bus compare, for each row that names its sender or its job, before a
-handler gets the message.
+An instance may publish `…heartbeat.<its SID>`, but only the reader can see whether the heartbeat inside is of
+that SID. So readers on a guarded bus compare the two before a handler gets the message, for each row that
+names its sender or its job.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from schemas.envelope import Envelope, Sender
 from schemas.errors import BadMessage
 
 _SENDER = "sender"
-"""In place of a field: the envelope's sender."""
+"""Stands for the envelope's sender, in place of a field."""
 
 
 class _Follows(NamedTuple):
-    """A name that follows from several fields; `about` says which."""
+    """A name that follows from several fields; `about` describes it in errors."""
 
     about: str
     of: Callable[[Any], str]
@@ -32,7 +32,7 @@ class _Follows(NamedTuple):
 
 _AGENT = _Follows("the agent of its cluster and node", lambda said: names.agent_name(said.cluster, said.node))
 _OF_CLUSTER = _Follows("the one of its kind and cluster", lambda said: f"{said.kind}-{said.endpoint.cluster}")
-"""Gateways and routers are called by their cluster."""
+"""Gateways and routers are named after their cluster."""
 _REPORTER = _Follows("the one of its cluster", lambda said: f"{said.sid.partition('-')[0]}-{said.cluster}")
 _MODULE = _Follows("the module of its sid", lambda said: names.module_of(said.sid or said.module))
 _OF_PEER = _Follows("the job of its peer", lambda said: names.job_of(said.peer))
@@ -69,31 +69,31 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     rows.LOG: {"sid": (_SENDER,)},
     rows.DEAD_LETTER: {"sid": ("service", _SENDER)},
 }
-"""Of each row that parties speak on: tokens, and the fields that say the same."""
+"""For each row on which a party speaks: its tokens, and the fields that must say the same."""
 
 
 KNOWN_SUBJECTS = 4_096
-"""Of a row, whose tokens are not looked for again: few parties speak again and again."""
+"""Subjects of a row whose tokens are cached; few parties speak on a row, again and again."""
 
 Check = Callable[[str, Message, Envelope], None]
 
 
 def check_of(row: Subject) -> Check | None:
-    """What is done with each message of this row: the subject, the message, its envelope; None: nothing.
+    """The check for messages of this row, called with subject, message and envelope; None: there is none.
 
-    It raises `BadMessage` where the message speaks of somebody whom its subject does not name.
+    The check raises `BadMessage` if the message names another party than its subject does.
     """
     return _CHECKS.get(row.name)
 
 
 def _check(row: Subject, said: dict[str, tuple[str | _Follows, ...]]) -> Check:
-    """Everything that is the same for all of a row is done here: this is on the way of every message."""
+    """Builds the check of a row; what is the same for all messages is computed once, here."""
     before = row.prefix.count(".") + 1
-    named = [(before + row.tokens_at(token), path) for token, paths in said.items() for path in paths]
-    fields = [(place, path) for place, path in named if isinstance(path, str) and path != _SENDER]
-    follow = [(place, path) for place, path in named if isinstance(path, _Follows)]
-    sender_at = next((place for place, path in named if path == _SENDER), None)
-    # Both give a name of one field, and a tuple of several.
+    claims = [(before + row.tokens_at(token), path) for token, paths in said.items() for path in paths]
+    fields = [(place, path) for place, path in claims if isinstance(path, str) and path != _SENDER]
+    derived = [(place, path) for place, path in claims if isinstance(path, _Follows)]
+    sender_at = next((place for place, path in claims if path == _SENDER), None)
+    # For one field, both getters return a name; for several, a tuple.
     places = itemgetter(*(place for place, _ in fields)) if fields else None
     read = attrgetter(*(path for _, path in fields)) if fields else None
 
@@ -101,11 +101,11 @@ def _check(row: Subject, said: dict[str, tuple[str | _Follows, ...]]) -> Check:
     def expected(subject: str) -> tuple[Any, str | None, tuple[str, ...]]:
         tokens = subject.split(".")
         sender = None if sender_at is None else tokens[sender_at]
-        return places(tokens) if places else None, sender, tuple(tokens[place] for place, _ in follow)
+        return places(tokens) if places else None, sender, tuple(tokens[place] for place, _ in derived)
 
     def check(subject: str, message: Message, envelope: Envelope) -> None:
-        wanted, sender, following = expected(subject)
-        if read is not None and read(message) != wanted:
+        expected_names, sender, derived_names = expected(subject)
+        if read is not None and read(message) != expected_names:
             tokens = subject.split(".")
             values = [(path, attrgetter(path)(message), tokens[place]) for place, path in fields]
             raise _another_name(
@@ -113,8 +113,8 @@ def _check(row: Subject, said: dict[str, tuple[str | _Follows, ...]]) -> Check:
             )
         if sender is not None and not _is_called(sender, envelope.sender):
             raise _another_name(subject, _SENDER, envelope.sender.name)
-        if following:
-            for (_, path), due in zip(follow, following, strict=True):
+        if derived_names:
+            for (_, path), due in zip(derived, derived_names, strict=True):
                 if (is_said := path.of(message)) != due:
                     raise _another_name(subject, path.about, is_said)
 
@@ -122,7 +122,7 @@ def _check(row: Subject, said: dict[str, tuple[str | _Follows, ...]]) -> Check:
 
 
 def _is_called(sid: str, sender: Sender) -> bool:
-    """Whether this is its own name, or that under which it stands by, which begins with a name of its own."""
+    """Whether `sid` is the sender's own name, or its name as a standby, which begins with its own name."""
     if sender.name == sid:
         return True
     return sender.kind in names.STANDING and sid == names.standby(sender.name, sender.incarnation)

@@ -1,4 +1,4 @@
-"""Answering many at a time: what has arrived on a subject is handled together, and answered in one piece."""
+"""Batch handlers: the waiting requests of a subject are handled together and answered in one write."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from schemas.errors import DmscError
 log = get_logger("bus.messaging.handlers")
 
 BatchHandler = Callable[[Sequence[tuple[Any, Envelope]]], Awaitable[Sequence[Sendable | DmscError]]]
-"""Answers, or why there is none, in the order of the questions."""
+"""Takes pairs of message and envelope; returns an answer or an error for each, in the same order."""
 
 
 class BatchSubscription(Subscription):
-    """A listener whose workers take what has arrived, up to `most` messages, and answer them together.
+    """A subscription whose workers take up to `most` waiting messages and answer them together.
 
-    All else is as with `Subscription`: a repeated one runs nothing twice, one that can't be read is buried
-    and answered, what a handler raises reaches those who asked. What is sent while a lot is handled names no
-    message as its cause; the answers name theirs.
+    Everything else is as with `Subscription`: a repeated request runs nothing twice, one that can't be read
+    is dead-lettered and answered, and what a handler raises reaches its askers. Messages that are sent while
+    a batch is handled name no cause; each answer names its request.
     """
 
     def __init__(
@@ -59,69 +59,70 @@ class BatchSubscription(Subscription):
         self._server = server
         self._most = most
 
-    async def _take(self, feed: DurableSubscription) -> None:
-        lot = [await feed.messages.get()]
-        while len(lot) < self._most and not feed.messages.empty():
-            lot.append(feed.messages.get_nowait())
-        self._busy(feed)
+    async def _take(self, subscription: DurableSubscription) -> None:
+        batch = [await subscription.messages.get()]
+        while len(batch) < self._most and not subscription.messages.empty():
+            batch.append(subscription.messages.get_nowait())
+        self._busy(subscription)
         try:
-            await self._serve_lot(lot)
+            await self._serve_batch(batch)
         finally:
             self._idle += 1
-            for raw in lot:
-                feed.done(raw)
+            for raw in batch:
+                subscription.done(raw)
 
-    async def _serve_lot(self, lot: Sequence[Msg]) -> None:
+    async def _serve_batch(self, batch: Sequence[Msg]) -> None:
         handling.set(None)
-        questions: list[tuple[Any, Envelope]] = []
+        requests: list[tuple[Any, Envelope]] = []
         calls: list[Call] = []
         replies: list[Outgoing] = []
         now = time.monotonic()
-        for raw in lot:
-            asked = await self._asked(raw)
-            if asked is None:
+        for raw in batch:
+            request = await self._asked(raw)
+            if request is None:
                 continue
-            if isinstance(asked, bytes):
-                replies.append(Outgoing(raw.reply, asked))
+            if isinstance(request, bytes):
+                replies.append(Outgoing(raw.reply, request))
                 continue
-            message, envelope, call = asked
+            message, envelope, call = request
             admitted = self._memory.admit(call, raw.reply, now)
             if admitted is True:
-                questions.append((message, envelope))
+                requests.append((message, envelope))
                 calls.append(call)
             elif admitted is not False:
                 replies.append(Outgoing(raw.reply, admitted))
-        if questions:
-            replies += await self._answers(questions, calls)
+        if requests:
+            replies += await self._answers(requests, calls)
         try:
             await send_many(self._bus.link, replies)
-        except DmscError as error:  # the bus is away: the askers repeat, and find the answers remembered
+        except DmscError as error:  # the bus is away: the askers repeat, and get the remembered answers
             log.debug("answers not sent", subject=self.subject, error=error.text)
 
     async def _answers(
-        self, questions: Sequence[tuple[Any, Envelope]], calls: Sequence[Call]
+        self, requests: Sequence[tuple[Any, Envelope]], calls: Sequence[Call]
     ) -> list[Outgoing]:
         answers: Sequence[Sendable | DmscError]
         try:
-            answers = await self._server(questions)
+            answers = await self._server(requests)
         except asyncio.CancelledError:
             if asked_to_end():
-                # Cut short by shutdown: no answer, so that the askers repeat it to whoever takes over.
+                # Interrupted by shutdown: without an answer, the askers repeat their requests to the
+                # successor.
                 for call in calls:
                     self._memory.settle(call, None, time.monotonic())
                 raise
-            answers = [internal("its work was cancelled")] * len(questions)
+            answers = [internal("its work was cancelled")] * len(requests)
         except DmscError as error:
-            answers = [error] * len(questions)
+            answers = [error] * len(requests)
         except Exception as error:
             self._failed(error)
-            answers = [internal("see its log")] * len(questions)
+            answers = [internal("see its log")] * len(requests)
         replies: list[Outgoing] = []
         now = time.monotonic()
-        for (_, envelope), call, answer in zip(questions, calls, answers, strict=True):
+        for (_, envelope), call, answer in zip(requests, calls, answers, strict=True):
             handling.set(envelope)
-            told = answer.to_reply() if isinstance(answer, DmscError) else answer
-            reply = self._encode(told, envelope.id)
+            message = answer.to_reply() if isinstance(answer, DmscError) else answer
+            reply = self._encode(message, envelope.id)
             replies += [Outgoing(inbox, reply) for inbox in self._memory.settle(call, reply, now)]
         handling.set(None)
         return replies

@@ -1,4 +1,4 @@
-"""What a service cannot use is counted, logged once per kind, and kept on the stream of dead letters."""
+"""Dead letters: unusable messages are counted, logged once per kind, and kept in the stream DEAD_LETTERS."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from schemas.telemetry import DeadLetter
 log = get_logger("bus.messaging.dead_letters")
 
 READ_BYTES = 1 << 20
-"""Of a larger one nothing is kept: it would have to be read once more, for its secrets to be taken out."""
+"""Nothing is kept of a larger message, because it would have to be read again to redact its secrets."""
 HEAD_BYTES = 1_024
-"""How much of an unusable message is kept."""
+"""Bytes that are kept of an unusable message."""
 
 
 async def dead_letter(bus: BusPort, row: Subject, subject: str, data: bytes, error: BadMessage) -> None:
-    """Counts it, says so once per (row, reason), and publishes a `DeadLetter`. Never raises."""
+    """Counts the message, logs once per row and reason, and publishes a `DeadLetter`. Never raises."""
     reason = str(error.fields.get("reason", "bad message"))
     bus.counters.dead_letters += 1
     if (row.name, reason) not in bus.counters.reported:

@@ -1,9 +1,10 @@
-"""Whose connection to the bus closed, as the server itself says, some milliseconds after it happened.
+"""Reports of closed connections, which the server publishes some milliseconds after a connection has ended.
 
-nats-server tells the end of each connection to its system account. The embedded server (and
-`deploy/make_secrets.py`) hand that one subject on to the mesh's account; other servers may do the same:
-without it nobody hears of anything here, and silence is noticed later. The server never repeats it, and
-everybody in the account may publish there: it is a hint, to be checked by listening.
+nats-server reports the end of each connection to its system account. The embedded server and
+`deploy/make_secrets.py` export that one subject to the mesh's account, and other servers may do the same.
+Without the export there are no reports, and a dead peer is noticed later, by its silence. The server never
+repeats a report, and everybody in the account may publish there: a report is a hint, to be checked by
+listening.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ _MOST_BYTES = 16 << 10
 
 
 def connection_name(sender: Sender) -> str:
-    """The name that a `Bus` gives its connection: it tells the incarnation, too."""
+    """The name that a `Bus` gives its connection: the SID and the incarnation."""
     return f"{sender.name}/{sender.incarnation}"
 
 
 async def subscribe_disconnects(bus: BusPort, heard: Callable[[str, str], None]) -> DurableSubscription:
-    """Calls `heard(connection's name, reason)` for each connection that ends; unsubscribe by `bus.link`."""
+    """Calls `heard(connection's name, reason)` for each connection that ends.
 
-    async def arrived(message: Msg) -> None:
+    The subscription ends through `bus.link.unsubscribe`.
+    """
+
+    async def on_message(message: Msg) -> None:
         try:
             if len(message.data) > _MOST_BYTES:
                 raise ValueError("too large")
@@ -51,17 +55,17 @@ async def subscribe_disconnects(bus: BusPort, heard: Callable[[str, str], None])
         if name:
             heard(name, reason[:80])
 
-    return await bus.link.subscribe(DISCONNECTED, arrived)
+    return await bus.link.subscribe(DISCONNECTED, on_message)
 
 
 def imported(account: str) -> str:
-    """The import by which a server's configuration tells `account` of the ends of its own connections."""
-    told = f"{{account: {SYSTEM_ACCOUNT}, subject: {_closed(account)}}}"
-    return f"{{stream: {told}, to: {json.dumps(DISCONNECTED)}}}"
+    """The import in a server's configuration by which `account` gets the reports of its own connections."""
+    source = f"{{account: {SYSTEM_ACCOUNT}, subject: {_closed(account)}}}"
+    return f"{{stream: {source}, to: {json.dumps(DISCONNECTED)}}}"
 
 
 def exported(account: str) -> str:
-    """The system account's export that goes with it; nobody else may import that."""
+    """The matching export of the system account; no other account may import it."""
     return f"{{stream: {_closed(account)}, accounts: [{json.dumps(account)}]}}"
 
 
@@ -70,10 +74,10 @@ def _closed(account: str) -> str:
 
 
 def access_clause(token: str | None) -> list[str]:
-    """The lines of a server's configuration that say who may come in.
+    """The lines of a server's configuration that say who may connect.
 
-    `user:password` makes an account of that user, to which the ends of its connections are told; any other
-    token is one of the server's global account, which is told nothing.
+    `user:password` makes an account with that user, which gets the reports of its connections. Any other
+    token belongs to the server's global account, which gets no reports.
     """
     if token is None:
         return []

@@ -1,4 +1,4 @@
-"""Listening and answering: bounded queues and concurrency, each command handled once, drained at the end."""
+"""Subscriptions and servers: bounded queues and concurrency, each command handled once, drain at the end."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ Handler = Callable[[Any, Envelope], Awaitable[None]]
 Server = Callable[[Any, Envelope], Awaitable[Sendable]]
 
 DRAIN_S = 10.0
-"""How long `stop()` waits for what is in flight before it cancels it."""
+"""How long `stop()` waits for messages in flight before it cancels their handlers."""
 REMEMBERED_S = 60.0
-"""How long an answer is kept for a repeated command; commands give up sooner (30 s by default)."""
+"""How long an answer is kept for a repeated command; commands time out sooner (30 s by default)."""
 REMEMBERED_CALLS = 4_096
 REMEMBERED_BYTES = 32 << 20
 
 
 Call = tuple[str, ...]
-"""Who asked, under which envelope id, and the digest of what: under a known id, another question is new."""
+"""Identifies a request: asker, digest of the request, incarnation, envelope id. Another request under a known
+id has another digest, so it counts as new."""
 
 
 @dataclass(slots=True)
@@ -59,9 +60,9 @@ class _Running:
 
 @dataclass(slots=True)
 class ReplyCache:
-    """What was asked of one row and what was answered: so that a repeat runs nothing twice.
+    """The running and answered requests of one subscription, so that a repeated request runs nothing twice.
 
-    Running calls are never forgotten; answers are, after REMEMBERED_S or when there are too many.
+    Running requests are never forgotten. Answers are, after REMEMBERED_S or when there are too many.
     """
 
     running: dict[Call, _Running] = field(default_factory=dict)
@@ -69,10 +70,15 @@ class ReplyCache:
     size: int = 0
 
     def admit(self, call: Call, inbox: str, now: float) -> bytes | bool:
-        """True: new, run it. False: runs already, the inbox will get the answer. Bytes: the answer."""
-        known = self.answered.get(call)
-        if known is not None and now - known.at <= REMEMBERED_S:
-            return known.reply
+        """Decides what to do with a request.
+
+        Returns:
+            True: it is new, run it. False: it is running, and the inbox will get the answer. Bytes: the
+            answer.
+        """
+        answer = self.answered.get(call)
+        if answer is not None and now - answer.at <= REMEMBERED_S:
+            return answer.reply
         running = self.running.get(call)
         if running is not None:
             running.waiting.add(inbox)
@@ -81,11 +87,14 @@ class ReplyCache:
         return True
 
     def progress(self, call: Call) -> RequestProgress:
-        """Of a call that runs."""
+        """The progress of a running request."""
         return self.running[call].progress
 
     def settle(self, call: Call, reply: bytes | None, now: float) -> set[str]:
-        """The call is over; None means it was cut short and may run again. Returns who waits for it."""
+        """Ends a request and returns the inboxes that wait for its answer.
+
+        `reply` None means that it was interrupted and may run again.
+        """
         running = self.running.pop(call, None)
         if reply is not None:
             expired = self.answered.pop(call, None)
@@ -106,11 +115,11 @@ class ReplyCache:
 
 
 class Subscription:
-    """A listener on one row. Made by `Bus.subscribe` and `Bus.serve`.
+    """A subscription to one row, made by `Bus.subscribe` and `Bus.serve`.
 
-    Up to `concurrency` workers, made when needed, take messages from one queue; with one worker the
-    order is kept. Beyond `pending_limit` waiting messages the newest are dropped and counted (`dropped`,
-    and `Bus.counters.dropped`). What comes on the subject `ignored` is not read.
+    Up to `concurrency` workers, started when needed, take messages from one queue; with one worker the order
+    is kept. Beyond `pending_limit` waiting messages the newest are dropped and counted (`dropped` and
+    `Bus.counters.dropped`). Messages on the subject `ignored` are not read.
     """
 
     def __init__(
@@ -140,28 +149,28 @@ class Subscription:
         self._pending_limit = pending_limit
         self._ignored = ignored
         self._memory = ReplyCache()
-        named = spoken_names.check_of(row)
-        # Without a guard, nobody's subject says who they are.
-        self._check_names = named if named is not None and bus.link.guarded else None
-        self._feed: DurableSubscription | None = None
+        check = spoken_names.check_of(row)
+        # On an unguarded bus, a subject does not prove who its sender is.
+        self._check_names = check if check is not None and bus.link.guarded else None
+        self._subscription: DurableSubscription | None = None
         self._workers: set[asyncio.Task[None]] = set()
         self._idle = 0
         self._stopped: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._feed = await self._bus.link.subscribe(
+        self._subscription = await self._bus.link.subscribe(
             self.subject,
             None,
             queue=self._queue_group,
             pending_limit=self._pending_limit,
             on_drop=self._on_drop,
         )
-        self._hire(self._feed)
+        self._start_worker(self._subscription)
 
     async def stop(self, drain: bool = True) -> None:
-        """Stops listening. With `drain`, what has arrived is handled first; twice is fine.
+        """Stops listening. With `drain`, messages that have arrived are handled first. Idempotent.
 
-        Called from one of its own handlers it returns at once: it cannot wait for itself.
+        When called from one of its own handlers it returns at once, because it cannot wait for itself.
         """
         if self._stopped is None:
             self._stopped = asyncio.create_task(self._stop(drain), name=f"stop {self.subject}")
@@ -170,9 +179,9 @@ class Subscription:
             await asyncio.shield(self._stopped)
 
     async def _stop(self, drain: bool) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            await self._bus.link.unsubscribe(feed, drain_s=DRAIN_S if drain else 0.0)
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await self._bus.link.unsubscribe(subscription, drain_s=DRAIN_S if drain else 0.0)
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
@@ -180,17 +189,17 @@ class Subscription:
 
     # --- workers -------------------------------------------------------------------------------------------
 
-    def _hire(self, feed: DurableSubscription) -> None:
+    def _start_worker(self, subscription: DurableSubscription) -> None:
         self._idle += 1
-        worker = asyncio.create_task(self._work(feed), name=f"{self.subject} worker")
+        worker = asyncio.create_task(self._work(subscription), name=f"{self.subject} worker")
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
 
-    async def _work(self, feed: DurableSubscription) -> None:
-        """Takes messages one after the other. One worker always waits, as long as there may be more."""
+    async def _work(self, subscription: DurableSubscription) -> None:
+        """Takes messages one after the other; one worker always waits, until `concurrency` are busy."""
         while True:
             try:
-                await self._take(feed)
+                await self._take(subscription)
             except asyncio.CancelledError:
                 if asked_to_end():
                     raise
@@ -198,20 +207,20 @@ class Subscription:
             except Exception as error:
                 self._failed(error)
 
-    async def _take(self, feed: DurableSubscription) -> None:
-        raw = await feed.messages.get()
-        self._busy(feed)
+    async def _take(self, subscription: DurableSubscription) -> None:
+        raw = await subscription.messages.get()
+        self._busy(subscription)
         try:
             await self._handle(raw)
         finally:
             self._idle += 1
-            feed.done(raw)
+            subscription.done(raw)
 
-    def _busy(self, feed: DurableSubscription) -> None:
-        """A worker has something to do: another one waits in its place."""
+    def _busy(self, subscription: DurableSubscription) -> None:
+        """Marks a worker as busy and starts another one if none waits any more."""
         self._idle -= 1
         if self._idle == 0 and len(self._workers) < self._concurrency:
-            self._hire(feed)
+            self._start_worker(subscription)
 
     def _on_drop(self) -> None:
         self._bus.counters.dropped += 1
@@ -245,13 +254,13 @@ class Subscription:
         await handler(message, envelope)
 
     async def _serve(self, server: Server, raw: Msg) -> None:
-        asked = await self._asked(raw)
-        if asked is None:
+        request = await self._asked(raw)
+        if request is None:
             return
-        if isinstance(asked, bytes):
-            await self._reply({raw.reply}, asked)
+        if isinstance(request, bytes):
+            await self._reply({raw.reply}, request)
             return
-        message, envelope, call = asked
+        message, envelope, call = request
         admitted = self._memory.admit(call, raw.reply, time.monotonic())
         if admitted is True:
             await self._answer(server, message, envelope, call)
@@ -261,9 +270,13 @@ class Subscription:
             await self._tell_progress(raw.reply, self._memory.progress(call))
 
     async def _asked(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
-        """What is asked; the answer, where that can't be read; None where nobody may be answered.
+        """Reads a request.
 
-        The reply comes first: whatever is sent there is sent with our rights.
+        The reply subject is checked first, because the answer is published there with this service's rights.
+
+        Returns:
+            The message, its envelope and its call; or, if it can't be read, the error to answer; or None if
+            nobody may be answered.
         """
         asker: inboxes.Requester | None = None
         try:
@@ -272,8 +285,8 @@ class Subscription:
             codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
             if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
-                stranger, asker = asker, None
-                raise inboxes.another_sender(self.row, stranger, envelope.sender)
+                other_asker, asker = asker, None
+                raise inboxes.another_sender(self.row, other_asker, envelope.sender)
             if self._check_names is not None:
                 self._check_names(raw.subject, message, envelope)
         except BadMessage as error:
@@ -290,7 +303,7 @@ class Subscription:
             reply = self._encode(await server(message, envelope), envelope.id)
         except asyncio.CancelledError:
             if asked_to_end():
-                # Cut short by shutdown: no answer, so that the asker repeats it to whoever takes over.
+                # Interrupted by shutdown: without an answer, the asker repeats the request to the successor.
                 self._memory.settle(call, None, time.monotonic())
                 raise
             reply = self._encode(internal("its work was cancelled"), envelope.id)
@@ -315,7 +328,7 @@ class Subscription:
         for inbox in waiting:
             try:
                 await self._bus.link.send(inbox, reply)
-            except DmscError as error:  # the bus is away: the asker repeats, and finds the answer remembered
+            except DmscError as error:  # the bus is away: the asker repeats, and gets the remembered answer
                 log.debug("answer not sent", subject=self.subject, error=error.text)
 
     async def _tell_progress(self, inbox: str, progress: RequestProgress) -> None:
@@ -325,7 +338,7 @@ class Subscription:
             log.debug("progress not told", subject=self.subject, error=error.text)
 
     def _failed(self, error: Exception | None) -> None:
-        """A handler raised; None: CancelledError, though nobody asked it to end."""
+        """Counts and logs a handler's failure; None stands for a CancelledError without a cancellation."""
         self._bus.counters.handler_errors += 1
         log.error(
             "handler failed" if error else "handler was cancelled from within",
@@ -336,11 +349,14 @@ class Subscription:
 
 
 def refuse_stored(raw: Msg) -> None:
-    """JetStream sends what it has stored to whatever subject a reader names as its reply, and asks nobody
-    whether that reader may publish there (`bus.guard.permissions`): its marks can't be taken off.
+    """Refuses a message that JetStream delivered from a stream.
+
+    JetStream delivers stored messages to any subject that a reader names as its reply, without checking
+    whether that reader may publish there (`bus.guard.permissions`). The marks of such a delivery can't be
+    removed.
 
     Raises:
-        BadMessage: this was not published, but read from a stream.
+        BadMessage: the message was not published, but read from a stream.
     """
     if raw.reply.startswith("$JS.ACK.") or (raw.headers and "Nats-Stream" in raw.headers):
         raise BadMessage(f"{raw.subject}: a stored message, sent here by a reader", reason="replayed")

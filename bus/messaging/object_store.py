@@ -1,7 +1,7 @@
-"""Large things in JetStream's object store, in the layout of NATS ADR-20, with ranges and progress.
+"""Large objects in JetStream's object store, in the layout of NATS ADR-20, with range reads and progress.
 
-Chunks are published several at a time and read with back-pressure; nothing is held in memory whole.
-The sequence of each chunk is noted in the object's metadata, so that a range begins at its chunk.
+Chunks are published several at a time and read with back-pressure; no object is in memory as a whole.
+The object's metadata record the sequence of each chunk, so that a range read begins at its chunk.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ log = get_logger("bus.messaging.object_store")
 CHUNK_BYTES = 512 << 10
 """Below every server's default `max_payload` (1 MiB)."""
 IN_FLIGHT = 8
-"""Chunks published and not yet acknowledged."""
+"""Most chunks that are published and not yet acknowledged."""
 READ_AHEAD = 4
-"""Chunks asked for and not yet taken."""
+"""Most chunks that are requested and not yet consumed."""
 SETTLE_S = 2.0
-"""How long a failed upload waits for what is in flight before it removes what it stored."""
+"""How long a failed upload waits for its chunks in flight before it removes what it stored."""
 RUNS = "dmsc-sequences"
 META_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What is known of an object. `digest` is the SHA-256 in hex; `runs` are (first sequence, count)."""
+    """An object's metadata. `digest` is the SHA-256 in hex; `runs` are pairs (first sequence, count)."""
 
     name: str
     size: int
@@ -56,47 +56,47 @@ class ObjectInfo:
 
 
 class ObjectStore:
-    """One object bucket. Names may contain anything; `/` is the customary separator."""
+    """One object bucket. Names may contain any character; `/` is the customary separator."""
 
     def __init__(self, link: NatsConnection, bucket: str) -> None:
         self._link = link
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
-        self._told: set[int] = set()  # sequences of records that can't be read
+        self._reported: set[int] = set()  # sequences of unreadable records that were logged
 
     async def put(
         self, name: str, data: bytes | Path | AsyncIterator[bytes], nuid: str | None = None
     ) -> ObjectInfo:
-        """Stores under `name`; whoever reads meanwhile gets the old object or the new one, never a mix.
+        """Stores an object under `name`; a concurrent reader gets the old object or the new one, never a mix.
 
-        `nuid`: of `new_nuid`, where it must be known what the object will be called.
+        `nuid` is a result of `new_nuid`, for callers that must know it beforehand.
 
         Raises:
             Unavailable, BusUnreachable, DeadlineExceeded: nothing was stored under that name.
         """
-        before = await self._info(name)
+        previous = await self._info(name)
         nuid = nuid or self.new_nuid()
         subject = self._chunk_subject(nuid)
         digest = hashlib.sha256()
         size = number = 0
         sequences: list[int] = []
-        waiting: list[asyncio.Task[int]] = []
+        uploads: list[asyncio.Task[int]] = []
         try:
-            async with contextlib.aclosing(_even(data)) as chunks:
+            async with contextlib.aclosing(_even_chunks(data)) as chunks:
                 async for chunk in chunks:
                     digest.update(chunk)
                     size += len(chunk)
-                    if len(waiting) == IN_FLIGHT:
-                        sequences.append(await waiting.pop(0))
+                    if len(uploads) == IN_FLIGHT:
+                        sequences.append(await uploads.pop(0))
                         moved(CHUNK_BYTES)
-                    once = {"Nats-Msg-Id": f"{nuid.rpartition('.')[2]}-{number}"}
-                    sending = jetstream.publish(self._link, subject, chunk, once, timeout_s=30.0)
+                    headers = {"Nats-Msg-Id": f"{nuid.rpartition('.')[2]}-{number}"}
+                    upload = jetstream.publish(self._link, subject, chunk, headers, timeout_s=30.0)
                     number += 1
-                    waiting.append(asyncio.create_task(sending))
-            while waiting:
-                sequences.append(await waiting.pop(0))
+                    uploads.append(asyncio.create_task(upload))
+            while uploads:
+                sequences.append(await uploads.pop(0))
                 moved(CHUNK_BYTES)
-            # Several brokers store them in any order: we read by the runs, others as they lie there.
+            # Several brokers may store chunks in any order. We read by `runs`; other clients need the order.
             if sequences != sorted(sequences) and self._link.broker is None:
                 raise Unavailable(f"artifact {name!r}: its chunks were stored out of order", name=name)
             info = ObjectInfo(
@@ -111,35 +111,38 @@ class ObjectStore:
             )
             await self._write_meta(info)
         except BaseException:
-            if waiting:
-                # A chunk that is still on its way would arrive after the purge, and stay.
-                await asyncio.wait(waiting, timeout=SETTLE_S)
-            for task in waiting:
+            if uploads:
+                # A chunk in flight would arrive after the purge and stay for ever.
+                await asyncio.wait(uploads, timeout=SETTLE_S)
+            for task in uploads:
                 task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await asyncio.gather(*uploads, return_exceptions=True)
             await self._purge(nuid)
             raise
-        if before is not None:
-            await self._purge(before.nuid)
+        if previous is not None:
+            await self._purge(previous.nuid)
         return info
 
     async def info(self, name: str) -> ObjectInfo:
-        """
+        """The metadata of an object.
+
         Raises:
             NotFound: no such object.
         """
-        found = await self._info(name)
-        if found is None:
+        info = await self._info(name)
+        if info is None:
             raise NotFound(f"no artifact {name!r} on the bus", name=name)
-        return found
+        return info
 
     async def get(self, name: str, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """The bytes from `start`, in chunks; to the end without `length`. A whole read checks the digest.
+        """Yields the bytes from `start` in chunks, to the end if `length` is None.
+
+        A read of the whole object checks the digest.
 
         Raises:
             NotFound: no such object.
-            Conflict: it was replaced or deleted while being read.
-            BadMessage: its digest differs.
+            Conflict: the object was replaced or deleted while being read.
+            BadMessage: the digest differs.
         """
         info = await self.info(name)
         end = info.size if length is None else min(info.size, start + length)
@@ -165,35 +168,35 @@ class ObjectStore:
             raise BadMessage(f"artifact {name!r}: its SHA-256 is not the one it was stored with", name=name)
 
     async def _chunks(self, info: ObjectInfo, first: int) -> AsyncGenerator[bytes, None]:
-        """The chunks from the `first` on, READ_AHEAD asked for at a time, each as the stream's leader has it.
+        """Yields the chunks from `first` on, read through the stream's leader, READ_AHEAD at a time.
 
-        Not by a consumer: instances read what others of them wrote, and whoever may have a consumer there can
-        have it send that anywhere (`bus.guard.permissions`).
+        It uses no consumer: instances read what other instances wrote, and whoever may have a consumer there
+        could have it deliver that anywhere (`bus.guard.permissions`).
         """
         subject = self._chunk_subject(info.nuid)
-        if not info.runs:  # not stored by us: each chunk is the next one after the one before
+        if not info.runs:  # stored by another client: each chunk follows the one before
             sequence = 0
             while (item := await self._next(subject, sequence + 1)) is not None:
                 sequence = item.sequence
                 yield item.data
             return
-        coming = iter([_sequence(info.runs, number) for number in range(first, info.chunks)])
-        asked: deque[asyncio.Task[jetstream.StreamMessage | None]] = deque()
+        sequences = iter([_sequence(info.runs, number) for number in range(first, info.chunks)])
+        reads: deque[asyncio.Task[jetstream.StreamMessage | None]] = deque()
         try:
             while True:
-                for sequence in itertools.islice(coming, READ_AHEAD - len(asked)):
-                    asked.append(asyncio.create_task(self._next(subject, sequence)))
-                if not asked:
+                for sequence in itertools.islice(sequences, READ_AHEAD - len(reads)):
+                    reads.append(asyncio.create_task(self._next(subject, sequence)))
+                if not reads:
                     return
-                item = await asked[0]
-                asked.popleft()
+                item = await reads[0]
+                reads.popleft()
                 if item is None:
                     return
                 yield item.data
         finally:
-            for task in asked:
+            for task in reads:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*reads, return_exceptions=True)
 
     async def _next(self, subject: str, sequence: int) -> jetstream.StreamMessage | None:
         return await jetstream.next_from(
@@ -201,7 +204,7 @@ class ObjectStore:
         )
 
     async def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """The objects whose names begin with `prefix`, by name."""
+        """The objects whose names begin with `prefix`, sorted by name."""
         latest: dict[str, ObjectInfo | None] = {}
         async with OrderedConsumer.open(self._link, self._stream, f"$O.{self._bucket}.M.>") as reader:
             async for item in reader.present():
@@ -209,11 +212,11 @@ class ObjectStore:
                     latest[item.subject] = _parse(item.data)
                 except ValueError:
                     latest[item.subject] = await self._before(item.subject, item.sequence)
-        found = [info for info in latest.values() if info and info.name.startswith(prefix)]
-        return sorted(found, key=lambda info: info.name)
+        matching = [info for info in latest.values() if info and info.name.startswith(prefix)]
+        return sorted(matching, key=lambda info: info.name)
 
     async def delete(self, name: str) -> bool:
-        """Removes it; False if it was not there."""
+        """Removes an object; False if there was none."""
         info = await self._info(name)
         if info is None:
             return False
@@ -231,16 +234,18 @@ class ObjectStore:
             return await self._before(item.subject, item.sequence)
 
     async def _before(self, subject: str, sequence: int) -> ObjectInfo | None:
-        """What stands for a record that nobody can read: the first one there is, as who writes one removes
-        those before (`_write_meta`), and whoever wrote this did not. None: it is all that is there. Its
-        bytes stay where they are, at `sequence`, until the object is written again."""
+        """The replacement of an unreadable metadata record: the first record of that subject, or None.
+
+        Our own writes remove earlier records (`_write_meta`); the writer of the unreadable one did not. Its
+        bytes stay at `sequence` until the object is written again.
+        """
         first = await self._next(subject, 1)
         info: ObjectInfo | None = None
         if first is not None and first.sequence < sequence:
             with contextlib.suppress(ValueError):
                 info = _parse(first.data)
-        if sequence not in self._told:
-            self._told.add(sequence)
+        if sequence not in self._reported:
+            self._reported.add(sequence)
             log.error(
                 "the record of an object can't be read",
                 subject=subject,
@@ -272,13 +277,13 @@ class ObjectStore:
         )
 
     async def _purge(self, nuid: str) -> None:
-        with contextlib.suppress(DmscError):  # orphaned chunks cost space, not correctness
+        with contextlib.suppress(DmscError):  # orphaned chunks cost only space
             await jetstream.call(
                 self._link, f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)}
             )
 
     def new_nuid(self) -> str:
-        """What names an object's chunks: below the job, where a broker writes them for an instance."""
+        """A new name for an object's chunks; in the job's scope if a broker writes them for an instance."""
         broker = self._link.broker
         return f"{broker.scope}.{secrets.token_hex(11)}" if broker else secrets.token_hex(11)
 
@@ -289,8 +294,8 @@ class ObjectStore:
         return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
-async def _even(data: bytes | Path | AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The data in chunks of CHUNK_BYTES, the last one shorter."""
+async def _even_chunks(data: bytes | Path | AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yields the data in chunks of CHUNK_BYTES; the last one may be shorter."""
     if isinstance(data, bytes | bytearray | memoryview):
         for offset in range(0, len(data), CHUNK_BYTES):
             yield bytes(data[offset : offset + CHUNK_BYTES])
@@ -329,7 +334,7 @@ def _sequence(runs: tuple[tuple[int, int], ...], chunk: int) -> int:
 
 
 def _parse(data: bytes) -> ObjectInfo | None:
-    """None: it was deleted.
+    """The metadata of an object from its record; None if the object was deleted.
 
     Raises:
         ValueError: this is no record of an object.

@@ -1,6 +1,6 @@
-"""What the parts of the bus need of the connection that they belong to: `bus.connection.Bus` is one.
+"""The interface of `bus.connection.Bus` that handlers, streams and buckets need.
 
-Handlers, streams and buckets take a `BusPort`, so that nothing below the connection imports it.
+They take a `BusPort`, so that nothing below the connection imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.envelope import Envelope, Sender
 
 @dataclass(slots=True)
 class BusCounters:
-    """What went wrong so far on this connection, in numbers."""
+    """Counts of what went wrong on this connection so far."""
 
     dead_letters: int = 0
     dropped: int = 0
@@ -39,7 +39,7 @@ class BusCounters:
 
 
 class BusPort(Protocol):
-    """One service's connection, as its parts use it."""
+    """One service's connection as the parts of the bus use it; see `bus.connection.Bus`."""
 
     sender: Sender
     sender_map: SenderMap

@@ -1,15 +1,16 @@
-"""Where processes meet: a small key-value namespace on the bus that `torch.distributed` can build groups on.
+"""Rendezvous of processes: a key-value namespace on the bus from which `torch.distributed` can build groups.
 
 There is no MASTER_ADDR: the ranks of a group find each other through the bucket `rendezvous` and, for
 counters, the stream `RENDEZVOUS_COUNTERS` (`Nats-Incr`, ADR-49: compare-and-set counters collapse under a
 handful of writers). Two properties matter to c10d and are kept here:
 
-- reads go through to the stream's leader, never to a cache or a lagging replica: who waited for a key must
-  also see it;
-- waiting is a subscription on the key's own subject plus a read, so a waiting rank costs nothing.
+- Reads go through the stream's leader, never to a cache or a lagging replica: a rank that has waited for a
+key
+  must also see it.
+- A wait is a subscription to the key's own subject plus a read, so a waiting rank costs nothing.
 
-Keys are any text; namespace and key become one base64url token each, so that the server can keep one job's
-meeting points from another's instances. What is left behind expires.
+Keys are any text. Namespace and key become one base64url token each, so that the server can keep one job's
+namespaces from another job's instances. Entries that are left behind expire.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ COUNTERS_STREAM = streams.COUNTER_STREAM
 COUNTERS_SUBJECT = streams.COUNTER_SUBJECTS.removesuffix(".>")
 SIGNATURE_BYTES = 32
 REREAD_S = 1.0
-"""How often a waiting `get` looks again on its own, should the notification have been lost."""
+"""Interval at which a waiting `get` reads again, in case the notification was lost."""
 MADE_S, REMAKE_S = 10.0, 0.05
-"""How long a missing stream is waited for, and between two looks."""
+"""How long to wait for a missing stream, and the pause between two attempts."""
 
 _T = TypeVar("_T")
 
 
 def links_of(job: str) -> str:
-    """The namespace in which a job's instances build their links."""
+    """The namespace in which a job's instances set up their links."""
     return f"links/{job}"
 
 
@@ -59,25 +60,25 @@ def reductions_of(job: str) -> str:
 
 
 def namespaces(job: str) -> tuple[str, ...]:
-    """All of a job's."""
+    """All namespaces of a job."""
     return links_of(job), reductions_of(job)
 
 
 def subjects_of(namespace: str | None) -> tuple[str, str]:
-    """The patterns of a namespace's values and counters; of all without one."""
+    """The subject patterns of the values and of the counters of a namespace; None: of all namespaces."""
     token = "*" if namespace is None else _encode(namespace)
     return f"{VALUES_SUBJECT}.{token}.*", f"{COUNTERS_SUBJECT}.{token}.*"
 
 
 async def ensure(bus: BusPort, *, replicas: int = 1) -> None:
-    """Creates the bucket and the counter stream where they are missing. Idempotent; callable by many at once.
+    """Creates the bucket and the counter stream if they are missing.
 
-    `Bus.provision` makes them for a mesh; this is for whoever meets without one, and for a restarted
-    server, which has forgotten what was in memory.
+    Idempotent, also with concurrent callers. `Bus.provision` makes them for a mesh. This function is for
+    processes without a mesh, and for a restarted server, which has lost what it kept in memory.
     """
     for config in streams.stream_configs(replicas):
         if config["name"] in (VALUES_STREAM, COUNTERS_STREAM):
-            with contextlib.suppress(Conflict):  # it is there, perhaps with other bounds: it serves as well
+            with contextlib.suppress(Conflict):  # it exists; other bounds do not matter
                 await jetstream.call(bus.link, f"STREAM.CREATE.{config['name']}", config)
 
 
@@ -88,36 +89,38 @@ class _Read:
 
 
 class Rendezvous:
-    """One namespace: `set`, `get`, `add` and their kin, with the meaning that c10d's TCPStore gives them.
+    """One namespace with the operations of c10d's TCPStore: `set`, `get`, `add` and the others.
 
-    Errors: `DeadlineExceeded` when a key does not come in time or the bus does not answer,
-    `BusUnreachable` when the connection is away, `Refused` for a value that no member wrote.
+    Errors: `DeadlineExceeded` when a key is not written in time or the bus does not answer, `BusUnreachable`
+    when there is no connection, `Refused` for a value that no member wrote.
     """
 
     def __init__(self, bus: BusPort, namespace: str, secret: bytes | None = None) -> None:
-        """`secret`: of those who meet here; values are signed with it, and others' are not taken."""
+        """`secret` is shared by the members; they sign values with it and refuse all others."""
         self._bus = bus
         self._namespace = namespace
         self._secret = secret
 
     async def set(self, key: str, value: bytes) -> int:
-        """Writes; whoever waits for the key wakes up. Returns its number in the stream."""
-        sealed = self._sealed(key, value)
-        return await self._ask(lambda: jetstream.publish(self._bus.link, self._value_subject(key), sealed))
+        """Writes a value and wakes those who wait for the key; returns its sequence in the stream."""
+        signed_value = self._sealed(key, value)
+        return await self._ask(
+            lambda: jetstream.publish(self._bus.link, self._value_subject(key), signed_value)
+        )
 
     async def forget(self, key: str, sequence: int) -> None:
-        """Takes back what `set` wrote as `sequence`, unless something newer has taken its place."""
+        """Removes what `set` wrote at `sequence`, unless it was replaced since."""
         with contextlib.suppress(Conflict):
             await self._mark_gone(self._value_subject(key), {EXPECTED: str(sequence)})
 
     async def get(self, key: str, *, timeout_s: float) -> bytes:
         """The key's value; waits up to `timeout_s` seconds for it to be written.
 
-        A counter reads as its decimal digits.
+        The value of a counter is its decimal digits.
         """
-        found = await self._read(key)
-        if found is not None:
-            return found.value
+        entry = await self._read(key)
+        if entry is not None:
+            return entry.value
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._await_key(key)
@@ -127,15 +130,18 @@ class Rendezvous:
             ) from None
 
     async def wait(self, keys: Sequence[str], *, timeout_s: float) -> None:
-        """Returns once all keys exist."""
+        """Waits until all keys exist."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         for key in keys:
             await self.get(key, timeout_s=max(0.0, until - loop.time()))
 
     async def add(self, key: str, amount: int) -> int:
-        """Adds to a counter (0 where there is none) and returns its new value. Atomic, and never repeated:
-        after `DeadlineExceeded` or `BusUnreachable` it is unknown whether it was counted."""
+        """Adds to a counter, which begins at 0, and returns its new value.
+
+        It is atomic and never repeated: after `DeadlineExceeded` or `BusUnreachable` it is unknown whether
+        the amount was added.
+        """
         subject = self._counter_subject(key)
 
         async def count() -> int:
@@ -145,54 +151,56 @@ class Rendezvous:
         return await self._ask(count)
 
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Writes `desired` if the value is `expected` (empty: or if there is none); returns what then holds.
+        """Writes `desired` if the value is `expected`; returns the value after the call.
 
-        Without a value and with a non-empty `expected`, nothing is written and `expected` comes back, as
-        c10d's TCPStore does.
+        An empty `expected` also matches an absent key. If the key is absent and `expected` is not empty,
+        nothing is written and `expected` is returned, as c10d's TCPStore does.
         """
-        found = await self._read(key)
-        if found is None and expected:
+        entry = await self._read(key)
+        if entry is None and expected:
             return expected
-        if found is not None and found.value != expected:
-            return found.value
-        if await self._write_after(key, desired, found):
+        if entry is not None and entry.value != expected:
+            return entry.value
+        if await self._write_after(key, desired, entry):
             return desired
-        moved = await self._read(key)
-        return moved.value if moved is not None else expected
+        current = await self._read(key)
+        return current.value if current is not None else expected
 
     async def append(self, key: str, value: bytes) -> None:
-        """Appends to the value, beginning with nothing. Atomic."""
+        """Appends to the value, atomically; an absent key counts as empty."""
         while True:
-            found = await self._read(key)
-            if await self._write_after(key, (found.value if found else b"") + value, found):
+            entry = await self._read(key)
+            if await self._write_after(key, (entry.value if entry else b"") + value, entry):
                 return
             await asyncio.sleep(random.uniform(0.0, 0.01))  # several appenders: let one of them win
 
     async def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys exist now."""
-        found = await asyncio.gather(*(self._read(key) for key in keys))
-        return all(one is not None for one in found)
+        entries = await asyncio.gather(*(self._read(key) for key in keys))
+        return all(entry is not None for entry in entries)
 
     async def delete(self, key: str) -> bool:
-        """Removes the key and its counter; whether there was one."""
-        found = await self._read(key)
+        """Removes the key and its counter; returns whether there was one."""
+        entry = await self._read(key)
         if await self._last(VALUES_STREAM, self._value_subject(key)) is not None:
             await self._mark_gone(self._value_subject(key))
         counter = self._counter_subject(key)
         if await self._last(COUNTERS_STREAM, counter) is not None:
             await self._call(f"STREAM.PURGE.{COUNTERS_STREAM}", {"filter": counter})
-        return found is not None
+        return entry is not None
 
     async def keys(self) -> list[str]:
         """All keys of this namespace, counters included."""
-        found: set[str] = set()
-        mine = subjects_of(self._namespace)
-        for stream, pattern in zip((VALUES_STREAM, COUNTERS_STREAM), mine, strict=True):
+        names: set[str] = set()
+        patterns = subjects_of(self._namespace)
+        for stream, pattern in zip((VALUES_STREAM, COUNTERS_STREAM), patterns, strict=True):
             info = await self._call(f"STREAM.INFO.{stream}", {"subjects_filter": pattern})
             for subject in info["state"].get("subjects") or {}:
-                found.add(_decode(subject.rpartition(".")[2]))
-        there = await asyncio.gather(*(self._read(key) for key in found))  # not the mark of one that is gone
-        return sorted(key for key, value in zip(found, there, strict=True) if value is not None)
+                names.add(_decode(subject.rpartition(".")[2]))
+        entries = await asyncio.gather(
+            *(self._read(key) for key in names)
+        )  # excludes markers of removed keys
+        return sorted(key for key, value in zip(names, entries, strict=True) if value is not None)
 
     async def num_keys(self) -> int:
         """How many keys this namespace has."""
@@ -213,28 +221,28 @@ class Rendezvous:
         return None if count is None else _Read(str(json.loads(count.data)["val"]).encode(), 0)
 
     async def _last(self, stream: str, subject: str) -> jetstream.StreamMessage | None:
-        # not a direct read: that may be answered by a replica that lags behind
+        # No direct read: a replica that lags behind may answer it.
         return await self._ask(lambda: jetstream.last(self._bus.link, stream, subject, leader=True))
 
     async def _call(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
         return await self._ask(lambda: jetstream.call(self._bus.link, name, payload))
 
-    async def _write_after(self, key: str, value: bytes, found: _Read | None) -> bool:
-        """Writes if nobody has since `found`; whether it did."""
-        subject, sealed = self._value_subject(key), self._sealed(key, value)
-        gone = await self._last(VALUES_STREAM, subject) if found is None else None
-        if gone is not None and not gone.is_marker:
+    async def _write_after(self, key: str, value: bytes, entry: _Read | None) -> bool:
+        """Writes if nobody else has written since `found` was read; returns whether it did."""
+        subject, signed_value = self._value_subject(key), self._sealed(key, value)
+        last = await self._last(VALUES_STREAM, subject) if entry is None else None
+        if last is not None and not last.is_marker:
             return False
-        sequence = gone.sequence if gone is not None else found.sequence if found is not None else 0
+        sequence = last.sequence if last is not None else entry.sequence if entry is not None else 0
         headers = {EXPECTED: str(sequence)}
         try:
-            await self._ask(lambda: jetstream.publish(self._bus.link, subject, sealed, headers))
+            await self._ask(lambda: jetstream.publish(self._bus.link, subject, signed_value, headers))
         except Conflict:
             return False
         return True
 
     async def _mark_gone(self, subject: str, headers: Mapping[str, str] | None = None) -> None:
-        """A mark instead of a purge, which would need the right to purge other jobs' keys, too."""
+        """Writes a marker; a purge would need the right to purge other jobs' keys, too."""
         await self._ask(
             lambda: jetstream.publish(self._bus.link, subject, b"", {**DELETION, **(headers or {})})
         )
@@ -254,8 +262,8 @@ class Rendezvous:
         return value
 
     def _signature(self, secret: bytes, key: str, value: bytes) -> bytes:
-        named = f"dmsc rendezvous\0{self._namespace}\0{key}\0".encode()
-        return hmac.new(secret, named + value, hashlib.sha256).digest()
+        prefix = f"dmsc rendezvous\0{self._namespace}\0{key}\0".encode()
+        return hmac.new(secret, prefix + value, hashlib.sha256).digest()
 
     async def _await_key(self, key: str) -> bytes:
         async with self._notified(self._value_subject(key), self._counter_subject(key)) as written:
@@ -263,9 +271,9 @@ class Rendezvous:
                 # The notification may come a moment before the stream has stored the message.
                 for pause_s in (0.0, 0.001, 0.005, 0.02):
                     await asyncio.sleep(pause_s)
-                    found = await self._read(key)
-                    if found is not None:
-                        return found.value
+                    entry = await self._read(key)
+                    if entry is not None:
+                        return entry.value
                     if not written.is_set():
                         break
                 written.clear()
@@ -277,29 +285,29 @@ class Rendezvous:
     async def _notified(self, *subjects: str) -> AsyncIterator[asyncio.Event]:
         written = asyncio.Event()
 
-        async def heard(_: Msg) -> None:
+        async def on_message(_: Msg) -> None:
             written.set()
 
         async with contextlib.AsyncExitStack() as stack:
             for subject in subjects:
-                feed = await self._bus.link.subscribe(subject, heard)
-                stack.push_async_callback(self._bus.link.unsubscribe, feed)
+                subscription = await self._bus.link.subscribe(subject, on_message)
+                stack.push_async_callback(self._bus.link.unsubscribe, subscription)
             yield written
 
     async def _ask(self, request: Callable[[], Awaitable[_T]]) -> _T:
-        """Runs a request; where the streams are missing, makes them and asks again.
+        """Runs a request; if the streams are missing, creates them and runs it again.
 
-        Instances may not make them: they wait for the control plane, which does at its reconnect.
+        Instances may not create them: they wait for the control plane, which does so at its reconnect.
         """
         until = asyncio.get_running_loop().time() + MADE_S
         while True:
             try:
                 return await request()
             except (Unavailable, NotFound) as error:
-                because = error.__context__ if isinstance(error, Unavailable) else error
-                missing = isinstance(because, NotFound) and because.fields.get("what") == "stream"
-                untaken = isinstance(error, NoResponders) or isinstance(because, NoResponders)
-                if not (missing or untaken) or asyncio.get_running_loop().time() > until:
+                cause = error.__context__ if isinstance(error, Unavailable) else error
+                missing = isinstance(cause, NotFound) and cause.fields.get("what") == "stream"
+                has_no_stream = isinstance(error, NoResponders) or isinstance(cause, NoResponders)
+                if not (missing or has_no_stream) or asyncio.get_running_loop().time() > until:
                     raise
             try:
                 await ensure(self._bus)

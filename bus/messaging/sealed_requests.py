@@ -1,4 +1,4 @@
-"""Requests in their wire form: what is secret in them is sealed on its way out (`bus.security.sealing`)."""
+"""Encodes requests and seals the secrets in them (`bus.security.sealing`)."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ from schemas.envelope import Envelope
 from schemas.errors import BadInput, BusUnreachable, NoResponders
 
 PAUSE_S = 0.2
-"""Before a door's key is asked for again, where no gateway listens yet."""
+"""Pause before the gateways' key is requested again, while no gateway listens yet."""
 
 
 class RequestSealer:
-    """Of one connection, which `token` was shown to."""
+    """Seals requests for one connection, which was opened with `token`."""
 
     def __init__(self, bus: BusPort, token: Token | None) -> None:
         self._bus = bus
         self._token = token
         self._keyring: Keyring | None = None
-        self._shown: str | None = None
+        self._present_token: str | None = None
         self._door_key: str | None = None
 
     @property
     def keyring(self) -> Keyring:
-        """Made when it is first needed: few messages have secrets."""
+        """The keys of this connection; made when first needed, because few messages have secrets."""
         token = self._token() if callable(self._token) else self._token
-        shown = renewal.present_of(token) if isinstance(token, str) else None
+        present_token = renewal.present_of(token) if isinstance(token, str) else None
         if self._keyring is None:
-            self._keyring = Keyring.of_token(shown or token, self._bus.sender.name)
-        elif shown != self._shown and shown is not None:
-            self._keyring.renew(shown, self._bus.sender.name)
-        self._shown = shown
+            self._keyring = Keyring.of_token(present_token or token, self._bus.sender.name)
+        elif present_token != self._present_token and present_token is not None:
+            self._keyring.renew(present_token, self._bus.sender.name)
+        self._present_token = present_token
         return self._keyring
 
     async def encode(
         self, row: Subject, message: Message, cause: Envelope | str | None, seal_to: str, patience_s: float
     ) -> bytes:
-        """A request under a new envelope, its secrets sealed to `seal_to`, else to the row's receivers.
+        """Encodes a request under a new envelope, with its secrets sealed.
+
+        They are sealed to the key `seal_to`, or to the row's receivers if that is empty.
 
         Raises:
-            NoResponders, BusUnreachable: no gateway says within `patience_s` what to seal to.
+            NoResponders, BusUnreachable: no gateway named its key within `patience_s` seconds.
         """
         bus = self._bus
         envelope_id = bus.next_id()
@@ -62,11 +64,11 @@ class RequestSealer:
         return codec.encode(sendable, bus.sender_map, envelope_id, bus.cause_id(cause))
 
     async def _key_of(self, row: Subject, patience_s: float) -> str:
-        """The key of the kind that receives the row's messages; empty where there is no guard."""
-        known = [key for kind in row.receivers if (key := self.keyring.of_kind(kind))]
-        if known or row is not subjects.DOOR or not isinstance(self._token, str):
-            return known[0] if known else ""
-        if self._door_key is None:  # a user's token, or an unguarded bus's: a gateway says which
+        """The key of the kind that receives the row's messages; empty on an unguarded bus."""
+        keys = [key for kind in row.receivers if (key := self.keyring.of_kind(kind))]
+        if keys or row is not subjects.DOOR or not isinstance(self._token, str):
+            return keys[0] if keys else ""
+        if self._door_key is None:  # a user's token, or one of an unguarded bus: a gateway knows which
             self._door_key = await self._ask_door_key(patience_s)
         return self._door_key
 
@@ -84,6 +86,6 @@ class RequestSealer:
             except (NoResponders, BusUnreachable):
                 if left_s < PAUSE_S:
                     raise
-            except BadInput:  # an older gateway knows no such action, and can't open anything
+            except BadInput:  # an older gateway does not know the action and can't open sealed secrets
                 return ""
             await asyncio.sleep(PAUSE_S)

@@ -1,4 +1,4 @@
-"""What the streams keep of the table of subjects, and how much; which buckets there are."""
+"""The streams with their subjects and bounds, and the buckets, derived from the table of subjects."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from bus.subjects import SUBJECTS
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """A stream's subjects and bounds. `acknowledged` is off where core traffic is merely recorded:
-    JetStream would otherwise answer into the reply inbox of whoever published."""
+    """A stream's subjects and bounds.
+
+    `acknowledged` is off for streams that merely record core traffic: JetStream would otherwise answer into
+    the reply inbox of the publisher.
+    """
 
     name: str
     subjects: tuple[str, ...]
     max_bytes: int
     max_age_s: float = 0.0
     acknowledged: bool = False
-    final: bool = False  # what is in it goes by its bounds alone: nobody may delete or purge
+    final: bool = False  # nobody may delete or purge; messages leave by the bounds only
 
 
 def _streams() -> tuple[StreamSpec, ...]:
@@ -58,9 +61,10 @@ STREAMS = _streams()
 KEEPS_PREVIOUS = frozenset(
     {"jobs", "users", "revocations", "cordons", "modules", "standings", "link_secrets", "secrets", "datasets"}
 )
-"""Buckets whose values nothing else tells: their streams keep earlier ones, for the case that the newest
-can't be read. What changes often and what others can tell again (registry, routes, leadership, answers,
-uploads) keeps only the newest; so does `steps`, for a decision that is not the last is worse than none."""
+"""Buckets whose values exist nowhere else. Their streams keep earlier values, in case the newest can't be
+read. Buckets that change often, or whose values others can publish again (registry, routes, leadership,
+answers, uploads), keep only the newest. So does `steps`, because a decision that is not the last is worse
+than none."""
 PREVIOUS_VALUES = 8
-"""How many values of a key such a bucket keeps."""
+"""How many values per key such a bucket keeps."""
 BUCKETS = tuple(sorted({row.bucket for row in SUBJECTS if row.bucket}))

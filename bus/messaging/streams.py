@@ -1,4 +1,4 @@
-"""Streams: made once for the mesh, appended to with acknowledgement, read again in order."""
+"""Streams: provisioned for the mesh, appended to with acknowledgement, and read in order."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from schemas.errors import BadMessage, Conflict, DeadlineExceeded, DmscError, No
 log = get_logger("bus.messaging.streams")
 
 RETRY_S = 0.05
-"""Between attempts while JetStream is not ready."""
+"""Pause between attempts while JetStream is not ready."""
 LOOK_S = 3.0
-"""Between looks whether all streams are there."""
+"""Pause between checks that all streams exist."""
 OBJECT_BUCKET = "artifacts"
 RENDEZVOUS_BUCKET = "rendezvous"
 COUNTER_STREAM = "RENDEZVOUS_COUNTERS"
 COUNTER_SUBJECTS = f"{ROOT}.rendezvous.counter.>"
 DAY_S = 86_400
 UNCHANGEABLE = ("storage", "retention", "persist_mode", "max_consumers")
-"""A stream keeps these for life; one that an older version made is adjusted in the rest."""
+"""Options that can't change after a stream was made; a stream of an older version is adjusted in the rest."""
 DUPLICATES_S = 120
-"""Within this time, the same message id is stored once."""
+"""Within this time, a message id is stored only once."""
 LEAST_DUPLICATES_NS = 100_000_000
-"""What is merely recorded has no ids; one that a sender makes up is soon forgotten. The least there is."""
+"""The shortest window that the server accepts, for streams that merely record: their messages have no ids, and
+an id that a sender invents is soon forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """One message of a stream, as it was published."""
+    """One message of a stream, decoded."""
 
     sequence: int
     subject: str
@@ -59,7 +60,7 @@ def stream_configs(replicas: int) -> list[dict[str, Any]]:
     configs = [_recording(spec, replicas) for spec in stream_specs.STREAMS]
     configs += [_key_value(bucket, replicas) for bucket in stream_specs.BUCKETS]
     configs += [
-        # Meeting points of one generation: worthless after a restart, written by many ranks at once.
+        # Rendezvous keys belong to one generation: worthless after a restart, written by many ranks at once.
         _key_value(RENDEZVOUS_BUCKET, replicas) | {"storage": "memory", "max_age": DAY_S * NANO},
         {
             "name": COUNTER_STREAM,
@@ -96,7 +97,7 @@ def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
         "discard": "old",
         "max_bytes": spec.max_bytes,
         "max_age": int(spec.max_age_s * NANO),
-        # Recording core traffic must not answer into the inbox of whoever asked.
+        # A stream that records core traffic must not answer into the inbox of the asker.
         "no_ack": not spec.acknowledged,
         "allow_direct": True,
         "duplicate_window": DUPLICATES_S * NANO if spec.acknowledged else LEAST_DUPLICATES_NS,
@@ -105,7 +106,7 @@ def _recording(spec: stream_specs.StreamSpec, replicas: int) -> dict[str, Any]:
     if spec.final:
         config |= {"deny_delete": True, "deny_purge": True}
     if replicas == 1 and not spec.acknowledged:
-        # Nobody waits for these to be on disk; synced one by one, 3,000 samples take 0.7 s instead of 0.04 s.
+        # Nobody waits until these are on disk; synced one by one, 3,000 samples take 0.7 s instead of 0.04 s.
         config["persist_mode"] = "async"
     return config
 
@@ -130,19 +131,21 @@ def _key_value(bucket: str, replicas: int) -> dict[str, Any]:
 
 
 async def provision(link: NatsConnection, *, replicas: int = 1, deadline_s: float = 30.0) -> None:
-    """Makes or adjusts every stream. Idempotent, and any number of callers may do it at once."""
+    """Makes or adjusts every stream. Idempotent, also with concurrent callers."""
     for config in stream_configs(replicas):
 
         async def make(config: dict[str, Any] = config) -> None:
             await _make(link, config)
 
-        # JetStream is still starting, or a cluster is choosing its leader.
+        # JetStream may still be starting, or a cluster may be electing its leader.
         await _persistently(link, make, deadline_s, f"provisioning of {config['name']}")
 
 
 async def keep_provisioned(link: NatsConnection, *, replicas: int = 1) -> None:
-    """Makes streams anew that somebody has deleted, until cancelled: they are empty then, and whoever writes
-    them goes on from what it knows."""
+    """Makes deleted streams anew, until cancelled.
+
+    A new stream is empty; its writers go on from the state that they have in memory.
+    """
     configs = stream_configs(replicas)
     while True:
         await asyncio.sleep(LOOK_S)
@@ -166,9 +169,9 @@ async def _persistently(
     what: str,
     timeout: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
 ) -> _Result:
-    """Repeats `attempt` while the bus is unavailable, up to the deadline, and over reconnects.
+    """Repeats `attempt` while the bus is unavailable, up to the deadline and across reconnects.
 
-    `timeout`: what the deadline is measured by; it begins when the first attempt has failed.
+    `timeout` measures the deadline, which begins when the first attempt has failed.
     """
     try:
         return await attempt()
@@ -194,14 +197,15 @@ async def _make(link: NatsConnection, config: dict[str, Any]) -> None:
     try:
         await jetstream.call(link, f"STREAM.CREATE.{name}", config)
     except Conflict:
-        present = (await jetstream.call(link, f"STREAM.INFO.{name}"))["config"]
-        kept = {key: present[key] for key in UNCHANGEABLE if key in present}
-        changed = {key: value for key, value in config.items() if key not in UNCHANGEABLE} | kept
+        current = (await jetstream.call(link, f"STREAM.INFO.{name}"))["config"]
+        unchanged = {key: current[key] for key in UNCHANGEABLE if key in current}
+        changed = {key: value for key, value in config.items() if key not in UNCHANGEABLE} | unchanged
         await jetstream.call(link, f"STREAM.UPDATE.{name}", changed)
     except Unavailable as error:
         if error.fields.get("number") not in jetstream.NO_SPACE:
             raise
-        # The server asks for room before it sees that the stream is there: a full mesh must start again.
+        # The server checks for space before it sees that the stream exists, but a full mesh must be able to
+        # restart.
         with contextlib.suppress(NotFound):
             await jetstream.call(link, f"STREAM.INFO.{name}")
             return
@@ -218,7 +222,7 @@ async def append(
     deadline_s: float,
     tokens: dict[str, Any],
 ) -> int:
-    """Appends until acknowledged; repeats are safe, the stream keeps one message of an id."""
+    """Appends until acknowledged; repeats are safe, because the stream keeps one message per id."""
     subject = row(**tokens)
     envelope_id = bus.next_id()
     payload = codec.encode(message, bus.sender_map, envelope_id, bus.cause_id(cause))
@@ -227,22 +231,22 @@ async def append(
     async def publish() -> int:
         return await jetstream.publish(bus.link, subject, payload, headers, timeout_s=2.0)
 
-    # A deadline in heard time: what is to be kept is not given up for a server that stands still.
+    # The deadline is in heard time: a server that stands still is no reason to give up.
     timeout = asyncio.timeout if math.isinf(deadline_s) else bus.pulse.timeout
     return await _persistently(bus.link, publish, deadline_s, f"append to {subject}", timeout)
 
 
 async def last_sequence(bus: BusPort, row: Subject) -> int:
-    """The last that the row's stream gave; 0: none. From the stream's leader."""
+    """The last sequence of the row's stream, read through the stream's leader; 0: none."""
     if row.stream is None:
         raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
     return int((await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
 
 
 async def tail(bus: BusPort, row: Subject) -> tuple[int, StreamRecord | None]:
-    """The last sequence that the row's stream gave, and the message there; None where that was removed.
+    """The last sequence of the row's stream and the message there, or None if that was removed.
 
-    Through the stream's leader: a decision may hang on it.
+    It is read through the stream's leader, because decisions depend on it.
     """
     sequence = await last_sequence(bus, row)
     assert row.stream is not None
@@ -253,11 +257,11 @@ async def tail(bus: BusPort, row: Subject) -> tuple[int, StreamRecord | None]:
 async def append_behind(
     bus: BusPort, row: Subject, message: Message, *, message_id: str, last: int, tokens: dict[str, Any]
 ) -> int:
-    """Appends only if `last` is still the stream's last sequence; one attempt. Returns the new one.
+    """Appends, in one attempt, only if `last` is still the stream's last sequence; returns the new one.
 
     Raises:
         Conflict: somebody else was first.
-        DeadlineExceeded, BusUnreachable: unknown whether it was stored. To repeat it under the same
+        DeadlineExceeded, BusUnreachable: unknown whether it was stored. Repeating it under the same
             `message_id` within two minutes is safe: it is stored once.
     """
     payload = codec.encode(message, bus.sender_map, bus.next_id())
@@ -274,10 +278,10 @@ async def history(
     tokens: dict[str, Any],
     since: float | None = None,
 ) -> AsyncGenerator[StreamRecord, None]:
-    """The row's messages in its stream, in order, from sequence `start`, or from the time `since`.
+    """Yields the row's messages of its stream in order, from sequence `start` or from the time `since`.
 
-    Unusable ones are passed over (and counted). With `follow`, goes on for ever and over server
-    restarts; without, ends at the present end.
+    Unusable messages are skipped and counted. With `follow`, it goes on for ever and across server restarts;
+    without, it ends at the present end of the stream.
     """
     if row.stream is None:
         raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
@@ -288,9 +292,9 @@ async def history(
                 async with contextlib.aclosing(_items(reader, follow)) as items:
                     async for item in items:
                         place = {"start": item.sequence + 1}
-                        recorded = await _decoded(bus, row, item)
-                        if recorded is not None:
-                            yield recorded
+                        record = await _decoded(bus, row, item)
+                        if record is not None:
+                            yield record
                 return
         except (Unavailable, NotFound):
             if not follow or bus.link.closing:
@@ -307,15 +311,15 @@ async def _items(reader: OrderedConsumer, follow: bool) -> AsyncGenerator[jetstr
                     yield item
     else:
         async with contextlib.aclosing(reader.present()) as present:
-            async for there in present:
-                yield there
+            async for record in present:
+                yield record
 
 
 async def _decoded(bus: BusPort, row: Subject, item: jetstream.StreamMessage) -> StreamRecord | None:
     try:
         message, envelope = codec.decode(item.data, row.schema)
         check = spoken_names.check_of(row)
-        if check is not None and bus.link.guarded:  # a stream keeps what the server let through, all the same
+        if check is not None and bus.link.guarded:  # the server checked only the subject of a stored message
             check(item.subject, message, envelope)
     except BadMessage as error:
         await dead_letter(bus, row, item.subject, item.data, error)

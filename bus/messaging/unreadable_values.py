@@ -1,8 +1,8 @@
-"""Values in buckets that nobody can read: judged, kept with their bytes, and what stands for them.
+"""Unreadable values in buckets: which error they are, and how their bytes are kept.
 
-A value of another schema version is no garbage: whoever would lead with it refuses (`NewerRecord`), and
-nobody overwrites it. Everything else that can't be read is kept on the stream `UNREADABLE` by a service that
-writes the bucket, before it writes something else there (docs/adr/0038-unreadable-records.md).
+A value of another schema version is no garbage: a service that would lead with it refuses to (`NewerRecord`),
+and nobody overwrites it. Every other unreadable value is kept in the stream `UNREADABLE` by a service that
+writes the bucket, before that service writes another value there (docs/adr/0038-unreadable-records.md).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ log = get_logger("bus.messaging.unreadable_values")
 
 PART_BYTES = 256 << 10
 KEEPING_BYTES = 32 << 20
-"""Values of one connection that wait until the stream takes them, for however long: the bus may stand still
-or its disk be full. What would be more is not kept, and found again by the next reading."""
+"""Most bytes of one connection's values that wait to be stored, however long that takes: the bus may stand
+still or its disk be full. Values beyond that are not kept; the next read finds them again."""
 WAIT_S = 0.3
-"""How long whoever found a value waits for that."""
+"""How long the reader of an unreadable value waits until it is kept."""
 KNOWN = 4_096
-"""Values that are not kept twice by one connection."""
+"""How many values one connection remembers, so as not to keep them twice."""
 
 
 def judged(row: Subject, item: StreamMessage, error: BadMessage) -> NewerRecord | UnreadableRecord:
-    """What to raise about a value that could not be decoded."""
+    """The error to raise about a value that could not be decoded."""
     record = name_of(row, item)
     if error.fields.get("reason") == "wrong version":
         return NewerRecord(
@@ -49,17 +49,20 @@ def judged(row: Subject, item: StreamMessage, error: BadMessage) -> NewerRecord 
 
 
 def name_of(row: Subject, item: StreamMessage) -> str:
-    """`bucket.key`, as people call it."""
+    """The record's name for people: `bucket.key`."""
     return f"{row.bucket}.{item.subject[len(row.prefix) + 1 :]}"
 
 
 async def quarantine(bus: BusPort, row: Subject, item: StreamMessage, error: BadMessage) -> None:
-    """Keeps the value with its bytes, once; only by a service that writes this row, for it alone will write
-    over it. Never raises, and waits but a moment: who renews a lease must not be held up."""
+    """Keeps the bytes of an unreadable value, once.
+
+    Only a service that writes this row does so, because only such a service will overwrite the value. Never
+    raises, and waits for at most `WAIT_S`: a service that renews a lease must not be held up.
+    """
     if bus.sender.kind not in row.senders or error.fields.get("reason") == "wrong version":
         return
-    known = (item.subject, item.sequence)
-    if known in bus.unreadable:
+    value_id = (item.subject, item.sequence)
+    if value_id in bus.unreadable:
         return
     if len(bus.unreadable) >= KNOWN:
         bus.unreadable.clear()
@@ -73,10 +76,10 @@ async def quarantine(bus: BusPort, row: Subject, item: StreamMessage, error: Bad
             bytes=f"not kept: {bus.unreadable_bytes} bytes of others wait already for the stream UNREADABLE",
         )
         return
-    bus.unreadable.add(known)
+    bus.unreadable.add(value_id)
     bus.unreadable_bytes += len(item.data)
-    keeping = bus.link.spawn(_keep(bus, row, item, error), f"keep {name_of(row, item)}")
-    await asyncio.wait({keeping}, timeout=WAIT_S)
+    task = bus.link.spawn(_keep(bus, row, item, error), f"keep {name_of(row, item)}")
+    await asyncio.wait({task}, timeout=WAIT_S)
 
 
 async def _keep(bus: BusPort, row: Subject, item: StreamMessage, error: BadMessage) -> None:
@@ -98,14 +101,14 @@ async def _keep(bus: BusPort, row: Subject, item: StreamMessage, error: BadMessa
                 parts=len(pieces),
                 data=piece,
             )
-            kept = await bus.append(
+            part_sequence = await bus.append(
                 subjects.UNREADABLE,
                 value,
                 deadline_s=math.inf,
                 sid=bus.sender.name,
                 message_id=f"{item.subject}/{item.sequence}/{part}",
             )
-            sequence = sequence or kept
+            sequence = sequence or part_sequence
         where = f"stream UNREADABLE, sequence {sequence}"
     except DmscError as failure:
         bus.unreadable.discard((item.subject, item.sequence))

@@ -1,4 +1,4 @@
-"""Making and unmaking a NATS client: one attempt with a clear outcome, and a close that cannot fail."""
+"""Makes and closes NATS clients: a connection attempt with a clear outcome, and a close that cannot fail."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ from schemas.errors import BusUnreachable, DmscError, Refused
 
 @dataclass(frozen=True, slots=True)
 class KeyUser:
-    """A user that stands with its public key in the server's own configuration."""
+    """A user whose public key is in the server's own configuration."""
 
     seed: str
 
 
 Token = str | Callable[[], str] | KeyUser
-"""A token (`bus.security.credentials` says which there are), or what gives the present one at each dial."""
+"""A token (`bus.security.credentials` lists the forms), or a function that returns the current one at each
+dial."""
 
 BUFFER_BYTES = 16 << 20
-"""Published while disconnected: kept up to here and sent after the reconnect, then refused."""
+"""Bytes published while disconnected that are kept and sent after the reconnect; more are refused."""
 RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
-"""Pause before a reconnect attempt: between these, times a random half to whole."""
+"""Bounds of the pause before a reconnect attempt; the pause is multiplied by a random 0.5 to 1."""
 GUARDED_FIRST_S = 0.15
-"""The first pause of those who are let in by the authorizer, which comes back to a restarted server first: a
-server that finds none makes its caller wait out `guard_keys.ANSWER_S`."""
+"""The first pause of connections that the authorizer has to accept. The authorizer must reach a restarted
+server first: a server without one makes the caller wait for all of `guard_keys.ANSWER_S`."""
 RECONNECT_SHARE = 0.05
-"""The pause is this share of the time that we have been away: the way back adds little to an outage, and
-a long one is not met with a storm."""
+"""The pause as a share of the time since the connection was lost. Reconnecting adds little to an outage, and
+a long outage does not end in a storm of connections."""
 VIOLATION = "authorization violation"
 UNANSWERED_S = 0.9
-"""A refusal that takes this long is of a server which waited `guard_keys.ANSWER_S` for its authorizer."""
+"""A refusal that takes this long comes from a server that waited `guard_keys.ANSWER_S` for its authorizer."""
 ATTEMPT_S = 3.0
-"""A server that accepts a connection and says nothing is left after this and dialled again."""
+"""A server that accepts a connection and stays silent is given up after this time and dialled again."""
 PING_INTERVAL_S = 10
-"""A hung server (no EOF) is noticed after three of these."""
+"""A hung server (no EOF) is noticed after three of these intervals."""
 NEVER_S = 10**9
 CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Whom a client tells what happens to it. All are coroutines, as nats-py wants them."""
+    """The callbacks of a client; all are coroutines, as nats-py requires."""
 
     error: Callable[[Exception], Awaitable[None]]
     disconnected: Callable[[], Awaitable[None]]
@@ -63,7 +64,7 @@ class Listener:
 
 
 class Dialer:
-    """Where to connect to and as whom."""
+    """The addresses and the identity to connect with."""
 
     def __init__(
         self,
@@ -77,11 +78,20 @@ class Dialer:
         pinned: bool = False,
         tls_name: str | None = None,
     ) -> None:
-        """`pinned`: its clients end with their connection instead of going elsewhere, and send no pings.
-        `tls_name`: what the certificate must say, if not the address."""
+        """
+        Args:
+            servers: Addresses, `nats://host:port` or `tls://host:port`.
+            name: The SID that credentials are made for.
+            label: The name by which the server knows the connection.
+            token: The credential to present.
+            kind: The kind that credentials are made for.
+            first_pause_s: The shortest reconnect pause; by default according to `token`.
+            pinned: Clients end with their connection instead of moving to another server, and send no pings.
+            tls_name: The name that the certificate must have, if it is not the address.
+        """
         self.name = name
         self._kind = kind
-        self._label = label  # how the server is to know this connection
+        self._label = label
         self._pinned = pinned
         self._tls_name = tls_name
         self.servers = tuple(servers)
@@ -93,14 +103,14 @@ class Dialer:
         self._attempt_at = 0.0
 
     def _encryption(self) -> dict[str, Any]:
-        """TLS before the first word: whoever stands in between can't talk us out of it and get the token."""
+        """Options for TLS from the first byte, so that nobody in between can prevent it and get the token."""
         if not any(url.startswith("tls://") for url in self.servers):
             return {}
         named = {"tls_hostname": self._tls_name} if self._tls_name else {}
         return {"tls": trust.context(), "tls_handshake_first": True, **named}
 
     def at(self, url: str, tls_name: str | None, label: str) -> Dialer:
-        """Dials as the same one, pinned to one server."""
+        """A dialer with the same identity, pinned to one server."""
         return Dialer(
             (url,),
             name=self.name,
@@ -117,9 +127,9 @@ class Dialer:
         return ", ".join(bare(url) for url in self.servers)
 
     async def dial(self, listener: Listener, timeout_s: float) -> Client:
-        """One client, connected; it reconnects by itself until it is closed.
+        """A connected client, which reconnects by itself until it is closed.
 
-        Attempts follow one another until `timeout_s` has passed.
+        Attempts are repeated until `timeout_s` has passed.
 
         Raises:
             Refused: the server is there and does not accept the token.
@@ -191,17 +201,20 @@ class Dialer:
                 await close(client)
 
     def refuses(self, error: BaseException) -> bool:
-        """Whether this is the server's no. One that took the server all its patience is no answer: its
-        authorizer is away, and may be back at the next attempt."""
+        """Whether the server refuses this identity.
+
+        A violation that came only after the server's whole timeout is no refusal: the authorizer was away,
+        and may be back at the next attempt.
+        """
         if VIOLATION not in str(error).lower():
             return False
         return time.monotonic() - self._attempt_at < UNANSWERED_S
 
     def _credentials(self) -> dict[str, Any]:
-        """What nats-py is to show; credentials are signed anew at each attempt.
+        """nats-py's options for the token; credentials are signed anew at each attempt.
 
         Raises:
-            BadInput: a damaged credential.
+            BadInput: the credential is damaged.
         """
         token = self._token
         if isinstance(token, KeyUser):
@@ -214,9 +227,9 @@ class Dialer:
         return {"token": token}
 
     def _chain(self, token: str) -> dict[str, Any]:
-        """nats-py calls both at each attempt, the signature's first."""
+        """Callbacks for a credential; nats-py calls both at each attempt, the signature's first."""
         from bus.security.credentials import (
-            present,  # cryptography takes 50 ms to import, and not everybody needs it
+            present,  # cryptography takes 50 ms to import, and not every process needs it
         )
 
         text = renewal.look(token)
@@ -225,7 +238,7 @@ class Dialer:
         def sign(nonce: str) -> bytes:
             nonlocal text, shown, is_new
             now = renewal.look(token)
-            if now != text or (is_root(now) and not is_new):  # of a root a new one each time: they expire
+            if now != text or (is_root(now) and not is_new):  # credentials made from a root expire
                 text, shown = now, present(now, self.name, self._kind)
             is_new = False
             return shown.sign(nonce)
@@ -250,7 +263,7 @@ class Dialer:
         )
 
     def succeeded(self) -> None:
-        """The next outage begins with the shortest pause again."""
+        """Resets the pauses after a successful connection."""
         self._attempts = 0
 
     def _next_server(self, pool: list[Server], info: dict[str, Any]) -> tuple[Server | None, float]:
@@ -265,24 +278,24 @@ class Dialer:
 
 
 def inbox_prefix(name: str, kind: EntityKind, token: Token | None) -> str:
-    """Where our answers arrive: of a user's token, by that; of everybody else, by kind and name."""
+    """The inbox of our answers: derived from the token for users, from kind and name for everybody else."""
     if not isinstance(token, str) or is_root(token) or is_credential(token) or ":" in token:
         return inbox_of(kind, name)
     return inbox_of_token(token)
 
 
 def reconnect_pause(away_s: float, first_s: float = RECONNECT_FIRST_S) -> float:
-    """Seconds before the next attempt, when the connection has been lost for `away_s`."""
+    """Seconds before the next attempt, `away_s` seconds after the connection was lost."""
     return min(RECONNECT_MOST_S, max(first_s, RECONNECT_SHARE * away_s))
 
 
 def jittered(pause_s: float) -> float:
-    """Half to whole: a thousand clients must not come back at the same moment."""
+    """The pause times a random 0.5 to 1, so that a thousand clients do not come back at the same moment."""
     return pause_s * random.uniform(0.5, 1.0)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancels until it is over: nats-py swallows a cancellation that meets it in the wrong place."""
+    """Cancels a task until it has ended: nats-py swallows cancellation in some places."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=0.1)
@@ -291,7 +304,7 @@ async def _end(task: asyncio.Task[Any]) -> None:
 
 
 async def close(client: Client) -> None:
-    """Closes without the surprises: pending data on a dead socket raises, and leaves tasks behind."""
+    """Closes a client; never raises and leaves no tasks behind, even with pending data on a dead socket."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(CLOSE_S):
             if not client.is_connected:
@@ -301,11 +314,11 @@ async def close(client: Client) -> None:
             await client.close()
     reconnecting = client._reconnection_task
     if reconnecting is not None and reconnecting is not asyncio.current_task():
-        await _end(reconnecting)  # it may have swallowed that, and dial for ever
+        await _end(reconnecting)  # it may have swallowed the cancellation and would dial for ever
 
 
 def plain(error: BaseException) -> str:
-    """An error of nats-py in words for people."""
+    """The text of a nats-py error without nats-py's prefix and quotes."""
     text = str(error) or type(error).__name__
     return text.removeprefix("nats: ").strip("'\" ")
 

@@ -1,4 +1,4 @@
-"""A subscription that survives the client it was made on."""
+"""A subscription that outlives the client on which it was made."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 PENDING_BYTES = 64 << 20
-"""Of one subscription's messages that wait; beyond it they are dropped and counted, as beyond their limit."""
+"""Most bytes of a subscription's waiting messages; more are dropped and counted, like those beyond
+`pending_limit`."""
 
 MessageCallback = Callable[[Msg], Awaitable[None]]
 
 
 class DurableSubscription:
-    """One subject listened to. Made by `Link.subscribe`, made again on each new client.
+    """A subscription to one subject, made by `NatsConnection.subscribe` and made again on each new client.
 
-    With a callback nats-py calls it, one message after the other. Without, whoever owns the feed takes
-    from `messages` with as many workers as it likes, and calls `done` after each; that way a handler
-    runs one turn of the event loop earlier than in a task of its own, and a raised CancelledError does
-    not end the subscription, as it does in nats-py's own loop.
+    With a callback, nats-py calls it for one message after the other. Without one, the owner takes messages
+    from `messages` with any number of workers, and calls `done` after each. A handler then runs one turn of
+    the event loop earlier than in a task of its own, and a raised CancelledError does not end the
+    subscription, as it does in nats-py's own loop.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class DurableSubscription:
         self._sub: NatsSubscription | None = None
 
     async def attach(self, client: Client) -> None:
-        """Subscribes on `client`; what has arrived from an earlier one stays in the queue."""
+        """Subscribes on `client`; messages from an earlier client stay in the queue."""
         if self._callback is not None:
             self._sub = await client.subscribe(
                 self.subject,
@@ -52,7 +53,7 @@ class DurableSubscription:
                 pending_bytes_limit=PENDING_BYTES,
             )
             return
-        # nats-py offers its queue only through an iterator that makes a task for each message: take it.
+        # nats-py offers its queue only through an iterator that makes a task for each message: replace it.
         sub = await client.subscribe(
             self.subject,
             queue=self._queue,
@@ -68,18 +69,18 @@ class DurableSubscription:
         return self._sub is not None and self._sub is sub
 
     def done(self, message: Msg) -> None:
-        """A message taken from `messages` has been handled."""
+        """Marks a message that was taken from `messages` as handled."""
         self.messages.task_done()
         if self._sub is not None and self._sub._id == message._sid:
-            self._sub._pending_size -= len(message.data)  # nats-py bounds the bytes, too
+            self._sub._pending_size -= len(message.data)  # nats-py also bounds the bytes
 
     async def silence(self, client: Client) -> None:
-        """Tells the server to send no more; what it has sent is still taken."""
+        """Tells the server to send no more; messages that it has already sent are still received."""
         if self._sub is not None:
             await client._send_unsubscribe(self._sub._id)
 
     async def detach(self) -> None:
-        """Forgets the subscription, here and at the server."""
+        """Removes the subscription here and at the server."""
         sub, self._sub = self._sub, None
         if sub is not None:
             await sub.unsubscribe()

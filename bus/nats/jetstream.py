@@ -1,8 +1,7 @@
-"""JetStream's requests, asked over the link's own inbox: errors translated, nothing waits out a disconnect.
+"""The JetStream calls that the bus needs: administration, acknowledged publishing, reading one message.
 
-On a guarded bus nobody below the control plane speaks to JetStream: a broker does for them (`bus.broker`).
-
-Only the few calls that the bus needs: administration, acknowledged publishing, reading one message.
+They go through the connection's own inbox, so none waits out a disconnect, and errors are translated.
+On a guarded bus nobody below the control plane calls JetStream: a broker does it for them (`bus.broker`).
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ API = "$JS.API"
 TIMEOUT_S = 5.0
 NANO = 1_000_000_000
 MARKER_TTL_S = 60
-"""How long the server keeps the mark of an expired key: watchers that were away that long notice
-expiries by comparing (see `bus.messaging.key_value`), not by marks."""
+"""How long the server keeps the marker of an expired key. Watchers that were away for longer notice expiries
+by comparing (see `bus.messaging.key_value`), not by markers."""
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
 BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 BATCH_MOST = 1_000
-"""Messages per batch: the server takes no more."""
+"""Most messages per batch that the server accepts."""
 
 UNHEARD = 90_503
-"""A broker's number: nobody takes what it was asked to publish."""
+"""The broker's error number for a publication that no stream takes."""
 _ONLY_READS = ("STREAM.MSG.GET.", "STREAM.INFO.", "CONSUMER.CREATE.")
-"""Calls that may be made twice; who makes a consumer twice, under one name, has one."""
+"""Calls that may be made twice; a consumer that is made twice under one name exists once."""
 WRONG_LAST_SEQUENCE = (10071, 10164)
 NAME_IN_USE = (10058,)
 BAD_CONFIGURATION = (10052,)
@@ -57,10 +56,10 @@ NO_SPACE = (10023, 10047, 10077)
 
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
-    """A message as a stream keeps it. `pending` is how many follow it for this reader.
+    """A message as a stream keeps it.
 
-    `at_ns` is when the server stored it, by its clock, ns since the epoch: one clock for all streams. 0 where
-    it was read through the leader.
+    `pending` is the number of messages that follow it for this reader. `at_ns` is the time at which the
+    server stored it, by the server's clock, in ns since the epoch; 0 if it was read through the leader.
     """
 
     sequence: int
@@ -72,12 +71,12 @@ class StreamMessage:
 
     @property
     def at(self) -> float:
-        """Seconds since the epoch."""
+        """When the server stored it, in seconds since the epoch."""
         return self.at_ns / NANO
 
     @property
     def is_marker(self) -> bool:
-        """Whether this stands for the absence of a value: deleted, purged, or expired."""
+        """Whether this message marks the absence of a value: deleted, purged, or expired."""
         return self.headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in self.headers
 
 
@@ -90,7 +89,7 @@ async def _ask(
     headers: dict[str, str] | None = None,
     repeatable: bool = False,
 ) -> Msg:
-    """The server's answer, by way of a broker for whoever may not ask the server."""
+    """The answer to a call, through a broker for connections that may not call the server."""
     if link.broker is None:
         return await link.ask(subject, payload, timeout_s=timeout_s, headers=headers)
     reply = await link.broker.ask(
@@ -102,12 +101,12 @@ async def _ask(
 
 
 def consumer_name(link: NatsConnection, stream: str, subjects: str) -> str:
-    """A name for a new consumer: long, since whoever guesses it could take from it."""
+    """A name for a new consumer; it is long, because whoever guesses it could take messages from it."""
     return link.broker.consumer(stream, subjects) if link.broker else f"r{secrets.token_hex(8)}"
 
 
 async def pull(link: NatsConnection, name: str, payload: bytes, inbox: str) -> None:
-    """Asks for deliveries to `inbox`; whatever comes, comes there."""
+    """Requests deliveries to `inbox`; status messages arrive there, too."""
     if link.broker is not None:
         await link.broker.send(f"{API}.{name}", payload, inbox)
     else:
@@ -115,17 +114,17 @@ async def pull(link: NatsConnection, name: str, payload: bytes, inbox: str) -> N
 
 
 async def tell(link: NatsConnection, name: str) -> None:
-    """A call whose answer nobody waits for."""
+    """Sends a call without waiting for its answer."""
     await (link.send(f"{API}.{name}", b"") if link.broker is None else link.broker.send(f"{API}.{name}", b""))
 
 
 async def call(
     link: NatsConnection, name: str, payload: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
-    """One API request.
+    """Sends one API request and returns the decoded answer.
 
     Raises:
-        NotFound, Conflict, Unavailable, BusUnreachable, Refused: as the server says.
+        NotFound, Conflict, Unavailable, BusUnreachable, Refused: the server's error, translated.
     """
     try:
         body = json.dumps(payload).encode() if payload else b""
@@ -144,7 +143,7 @@ async def publish(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> int:
-    """Publishes into the stream that takes `subject`; returns the sequence that the stream gave it."""
+    """Publishes into the stream that takes `subject`; returns the message's sequence there."""
     once = headers is not None and "Nats-Msg-Id" in headers
     try:
         reply = await _ask(link, subject, payload, timeout_s=timeout_s, headers=headers, repeatable=once)
@@ -156,7 +155,7 @@ async def publish(
 async def count(
     link: NatsConnection, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S
 ) -> int:
-    """Adds to the counter of this subject; returns what it then is."""
+    """Adds to the counter of this subject (`Nats-Incr` in `headers`); returns its new value."""
     reply = _checked(
         json.loads((await _ask(link, subject, b"", timeout_s=timeout_s, headers=headers)).data), subject
     )
@@ -172,20 +171,20 @@ async def publish_batch(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> list[int]:
-    """Publishes all or none (NATS ADR-50): one acknowledgement, and one sync to disk, for all of them.
+    """Publishes all messages or none (NATS ADR-50), with one acknowledgement and one sync to disk for all.
 
-    At most `BATCH_MOST` messages of one stream. Returns their sequences.
+    Takes at most `BATCH_MOST` messages of one stream and returns their sequences.
 
     Raises:
         Conflict, Unavailable, …: none was stored.
-        DeadlineExceeded, BusUnreachable: not known whether they were.
+        DeadlineExceeded, BusUnreachable: it is not known whether they were stored.
     """
     if link.broker is not None:
         raise Refused(f"{link.name} writes nothing many at a time")
     *before, (subject, payload, headers) = messages
     outgoing = [
-        Outgoing(each, content, headers=its | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
-        for number, (each, content, its) in enumerate(before, start=1)
+        Outgoing(target, content, headers=extra | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
+        for number, (target, content, extra) in enumerate(before, start=1)
     ]
     await send_many(link, outgoing)
     last_headers = headers | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), BATCH_COMMIT: "1"}
@@ -199,65 +198,65 @@ async def publish_many(
     *,
     timeout_s: float = TIMEOUT_S,
 ) -> list[int | DmscError]:
-    """Publishes one behind the other without waiting in between; each one's sequence, or its error.
+    """Publishes messages in order without waiting in between; returns each message's sequence or error.
 
-    `timeout_s` is from one acknowledgement to the next.
+    `timeout_s` is the time from one acknowledgement to the next.
     """
     if not link.online.is_set():
         return [link.unreachable() for _ in messages]
     if link.broker is not None:
         raise Refused(f"{link.name} writes nothing many at a time")
     loop = asyncio.get_running_loop()
-    found: list[int | DmscError] = []
+    outcomes: list[int | DmscError] = []
     with contextlib.ExitStack() as stack:
-        asked, outgoing = [], []
+        requests, outgoing = [], []
         for subject, payload, headers in messages:
-            inbox, question = stack.enter_context(link.question(subject))
-            asked.append(question)
+            inbox, request = stack.enter_context(link.question(subject))
+            requests.append(request)
             outgoing.append(Outgoing(subject, payload, inbox, headers))
         try:
             await send_many(link, outgoing)
         except DmscError as error:
-            for question in asked:
-                question.fail(error)
-        for question in asked:
-            timer = None if question.answer.done() else loop.call_later(timeout_s, question.expire, timeout_s)
+            for request in requests:
+                request.fail(error)
+        for request in requests:
+            timer = None if request.answer.done() else loop.call_later(timeout_s, request.expire, timeout_s)
             try:
-                reply = await question.answer
-                found.append(int(_checked(json.loads(reply.data), question.subject)["seq"]))
+                reply = await request.answer
+                outcomes.append(int(_checked(json.loads(reply.data), request.subject)["seq"]))
             except NoResponders:
-                found.append(
-                    Unavailable(f"no stream takes {question.subject}: has the mesh been provisioned?")
+                outcomes.append(
+                    Unavailable(f"no stream takes {request.subject}: has the mesh been provisioned?")
                 )
             except DmscError as error:
-                found.append(error)
+                outcomes.append(error)
             finally:
                 if timer is not None:
                     timer.cancel()
-    return found
+    return outcomes
 
 
 async def last(
     link: NatsConnection, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
 ) -> StreamMessage | None:
-    """The last message on `subject`. A direct read may come from any replica and be older."""
+    """The last message on `subject`, or None. A direct read may come from any replica and be older."""
     if not leader:
         try:
-            wanted = f"{API}.DIRECT.GET.{stream}.{subject}"
-            found = await _ask(link, wanted, b"", timeout_s=timeout_s, repeatable=True)
+            call_subject = f"{API}.DIRECT.GET.{stream}.{subject}"
+            reply = await _ask(link, call_subject, b"", timeout_s=timeout_s, repeatable=True)
         except NoResponders:
             raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from None
-        headers = found.headers or {}
+        headers = reply.headers or {}
         if "Nats-Sequence" not in headers:
             if headers.get("Status") == "404":
                 return None
-            if found.data:
-                _checked(json.loads(found.data), subject)
+            if reply.data:
+                _checked(json.loads(reply.data), subject)
             raise Unavailable(f"reading {subject}: {headers.get('Description', 'no answer')}")
         return StreamMessage(
             int(headers["Nats-Sequence"]),
             headers["Nats-Subject"],
-            found.data or b"",
+            reply.data or b"",
             headers,
             at_ns=round(datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp() * NANO),
         )
@@ -279,14 +278,14 @@ async def at(
 
 
 async def _through_leader(
-    link: NatsConnection, stream: str, wanted: Mapping[str, Any], timeout_s: float
+    link: NatsConnection, stream: str, query: Mapping[str, Any], timeout_s: float
 ) -> StreamMessage | None:
     try:
-        message = (await call(link, f"STREAM.MSG.GET.{stream}", wanted, timeout_s=timeout_s))["message"]
+        message = (await call(link, f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s))["message"]
     except NotFound as error:
         if error.fields.get("what") == "message":
             return None
-        # Deleted, and made anew in a moment by who provisions: as when the bus is not there.
+        # The stream was deleted; whoever provisions makes it anew soon. Treat it as an absent bus.
         raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from error
     raw = base64.b64decode(message.get("hdrs", ""))
     return StreamMessage(
@@ -295,7 +294,7 @@ async def _through_leader(
 
 
 def stored(message: Msg) -> StreamMessage:
-    """A consumer's delivery: its metadata stands in the reply subject (ADR-15 of NATS)."""
+    """A consumer's delivery as a `StreamMessage`; its metadata are in the reply subject (ADR-15 of NATS)."""
     tokens = message.reply.split(".")
     offset = 0 if len(tokens) == 9 else 2
     return StreamMessage(
@@ -309,18 +308,18 @@ def stored(message: Msg) -> StreamMessage:
 
 
 def consumer_sequence(message: Msg) -> int:
-    """The consumer's own count in a delivery: contiguous unless something was lost."""
+    """The consumer's own sequence in a delivery; the sequences are contiguous unless a message was lost."""
     tokens = message.reply.split(".")
     return int(tokens[6 if len(tokens) == 9 else 8])
 
 
 def _headers(raw: bytes) -> dict[str, str]:
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for line in raw.decode(errors="replace").split("\r\n")[1:]:
         key, colon, value = line.partition(":")
         if colon:
-            found[key.strip()] = value.strip()
-    return found
+            headers[key.strip()] = value.strip()
+    return headers
 
 
 def _checked(reply: dict[str, Any], what: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Time in which the bus was heard: whoever judges others by their silence measures it by this clock.
+"""Heard time: a clock that stops while the bus is silent, for services that judge others by their silence.
 
-A server that stands still (stopped, out of memory, its disk hanging) keeps its connections open and says
-nothing: everybody is silent then, and nobody is dead. So a judge sends a message of its own through the
-server, again and again, and time counts only as far as these came back (ADR-0036). A pulse takes the way that
-others' messages take, behind all that the judge has sent, and comes back behind all that it was sent before.
-Where the bus has several servers, one of them may stand still alone: so it is sent by way of each
+A server that stands still (stopped, out of memory, its disk hanging) keeps its connections open and sends
+nothing. Everybody is silent then, but nobody is dead. So a judging service sends a message of its own through
+the server again and again, and time counts only as far as these pulses came back (ADR-0036). A pulse queues
+behind everything that the judge has sent, and comes back behind everything that was sent to the judge before.
+If the bus has several servers, one of them alone may stand still. So a pulse is sent through each server
 (`bus.nats.server_probes`), and time counts while all of them return it.
 """
 
@@ -26,65 +26,67 @@ if TYPE_CHECKING:
 log = get_logger("bus.nats.liveness")
 
 BEAT_S = 0.25
-"""Pause between the return of one pulse and the next one: some ten bytes each way."""
+"""Pause between the return of one pulse and the next pulse; a pulse is some ten bytes each way."""
 GAP_S = 1.0
-"""From one return to the next at most so much counts as heard. Larger: a standstill is half believed before
-it is noticed; smaller: a server under load looks like one that stands still."""
+"""The most time between two returns that counts as heard. Larger: more of a standstill counts before it is
+noticed. Smaller: a server under load looks like one that stands still."""
 
 
 OWN = ""
-"""The server that the judge is connected to, whichever it is."""
+"""Stands for the server to which the judge is connected, whichever it is."""
 
 
 class HeardTime:
-    """Seconds in which the bus was heard. Pure: `now` is of any monotonic clock.
+    """Seconds in which the bus was heard. Pure: `now` comes from any monotonic clock.
 
-    Where pulses come back from all servers it goes like that clock. Where one doesn't, it stops after
-    `GAP_S`, and a long silence that ends counts as `GAP_S`, too: messages from it may be on their way only
-    now. A server counts from its first return until it has `left`; the judge's own always does.
+    While pulses come back from all servers, heard time runs like that clock. If one server's pulse stays
+    away, heard time stops after `GAP_S`. A long silence that ends also counts as `GAP_S` only, because
+    messages from that server may be on their way only now. A server counts from its first return until
+    `left`; the judge's own server always counts.
     """
 
     def __init__(self, now: float) -> None:
         self._heard = 0.0
-        self._until = now  # what is in `_heard`
+        self._until = now  # the time up to which `_heard` is complete
         self._returned = {OWN: now}
 
     def resume(self, now: float) -> None:
-        """Nobody listened until now: that time is left out."""
+        """Skips the time until now, in which no pulse was sent."""
         self._until = now
         self._returned = dict.fromkeys(self._returned, now)
 
     def returned(self, now: float, server: str = OWN) -> None:
-        """A pulse came back by way of this server."""
+        """Notes that a pulse came back through this server."""
         self._settle(now)
         self._returned[server] = now
 
     def left(self, now: float, server: str) -> None:
-        """Nobody waits for this server until it returns a pulse again."""
+        """Stops waiting for this server until it returns a pulse again."""
         self._settle(now)
         self._returned.pop(server, None)
 
     def at(self, now: float) -> float:
-        return self._heard + max(0.0, min(now, self._stands_at()) - self._until)
+        """Heard time at `now`, in seconds."""
+        return self._heard + max(0.0, min(now, self._stops_at()) - self._until)
 
     def silent(self, now: float) -> float:
-        """Seconds by which the clock stands now; 0 while it goes."""
-        return max(0.0, now - self._stands_at())
+        """For how many seconds heard time has stood still; 0 while it runs."""
+        return max(0.0, now - self._stops_at())
 
     @property
     def servers(self) -> int:
-        """How many count, apart from the judge's own connection."""
+        """The number of servers that count, without the judge's own connection."""
         return len(self._returned) - 1
 
     def _settle(self, now: float) -> None:
         self._heard, self._until = self.at(now), now
 
-    def _stands_at(self) -> float:
+    def _stops_at(self) -> float:
         return min(self._returned.values()) + GAP_S
 
 
 class BusLiveness:
-    """The pulse of one connection: beats while somebody holds it."""
+    """The pulse of one connection; it beats while somebody holds it (`held`)."""
 
     def __init__(self, link: NatsConnection, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -92,39 +94,40 @@ class BusLiveness:
         self._time = HeardTime(clock())
         self._holders = 0
         self._beating: asyncio.Task[None] | None = None
-        self._echoes: ServerProbes | None = None
+        self._probes: ServerProbes | None = None
 
     def attend(self) -> None:
-        """Looks out for the servers of a cluster from now on. Who judges others calls it at its start: one
-        that stands still already can't be told from one that is not there.
+        """Starts to probe every server of a cluster.
 
-        All others wait for their own server alone: a connection of each instance to each would be too much.
+        A service that judges others calls this at its start, because a server that already stands still can't
+        be told from one that does not exist. All other services probe their own server only: a connection
+        from each instance to each server would be too many.
         """
-        if self._echoes is None:
-            self._echoes = ServerProbes(self._link, self, BEAT_S, self._clock)
-            self._link.spawn(self._echoes.run(), "echoes of servers")
+        if self._probes is None:
+            self._probes = ServerProbes(self._link, self, BEAT_S, self._clock)
+            self._link.spawn(self._probes.run(), "echoes of servers")
 
     def now(self) -> float:
-        """Seconds of heard time; they count while it is held."""
+        """Heard time in seconds; it runs while the pulse is held."""
         return self._time.at(self._clock())
 
     @property
     def silent_s(self) -> float:
-        """For how long the bus has not been heard; 0: it is."""
+        """For how many seconds the bus has not been heard; 0 while it is heard."""
         return self._time.silent(self._clock())
 
     @property
     def servers(self) -> int:
-        """Of a cluster, how many the clock waits for; 0 where there is one alone."""
+        """The number of a cluster's servers that the clock waits for; 0 if there is only one server."""
         return self._time.servers
 
     @contextlib.contextmanager
     def held(self) -> Iterator[BusLiveness]:
-        """It beats, and its clock goes, until the end of the block; holders share it."""
+        """Keeps the pulse beating and heard time running until the end of the block; holders share both."""
         if not self._holders:
             self._time.resume(self._clock())
-            if self._echoes is not None:
-                self._echoes.hurry.set()
+            if self._probes is not None:
+                self._probes.hurry.set()
             self._beating = self._link.spawn(self._beat(), "pulse")
         self._holders += 1
         try:
@@ -134,26 +137,26 @@ class BusLiveness:
             if not self._holders and self._beating is not None:
                 self._beating.cancel()
                 self._beating = None
-                if self._echoes is not None:
-                    self._echoes.hurry.clear()
+                if self._probes is not None:
+                    self._probes.hurry.clear()
 
     @contextlib.asynccontextmanager
     async def timeout(self, delay_s: float) -> AsyncIterator[None]:
-        """As `asyncio.timeout`, in heard time: `TimeoutError` once so much of it has passed."""
+        """Like `asyncio.timeout`, in heard time: raises `TimeoutError` after `delay_s` heard seconds."""
         with self.held():
             loop, ends = asyncio.get_running_loop(), self.now() + delay_s
             async with asyncio.timeout(None) as scope:
                 timer = loop.call_soon(lambda: None)
 
-                def look() -> None:
+                def check() -> None:
                     nonlocal timer
-                    left = ends - self.now()
-                    if left > 0:
-                        timer = loop.call_later(max(left, BEAT_S) if self.silent_s else left, look)
+                    left_s = ends - self.now()
+                    if left_s > 0:
+                        timer = loop.call_later(max(left_s, BEAT_S) if self.silent_s else left_s, check)
                     else:
                         scope.reschedule(loop.time())
 
-                look()
+                check()
                 try:
                     yield
                 finally:
@@ -170,20 +173,20 @@ class BusLiveness:
                     return
             await asyncio.sleep(BEAT_S)
 
-    # --- what is heard ---------------------------------------------------------------------------------
+    # --- reports of the probes -------------------------------------------------------------------------
 
     def returned(self, server: str) -> None:
-        """A pulse came back by way of this server."""
-        stood = self.silent_s
+        """Notes that a pulse came back through this server."""
+        silent_s = self.silent_s
         self._time.returned(self._clock(), server)
-        self._tell(stood)
+        self._log_if_resumed(silent_s)
 
     def left(self, server: str) -> None:
-        """Nobody waits for this server any more."""
-        stood = self.silent_s
+        """Stops waiting for this server."""
+        silent_s = self.silent_s
         self._time.left(self._clock(), server)
-        self._tell(stood)
+        self._log_if_resumed(silent_s)
 
-    def _tell(self, stood_s: float) -> None:
-        if self._holders and stood_s and not self.silent_s:
-            log.warning("the bus stood still; nobody is judged by that time", silent_s=round(stood_s, 1))
+    def _log_if_resumed(self, silence_s: float) -> None:
+        if self._holders and silence_s and not self.silent_s:
+            log.warning("the bus stood still; nobody is judged by that time", silent_s=round(silence_s, 1))

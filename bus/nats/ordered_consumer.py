@@ -1,9 +1,9 @@
-"""Reads a stream in order, without gaps, with back-pressure: an ephemeral pull consumer of our own.
+"""Reads a stream in order, without gaps and with back-pressure, through an ephemeral pull consumer.
 
 nats-py's ordered consumer and its watchers stall for up to 20 s after a server restart, because the
-ephemeral consumer went with the server and nothing says so. This reader ends with `BusUnreachable` at
-once when the connection breaks, when the consumer is gone, or when heartbeats stay away; whoever
-follows a stream opens a new one where the old one stopped.
+ephemeral consumer is gone with the server and nothing reports that. This reader raises `BusUnreachable` at
+once when the connection breaks, when the consumer is gone, or when heartbeats stay away. A caller that
+follows a stream then opens a new reader where the old one stopped.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from bus.nats.jetstream import NANO, StreamMessage
 from schemas.errors import BusUnreachable, DmscError
 
 BATCH = 256
-"""Messages asked for at a time: bounds what waits in memory."""
+"""Messages requested at a time; bounds what waits in memory."""
 EXPIRES_S = 20.0
 HEARTBEAT_S = 4.0
-"""The server says this often that a waiting request lives; twice missed, the reader gives up."""
+"""The server's heartbeat interval for a waiting request; after two missed ones the reader gives up."""
 INACTIVE_S = 60.0
-"""A consumer whose reader has died is removed by the server after this."""
+"""The server removes a consumer whose reader has died after this time."""
 MADE_S = 3.0
-"""One attempt to make a consumer; one whose answer was lost goes by itself (`INACTIVE_S`)."""
+"""Timeout of one attempt to make a consumer; the server removes one whose answer was lost (`INACTIVE_S`)."""
 
 
 class OrderedConsumer:
-    """One pass over a stream. `waiting` is how many messages there were to read when it was opened."""
+    """One pass over a stream. `waiting` is the number of messages to read when it was opened."""
 
     def __init__(self, link: NatsConnection, stream: str, consumer: str, waiting: int) -> None:
         self.waiting = waiting
@@ -54,14 +54,15 @@ class OrderedConsumer:
         since: float | None = None,
         headers_only: bool = False,
     ) -> AsyncIterator[OrderedConsumer]:
-        """
+        """Makes the consumer, and removes it at the end of the block.
+
         Args:
             link: The connection.
             stream: The stream's name.
             subject: Filter, may have wildcards.
             start: First sequence; None begins with the last message of every subject (key-value).
-            since: Instead of `start`: what the server stored from then on, seconds since the epoch.
-            headers_only: Leave the bodies away.
+            since: Instead of `start`: the time of the first message, seconds since the epoch.
+            headers_only: Deliver the messages without their bodies.
 
         Raises:
             NotFound: no such stream.
@@ -76,29 +77,29 @@ class OrderedConsumer:
             "headers_only": headers_only,
         }
         if since is not None:
-            began = datetime.fromtimestamp(since, UTC).isoformat()
-            config |= {"deliver_policy": "by_start_time", "opt_start_time": began}
+            start_time = datetime.fromtimestamp(since, UTC).isoformat()
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": start_time}
         elif start is None:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}
         config["name"] = name = jetstream.consumer_name(link, stream, subject)
-        wanted = {"stream_name": stream, "config": config}
-        # The filter stands in the subject too, so that permissions can say who reads what of a stream.
-        made = await jetstream.call(
-            link, f"CONSUMER.CREATE.{stream}.{name}.{subject}", wanted, timeout_s=MADE_S
+        request = {"stream_name": stream, "config": config}
+        # The filter is part of the subject too, so that permissions can say who reads what of a stream.
+        consumer = await jetstream.call(
+            link, f"CONSUMER.CREATE.{stream}.{name}.{subject}", request, timeout_s=MADE_S
         )
-        reader = cls(link, stream, name, int(made.get("num_pending", 0)))
+        reader = cls(link, stream, name, int(consumer.get("num_pending", 0)))
         try:
             yield reader
         finally:
             with contextlib.suppress(DmscError):
-                # Not awaited for an answer: the server removes it anyway.
+                # Nobody waits for the answer: the server removes an inactive consumer anyway.
                 if link.online.is_set():
                     await jetstream.tell(link, f"CONSUMER.DELETE.{stream}.{reader._consumer}")
 
     async def present(self) -> AsyncGenerator[StreamMessage, None]:
-        """What is there now, then ends."""
+        """Yields the messages that are there now, then ends."""
         if not self.waiting:
             return
         async for item in self._pull(follow=False):
@@ -108,17 +109,17 @@ class OrderedConsumer:
                     return
 
     def follow(self) -> AsyncGenerator[StreamMessage | None, None]:
-        """What is there and what comes; None where a pause shows that nothing more waits."""
+        """Yields the messages that are there and those that come; None while no message waits."""
         return self._pull(follow=True)
 
     async def _pull(self, *, follow: bool) -> AsyncGenerator[StreamMessage | None, None]:
         call = f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-        wanted: dict[str, Any] = {"batch": BATCH}
+        options: dict[str, Any] = {"batch": BATCH}
         if follow:
-            wanted |= {"expires": int(EXPIRES_S * NANO), "idle_heartbeat": int(HEARTBEAT_S * NANO)}
+            options |= {"expires": int(EXPIRES_S * NANO), "idle_heartbeat": int(HEARTBEAT_S * NANO)}
         else:
-            wanted["no_wait"] = True
-        request = json.dumps(wanted).encode()
+            options["no_wait"] = True
+        request = json.dumps(options).encode()
         expected = 1
         async with self._link.stream() as (inbox, queue):
             while True:
@@ -139,7 +140,7 @@ class OrderedConsumer:
                     yield None
 
     async def _next(self, queue: asyncio.Queue[Msg | ConnectionLost]) -> Msg | None:
-        """The next delivery; None at the end of what one request brings."""
+        """The next delivery; None after the last one of a pull request."""
         while True:
             try:
                 async with asyncio.timeout(2 * HEARTBEAT_S + 1):

@@ -1,4 +1,4 @@
-"""What is asked through a link's own inbox: each question has its own name, and fails with the connection."""
+"""Requests that wait for an answer in a connection's inbox; each has its own reply subject."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoRespon
 
 
 class PendingRequest:
-    """One question; `with` keeps it open. `patient` ones outlive a lost connection and a 503 (which is only
-    noted: `unheard`). `so_far`: the most that its answerer has told of its progress."""
+    """A request that waits for its answer while its `with` block is open.
+
+    A `patient` request survives a lost connection and a 503, which only sets `unheard`. `so_far` is the
+    greatest progress that its answerer has reported.
+    """
 
     __slots__ = ("_open", "answer", "inbox", "patient", "so_far", "subject", "unheard")
 
@@ -35,7 +38,7 @@ class PendingRequest:
     def __exit__(self, *_: object) -> None:
         del self._open[self.inbox]
         if self.answer.done() and not self.answer.cancelled():
-            self.answer.exception()  # seen; asyncio need not complain that it never was
+            self.answer.exception()  # marks it as retrieved, so that asyncio does not complain
 
     def fail(self, error: DmscError) -> None:
         if not self.answer.done():
@@ -48,7 +51,7 @@ class PendingRequest:
 
 
 class PendingRequests:
-    """The open ones of one connection's inbox, each with the subject that its answer alone has."""
+    """The pending requests of one connection's inbox, by the reply subject that only their answer has."""
 
     def __init__(self, inbox: str) -> None:
         self._inbox = inbox
@@ -59,35 +62,35 @@ class PendingRequests:
         return PendingRequest(self._open, inbox, subject, patient)
 
     async def answered(self, message: Msg) -> None:
-        """Something has come to the inbox: an answer, word of progress, or that nobody listens."""
-        asked = self._open.get(message.subject)
-        if asked is None or asked.answer.done():
+        """Handles a message to the inbox: an answer, a progress report, or word that nobody listens."""
+        request = self._open.get(message.subject)
+        if request is None or request.answer.done():
             return
         if not message.data and message.headers and message.headers.get("Status") == "503":
-            if asked.patient:
-                asked.unheard = True
+            if request.patient:
+                request.unheard = True
             else:
-                asked.fail(NoResponders(f"nobody listens on {asked.subject}", subject=asked.subject))
+                request.fail(NoResponders(f"nobody listens on {request.subject}", subject=request.subject))
             return
         so_far = progress.told_in(message.headers, message.data)
         if so_far is None:
-            asked.answer.set_result(message)
-        elif asked.patient:
-            asked.so_far = max(asked.so_far, so_far)
+            request.answer.set_result(message)
+        elif request.patient:
+            request.so_far = max(request.so_far, so_far)
 
     def denied(self, subject: str, who: str) -> None:
-        """The server, which says `subject` in lower case, does not let `who` publish there."""
-        for asked in list(self._open.values()):
-            if subject in (asked.subject.lower(), asked.inbox.lower()):  # the latter is a barrier
-                asked.fail(Refused(f"{who} may not publish on {asked.subject}", subject=asked.subject))
+        """Fails the requests on a subject (in lower case) where the server does not let `who` publish."""
+        for request in list(self._open.values()):
+            if subject in (request.subject.lower(), request.inbox.lower()):  # the latter is a barrier
+                request.fail(Refused(f"{who} may not publish on {request.subject}", subject=request.subject))
 
     def lost(self) -> None:
-        """The connection broke: answers that were on their way will not come. Patient ones ask again."""
-        for asked in self._open.values():
-            if not asked.patient:
-                asked.fail(BusUnreachable("the connection to the bus broke while waiting for the answer"))
+        """Fails all but patient requests, because the connection broke and their answers will not come."""
+        for request in self._open.values():
+            if not request.patient:
+                request.fail(BusUnreachable("the connection to the bus broke while waiting for the answer"))
 
     def end(self, error: DmscError) -> None:
-        """Nobody will be answered any more."""
-        for asked in self._open.values():
-            asked.fail(error)
+        """Fails all requests."""
+        for request in self._open.values():
+            request.fail(error)

@@ -1,7 +1,7 @@
-"""Many messages in one piece, as the server reads them (NATS protocol, `PUB` and `HPUB`).
+"""Publishes many messages in one write, in the NATS protocol's own form (`PUB` and `HPUB`).
 
-nats-py checks, counts and flushes each message by itself, in three coroutines; who sends a thousand at once
-spends most of its time there.
+nats-py checks, counts and flushes each message by itself, in three coroutines. A sender of a thousand
+messages at once would spend most of its time there.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from bus.nats.client import NatsConnection
 from schemas.errors import BadMessage
 
 PIECE_BYTES = 256 << 10
-"""Written in one go: large enough to pay, small enough for the pressure on the link to be noticed."""
+"""Bytes per write: enough to be worth it, and few enough that back-pressure on the connection is noticed."""
 
 
 class Outgoing(NamedTuple):
-    """A message to send. Subjects and headers are ours, without blanks and line breaks."""
+    """A message to send. Its subjects and headers are our own, without blanks and line breaks."""
 
     subject: str
     payload: bytes
@@ -26,7 +26,7 @@ class Outgoing(NamedTuple):
 
 
 def command(message: Outgoing) -> bytes:
-    """The message on the wire."""
+    """The message as a protocol command."""
     subject, payload, reply, headers = message
     if headers is None:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(payload), payload)
@@ -39,11 +39,11 @@ def command(message: Outgoing) -> bytes:
 
 
 async def send_many(link: NatsConnection, messages: Sequence[Outgoing]) -> None:
-    """Publishes in this order, as `NatsConnection.send` does each.
+    """Publishes messages in this order, as repeated calls of `NatsConnection.send` would.
 
     Raises:
-        BadMessage: one is larger than the server takes: none was sent.
-        BusUnreachable: away, and the buffer is full: some may have been sent.
+        BadMessage: one message is larger than the server accepts; none was sent.
+        BusUnreachable: disconnected and the buffer is full; some may have been sent.
     """
     most = link.client.max_payload
     if any(len(message.payload) > most for message in messages):

@@ -1,4 +1,4 @@
-"""What goes out over one link: in the order in which it was sent, with back-pressure, bounded meanwhile."""
+"""The outgoing messages of one connection: in order, with back-pressure, and bounded while disconnected."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from bus.nats.dialer import BUFFER_BYTES
 from schemas.errors import BadMessage, BusUnreachable, DmscError
 
 PRESSURE_BYTES = 1 << 20
-"""Pending output at which a publisher waits until it is written. With the largest message on
-top it stays below BUFFER_BYTES, so that nats-py's own forced flush, which swallows cancellation, is
-never reached."""
+"""Pending output at which a publisher waits until it is written. Even with the largest message on top it is
+below BUFFER_BYTES, so that nats-py's own forced flush, which swallows cancellation, never happens."""
 PRESSURE_PAUSE_S = 0.001
 
 
 class WriteBuffer:
-    """One link's.
+    """The write buffer of one connection.
 
     Args:
-        client: the one of the moment; raises where there is none.
-        unreachable: why nothing can be sent now.
-        online: while it is set there is a connection.
+        client: Returns the current client; raises if there is none.
+        unreachable: Returns the error that says why nothing can be sent now.
+        online: Set while connected.
     """
 
     def __init__(
@@ -33,15 +32,15 @@ class WriteBuffer:
         self._client = client
         self._unreachable = unreachable
         self._online = online
-        self._turn = asyncio.Lock()  # of those that wait for pending output to be written, in their order
+        self._turn = asyncio.Lock()  # orders the publishers that wait for pending output to be written
         self._waiting = 0
 
     async def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """Publishes, with back-pressure while connected and a bounded buffer while not.
+        """Publishes one message, with back-pressure while connected and a bounded buffer while not.
 
-        What is sent first goes first: whoever comes while others wait, waits behind them.
+        Order is kept: a publisher that comes while others wait, waits behind them.
         """
         if self._client().pending_data_size > PRESSURE_BYTES or self._waiting:
             await self._in_turn(lambda: self._publish(subject, payload, reply, headers))
@@ -49,7 +48,7 @@ class WriteBuffer:
             await self._publish(subject, payload, reply, headers)
 
     async def write(self, commands: bytes, count: int) -> None:
-        """`count` publications in one piece (`bus.nats.pipelined_publish`); otherwise as `send`."""
+        """Writes `count` publications at once (`bus.nats.pipelined_publish`); otherwise like `send`."""
         if self._client().pending_data_size > PRESSURE_BYTES or self._waiting:
             await self._in_turn(lambda: self._write(commands, count))
         else:
@@ -59,7 +58,7 @@ class WriteBuffer:
         self._waiting += 1
         try:
             async with self._turn:
-                await self._relieved(self._client())
+                await self._wait_for_pending(self._client())
                 await publish()
         finally:
             self._waiting -= 1
@@ -98,8 +97,8 @@ class WriteBuffer:
         waiting = f"{BUFFER_BYTES >> 20} MiB wait to be sent, no more is kept"
         return BusUnreachable(f"{self._unreachable()}; {waiting}")
 
-    async def _relieved(self, client: Client) -> None:
-        """Waits until the client has written what it holds, or the connection is lost (then it keeps it)."""
+    async def _wait_for_pending(self, client: Client) -> None:
+        """Waits until the client has written its pending output, or until the connection is lost."""
         await asyncio.sleep(0)  # usually the writing task only needs its turn
         while client.pending_data_size > PRESSURE_BYTES and self._online.is_set():  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(PRESSURE_PAUSE_S)
