@@ -1,8 +1,16 @@
 """Functional modules (draft §4.2): the kit for policies and the built-in ones.
 
-A policy suggests, the orchestrator decides (ADR-0002). What a policy's author needs is here: `Policy` to
-derive from, `JobView` to read, `InstanceStore` for tools of one's own. Running one is
-`policies.module.service.FunctionalModule`.
+A policy suggests; the orchestrator decides (ADR-0002). This package exports what the author of a policy
+needs: `Policy` to derive from, `JobView` to read, `InstanceStore` for own tools. `dmsc` loads policies and
+runs them as modules. Nothing here changes training by itself, and a policy that fails affects only its own
+module.
+
+- `kit`: the interface of policies, and the engine that runs one.
+- `module`: one policy as a service on the bus.
+- `built_in`, `contrib`: the policies of DMSC; examples and tools beside them.
+- `numerics`: the models behind them, pure.
+- `scoring`: the worth of past suggestions; replay of a recorded run.
+- `trial`: a policy without a mesh, for tests and notebooks.
 """
 
 from __future__ import annotations

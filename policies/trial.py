@@ -1,4 +1,4 @@
-"""A policy without a mesh: for its tests, and for a notebook. Time is what the trial says it is.
+"""A policy without a mesh, for tests and notebooks. The trial sets the time.
 
 trial = Trial(MyPolicy())
 trial.samples(times=5, stage=0, service_ms={"s0-r0": 10.0, "s0-r1": 30.0})
@@ -20,12 +20,12 @@ from schemas.telemetry import InstanceSample
 
 
 class Trial:
-    """One job in front of one policy. What the policy does wrong is raised, not counted.
+    """One job and one policy. Errors of the policy are raised, not counted.
 
     Attributes:
-        now: seconds; `samples` and `wait` move it on.
-        job: the id of the job that the samples are of.
-        step: of the last samples.
+        now: Seconds; `samples` and `wait` advance it.
+        job: Id of the samples' job.
+        step: Step of the last samples.
     """
 
     def __init__(self, policy: Policy, *, job: str = "job", now: float = 1000.0) -> None:
@@ -37,11 +37,11 @@ class Trial:
 
     @property
     def view(self) -> JobView:
-        """What `decide` is given. Raises `KeyError` before anything was heard of the job."""
+        """The view that `decide` gets. Raises `KeyError` before the job's first message."""
         return self.engine.observations.jobs[self.job]
 
     def hear(self, row: Subject, message: Message) -> None:
-        """Any message, as if it had just come on `row` (one of `bus.subjects`)."""
+        """Feeds any message, as if it had just arrived on `row` (one of `bus.subjects`)."""
         self._events += 1
         problems = self.engine.take(
             [Event(row=row, message=message, id=f"trial {self._events}", at=self.now)]
@@ -58,15 +58,15 @@ class Trial:
         every_s: float = 1.0,
         **fields: object,
     ) -> None:
-        """So many samples of each instance (SID → ms per microbatch), one step apart.
+        """Feeds `times` samples of each instance (SID → ms per microbatch), one step apart.
 
-        `fields` are others of `InstanceSample`, the same for all.
+        `fields` are further fields of `InstanceSample`, the same for all samples.
         """
         for _ in range(times):
             self.wait(every_s)
             self.step += 1
             for sid, ms in service_ms.items():
-                given = {
+                values = {
                     "job": self.job,
                     "sid": sid,
                     "incarnation": "i1",
@@ -78,14 +78,14 @@ class Trial:
                     "microbatches": 4,
                     **fields,
                 }
-                self.hear(subjects.INSTANCE_SAMPLE, InstanceSample.model_validate(given))
+                self.hear(subjects.INSTANCE_SAMPLE, InstanceSample.model_validate(values))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Lets time pass."""
         self.now += seconds
 
     def decide(self) -> list[PolicySuggestion]:
-        """What the policy suggests now. Raises AssertionError with the place if it raises."""
+        """The policy's suggestions now. If the policy raises, raises AssertionError with the place."""
         output = self.engine.decide(self.now)
         if output.problems:
             raise AssertionError(f"{output.problems[0].where}: {output.problems[0].text}")

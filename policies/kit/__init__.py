@@ -1,9 +1,15 @@
-"""What the author of a policy needs (docs/policies.md): derive from `Policy`, read a `JobView`, return
-suggestions.
+"""The policy kit (draft §4.2): what authors derive from, and the pure engine that runs a policy.
 
-`engine` turns events into suggestions, the same way for a running module, a replay and a trial; `inference`
-is what a policy asks of its model; `store_reads` and `instance_store` read instances' local stores (draft
-§6.3); `graph_features` are features of a job's topology. It is pure: no I/O, no clock.
+It decides when a policy is called, what it may see, how many suggestions it may make and what follows from
+its errors. `policies.module` feeds the engine from the bus, `policies.scoring.replay` from a record,
+`policies.trial` from a test. The kit has no clock of its own; only `store_reads` and `instance_store` use the
+bus.
+
+- `policy`: the base class, its events and its helpers for suggestions.
+- `view`: what a policy sees of a job.
+- `engine`: events in, suggestions out, within limits.
+- `inference`, `store_reads`: requests to the policy's model and to instances' local stores.
+- `instance_store`, `graph_features`: a typed reader of local stores; a job's topology as matrices.
 """
 
 from policies.kit.policy import Policy, Suggestions

@@ -1,6 +1,6 @@
-"""The pure half of a functional module: events in, suggestions out; a policy that raises is contained here.
+"""The pure half of a functional module: events in, suggestions out; errors of a policy are contained here.
 
-No clock, no I/O, no bus: `policies.module.service` feeds it from the bus, a replay feeds it from a record.
+It has no clock, no I/O and no bus: `policies.module.service` feeds it from the bus, a replay from a record.
 Both pass the time in.
 """
 
@@ -29,19 +29,19 @@ class EngineConfig:
     """Bounds on one module. They protect the mesh from a policy, and the policy's other jobs from one job."""
 
     jobs: tuple[str, ...] = ()
-    """Job ids it is enabled for; empty: all."""
+    """Ids of the jobs for which it is enabled; empty: all."""
 
     every_s: float | None = None
-    """Seconds between two decisions for one job; None: what the policy says."""
+    """Seconds between two decisions for one job; None: the policy's own value."""
 
     max_per_s: float = 2.0
-    """Suggestions a second over a long time. The orchestrator refuses more than its own limit anyway."""
+    """Most suggestions a second over a long time. The orchestrator has a limit of its own besides."""
 
     burst: int = 8
-    """Suggestions at once, e.g. one per stage of a job."""
+    """Most suggestions at once, e.g. one per stage of a job."""
 
     max_errors: int = 5
-    """Errors in a row until the policy is suspended: no more calls until the module is started again."""
+    """Errors in a row after which the policy is suspended: no calls until the module is started again."""
 
     def __post_init__(self) -> None:
         if not (self.max_per_s > 0 and self.burst >= 1 and self.max_errors >= 1):
@@ -60,7 +60,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What the policy's model answered, received at `at`. Of no stream: a replay computes it again."""
+    """A result of the policy's model, received at `at`. It is on no stream: a replay computes it again."""
 
     inferred: Inferred
     id: str
@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyProblem:
-    """An error of the policy, seen for the first time: one line for the log."""
+    """An error of the policy at its first occurrence: one line for the log."""
 
     where: str
     text: str
@@ -77,7 +77,7 @@ class PolicyProblem:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What happened so far; whole numbers that only grow."""
+    """Counts since the start; whole numbers that only grow."""
 
     events: int = 0
     decisions: int = 0
@@ -88,7 +88,7 @@ class EngineCounters:
 
 @dataclass(slots=True)
 class Output:
-    """What one round gave: suggestions to publish, stores to read, inferences to make, problems to log."""
+    """The output of one round: suggestions to publish, reads and inferences to start, problems to log."""
 
     suggestions: list[PolicySuggestion] = field(default_factory=list)
     reads: list[StoreRead] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Output:
 
 
 class Engine:
-    """One policy, its observations, its limits."""
+    """One policy with its observations and its limits."""
 
     def __init__(self, policy: Policy, config: EngineConfig) -> None:
         if not policy.name:
@@ -107,49 +107,49 @@ class Engine:
         self.observations = Observations(config.jobs)
         self.counters = EngineCounters()
         self.suspended = ""
-        """Why the policy is no longer called; empty while it is."""
+        """Why the policy is no longer called; empty if it is called."""
         self._disabled: set[str] = set()
         self._handlers: dict[str, Callable[[Any, float], None] | None] = {}
         self._every_s = policy.every_s if config.every_s is None else config.every_s
-        self._decided: dict[str, float] = {}
+        self._decided_at: dict[str, float] = {}
         self._changed: set[str] = set()
         self._errors_in_a_row = 0
-        self._seen: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._allowance = float(config.burst)
         self._allowance_at = float("-inf")
 
     def rows(self) -> tuple[Subject, ...]:
         """All rows to subscribe to, each once."""
-        asked: Sequence[Subject] = self.policy.subscribes()
-        return tuple(dict.fromkeys((*ALWAYS, *asked)))
+        own_rows: Sequence[Subject] = self.policy.subscribes()
+        return tuple(dict.fromkeys((*ALWAYS, *own_rows)))
 
     # --- per job --------------------------------------------------------------------------------------
     def enable(self, job: str) -> None:
-        """Ask the policy for this job (again). Of one that it was not started for, it sees what comes now."""
+        """Calls the policy for this job (again). A job that was not watched is seen from now on."""
         self._disabled.discard(job)
         self.observations.admit(job)
 
     def disable(self, job: str) -> None:
-        """No longer ask it for this job; the job is still watched, so that enabling finds its state."""
+        """Stops calling the policy for this job, which is still watched, so that its state stays known."""
         self._disabled.add(job)
 
     def jobs(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """For which jobs it is enabled (empty: all), and for which not."""
+        """The jobs for which it is enabled (empty: all), and those for which it is disabled."""
         return tuple(sorted(self.observations.only)), tuple(sorted(self._disabled))
 
     def resume(self) -> None:
-        """Call the policy again after a suspension."""
+        """Calls the policy again after a suspension."""
         self.suspended = ""
         self._errors_in_a_row = 0
 
     # --- events in, suggestions out -------------------------------------------------------------------
     def take(self, events: Iterable[Event | Result]) -> list[PolicyProblem]:
-        """Work events into the view and hand them to the policy's `on_<event>` methods."""
+        """Adds events to the views and passes them to the policy's `on_<event>` methods."""
         problems: list[PolicyProblem] = []
         for event in events:
             self.counters.events += 1
             if isinstance(event, Result):
-                self._inferred(event, into=problems)
+                self._take_result(event, into=problems)
                 continue
             view = self.observations.take(event.message, event.at, id=event.id)
             if view is not None:
@@ -161,98 +161,100 @@ class Engine:
                 self._handlers[name] = self.policy.handler(event.row)
             handler = self._handlers[name]
             if handler is not None and not self.suspended:
-                self._guard(
+                self._contain(
                     f"on_{event.row.name.replace(' ', '_')}", handler, event.message, event.at, into=problems
                 )
         return problems
 
-    def _inferred(self, result: Result, *, into: list[PolicyProblem]) -> None:
-        """A result is news of its job: the policy is asked again."""
+    def _take_result(self, result: Result, *, into: list[PolicyProblem]) -> None:
+        """Passes a result to the policy and marks its job as changed, so that the policy decides again."""
         if result.inferred.job in self.observations.jobs:
             self._changed.add(result.inferred.job)
         handler = getattr(self.policy, INFERENCE, None)
         if handler is not None and not self.suspended:
-            self._guard(INFERENCE, handler, result.inferred, result.at, into=into)
+            self._contain(INFERENCE, handler, result.inferred, result.at, into=into)
 
     def due(self, now: float) -> float | None:
-        """Seconds until some job wants a decision (0: now), or None if nothing new was seen."""
-        waits = [
-            max(0.0, self._decided.get(job, float("-inf")) + self._every_s - now)
+        """Seconds until a decision is due for some job (0: now), or None if nothing new was seen."""
+        delays_s = [
+            max(0.0, self._decided_at.get(job, float("-inf")) + self._every_s - now)
             for job in self._changed - self._disabled
             if job in self.observations.jobs
         ]
-        return None if self.suspended or not waits else min(waits)
+        return None if self.suspended or not delays_s else min(delays_s)
 
     def is_urgent(self, event: Event | Result, now: float) -> bool:
-        """Whether a decision may come of it at once: its job was not asked about for `every_s`, or waits for
-        an inference."""
+        """Whether the event may lead to a decision at once.
+
+        That is so for an inference, and for a job whose last decision is at least `every_s` ago.
+        """
         if isinstance(event, Result):
             return True
         job = getattr(event.message, "job", None)
-        return job is not None and now - self._decided.get(job, float("-inf")) >= self._every_s
+        return job is not None and now - self._decided_at.get(job, float("-inf")) >= self._every_s
 
     def decide(self, now: float) -> Output:
-        """Ask the policy for each job that is due and saw something new since it was last asked."""
+        """Calls the policy for each job that is due and has changed since the last call."""
         output = Output()
         for job in sorted(self._changed - self._disabled):
             view = self.observations.jobs.get(job)
             if view is None:
                 self._changed.discard(job)
-                self._decided.pop(job, None)
-            elif now - self._decided.get(job, float("-inf")) >= self._every_s:
+                self._decided_at.pop(job, None)
+            elif now - self._decided_at.get(job, float("-inf")) >= self._every_s:
                 self._changed.discard(job)
-                self._decided[job] = now
+                self._decided_at[job] = now
                 output.suggestions += self._within_rate(self.ask(view, now, into=output.problems), now)
                 output.reads += self._reads(view, now, into=output.problems)
                 output.inferences += self._inferences(view, now, into=output.problems)
         return output
 
     def ask(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[PolicySuggestion]:
-        """One call of `decide`, contained and checked; empty while the policy is suspended or disabled."""
+        """Calls `decide` once, contained and checked; empty if the policy is suspended or disabled."""
         if self.suspended or view.job in self._disabled:
             return []
         self.counters.decisions += 1
-        found = self._guard("decide", lambda: _suggestions(self.policy.decide(view, now)), into=into)
-        if found is None:
+        suggestions = self._contain("decide", lambda: _suggestions(self.policy.decide(view, now)), into=into)
+        if suggestions is None:
             return []
         self._errors_in_a_row = 0
-        return list(found)
+        return list(suggestions)
 
     def _reads(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[StoreRead]:
         if self.suspended:
             return []
-        return self._guard("reads", lambda: _checked_reads(self.policy.reads(view, now)), into=into) or []
+        return self._contain("reads", lambda: _check_reads(self.policy.reads(view, now)), into=into) or []
 
     def _inferences(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[Inference]:
         if self.suspended or not self.policy.has_model:
             return []
         infers = self.policy.infers
-        return self._guard("infers", lambda: _checked_inferences(infers(view, now)), into=into) or []
+        return self._contain("infers", lambda: _check_inferences(infers(view, now)), into=into) or []
 
     def published(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
-        """Note down what was said under which envelope id, so that the policy sees it and its decision."""
+        """Records a published suggestion with its envelope id, to which its decision will refer."""
         self.observations.take(suggestion, at, id=id)
 
-    def _within_rate(self, found: list[PolicySuggestion], now: float) -> list[PolicySuggestion]:
-        rest = max(0.0, now - self._allowance_at) * self.config.max_per_s
-        self._allowance = min(float(self.config.burst), self._allowance + rest)
+    def _within_rate(self, suggestions: list[PolicySuggestion], now: float) -> list[PolicySuggestion]:
+        gain = max(0.0, now - self._allowance_at) * self.config.max_per_s
+        self._allowance = min(float(self.config.burst), self._allowance + gain)
         self._allowance_at = now
-        passed = found[: int(self._allowance)]
-        self._allowance -= len(passed)
-        self.counters.suggestions += len(passed)
-        self.counters.held_back += len(found) - len(passed)
-        return passed
+        allowed = suggestions[: int(self._allowance)]
+        self._allowance -= len(allowed)
+        self.counters.suggestions += len(allowed)
+        self.counters.held_back += len(suggestions) - len(allowed)
+        return allowed
 
-    def _guard(self, where: str, call: Callable[..., Any], *args: Any, into: list[PolicyProblem]) -> Any:
-        """The call's result; an exception is counted, told once per place and text, and ends nothing."""
+    def _contain(self, where: str, call: Callable[..., Any], *args: Any, into: list[PolicyProblem]) -> Any:
+        """The call's result; an exception is counted, reported once per place and text, and contained."""
         try:
             return call(*args)
-        except Exception as error:  # whatever a user's policy does wrong stays in it
+        except Exception as error:  # errors of a user's policy affect only that policy
             self.counters.errors += 1
             self._errors_in_a_row += 1
             text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            if (where, text) not in self._seen and len(self._seen) < 1000:
-                self._seen.add((where, text))
+            if (where, text) not in self._reported and len(self._reported) < 1000:
+                self._reported.add((where, text))
                 into.append(PolicyProblem(where=where, text=f"{text} ({_place(error)})"))
             if self._errors_in_a_row >= self.config.max_errors:
                 last = f"the last in {where}: {text}"
@@ -261,32 +263,32 @@ class Engine:
 
 
 def _suggestions(returned: object) -> list[PolicySuggestion]:
-    """What `decide` returned, as a list, or a TypeError that says what it should have been."""
+    """The result of `decide` as a list; raises a TypeError that names the allowed results."""
     if returned is None:
         return []
     if isinstance(returned, PolicySuggestion):
         returned = [returned]
     if not isinstance(returned, list | tuple) or not all(
-        isinstance(one, PolicySuggestion) for one in returned
+        isinstance(item, PolicySuggestion) for item in returned
     ):
         raise TypeError(
             f"decide returned {type(returned).__name__}; "
             "return None, a suggestion as self.set_weights(…) makes it, or a list of them"
         )
-    for one in returned:
-        if not math.isfinite(one.valid_s):
-            raise ValueError(f"valid_s is {one.valid_s}; give seconds")
+    for suggestion in returned:
+        if not math.isfinite(suggestion.valid_s):
+            raise ValueError(f"valid_s is {suggestion.valid_s}; give seconds")
     return list(returned)
 
 
-def _checked_reads(returned: object) -> list[StoreRead]:
-    if not isinstance(returned, list | tuple) or not all(isinstance(one, StoreRead) for one in returned):
+def _check_reads(returned: object) -> list[StoreRead]:
+    if not isinstance(returned, list | tuple) or not all(isinstance(item, StoreRead) for item in returned):
         raise TypeError(f"reads returned {type(returned).__name__}; return a list of what self.read(…) makes")
     return list(returned)
 
 
-def _checked_inferences(returned: object) -> list[Inference]:
-    if not isinstance(returned, list | tuple) or not all(isinstance(one, Inference) for one in returned):
+def _check_inferences(returned: object) -> list[Inference]:
+    if not isinstance(returned, list | tuple) or not all(isinstance(item, Inference) for item in returned):
         raise TypeError(
             f"infers returned {type(returned).__name__}; return a list of what self.infer(…) makes"
         )
@@ -294,7 +296,7 @@ def _checked_inferences(returned: object) -> list[Inference]:
 
 
 def _place(error: Exception) -> str:
-    """Where it was raised, as `file:line`, short enough for one line."""
+    """The place where an error was raised, as `file:line`."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     return f"{Path(last.filename).name}:{last.lineno}"

@@ -1,5 +1,4 @@
-"""What a policy asks of its model, and what comes back (draft §4.2). The model's process:
-`policies.module`."""
+"""A policy's requests to its model, and the results (draft §4.2). `policies.module` runs the model."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """What to give to the model. `Policy.infer` makes it.
+    """One request to the model, made by `Policy.infer`.
 
-    `key` says what it is about; a later one of the same job and key takes the place of one that still waits.
-    `inputs` are plain data or numpy arrays: they travel by pickle.
+    `key` names its subject; a later request of the same job and key replaces one that still waits. `inputs`
+    are plain data or numpy arrays, which are pickled.
     """
 
     job: str
@@ -22,7 +21,7 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What the model answered: `value` as it returned it, computed in `took_s` seconds."""
+    """One result of the model: `value` as returned, computed in `took_s` seconds."""
 
     job: str
     key: str

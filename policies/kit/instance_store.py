@@ -4,8 +4,8 @@
     for event in await store.events(newest=True, limit=20):
         print(event.at, event.kind, event.text)
 
-For tools and modules of one's own. A `Policy` does not call it: it says what it wants to read in `reads`, and
-gets the answer in `on_store_rows` (`policies.kit.policy`), so that `decide` stays pure.
+It is for users' own tools and modules. A `Policy` does not call it: it names its reads in `reads` and gets
+the answers in `on_store_rows` (`policies.kit.policy`), so that `decide` stays pure.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from schemas.errors import NoResponders, NotFound
 from schemas.store import Scalar, StoreQuery, StoreRows, StoreTable
 
 READ_S = 5.0
-"""Seconds that an answer may take; the instance's own thread gives it, beside the training."""
+"""Seconds that an answer may take; a thread of the instance gives it while training goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What every row has: `id` grows with time, `at` is seconds since the epoch by the instance's clock."""
+    """The columns of every row: `id` grows with time, `at` is seconds since the epoch by the node's clock."""
 
     id: int
     at: float
@@ -35,7 +35,7 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredMetrics(StoredRow):
-    """A sample as it was published; `links` and `device` are JSON (`LinkSample`, `DeviceSample`)."""
+    """A published sample; `links` and `device` are JSON (`LinkSample`, `DeviceSample`)."""
 
     step: int
     queue: int
@@ -68,7 +68,7 @@ class StoredVersion(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent(StoredRow):
-    """Something that happened; `step` is None for what the store says of itself."""
+    """An event; `step` is None for events of the store itself."""
 
     kind: str
     step: int | None
@@ -77,7 +77,7 @@ class StoredEvent(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class StoredConfiguration(StoredRow):
-    """What an incarnation was started with; `value` is JSON."""
+    """One entry of an incarnation's start configuration; `value` is JSON."""
 
     key: str
     value: str
@@ -98,7 +98,7 @@ class StoredSnapshot(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class StoredOrder(StoredRow):
-    """An order of the audit; `count` of them, if they were obeyed within one second."""
+    """An audited order; it stands for `count` orders if they were obeyed within one second."""
 
     sender: str
     sender_kind: str
@@ -116,18 +116,18 @@ Record = TypeVar("Record", bound=StoredRow)
 
 
 class InstanceStore:
-    """One instance's store as others may see it.
+    """A read-only client of one instance's store.
 
     All methods take `where` (equalities by column), `after_id`, `since` (seconds since the epoch), `limit`
     (at most 1,000) and `newest` (the last rows instead of the first), and raise:
-        NotFound: the instance is not there; its store goes with its job.
-        BadInput: there is no such column.
-        Refused: it is an instance of another's job.
-        Unavailable: it does not answer, or keeps no store.
+        NotFound: The instance does not exist; its store is removed with its job.
+        BadInput: There is no such column.
+        Refused: The instance belongs to another user's job.
+        Unavailable: The instance does not answer, or keeps no store.
     """
 
     def __init__(self, bus: Bus, *, job: str, sid: str, timeout_s: float = READ_S, owner: str = "") -> None:
-        """`owner`: the user whose module asks, about a job of theirs; empty: we ask by ourselves."""
+        """`owner` is the user for whose module it reads; empty: the caller reads in its own name."""
         self.job = job
         self.sid = sid
         self._bus = bus
@@ -145,7 +145,7 @@ class InstanceStore:
         limit: int = 100,
         newest: bool = False,
     ) -> StoreRows:
-        """Rows of any table; `truncated` in the answer says whether there are more."""
+        """Rows of any table; `truncated` in the answer tells whether there are more."""
         query = StoreQuery(
             job=self.job,
             table=table,
@@ -159,7 +159,7 @@ class InstanceStore:
         return await self.ask(query)
 
     async def ask(self, query: StoreQuery) -> StoreRows:
-        """The answer to a question as it travels."""
+        """The answer to a prepared query."""
         try:
             return await query_store(
                 self._bus, query, sid=self.sid, owner=self._owner, timeout_s=self._timeout_s
@@ -192,7 +192,7 @@ class InstanceStore:
         return await self._records("audit", StoredOrder, narrow)
 
     async def configuration(self) -> dict[str, Any]:
-        """What the present incarnation was started with: job, unit, tags, dependencies, …"""
+        """The start configuration of the present incarnation: job, unit, tags, dependencies, …"""
         rows = await self._records("configuration", StoredConfiguration, {"newest": True, "limit": 100})
         newest = rows[-1].incarnation if rows else ""
         return {row.key: json.loads(row.value) for row in rows if row.incarnation == newest}

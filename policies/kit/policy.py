@@ -1,4 +1,4 @@
-"""A policy is one class with at most three methods: `subscribes`, `on_<event>`, `decide` (draft §4.2).
+"""The base class of policies: at most three methods, `subscribes`, `on_<event>` and `decide` (draft §4.2).
 
     class Fairer(Policy):
         name = "fairer"
@@ -7,14 +7,14 @@
             ...
             return self.set_weights(view, stage, {sid: 1.0}, reason="…", confidence=0.8)
 
-The events are the rows of `bus.subjects` that functional modules receive; `on_instance_sample(self, sample,
+The events are the rows of `bus.subjects` that functional modules receive: `on_instance_sample(self, sample,
 at)` takes the row "instance sample", and so on for each name in `EVENTS`. Most policies need none of them:
-the kit works every message into the `JobView` that `decide` gets. `reads` names what to fetch from instances'
-local stores; the answers come to `on_store_rows`. `infers` names what to give to the policy's `model`, which
-has a process of its own; the results come to `on_inference`.
+the kit adds every message to the `JobView` that `decide` gets. `reads` names rows to fetch from instances'
+local stores; the answers come to `on_store_rows`. `infers` names inputs for the policy's `model`, which runs
+in a process of its own; the results come to `on_inference`.
 
-`decide` is pure: what it returns hangs on the view and on `now` alone, so that a replay of a recorded run
-gives the same suggestions. A policy may keep attributes of its own if only `on_<event>` sets them: after a
+`decide` is pure: its result depends on the view and on `now` alone, so that a replay of a recorded run gives
+the same suggestions. A policy may have attributes of its own if only `on_<event>` methods set them: after a
 crash the kit makes a new object and feeds it the recorded events again.
 """
 
@@ -51,13 +51,13 @@ EVENTS: dict[str, Subject] = {
     for row in subjects.SUBJECTS
     if row.bucket is None and row.reply is None and row.receivers & {EntityKind.FUNCTIONAL_MODULE}
 }
-"""Event name → row: all that a functional module may subscribe to, by the table's own directions."""
+"""Event name → row: all rows that a functional module may subscribe to, by the table's own directions."""
 
 STORE_ANSWER = "on_store_rows"
-"""The method that is given what `reads` asked for: `on_store_rows(self, rows: StoreRows, at)`."""
+"""The method that gets the answers to `reads`: `on_store_rows(self, rows: StoreRows, at)`."""
 
 INFERENCE = "on_inference"
-"""The method that is given what the model answered: `on_inference(self, result: Inferred, at)`."""
+"""The method that gets the model's results: `on_inference(self, result: Inferred, at)`."""
 
 ALWAYS: tuple[Subject, ...] = (
     subjects.INSTANCE_SAMPLE,
@@ -67,16 +67,16 @@ ALWAYS: tuple[Subject, ...] = (
     subjects.JOB_EVENT,
     subjects.JOB_TOPOLOGY,
 )
-"""Rows that every module takes in, because the view is made of them."""
+"""Rows that every module takes in, because the view is made from them."""
 
 
 class Policy:
-    """Base of all policies. Set `name`, write `decide`; everything else has a sensible default.
+    """Base of all policies. Set `name` and write `decide`; everything else has a sensible default.
 
     Attributes:
-        name: the module's name; one subject token. Several versions may run side by side.
-        version: any text; raise it when decisions would differ.
-        every_s: seconds between two calls of `decide` for one job. Smaller reacts sooner, costs more.
+        name: The module's name; one subject token. Several versions may run side by side.
+        version: Any text; change it when decisions would differ.
+        every_s: Seconds between two calls of `decide` for one job. Smaller reacts sooner, costs more.
     """
 
     name: ClassVar[str] = ""
@@ -90,47 +90,47 @@ class Policy:
         for attribute in dir(cls):
             answers = (STORE_ANSWER, INFERENCE)
             if attribute.startswith("on_") and attribute[3:] not in EVENTS and attribute not in answers:
-                known = ", ".join([*sorted(EVENTS), *(answer[3:] for answer in answers)])
-                raise TypeError(f"{cls.__name__}.{attribute}: no such event; there are: {known}")
+                events = ", ".join([*sorted(EVENTS), *(answer[3:] for answer in answers)])
+                raise TypeError(f"{cls.__name__}.{attribute}: no such event; there are: {events}")
 
     def subscribes(self) -> tuple[Subject, ...]:
-        """Rows to take in besides `ALWAYS`: by default those that an `on_<event>` method is written for."""
+        """Rows to take in besides `ALWAYS`: by default those with an `on_<event>` method."""
         return tuple(row for event, row in EVENTS.items() if hasattr(self, f"on_{event}"))
 
     def decide(self, view: JobView, now: float) -> Suggestions:
-        """What to suggest for this job now, if anything.
+        """The suggestions for this job now, if any.
 
         Args:
-            view: the job as seen so far; read only.
-            now: seconds since the epoch; in a replay the record's time.
+            view: The job as seen so far; read only.
+            now: Seconds since the epoch; in a replay the record's time.
         """
         raise NotImplementedError(f"{type(self).__name__} has no decide method")
 
     def reads(self, view: JobView, now: float) -> Sequence[StoreRead]:
-        """What to read in local stores, asked after `decide`; answers come to `on_store_rows`, or not."""
+        """Reads of local stores, asked for after `decide`; answers come to `on_store_rows`, or never."""
         return ()
 
     def handler(self, row: Subject) -> Callable[[Message, float], None] | None:
         """The `on_<event>` method for this row, if the policy has one."""
         name = STORE_ANSWER if row is subjects.STORE_QUERY else f"on_{row.name.replace(' ', '_')}"
-        found: Callable[[Message, float], None] | None = getattr(self, name, None)
-        return found
+        method: Callable[[Message, float], None] | None = getattr(self, name, None)
+        return method
 
     @classmethod
     def model(cls) -> Callable[[Any], Any]:
-        """Makes what `infer`'s inputs are given to. Called once, in a process of its own; may use torch."""
+        """Makes the model, a function of `infer`'s inputs. Called once, in its own process; may use torch."""
         raise NotImplementedError(f"{cls.__name__} infers, but has no model method")
 
     def infers(self, view: JobView, now: float) -> Sequence[Inference]:
-        """What to give to the model, asked after `decide`; answers come to `on_inference`, or not."""
+        """Inferences of the model, asked for after `decide`; results come to `on_inference`, or never."""
         return ()
 
     @property
     def has_model(self) -> bool:
-        """Whether it needs a process for its model."""
+        """Whether this policy needs a process for its model."""
         return any("model" in vars(cls) for cls in type(self).__mro__ if cls is not Policy)
 
-    # --- words for a read and an inference ------------------------------------------------------------
+    # --- helpers for reads and inferences -------------------------------------------------------------
     def read(
         self,
         view: JobView,
@@ -142,7 +142,7 @@ class Policy:
         after_id: int = 0,
         limit: int = 100,
     ) -> StoreRead:
-        """The last `limit` rows of an instance's table, or with `after_id` the first ones after that one."""
+        """A read of the last `limit` rows of an instance's table, or the first ones after `after_id`."""
         query = StoreQuery(
             job=view.job,
             table=table,
@@ -155,10 +155,10 @@ class Policy:
         return StoreRead(sid, query)
 
     def infer(self, view: JobView, key: str, inputs: Any) -> Inference:
-        """Have the model look at `inputs` (plain data or numpy arrays); `key` says what it is about."""
+        """An inference of the model on `inputs` (plain data or numpy arrays); `key` names its subject."""
         return Inference(view.job, key, inputs)
 
-    # --- words for a suggestion -----------------------------------------------------------------------
+    # --- helpers for suggestions ----------------------------------------------------------------------
     def set_weights(
         self,
         view: JobView,
@@ -169,14 +169,14 @@ class Policy:
         confidence: float = 0.8,
         valid_s: float = 60.0,
     ) -> PolicySuggestion:
-        """Spread a stage's microbatches by these relative weights (SID → weight ≥ 0)."""
+        """Suggests to spread a stage's microbatches by these relative weights (SID → weight ≥ 0)."""
         action = SetWeights(stage=stage, weights=dict(weights))
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def avoid(
         self, view: JobView, sid: str, *, reason: str, confidence: float = 0.8, valid_s: float = 60.0
     ) -> PolicySuggestion:
-        """Send nothing to this instance while the suggestion is valid."""
+        """Suggests to send nothing to this instance while the suggestion is valid."""
         return self.suggest(
             view, AvoidInstance(sid=sid), reason=reason, confidence=confidence, valid_s=valid_s
         )
@@ -192,27 +192,27 @@ class Policy:
         confidence: float = 0.8,
         valid_s: float = 30.0,
     ) -> PolicySuggestion:
-        """Have this instance leave its stage, and its slot host one of `stage` instead."""
+        """Suggests that this instance leave its stage, and that its slot host one of `stage` instead."""
         action = MoveInstance(sid=sid, stage=stage, forecast=forecast)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def expect_failures(
         self, view: JobView, between_s: float, *, reason: str, confidence: float = 0.8, valid_s: float = 600.0
     ) -> PolicySuggestion:
-        """Reckon with a failure of the job every `between_s` seconds, and space its checkpoints by that."""
+        """Suggests to expect a failure of the job every `between_s` seconds, and to space checkpoints so."""
         action = ExpectFailures(between_s=between_s)
         return self.suggest(view, action, reason=reason, confidence=confidence, valid_s=valid_s)
 
     def note(
         self, view: JobView, text: str, *, confidence: float = 0.5, valid_s: float = 60.0
     ) -> PolicySuggestion:
-        """An observation without a wish: kept on the stream, never adopted."""
+        """A note without an action: kept on the stream, never adopted."""
         return self.suggest(view, NoAction(note=text), reason=text, confidence=confidence, valid_s=valid_s)
 
     def suggest(
         self, view: JobView, action: Action, *, reason: str, confidence: float, valid_s: float
     ) -> PolicySuggestion:
-        """Any action, filled in with who says so and from what (`input_revision` is the last step seen)."""
+        """A suggestion of any action, with module, version and `input_revision` (the last step seen)."""
         return PolicySuggestion(
             module=self.name,
             version=self.version,

@@ -1,6 +1,6 @@
-"""What a policy wants to read in local stores (draft §6.3), and the reader that fetches it for a module.
+"""A policy's reads of local stores (draft §6.3), and the reader that carries them out for a module.
 
-The policy only names it; the answer comes as an event like any other. So `decide` stays pure, and a store
+The policy only names a read; the answer comes as an event like any other. So `decide` stays pure, and a store
 that does not answer delays nothing.
 """
 
@@ -20,12 +20,12 @@ from schemas.store import StoreQuery, StoreRows
 log = get_logger("module")
 
 MOST_READS = 16
-"""Reads of one module that may be under way; more are left out, and the policy may ask again."""
+"""Most reads of one module under way; further ones are dropped, and the policy may ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRead:
-    """One question to one instance; `Policy.read` makes it."""
+    """One query to one instance, made by `Policy.read`."""
 
     sid: str
     query: StoreQuery
@@ -35,31 +35,31 @@ class StoreReader:
     """Carries out a module's reads; `answered` is called on the event loop with each answer."""
 
     def __init__(self, bus: Bus, answered: Callable[[StoreRows], None], owner: str = "") -> None:
-        """`owner`: as of `InstanceStore`."""
+        """`answered` gets each answer; `owner` is as for `InstanceStore`."""
         self._bus = bus
         self._owner = owner
         self._answered = answered
-        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._silent: set[str] = set()
 
     def start(self, reads: list[StoreRead]) -> None:
-        """Begins them; one that is under way is not begun twice."""
+        """Begins these reads, except those under way already."""
         for read in reads:
             key = f"{read.sid} {read.query.model_dump_json()}"
-            if key not in self._reading and len(self._reading) < MOST_READS:
+            if key not in self._tasks and len(self._tasks) < MOST_READS:
                 task = asyncio.create_task(self._read(read), name=f"read store of {read.sid}")
-                self._reading[key] = task
-                task.add_done_callback(partial(self._over, key))
+                self._tasks[key] = task
+                task.add_done_callback(partial(self._ended, key))
 
     async def close(self) -> None:
-        """Gives up what is under way."""
-        reading = list(self._reading.values())
-        for task in reading:
+        """Gives up the reads under way."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _over(self, key: str, _: asyncio.Task[None]) -> None:
-        self._reading.pop(key)
+    def _ended(self, key: str, _: asyncio.Task[None]) -> None:
+        self._tasks.pop(key)
 
     async def _read(self, read: StoreRead) -> None:
         try:

@@ -1,8 +1,8 @@
-"""What a policy sees: one job's instances, measurements, own suggestions and their fate.
+"""What a policy sees of a job: its instances, measurements, the policy's own suggestions and their decisions.
 
 `Observations` takes every received message and keeps a `JobView` per live job. It has no clock and no I/O:
-the live runner, a rebuild after a crash and a replay of a recorded run feed it the same messages in the same
-order and so come to the same views.
+the live module, a rebuild after a crash and a replay of a recorded run feed it the same messages in the same
+order and so get the same views.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ WINDOW = 64
 """Samples kept per instance; at one a second and one after each step that is 20 to 60 s."""
 
 OBSERVED_KEPT = 4096
-"""Observations from outside that one view keeps, each the last of its source, what and about."""
+"""Most outside observations that one view keeps, each the last of its source, what and about."""
 
 ENDED_KEPT = 1024
-"""Ended jobs remembered, so that a late sample does not bring one back."""
+"""Most ended jobs remembered, so that a late sample does not bring one back."""
 
 
 @dataclass(slots=True)
 class InstanceView:
-    """One instance of the job, as last heard of. `state` is None until the registry has spoken."""
+    """The last state of one instance of the job. `state` is None until the registry has reported it."""
 
     sid: str
     stage: int
@@ -72,7 +72,7 @@ class InstanceView:
     sampled_at: float = float("-inf")
     samples: int = 0
     weight: float = 1.0
-    """As the routers have it (Type 4), if the policy subscribes to that; 0: it gets no work, as a standby."""
+    """Its weight at the routers (Type 4), if the policy subscribes to that; 0: no work, like a standby."""
     fenced: set[str] = field(default_factory=set, repr=False)
 
     @property
@@ -82,13 +82,13 @@ class InstanceView:
 
     @property
     def service_ms(self) -> float:
-        """Milliseconds of compute per microbatch as last reported; 0 while not measured."""
+        """Milliseconds of compute per microbatch as last reported; 0 until measured."""
         return 0.0 if self.sample is None else self.sample.service_ms
 
 
 @dataclass(slots=True)
 class OwnSuggestion:
-    """A suggestion that this module made, and what became of it."""
+    """A suggestion of this module, and the decision on it."""
 
     at: float
     id: str
@@ -108,7 +108,7 @@ class JobView:
         self.state: JobState | None = None
         self.step = 0
         self.total_steps = 0
-        """Of the job; 0 until an event has said so."""
+        """Steps of the whole job; 0 until an event has named them."""
         self.instances: dict[str, InstanceView] = {}
         self._by_stage: dict[int, list[InstanceView]] | None = None
         self.qos: dict[str, QosReport] = {}
@@ -118,11 +118,11 @@ class JobView:
         self.owners: dict[tuple[int, int], str] = {}
         self.panel = Panel(FIELDS, WINDOW)
         self.algorithms: dict[int, str] = {}
-        """Stage → by which algorithm senders choose among its instances, as the routers say (Type 4)."""
+        """Stage → the routing algorithm among its instances, from the routers (Type 4)."""
         self.graph: TaskGraph | None = None
-        """The dependency topology: units, edges with bytes per microbatch, places; None until told."""
+        """The dependency topology: units, edges with bytes per microbatch, places; None until known."""
         self.observed: dict[tuple[str, str, str], Observation] = {}
-        """(source, what, about) → the last observation from outside, of this job or of all, if the policy
+        """(source, what, about) → the last outside observation of this job or of all jobs, if the policy
         subscribes to those."""
 
     def __repr__(self) -> str:
@@ -134,12 +134,12 @@ class JobView:
         return [stage for stage in sorted(self._in_order()) if stage >= 0]
 
     def put(self, instance: InstanceView) -> None:
-        """A new instance, or a new incarnation of one. For whoever keeps the view, not for policies."""
+        """Adds a new instance, or a new incarnation of one. For the owner of the view, not for policies."""
         self.instances[instance.sid] = instance
         self._by_stage = None
 
     def _in_order(self) -> dict[int, list[InstanceView]]:
-        """The instances of each stage by SID; sorted once, until somebody comes."""
+        """The instances of each stage by SID; sorted once until `put` adds one."""
         if self._by_stage is None:
             self._by_stage = {}
             for _, instance in sorted(self.instances.items()):
@@ -152,10 +152,10 @@ class JobView:
         """The usable instances of a stage by SID.
 
         Args:
-            stage: number of the stage; -1 is the data unit.
-            now: with it, only instances sampled in the last `fresh_s` seconds.
-            fresh_s: seconds.
-            samples: only instances with at least so many measured samples (service time above 0).
+            stage: Number of the stage; -1 is the data unit.
+            now: If given, only instances sampled in the last `fresh_s` seconds.
+            fresh_s: Seconds.
+            samples: Only instances with at least this many measured samples (service time above 0).
         """
         return [
             instance
@@ -175,15 +175,15 @@ class JobView:
 
     def claims(self, step: int) -> dict[str, int]:
         """Microbatches claimed per SID in the running step (only if the policy subscribes to claims)."""
-        counted: dict[str, int] = {}
+        counts: dict[str, int] = {}
         if step == self.step:
             for sid in self.owners.values():
-                counted[sid] = counted.get(sid, 0) + 1
-        return counted
+                counts[sid] = counts.get(sid, 0) + 1
+        return counts
 
 
 def topic(suggestion: PolicySuggestion) -> str:
-    """What a suggestion is about, so that a later one replaces it: `stage 1`, `instance x`, `move`."""
+    """The topic of a suggestion, by which a later one replaces it: `stage 1`, `instance x`, `move`."""
     match suggestion.action:
         case SetWeights(stage=stage):
             return f"stage {stage}"
@@ -198,26 +198,26 @@ def topic(suggestion: PolicySuggestion) -> str:
 
 
 class Observations:
-    """Everything seen so far, by job. `take` is the only way in."""
+    """All messages seen so far, as one view per job. `take` is the only way in."""
 
     def __init__(self, jobs: tuple[str, ...] = ()) -> None:
         self.only = frozenset(jobs)
-        """Jobs that are watched; empty: all."""
+        """The watched jobs; empty: all."""
         self.jobs: dict[str, JobView] = {}
         self.nodes: dict[str, NodeSample] = {}
         self.records: dict[str, ServiceRecord] = {}
-        self._of_all: dict[tuple[str, str, str], Observation] = {}
+        self._for_all_jobs: dict[tuple[str, str, str], Observation] = {}
         self._ended: dict[str, None] = {}
 
     def admit(self, job: str) -> None:
-        """Watch this job as well."""
+        """Watches this job as well."""
         if self.only:
             self.only |= {job}
 
     def take(self, message: Message, at: float, *, id: str = "") -> JobView | None:
-        """Work one message in and return the view that it changed, if it was one job's.
+        """Adds one message; returns the changed view, if the message was about one job.
 
-        `id` is the message's envelope id; for our own suggestions the decisions refer to it.
+        `id` is the message's envelope id, to which decisions on own suggestions refer.
         """
         match message:
             case InstanceSample():
@@ -233,7 +233,7 @@ class Observations:
             case PolicySuggestion():
                 view = self.view(message.job)
                 if view is not None:
-                    # The orchestrator may answer before we have noted down what we said.
+                    # The orchestrator may answer before the suggestion is recorded here.
                     answers = [decision for decision in view.decisions if decision.suggestion == id]
                     view.own[topic(message)] = OwnSuggestion(at, id, message, *answers[-1:])
                 return view
@@ -243,10 +243,10 @@ class Observations:
                     view.qos[message.sid] = message
             case ComputeNotification():
                 for entry in message.entries:
-                    known = self.jobs.get(entry.job)
-                    if known is not None and entry.sid in known.instances:
-                        known.instances[entry.sid].state = entry.state
-                        known.instances[entry.sid].weight = entry.weight
+                    job_view = self.jobs.get(entry.job)
+                    if job_view is not None and entry.sid in job_view.instances:
+                        job_view.instances[entry.sid].state = entry.state
+                        job_view.instances[entry.sid].weight = entry.weight
                 for load in message.stages:
                     if load.job in self.jobs:
                         self.jobs[load.job].algorithms[load.stage] = load.algorithm
@@ -264,13 +264,13 @@ class Observations:
         return None
 
     def view(self, job: str) -> JobView | None:
-        """The job's view, made on first sight; None if it ended or is not one of ours."""
+        """The job's view, made at its first message; None if the job has ended or is not watched."""
         if job in self._ended or (self.only and job not in self.only):
             return None
         view = self.jobs.get(job)
         if view is None:
             view = self.jobs[job] = JobView(job)
-            view.observed.update(self._of_all)
+            view.observed.update(self._for_all_jobs)
             for record in self.records.values():
                 self._record(record)
         return view
@@ -280,11 +280,11 @@ class Observations:
         if observation.job is not None:
             view = self.view(observation.job)
             if view is not None:
-                _note_down(view.observed, key, observation)
+                _remember(view.observed, key, observation)
             return view
-        _note_down(self._of_all, key, observation)
+        _remember(self._for_all_jobs, key, observation)
         for view in self.jobs.values():
-            _note_down(view.observed, key, observation)
+            _remember(view.observed, key, observation)
         return None
 
     def _sample(self, sample: InstanceSample, at: float) -> JobView | None:
@@ -342,14 +342,14 @@ class Observations:
     def _instance(
         self, view: JobView, sid: str, stage: int, cluster: str, node: str, incarnation: str
     ) -> InstanceView | None:
-        """The view of this incarnation, new if it is; None if a later one has taken its place."""
-        held = view.instances.get(sid)
-        if held is not None and held.incarnation == incarnation:
-            return held
-        if held is not None and incarnation in held.fenced:
+        """The view of this incarnation, made if it is new; None if a later one has replaced it."""
+        present = view.instances.get(sid)
+        if present is not None and present.incarnation == incarnation:
+            return present
+        if present is not None and incarnation in present.fenced:
             return None
-        # Another incarnation is another process: what was measured of the old one says nothing of it.
-        fenced = set() if held is None else {*held.fenced, held.incarnation}
+        # Another incarnation is another process: measurements of the old one do not apply to it.
+        fenced = set() if present is None else {*present.fenced, present.incarnation}
         view.panel.drop(sid)
         new = InstanceView(sid, stage, cluster, node, incarnation, fenced=fenced)
         view.put(new)
@@ -372,7 +372,7 @@ class Observations:
         return view
 
     def _known_job(self, record: JobRecord) -> JobView | None:
-        """A job as the bucket has it when the module starts; events that came since know better."""
+        """Adds a job's record from the bucket when the module starts; events that came since are newer."""
         if record.state in ENDED:
             self._end(record.job)
             return None
@@ -401,14 +401,14 @@ class Observations:
         return view
 
 
-def _note_down(
-    kept: dict[tuple[str, str, str], Observation], key: tuple[str, str, str], observation: Observation
+def _remember(
+    observed: dict[tuple[str, str, str], Observation], key: tuple[str, str, str], observation: Observation
 ) -> None:
-    """The latest comes last, the longest unheard of is dropped first."""
-    kept.pop(key, None)
-    kept[key] = observation
-    while len(kept) > OBSERVED_KEPT:
-        del kept[next(iter(kept))]
+    """Adds the observation as the last one; drops the oldest beyond `OBSERVED_KEPT`."""
+    observed.pop(key, None)
+    observed[key] = observation
+    while len(observed) > OBSERVED_KEPT:
+        del observed[next(iter(observed))]
 
 
 def median(values: Floats) -> float:

@@ -1,7 +1,12 @@
 """A functional module (draft §4.2, Figure 2): one policy as a service on the bus.
 
-`ingestion` lets data in, `service` has the policy decide on a thread of its own, `lifecycle` and `orders`
-obey the orchestrator, `questions` answers synchronous queries, `inference_host` runs the policy's model in
-another process. `dmsc policy run` starts one. It never decides what becomes of a suggestion: that is the
-orchestrator.
+It decides when a round of the policy's code begins, what happens if that code hangs or crashes, and which
+state of its lifecycle the module is in. `dmsc` starts it; the orchestrator orders it about and decides on its
+suggestions. It never changes a route or a job itself.
+
+- `service`: the module: rebuild after a start, rounds, suggestions, synchronous answers.
+- `ingestion`, `recent`: the inbox of events; the last minutes of a stream.
+- `lifecycle`, `orders`: the module's state, reported to the orchestrator; the orchestrator's orders.
+- `questions`: synchronous queries over the bus.
+- `inference_host`, `inference_process`: the policy's model in a process of its own.
 """

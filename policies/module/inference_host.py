@@ -1,9 +1,9 @@
 """Inference in a process of its own (draft §4.2): a model may import torch, take seconds, crash or hang.
 
-A policy gives `model`, which that process calls once, and asks for inferences after each decision; the
+A policy provides `model`, which that process calls once, and requests inferences after each decision; the
 results come to `on_inference` like events. Neither the bus nor the policy's own thread waits, and the
-module's process never imports what the model needs. A process that dies or does not answer is ended,
-counted and started again; one that only does so is the module's end.
+module's process never imports the model's dependencies. A process that dies or does not answer is ended,
+counted and started again; after `max_failures` in a row the module is suspended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from schemas.errors import BadInput
 log = get_logger("module")
 
 END_S = 1.0
-"""Seconds until the pipes of a process that was ended are given up."""
+"""Seconds to wait for the pipes of a process that was ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +38,16 @@ class InferenceConfig:
     """Seconds that `model` may take: it may import torch and read weights."""
 
     answer_s: float = 5.0
-    """Seconds that one inference may take until its process is ended. Longer waits longer for a hang."""
+    """Seconds that one inference may take; then its process is ended. A longer time detects a hang later."""
 
     waiting: int = 256
-    """Inferences that may wait; beyond it the oldest are left out and counted."""
+    """Most inferences that wait; beyond it the oldest are dropped and counted."""
 
     pause_s: float = 0.5
-    """Seconds until a process is started again; doubled with each failure in a row, to 16 times as much."""
+    """Seconds until a process is started again; doubled with each failure in a row, up to 16 times."""
 
     max_failures: int = 5
-    """Failures in a row until the module is suspended."""
+    """Failures in a row after which the module is suspended."""
 
     def __post_init__(self) -> None:
         if min(self.start_s, self.answer_s, self.pause_s) <= 0 or self.waiting < 1 or self.max_failures < 1:
@@ -56,7 +56,7 @@ class InferenceConfig:
 
 @dataclass(slots=True)
 class InferenceCounters:
-    """What happened so far; whole numbers that only grow. `left_out`: overtaken, or too many waited."""
+    """Counts since the start; whole numbers that only grow. `left_out`: replaced, or too many waited."""
 
     inferred: int = 0
     failed: int = 0
@@ -65,7 +65,7 @@ class InferenceCounters:
 
 
 class _Failed(Exception):
-    """One inference, or the process, failed; the text says how. `alive`: the process can go on."""
+    """An inference or the process failed; the text says how. `alive`: the process can go on."""
 
     def __init__(self, text: str, *, alive: bool = False) -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class _Failed(Exception):
 
 
 class InferenceProcess:
-    """One policy's model. `done` gets each result; `failed` is called when it is hopeless."""
+    """One policy's model. `done` gets each result; `failed` is called after too many failures in a row."""
 
     def __init__(
         self,
@@ -88,24 +88,24 @@ class InferenceProcess:
         self._done = done
         self._failed = failed
         self._waiting: dict[tuple[str, str], Inference] = {}
-        self._more = asyncio.Event()
+        self._available = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def start(self, inferences: list[Inference]) -> None:
-        """Queue them; they are carried out one after the other."""
-        for one in inferences:
-            key = (one.job, one.key)
+        """Queues inferences, which are carried out one after the other."""
+        for inference in inferences:
+            key = (inference.job, inference.key)
             self.counters.left_out += self._waiting.pop(key, None) is not None
-            self._waiting[key] = one
+            self._waiting[key] = inference
         while len(self._waiting) > self._config.waiting:
             del self._waiting[next(iter(self._waiting))]
             self.counters.left_out += 1
         if self._waiting:
-            self._more.set()
+            self._available.set()
 
     async def run(self) -> None:
-        """Carries out until cancelled. Once it was hopeless it waits until it is asked again."""
+        """Carries out inferences until cancelled; after too many failures, waits for a new request first."""
         in_a_row = 0
         try:
             while True:
@@ -114,29 +114,29 @@ class InferenceProcess:
                     in_a_row = 0
                 except _Failed as failure:
                     in_a_row += 1
-                    await self._note(str(failure), ended=not failure.alive, in_a_row=in_a_row)
+                    await self._handle_failure(str(failure), ended=not failure.alive, in_a_row=in_a_row)
                     if in_a_row == self._config.max_failures:
                         self._failed(f"suspended after {in_a_row} failed inferences, the last: {failure}")
                         self._waiting.clear()
-                        self._more.clear()
-                        await self._more.wait()
+                        self._available.clear()
+                        await self._available.wait()
                         in_a_row = 0
         finally:
             await self._end()
 
     async def _next(self) -> None:
-        process = self._process or await self._begin()
-        await self._more.wait()
+        process = self._process or await self._start_process()
+        await self._available.wait()
         inference = self._waiting.pop(next(iter(self._waiting)))
         if not self._waiting:
-            self._more.clear()
-        begun = time.monotonic()
-        value = await self._ask(process, inference.inputs, self._config.answer_s)
+            self._available.clear()
+        started_at = time.monotonic()
+        value = await self._exchange(process, inference.inputs, self._config.answer_s)
         self.counters.inferred += 1
-        self._done(Inferred(inference.job, inference.key, value, time.monotonic() - begun))
+        self._done(Inferred(inference.job, inference.key, value, time.monotonic() - started_at))
 
-    async def _begin(self) -> asyncio.subprocess.Process:
-        """The process with its model made."""
+    async def _start_process(self) -> asyncio.subprocess.Process:
+        """Starts the process and has it make its model."""
         self.counters.starts += 1
         process = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "policies.module.inference_process", str(os.getpid())),
@@ -147,16 +147,16 @@ class InferenceProcess:
         module = sys.modules[self._policy.__module__]
         where = (module.__name__, getattr(module, "__file__", None), self._policy.__qualname__)
         try:
-            await self._ask(process, where, self._config.start_s)
+            await self._exchange(process, where, self._config.start_s)
         except _Failed as failure:
             raise _Failed(f"no model: {failure}") from None
         return process
 
-    async def _ask(self, process: asyncio.subprocess.Process, inputs: Any, timeout_s: float) -> Any:
-        """One frame out, one frame in.
+    async def _exchange(self, process: asyncio.subprocess.Process, inputs: Any, timeout_s: float) -> Any:
+        """Sends one frame and receives one frame.
 
         Raises:
-            _Failed: the model raised; the process ended, or did not answer in time.
+            _Failed: The model raised; the process ended, or did not answer in time.
         """
         assert process.stdin is not None
         assert process.stdout is not None
@@ -179,10 +179,10 @@ class InferenceProcess:
             raise _Failed(value, alive=True)
         return value
 
-    async def _note(self, text: str, *, ended: bool, in_a_row: int) -> None:
+    async def _handle_failure(self, text: str, *, ended: bool, in_a_row: int) -> None:
         self.counters.failed += 1
-        if text not in self._told and len(self._told) < 100:
-            self._told.add(text)
+        if text not in self._reported and len(self._reported) < 100:
+            self._reported.add(text)
             log.error("inference failed", module=self._policy.name, reason=text)
         if ended:
             await self._end()
@@ -194,9 +194,9 @@ class InferenceProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        with contextlib.suppress(TimeoutError):  # the pipes end with it, unless it has left them to others
+        with contextlib.suppress(TimeoutError):  # its pipes end with it, unless child processes hold them
             async with asyncio.timeout(END_S):
-                await process.communicate(b"")  # closes ours, reads theirs to the end
+                await process.communicate(b"")  # closes our end, reads the other to its end
         await process.wait()
 
 

@@ -1,7 +1,8 @@
-"""The process of a policy's model, `python -m policies.module.inference_process PARENT`: spoken to in frames.
+"""The process of a policy's model, `python -m policies.module.inference_process PARENT`.
 
-The first frame names the policy's class; each further one is the model's inputs. Each is answered with
-(True, value) or (False, text). What the model prints goes to standard error.
+It reads frames from standard input. The first frame names the policy's class; each further one holds the
+model's inputs. Each is answered with (True, value) or (False, text). The model's printed output goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int) -> None:
-    """Answers until the parent closes our standard input or dies."""
+    """Answers until the parent closes this process's standard input or dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what the model prints must not come between the frames
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the module's to handle
+    os.dup2(2, 1)  # the model's printed output must not get between the frames
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the module handles a terminal's Ctrl-C
     questions: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read, args=(questions,), daemon=True).start()
     model: Callable[[Any], Any] | None = None
@@ -42,24 +43,24 @@ def main(parent: int) -> None:
         question = questions.get()
         try:
             if model is None:
-                model = _made(*pickle.loads(question))
+                model = _make_model(*pickle.loads(question))
                 answer = (True, None)
             else:
                 answer = (True, model(pickle.loads(question)))
             data = pickle.dumps(answer, protocol=5)
-        except Exception as error:  # whatever a user's model does wrong is told, in one line
+        except Exception as error:  # any error of a user's model is reported, in one line
             data = pickle.dumps((False, f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]))
         _write(answers, data)
 
 
-def _made(module_name: str, file: str | None, qualname: str) -> Callable[[Any], Any]:
-    """The policy's model. The class is looked up, not pickled, so that nothing of it is called before."""
+def _make_model(module_name: str, file: str | None, qualname: str) -> Callable[[Any], Any]:
+    """The policy's model. The class is looked up, not unpickled, so that none of its code runs before."""
     if "<locals>" in qualname:
         raise ImportError(f"{qualname}: a policy with a model must stand at the top of its file")
-    found: Any = _module(module_name, file)
+    target: Any = _module(module_name, file)
     for name in qualname.split("."):
-        found = getattr(found, name)
-    model = found.model()
+        target = getattr(target, name)
+    model = target.model()
     if not callable(model):
         raise TypeError(
             f"{qualname}.model() returned {type(model).__name__}; return a function of the inputs"
@@ -68,8 +69,8 @@ def _made(module_name: str, file: str | None, qualname: str) -> Callable[[Any], 
 
 
 def _module(name: str, file: str | None) -> ModuleType:
-    """By its name, or by its file where that is how the module's process got it."""
-    if name == "__main__":  # the module's process was started with this file; we were not
+    """Imports the policy's module by its name, or else from its file."""
+    if name == "__main__":  # the file with which the module's process was started, unlike this one
         name = "dmsc_policy_main"
     with contextlib.suppress(ModuleNotFoundError):
         return importlib.import_module(name)
@@ -85,7 +86,7 @@ def _module(name: str, file: str | None) -> ModuleType:
 
 
 def _read(questions: SimpleQueue[bytes]) -> None:
-    """On a thread of its own, so that the end of the parent is noticed while the model computes."""
+    """Reads frames on a thread, so that the parent's end is noticed while the model computes."""
     stdin = sys.stdin.buffer
     while True:
         head = stdin.read(FRAME.size)
@@ -96,9 +97,9 @@ def _read(questions: SimpleQueue[bytes]) -> None:
 
 
 def _write(answers: BinaryIO, data: bytes) -> None:
-    left = memoryview(FRAME.pack(len(data)) + data)
-    while left:
-        left = left[answers.write(left) :]
+    rest = memoryview(FRAME.pack(len(data)) + data)
+    while rest:
+        rest = rest[answers.write(rest) :]
 
 
 if __name__ == "__main__":

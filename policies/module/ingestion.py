@@ -1,7 +1,7 @@
 """The data ingestion interface of a functional module (draft §4.2, Figure 2): a bounded inbox of events.
 
-Live: what comes on the rows that the policy subscribes to. After a start: the same rows' last minutes from
-their streams, the registry's snapshot, and the jobs' records.
+Live events come on the rows that the policy subscribes to. After a start come the same rows' last minutes
+from their streams, the registry's snapshot, and the jobs' records.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from schemas.signals import RouteAdvertisement
 log = get_logger("module")
 
 OVERLAP_S = 5.0
-"""For so long after a rebuild what comes live is compared with what was read: it may be the same."""
+"""Time after a rebuild in which live events are compared with the events read: they may be the same."""
 MANY = 256
-"""Events that make a round worth its while, however young they are."""
+"""Number of events that begins a round at once."""
 KNOWN_JOBS = 4_096
-"""Jobs whose correlation is remembered."""
+"""Most jobs whose correlation is remembered."""
 
 
 class Ingestion:
     """One module's inbox.
 
     Args:
-        bus: the module's connection.
-        policy: whose events these are.
-        rows: what it takes in.
-        queue: events that may wait; beyond it the oldest are dropped and counted (`dropped`).
-        gather_s: seconds that an event may wait for others.
-        is_urgent: whether one need not wait: a decision may come of it now.
-        owner: under whose name it suggests.
+        bus: The module's connection.
+        policy: The policy that gets the events.
+        rows: Rows to subscribe to.
+        queue: Most events that wait; beyond it the oldest are dropped and counted (`dropped`).
+        gather_s: Seconds that an event may wait for others.
+        is_urgent: Whether an event must not wait, since it may lead to a decision now.
+        owner: The user in whose name it suggests.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Ingestion:
         self._gather_s = gather_s
         self._is_urgent = is_urgent
         self._urgent = False
-        self._oldest = 0.0  # time.monotonic() of the first that waits
+        self._oldest = 0.0  # time.monotonic() of the first waiting event
         self._bus = bus
         self._policy = policy
         self._owner = owner
@@ -78,10 +78,10 @@ class Ingestion:
         self._rebuilt_until = 0.0
 
     def correlation(self, job: str) -> str | None:
-        """That of the job's request, as soon as a message of it has come."""
+        """The correlation of the job's request, once a message with it has come."""
         return self._correlations.get(job)
 
-    def _learn(self, message: Message, envelope: Envelope) -> None:
+    def _remember_correlation(self, message: Message, envelope: Envelope) -> None:
         job = getattr(message, "job", None)
         if envelope.correlation is None or not job or self._correlations.get(job) == envelope.correlation:
             return
@@ -90,34 +90,36 @@ class Ingestion:
         self._correlations[job] = envelope.correlation
 
     def hurry(self) -> None:
-        """Have a round begin, whatever waits."""
+        """Begins a round at once, whatever events wait."""
         self._urgent = True
         self._news.set()
 
     async def until_worth_a_round(self, due: Callable[[], float | None]) -> None:
-        """Returns once something urgent waits, something has waited long enough, or much waits; or when a
+        """Returns once a round is worth its cost.
+
+        That is so if an urgent event waits, an event has waited for `gather_s`, `MANY` events wait, or a
         decision is due.
 
         Args:
-            due: seconds until one is, by what has been taken in so far; None: nothing asks for one.
+            due: Seconds until a decision is due, by the events taken in so far; None: none is.
         """
         while True:
             self._news.clear()
-            waits = [] if (left := due()) is None else [left]
+            delays_s = [] if (due_s := due()) is None else [due_s]
             if self._waiting:
-                waits.append(self._oldest + self._gather_s - time.monotonic())
-            if self._urgent or len(self._waiting) >= MANY or min(waits, default=1.0) <= 0:
+                delays_s.append(self._oldest + self._gather_s - time.monotonic())
+            if self._urgent or len(self._waiting) >= MANY or min(delays_s, default=1.0) <= 0:
                 await asyncio.sleep(0)
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(waits, default=None)):
+                async with asyncio.timeout(min(delays_s, default=None)):
                     await self._news.wait()
 
     async def subscribe(self) -> list[Subscription]:
-        return [await self._bus.subscribe(row, self._received(row)) for row in self._rows]
+        return [await self._bus.subscribe(row, self._handler(row)) for row in self._rows]
 
     def put(self, event: Event | Result) -> None:
-        """Takes it in; of a full inbox the oldest goes."""
+        """Adds an event; drops the oldest one if the inbox is full."""
         if len(self._waiting) >= self._queue:
             self._waiting.popleft()
             self.dropped += 1
@@ -137,7 +139,7 @@ class Ingestion:
             self._news.set()
 
     def drained(self) -> list[Event | Result]:
-        """All that wait, each once."""
+        """Takes all waiting events, without those that the rebuild has read already."""
         events = list(self._waiting)
         self._waiting.clear()
         self._urgent = False
@@ -146,27 +148,29 @@ class Ingestion:
         return [event for event in events if event.id not in self._rebuilt] if self._rebuilt else events
 
     async def history(self, since: float, answer_s: float) -> list[Event]:
-        """What a module that starts has missed, in order; what can't be read is left out, and told.
+        """The events before a module's start, in order; those that can't be read are skipped with a warning.
 
         Args:
-            since: seconds since the epoch.
-            answer_s: how long the registry may take.
+            since: Seconds since the epoch.
+            answer_s: Seconds that the registry may take.
         """
         events: list[Event] = []
         try:
             for row in self._rows:
                 if row.stream is not None:
-                    events += [_event(row, *one) for one in await self._recent(row, since)]
-            said = await self._recent(subjects.SUGGESTION, since, owner=self._owner, module=self._policy.name)
-            events += [_event(subjects.SUGGESTION, *one) for one in said if self._is_ours(one[0])]
+                    events += [_event(row, *item) for item in await self._recent(row, since)]
+            suggestions = await self._recent(
+                subjects.SUGGESTION, since, owner=self._owner, module=self._policy.name
+            )
+            events += [_event(subjects.SUGGESTION, *item) for item in suggestions if self._is_own(item[0])]
         except DmscError as error:
             log.warning("history not read, starting without", module=self._policy.name, reason=error.text)
         events.sort(key=lambda event: event.at)
         events += await self._jobs(events)
-        with contextlib.suppress(DmscError):  # the next full advertisement brings the same
-            found = await resolve(self._bus, Resolve(), timeout_s=answer_s)
+        with contextlib.suppress(DmscError):  # the next full advertisement brings the same records
+            reply = await resolve(self._bus, Resolve(), timeout_s=answer_s)
             snapshot = RouteAdvertisement(
-                revision=found.revision, previous=found.revision, full=True, changed=found.records
+                revision=reply.revision, previous=reply.revision, full=True, changed=reply.records
             )
             events.append(Event(row=subjects.ADVERTISEMENT, message=snapshot, id="snapshot", at=time.time()))
         self._rebuilt, self._rebuilt_until = {event.id for event in events}, time.monotonic() + OVERLAP_S
@@ -176,10 +180,10 @@ class Ingestion:
         return [(item.message, item.envelope) for item in await recent(self._bus, row, since, **tokens)]
 
     async def _jobs(self, events: list[Event]) -> list[Event]:
-        """The records of these events' jobs: what was decided of them may be older than the last minutes."""
+        """The records of these events' jobs, whose state may be older than the last minutes."""
         bucket = self._bus.bucket(subjects.JOB_RECORD)
         jobs = {job for event in events if (job := getattr(event.message, "job", None))}
-        found = []
+        records = []
         for job in sorted(jobs):
             try:
                 entry = await bucket.get(job=job)
@@ -189,17 +193,17 @@ class Ingestion:
             if entry is not None:
                 if entry.message.correlation:
                     self._correlations[job] = entry.message.correlation
-                found.append(
+                records.append(
                     Event(row=subjects.JOB_RECORD, message=entry.message, id=f"record {job}", at=time.time())
                 )
-        return found
+        return records
 
-    def _is_ours(self, message: Message) -> bool:
+    def _is_own(self, message: Message) -> bool:
         return isinstance(message, PolicySuggestion) and message.version == self._policy.version
 
-    def _received(self, row: Subject) -> Callable[[Message, Envelope], Awaitable[None]]:
+    def _handler(self, row: Subject) -> Callable[[Message, Envelope], Awaitable[None]]:
         async def take(message: Message, envelope: Envelope) -> None:
-            self._learn(message, envelope)
+            self._remember_correlation(message, envelope)
             self.put(Event(row=row, message=message, id=envelope.id, at=time.time()))
 
         return take

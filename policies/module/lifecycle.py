@@ -1,4 +1,4 @@
-"""Lifecycle control (draft §4.2): a module's state, checked against its table, told to the orchestrator."""
+"""Lifecycle control (draft §4.2): a module's state, checked against its table, sent to the orchestrator."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = get_logger("module")
 
 
 class Lifecycle:
-    """Tells each state in order, and the last one again and again and to every new leader.
+    """Sends each state in order, and repeats the last one regularly and to every new leader.
 
     Args:
-        bus: the module's connection.
-        described: name, version, subscriptions and jobs of the module, in state registered.
-        every_s: seconds between two repetitions.
-        answer_s: seconds to wait for the orchestrator's acknowledgement before going on without.
+        bus: The module's connection.
+        described: Name, version, subscriptions and jobs of the module, in state registered.
+        every_s: Seconds between two repetitions.
+        answer_s: Seconds to wait for the orchestrator's acknowledgement before going on without it.
     """
 
     def __init__(self, bus: Bus, described: ModuleLifecycle, *, every_s: float, answer_s: float) -> None:
@@ -33,18 +33,18 @@ class Lifecycle:
         self._answer_s = answer_s
         self._waiting: asyncio.Queue[ModuleLifecycle] = asyncio.Queue()
         self._waiting.put_nowait(described)
-        self._unheard = False
-        bus.on_reconnect(self._again)
+        self._unacknowledged = False
+        bus.on_reconnect(self._repeat)
 
     @property
     def state(self) -> ModuleState:
         return self.now.state
 
     def move(self, state: ModuleState, reason: str = "") -> None:
-        """Enter a state.
+        """Enters a state.
 
         Raises:
-            IllegalTransition: the table does not have it; the text has where it came from.
+            IllegalTransition: The table does not allow it; the text names the present state.
         """
         if state not in MODULE_TRANSITIONS[self.state]:
             raise IllegalTransition(
@@ -56,31 +56,31 @@ class Lifecycle:
         self._waiting.put_nowait(self.now)
 
     def enabled(self, jobs: tuple[str, ...], without: tuple[str, ...]) -> None:
-        """For which jobs it now is; told like a state."""
+        """Sets the jobs for which it is enabled and those for which not; sent like a state."""
         self.now = self.now.model_copy(update={"jobs": jobs, "without": without})
         self._waiting.put_nowait(self.now)
 
     async def told(self) -> None:
-        """All states so far were acknowledged, or nobody was there to do it."""
+        """Returns once all states so far were acknowledged, or no orchestrator answered in time."""
         await self._waiting.join()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
-        with contextlib.suppress(DmscError):  # without it the next repetition tells the new leader
+        """Sends states until cancelled."""
+        with contextlib.suppress(DmscError):  # without it, the next repetition reaches the new leader
             await self._bus.subscribe(subjects.LEADER, self._new_leader)
         while True:
             try:
                 async with asyncio.timeout(self._every_s):
                     lifecycle = await self._waiting.get()
             except TimeoutError:
-                await self._tell(self.now)
+                await self._send(self.now)
             else:
                 try:
-                    await self._tell(lifecycle)
+                    await self._send(lifecycle)
                 finally:
                     self._waiting.task_done()
 
-    async def _tell(self, lifecycle: ModuleLifecycle) -> None:
+    async def _send(self, lifecycle: ModuleLifecycle) -> None:
         try:
             await self._bus.command(
                 subjects.MODULE_LIFECYCLE,
@@ -89,19 +89,19 @@ class Lifecycle:
                 owner=lifecycle.owner,
                 module=lifecycle.module,
             )
-            self._unheard = False
+            self._unacknowledged = False
         except DmscError as error:
-            if not self._unheard:
+            if not self._unacknowledged:
                 log.warning(
                     "the orchestrator does not acknowledge the module, going on",
                     module=lifecycle.module,
                     state=lifecycle.state.value,
                     reason=error.text,
                 )
-            self._unheard = True
+            self._unacknowledged = True
 
     async def _new_leader(self, message: Leadership, envelope: Envelope) -> None:
-        await self._again()
+        await self._repeat()
 
-    async def _again(self) -> None:
+    async def _repeat(self) -> None:
         self._waiting.put_nowait(self.now)

@@ -1,5 +1,7 @@
-"""A running module obeys (draft §4.2, lifecycle control): the orchestrator activates it, puts it in shadow,
-drains it, enables or disables it for a job. Training does not notice, nor does the policy's code.
+"""Orders to a running module (draft §4.2, lifecycle control).
+
+The orchestrator activates it, puts it in shadow, drains it, enables or disables it for a job. Neither
+training nor the policy's code is interrupted.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ ENTERED = {ModuleOp.ACTIVATE: ModuleState.ACTIVE, ModuleOp.SHADOW: ModuleState.S
 
 
 class Orders:
-    """Serves one module's orders. `drained` is set by the order to drain: the module then retires.
+    """Serves one module's orders. The order to drain sets `drained`: the module then retires.
 
-    `entered` is awaited with each state that an order brought. `lost` says why its code can't be called
-    again, empty while it can.
+    `entered` is awaited with each state that an order has set. `lost` is the reason why the policy's code
+    can't be called again; empty if it can.
     """
 
     def __init__(
@@ -49,11 +51,11 @@ class Orders:
         )
 
     async def obey(self, order: ModuleOrder, envelope: Envelope) -> ModuleLifecycle:
-        """The lifecycle as it then is.
+        """Carries out an order; returns the lifecycle after it.
 
         Raises:
-            Conflict: it is about to leave, still starting, or its code hangs.
-            BadInput: enable or disable without a job.
+            Conflict: The module is about to end, still starting, or its code hangs.
+            BadInput: The order enables or disables without naming a job.
         """
         lifecycle = self._lifecycle
         if lifecycle.state in (ModuleState.DRAINING, ModuleState.RETIRED):

@@ -1,6 +1,6 @@
-"""The synchronous output of a functional module (draft §4.2, Figure 2): asked over the bus, answered at once.
+"""The synchronous output of a functional module (draft §4.2, Figure 2): queries over the bus.
 
-Each version answers at its own subject; the active one at `active` as well, whichever that is now.
+Each version answers at its own subject; the active version also answers at `active`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from schemas.envelope import Envelope
 from schemas.module_status import ACTIVE, ModuleAnswer, ModuleQuestion, version_token
 
 CONCURRENCY = 8
-"""Questions that are worked on or wait for their turn; the policy answers one after the other."""
+"""Most questions that are being answered or wait; the policy answers one after the other."""
 
 
 class ModuleQuestions:
@@ -27,26 +27,26 @@ class ModuleQuestions:
         self._bus = bus
         self._policy = policy
         self._ask = answer
-        self._mine: Subscription | None = None
+        self._own: Subscription | None = None
         self._active: Subscription | None = None
 
     async def serve(self, *, active: bool) -> None:
-        """From now on; called again when the module became active, or is not any more."""
-        if self._mine is None:
-            self._mine = await self._at(version_token(self._policy.version))
+        """Subscribes; called again when the module becomes active or ceases to be."""
+        if self._own is None:
+            self._own = await self._subscribe(version_token(self._policy.version))
         if active and self._active is None:
-            self._active = await self._at(ACTIVE)
+            self._active = await self._subscribe(ACTIVE)
         elif not active and self._active is not None:
-            leaving, self._active = self._active, None
-            await leaving.stop(drain=False)
+            former, self._active = self._active, None
+            await former.stop(drain=False)
 
     async def stop(self) -> None:
-        for subscription in (self._mine, self._active):
+        for subscription in (self._own, self._active):
             if subscription is not None:
                 await subscription.stop(drain=False)
-        self._mine = self._active = None
+        self._own = self._active = None
 
-    async def _at(self, version: str) -> Subscription:
+    async def _subscribe(self, version: str) -> Subscription:
         return await self._bus.serve(
             subjects.MODULE_QUESTION,
             self._answer,

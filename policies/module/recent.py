@@ -1,7 +1,7 @@
 """The last minutes of a row's stream, found without reading the hours before them.
 
-A module that starts (again) rebuilds its state from these. The streams keep up to a day, so the place to
-start from is searched for by halving: some twenty messages are looked at instead of some hundred thousand.
+A module rebuilds its state from these at each start. The streams keep up to a day, so the start is found by
+binary search: some twenty messages are read instead of some hundred thousand.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from bus.messaging.streams import StreamRecord
 from bus.subject import Subject
 
 NEAR = 512
-"""Messages of the stream that are rather read than searched."""
+"""A range of at most this many messages is read instead of searched."""
 
 Look = Callable[[int], Any]
 
 
 async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[StreamRecord]:
-    """What was sent on `row` since `since` (seconds since the epoch, by its senders' clocks), in order.
+    """Messages sent on `row` since `since` (seconds since the epoch, by the senders' clocks), in order.
 
     Raises:
-        NotFound: the mesh's streams have not been made yet.
-        Unavailable: the bus went away meanwhile.
+        NotFound: The mesh's streams do not exist yet.
+        Unavailable: The bus went away meanwhile.
     """
 
     async def first_from(sequence: int) -> StreamRecord | None:
@@ -37,20 +37,20 @@ async def recent(bus: Bus, row: Subject, since: float, **tokens: Any) -> list[St
     start = await _search(first_from, since)
     if start is None:
         return []
-    found: list[StreamRecord] = []
+    records: list[StreamRecord] = []
     async with aclosing(bus.history(row, start=start, **tokens)) as items:
         async for item in items:
             if item.envelope.sent_at >= since:
-                found.append(item)
-    return found
+                records.append(item)
+    return records
 
 
 async def _search(first_from: Look, since: float) -> int | None:
-    """A sequence from which on nothing sent since `since` is missed; None if the stream is empty."""
+    """A sequence before which no message was sent since `since`; None if the stream is empty."""
     oldest: StreamRecord | None = await first_from(1)
     if oldest is None:
         return None
-    early, step = oldest.sequence, NEAR  # nothing before `early` is wanted
+    early, step = oldest.sequence, NEAR  # no message before `early` is needed
     if oldest.envelope.sent_at >= since:
         return early
     late = early + step

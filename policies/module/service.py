@@ -1,7 +1,7 @@
 """A functional module: one policy as a service on the bus (draft §4.2, Figure 2).
 
-Ingestion, rebuild after a start, decisions on a thread of their own, suggestions out, lifecycle. What a
-policy does wrong is counted and logged here and reaches nobody else.
+It takes in events, rebuilds its state after a start, runs decisions on a thread of their own, publishes
+suggestions and keeps its lifecycle. Errors of the policy are counted and logged here and affect nothing else.
 """
 
 from __future__ import annotations
@@ -52,31 +52,30 @@ class ModuleConfig:
     """Settings of one functional module."""
 
     shadow: bool = False
-    """Suggest, but have nothing adopted: for trying a version beside the active one."""
+    """Whether it only suggests and nothing is adopted: for a trial of a version next to the active one."""
 
     owner: str = ""
-    """The user who runs it; empty: the mesh itself. They may order it about (rule own-policies)."""
+    """The user who runs it and may order it about (rule own-policies); empty: the mesh itself."""
 
     own_jobs: bool = False
-    """Whether it suggests for its owner's jobs alone, and reads their local stores, as researchers' modules
-    do."""
+    """Whether it suggests only for its owner's jobs and reads their local stores (researchers' modules)."""
 
     history_s: float = 300.0
     """Seconds of the streams from which state is rebuilt. Longer remembers more and starts later."""
 
     queue: int = 100_000
-    """Messages waiting for the policy; beyond it the oldest are dropped and counted."""
+    """Most messages waiting for the policy; beyond it the oldest are dropped and counted."""
 
     round_s: float = 0.02
-    """Least seconds from one round of the policy's code to the next. To hand a round to its thread takes as
-    long as a dozen samples: longer makes fewer and larger ones of them, and suggests later."""
+    """Least seconds from one round of the policy's code to the next. Passing a round to its thread costs as
+    much as a dozen samples: a longer time makes fewer and larger rounds, but later suggestions."""
 
     gather_s: float = 0.25
-    """Seconds that events wait for others where nothing can be decided yet (`every_s`): a quarter of the
-    rounds, and of what they cost. What may lead to a decision at once doesn't wait."""
+    """Seconds that events wait for others while nothing can be decided yet (`every_s`), which saves three
+    quarters of the rounds. An event that may lead to a decision at once does not wait."""
 
     patience_s: float = 10.0
-    """Seconds that one round of the policy's code may take until the module is suspended."""
+    """Seconds that one round of the policy's code may take; then the module is suspended."""
 
     lifecycle_every_s: float = 5.0
     """Seconds between two repetitions of the module's state, for an orchestrator that was restarted."""
@@ -85,7 +84,7 @@ class ModuleConfig:
     """Seconds to wait for the orchestrator's acknowledgement of a state before going on without."""
 
     drain_s: float = 1.0
-    """Seconds that leaving may take, with or without the orchestrator's acknowledgement."""
+    """Seconds that the module's end may take, with or without the orchestrator's acknowledgement."""
 
     cluster: str = "mesh"
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -100,7 +99,7 @@ class ModuleConfig:
 
 
 def module_sid(policy: Policy, *, shadow: bool = False) -> str:
-    """The name for the bus connection. A shadow has one of its own, to run beside the active one."""
+    """The name of the bus connection. A shadow has its own name, to run next to the active one."""
     return f"{policy.name}-shadow-{version_token(policy.version)}" if shadow else policy.name
 
 
@@ -128,21 +127,21 @@ class FunctionalModule:
             every_s=self.config.lifecycle_every_s,
             answer_s=self.config.answer_s,
         )
-        self._orders = Orders(bus, self.engine, self._lifecycle, self._entered)
+        self._orders = Orders(bus, self.engine, self._lifecycle, self._state_entered)
         self._questions = ModuleQuestions(bus, policy, self.answer)
         self._model = InferenceProcess(
-            type(policy), self.config.inference, self._inferred, self._inference_failed
+            type(policy), self.config.inference, self._take_inference, self._inference_failed
         )
         self._scoreboard = Scoreboard(policy.name, policy.version, self.engine.observations)
         self._scores: list[PolicyScore] = []
         self._stores = StoreReader(
-            bus, self._store_answered, owner=self.config.owner if self.config.own_jobs else ""
+            bus, self._take_store_rows, owner=self.config.owner if self.config.own_jobs else ""
         )
         rows = tuple(dict.fromkeys((*self.engine.rows(), *NEEDS)))
         self._inbox = Ingestion(
             bus, policy, rows, self.config.queue, self.config.gather_s, self.engine.is_urgent, self._owner
         )
-        self._turn = asyncio.Lock()
+        self._policy_lock = asyncio.Lock()
         self._thread: PolicyThread | None = None
         self._presence: RegistrationClient | None = None
 
@@ -151,7 +150,7 @@ class FunctionalModule:
         return self._lifecycle.state
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Register, rebuild, serve until cancelled or ordered to drain; then drain and retire."""
+        """Registers, rebuilds, serves until cancelled or ordered to drain; then drains and retires."""
         thread = self._thread = PolicyThread(self._policy.name)
         subscriptions: list[Subscription] = []
         try:
@@ -159,7 +158,7 @@ class FunctionalModule:
                 helpers = [tasks.create_task(self._lifecycle.run())]
                 if self._policy.has_model:
                     helpers.append(tasks.create_task(self._model.run()))
-                async with self._present() as self._presence:
+                async with self._registration() as self._presence:
                     try:
                         subscriptions += await self._inbox.subscribe()
                         subscriptions.append(await self._orders.serve())
@@ -186,22 +185,22 @@ class FunctionalModule:
             thread.close()
 
     async def answer(self, question: ModuleQuestion) -> ModuleAnswer:
-        """The synchronous output of Figure 2: what the policy suggests for this job at this moment.
+        """The synchronous output of Figure 2: the policy's suggestions for this job at this moment.
 
-        Nothing is published. Without suggestions the answer says why.
+        Nothing is published. Without suggestions the answer gives the reason.
 
         Raises:
-            Unavailable: the policy's code is busy for longer than its patience, or not running.
+            Unavailable: The policy's code is busy for longer than `patience_s`, or not running.
         """
-        begun = time.monotonic()
+        started_at = time.monotonic()
         output = Output()
         try:
-            async with asyncio.timeout(self.config.patience_s), self._turn:
+            async with asyncio.timeout(self.config.patience_s), self._policy_lock:
                 if self._thread is None:
                     raise Unavailable(f"module {self._policy.name} is not running")
-                events = self._inbox.drained()  # what came before the question
-                output = await self._thread.run(lambda: self._asked(question, events))
-                self._inbox.hurry()  # what was just taken in may ask for a decision
+                events = self._inbox.drained()  # the events before the question
+                output = await self._thread.run(lambda: self._answer_now(question, events))
+                self._inbox.hurry()  # the events just taken in may require a decision
         except TimeoutError:
             text = f"module {self._policy.name} computes for more than {self.config.patience_s:g} s"
             raise Unavailable(text) from None
@@ -212,15 +211,15 @@ class FunctionalModule:
             state=self.state,
             job=question.job,
             suggestions=tuple(output.suggestions),
-            reason="" if output.suggestions else self._silence(question.job, output),
-            took_ms=round(1e3 * (time.monotonic() - begun), 3),
+            reason="" if output.suggestions else self._reason_for_none(question.job, output),
+            took_ms=round(1e3 * (time.monotonic() - started_at), 3),
         )
 
-    def _asked(self, question: ModuleQuestion, events: list[Event | Result]) -> Output:
+    def _answer_now(self, question: ModuleQuestion, events: list[Event | Result]) -> Output:
         now = time.time()
         inputs: list[Event | Result] = [
-            Event(row=subjects.OBSERVATION, message=one, id=f"input {index}", at=now)
-            for index, one in enumerate(question.inputs)
+            Event(row=subjects.OBSERVATION, message=observation, id=f"input {index}", at=now)
+            for index, observation in enumerate(question.inputs)
         ]
         self._scoreboard.take(events)
         output = Output(problems=self.engine.take([*events, *inputs]))
@@ -229,7 +228,7 @@ class FunctionalModule:
             output.suggestions = self.engine.ask(view, now, into=output.problems)
         return output
 
-    def _silence(self, job: str, output: Output) -> str:
+    def _reason_for_none(self, job: str, output: Output) -> str:
         """Why there is no suggestion."""
         if self.engine.suspended:
             return self.engine.suspended
@@ -239,21 +238,21 @@ class FunctionalModule:
             return f"nothing heard of {job} yet, or it has ended"
         return "; ".join(problem.text for problem in output.problems) or "as things are, it suggests nothing"
 
-    # --- in -------------------------------------------------------------------------------------------
-    def _store_answered(self, rows: StoreRows) -> None:
-        """An event like any other, though of no stream: after a restart it is asked for again."""
+    # --- input ----------------------------------------------------------------------------------------
+    def _take_store_rows(self, rows: StoreRows) -> None:
+        """Takes an answer in as an event. It is on no stream: after a restart the policy reads again."""
         id = f"store {self._bus.next_id()}"
         self._inbox.put(Event(row=subjects.STORE_QUERY, message=rows, id=id, at=time.time()))
 
-    def _inferred(self, inferred: Inferred) -> None:
+    def _take_inference(self, inferred: Inferred) -> None:
         self._inbox.put(Result(inferred=inferred, id=f"inference {self._bus.next_id()}", at=time.time()))
 
     def _inference_failed(self, reason: str) -> None:
         self.engine.suspended = reason
-        self._inbox.hurry()  # the round that follows suspends the module
+        self._inbox.hurry()  # the next round suspends the module
 
     async def _rebuild(self, thread: PolicyThread) -> None:
-        """State from the streams' last minutes; without them it starts empty."""
+        """Rebuilds the state from the streams' last minutes; without them it starts empty."""
         events = await self._inbox.history(time.time() - self.config.history_s, self.config.answer_s)
         problems = await thread.run(lambda: self.engine.take(events))
         self._log(Output(problems=problems))
@@ -264,29 +263,29 @@ class FunctionalModule:
             jobs=len(self.engine.observations.jobs),
         )
 
-    # --- decide and say -------------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------------
     async def _work(self, thread: PolicyThread) -> None:
-        begun = -math.inf
+        started_at = -math.inf
         while True:
             if self.engine.suspended and self.state is not ModuleState.SUSPENDED:
                 self._suspend(self.engine.suspended)
             await self._inbox.until_worth_a_round(lambda: self.engine.due(time.time()))
-            await asyncio.sleep(self.config.round_s - (time.monotonic() - begun))
-            begun = time.monotonic()
+            await asyncio.sleep(self.config.round_s - (time.monotonic() - started_at))
+            started_at = time.monotonic()
             events = self._inbox.drained()
             now = time.time()
-            async with self._turn:
+            async with self._policy_lock:
                 try:
                     async with asyncio.timeout(self.config.patience_s):
                         output = await thread.run(lambda: self._round(events, now))  # noqa: B023 (awaited here)
                 except TimeoutError:
                     self._orders.lost = f"its code has not returned for {self.config.patience_s:g} s"
                     self._suspend(f"suspended: {self._orders.lost}")
-                    await asyncio.get_running_loop().create_future()  # the thread is lost; only the end helps
+                    await asyncio.get_running_loop().create_future()  # waits for the end: the thread is lost
                 self._log(output)
                 for suggestion in output.suggestions:
-                    await self._say(suggestion)
-                await self._tell_scores()
+                    await self._publish(suggestion)
+                await self._publish_scores()
                 self._stores.start(output.reads)
                 self._model.start(output.inferences)
 
@@ -305,7 +304,7 @@ class FunctionalModule:
         self._scores = self._scoreboard.settle(now, shadow=self.state is ModuleState.SHADOW)
         return replace(output, problems=problems + output.problems)
 
-    async def _say(self, suggestion: PolicySuggestion) -> None:
+    async def _publish(self, suggestion: PolicySuggestion) -> None:
         correlate(self._inbox.correlation(suggestion.job))
         try:
             id = await self._bus.publish(
@@ -321,8 +320,8 @@ class FunctionalModule:
         self.engine.published(suggestion, id, now)
         self._scoreboard.said(suggestion, id, now)
 
-    async def _tell_scores(self) -> None:
-        """What has become known of earlier suggestions; a score that can't be sent is lost."""
+    async def _publish_scores(self) -> None:
+        """Publishes the scores of earlier suggestions; a score that can't be sent is lost."""
         for score in self._scores:
             correlate(self._inbox.correlation(score.job))
             with contextlib.suppress(DmscError):
@@ -339,7 +338,7 @@ class FunctionalModule:
 
     # --- lifecycle ------------------------------------------------------------------------------------
     @contextlib.asynccontextmanager
-    async def _present(self) -> AsyncIterator[RegistrationClient]:
+    async def _registration(self) -> AsyncIterator[RegistrationClient]:
         record = ServiceRecord(
             sid=self._bus.sender.name,
             prefix=f"module/{self._policy.name}",
@@ -353,8 +352,8 @@ class FunctionalModule:
         async with RegistrationClient(self._bus, record) as presence:
             yield presence
 
-    async def _entered(self, state: ModuleState) -> None:
-        """An order made it active, or a shadow: where it answers, and what the registry says of it."""
+    async def _state_entered(self, state: ModuleState) -> None:
+        """After an order made it active or a shadow: changes its subscriptions and its registration."""
         await self._questions.serve(active=state is ModuleState.ACTIVE)
         if self._presence is not None:
             with contextlib.suppress(DmscError):  # the next registration carries it
@@ -370,9 +369,9 @@ class FunctionalModule:
                 if self.state is not ModuleState.DRAINING:
                     self._lifecycle.move(ModuleState.DRAINING)
                 await self._questions.stop()
-                # the answer to the order that made it leave still goes out
+                # Orders are drained, so that the order to drain is still answered.
                 await asyncio.gather(
-                    *(one.stop(drain=one.row is subjects.MODULE_ORDER) for one in subscriptions)
+                    *(item.stop(drain=item.row is subjects.MODULE_ORDER) for item in subscriptions)
                 )
                 self._lifecycle.move(ModuleState.RETIRED)
                 await self._lifecycle.told()
@@ -402,7 +401,7 @@ Returned = TypeVar("Returned")
 class PolicyThread:
     """Runs calls one after the other on a daemon thread.
 
-    A daemon, unlike an executor's threads: a policy that never returns must not keep the process alive.
+    Unlike an executor's threads it is a daemon: a policy that never returns must not keep the process alive.
     """
 
     def __init__(self, name: str) -> None:
@@ -426,10 +425,10 @@ class PolicyThread:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Let the thread end after what it is doing; twice is fine."""
+        """Lets the thread end after its present call. Idempotent."""
         self._calls.put(None)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            with suppress(Exception):  # the waiter has gone, its loop perhaps too
+            with suppress(Exception):  # the waiting task, and perhaps its loop, has ended
                 call()

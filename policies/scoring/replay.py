@@ -1,12 +1,12 @@
-"""A recorded run against a policy: the same engine, fed from a record instead of the bus. Pure.
+"""Replay of a recorded run for a policy: the same engine, fed from a record instead of the bus. Pure.
 
-Time is the record's. Each event is taken in when it was recorded, and the policy is asked whenever a live
-module would have asked it: when something new was seen and `every_s` has passed. So the same record and the
+Time is the record's. Each event is taken in at its recorded time, and the policy is called whenever a live
+module would have called it: when something new was seen and `every_s` has passed. So the same record and the
 same policy give the same suggestions, in any process, on any machine.
 
-A policy's model computes in this process, and answers at once. What a record can't give: answers of local
-stores (`reads` are counted, not answered), and a mesh that does what this policy suggests. The events are
-those that happened under whatever was in force then.
+A policy's model computes in this process and answers at once. A record can't give answers of local stores
+(`reads` are counted, not answered), nor the effects of this policy's suggestions: its events happened under
+the decisions of the recorded run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from policies.kit.view import JobView
 from schemas.policy import PolicyDecision, PolicySuggestion
 
 Answer = Callable[[PolicySuggestion, str, float, JobView], PolicyDecision | None]
-"""(suggestion, id, now, the job's view) → what the orchestrator would have said; None: it says nothing."""
+"""(suggestion, id, now, the job's view) → the orchestrator's decision; None: it does not decide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """A suggestion that the policy makes in the replay. `at`: seconds since the epoch, by the record."""
+    """A suggestion of the policy in the replay. `at`: seconds since the epoch, by the record."""
 
     at: float
     id: str
@@ -38,48 +38,48 @@ class Replayed:
 
 
 def silent(suggestion: PolicySuggestion, id: str, now: float, view: JobView) -> None:
-    """The orchestrator says nothing: the policy takes what it suggests to be in force."""
+    """An orchestrator that decides nothing: the policy assumes that its suggestions are in force."""
 
 
 class PolicyReplay:
-    """One pass. `feed` each event in the order of time; then `suggestions` has what came of it."""
+    """One pass over a record. `feed` it each event in order of time; then read `suggestions`."""
 
     def __init__(
         self, policy: Policy, config: EngineConfig | None = None, *, answer: Answer = silent
     ) -> None:
         self.engine = Engine(policy, config or EngineConfig())
         self.rows = frozenset(self.engine.rows())
-        """Events of other rows need not be fed, nor read."""
+        """Rows of the events to feed; others need not even be read."""
         self.suggestions: list[Replayed] = []
         self.problems: list[PolicyProblem] = []
         self.unanswered_reads = 0
         self._answer = answer
         self._now = -math.inf
-        self._inferred = 0
+        self._inference_count = 0
         self._model: Callable[[Any], Any] | None = None
 
     def run(self, events: Iterable[Event]) -> list[Replayed]:
-        """Feed all of them; returns `suggestions`."""
+        """Feeds all events; returns `suggestions`."""
         for event in events:
             self.feed(event)
         return self.suggestions
 
     def feed(self, event: Event) -> list[Replayed]:
-        """Take in one event; returns what was suggested up to its time and because of it.
+        """Takes in one event; returns the suggestions made up to its time and because of it.
 
-        One that is earlier than those before counts as if it came now, as it would live.
+        An event that is earlier than those before counts as if it came now, as it would in a live module.
         """
-        known = len(self.suggestions)
+        count = len(self.suggestions)
         if event.row in self.rows:
-            self._until(event.at)
+            self._decide_until(event.at)
             self._now = max(self._now, event.at)
             self.problems += self.engine.take([event])
             if self.engine.due(self._now) == 0:
                 self._decide(self._now)
-        return self.suggestions[known:]
+        return self.suggestions[count:]
 
-    def _until(self, at: float) -> None:
-        """The decisions that fell due between the event before and this one."""
+    def _decide_until(self, at: float) -> None:
+        """Makes the decisions that fell due between the previous event and this one."""
         while (wait := self.engine.due(self._now)) is not None:
             due = max(self._now + wait, math.nextafter(self._now, math.inf))
             if due > at:
@@ -94,25 +94,25 @@ class PolicyReplay:
         for inference in output.inferences:
             self._infer(inference, now)
         for suggestion in output.suggestions:
-            self._say(suggestion, now)
+            self._record(suggestion, now)
 
     def _infer(self, inference: Inference, now: float) -> None:
-        """By the policy's model, here and at once: how long it takes must not change what comes of it."""
+        """Runs the policy's model here and at once, so that its computing time does not change the result."""
         try:
             if self._model is None:
                 self._model = self.engine.policy.model()
             value = self._model(inference.inputs)
-        except Exception as error:  # whatever a user's model does wrong stays in it
+        except Exception as error:  # errors of a user's model affect only that model
             text = f"{type(error).__name__}: {error}"
             if all(problem.text != text for problem in self.problems):
                 self.problems.append(PolicyProblem(where="model", text=text))
             return
         inferred = Inferred(inference.job, inference.key, value, 0.0)
-        self._inferred += 1
-        result = Result(inferred=inferred, id=f"inference-{self._inferred}", at=now)
+        self._inference_count += 1
+        result = Result(inferred=inferred, id=f"inference-{self._inference_count}", at=now)
         self.problems += self.engine.take([result])
 
-    def _say(self, suggestion: PolicySuggestion, now: float) -> None:
+    def _record(self, suggestion: PolicySuggestion, now: float) -> None:
         id = f"replay-{len(self.suggestions) + 1}"
         self.engine.published(suggestion, id, now)
         view = self.engine.observations.jobs.get(suggestion.job)

@@ -1,10 +1,10 @@
-"""One version's suggestions, followed until it is known what they were worth.
+"""The suggestions of one module version, followed until they can be scored.
 
-A suggestion is judged by what happened while it was valid: from when it was made until its validity ended, a
-later one of the same module took its place, or the job was over; at least 2 s, at most `horizon_s`. What
-happened is read from the module's own `Observations`, so that scoring costs nothing per sample.
+A suggestion is scored by the events while it was valid: from its time until its validity ended, a later one
+of the same module replaced it, or the job was over; at least 2 s, at most `horizon_s`. The events are read
+from the module's own `Observations`, so that scoring costs nothing per sample.
 
-No clock, no I/O: the host of a live module and a replay feed it alike.
+It has no clock and no I/O: a live module and a replay feed it in the same way.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ NEEDS: tuple[Subject, ...] = (FAULT_VERDICT,)
 
 OVER = frozenset({InstanceState.FAULTED, InstanceState.GONE})
 LEAST_WINDOW_S = 2.0
-"""A suggestion is followed for so long also if another one takes its place sooner: two samples of each."""
+"""A suggestion is followed at least this long, even if replaced: that gives two samples per instance."""
 LEAST_KNOWN_S = 1.0
-"""One whose job is over sooner is not scored."""
+"""A suggestion that was followed for a shorter time, because its job ended, is not scored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +51,18 @@ class ScoreboardConfig:
     """How long suggestions are followed."""
 
     horizon_s: float = 30.0
-    """Seconds that a suggestion is followed at most. Longer sees more of what it did, and tells later."""
+    """Most seconds for which a suggestion is followed. Longer sees more of its effect, but scores later."""
 
     move_s: float = 600.0
-    """Seconds that the effect of a move that was carried out is waited for."""
+    """Most seconds to wait for the effect of a move that is carried out."""
 
     faults_kept: int = 256
-    """Faults remembered per job, should the module turn out to be one that avoids instances."""
+    """Most faults remembered per job, in case the module avoids instances later."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A suggestion whose worth is not known yet. `ended`: its job is over, nothing more will happen."""
+class _OpenSuggestion:
+    """A suggestion that can't be scored yet. `ended`: its job is over, so that no more events will come."""
 
     at: float
     id: str
@@ -77,7 +77,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Faults:
-    """What broke in a job. `avoiding`: the module has avoided an instance of it, so it claims to foresee."""
+    """The faults in a job. `avoiding`: the module has avoided an instance, so it should foresee faults."""
 
     seen: dict[tuple[str, str], None] = field(default_factory=dict)
     missed: list[tuple[float, int, str]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class _Faults:
 
 
 class Scoreboard:
-    """Scores of one version of one module. `said` and `take` what happens, `settle` from time to time."""
+    """Scores one version of one module. Call `said` and `take` for each event, `settle` from time to time."""
 
     def __init__(
         self, module: str, version: str, observations: Observations, config: ScoreboardConfig | None = None
@@ -94,25 +94,25 @@ class Scoreboard:
         self.version = version
         self._observations = observations
         self._config = config or ScoreboardConfig()
-        self._open: list[_Open] = []
+        self._open: list[_OpenSuggestion] = []
         self._faults: dict[str, _Faults] = {}
         self._shadow = False
 
     def said(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
-        """The module has made this suggestion. Observations without a wish are not scored."""
+        """Begins to follow a published suggestion. Notes without an action are not scored."""
         view = self._observations.jobs.get(suggestion.job)
         if view is None or suggestion.action.action == "none":
             return
-        for one in self._open:
-            if one.view is view and topic(one.suggestion) == topic(suggestion):
-                one.until = min(one.until, max(at, one.at + LEAST_WINDOW_S))
+        for entry in self._open:
+            if entry.view is view and topic(entry.suggestion) == topic(suggestion):
+                entry.until = min(entry.until, max(at, entry.at + LEAST_WINDOW_S))
         until = at + min(suggestion.valid_s, self._config.horizon_s)
-        self._open.append(_Open(at=at, id=id, suggestion=suggestion, view=view, until=until))
+        self._open.append(_OpenSuggestion(at=at, id=id, suggestion=suggestion, view=view, until=until))
         if isinstance(suggestion.action, AvoidInstance):
             self._faults.setdefault(suggestion.job, _Faults()).avoiding = True
 
     def take(self, events: Iterable[Event | Result]) -> None:
-        """Before the observations do: the end of a job takes its view away."""
+        """Takes events. Call it before the observations take them, since a job's end removes its view."""
         for event in events:
             if isinstance(event, Event):
                 self._take(event.message, event.at)
@@ -120,27 +120,27 @@ class Scoreboard:
     def _take(self, message: Message, at: float) -> None:
         match message:
             case PolicyDecision():
-                for one in self._open:
-                    if one.id == message.suggestion:
-                        one.adopted = message.adopted
-                        self._shadow = not one.adopted and (
+                for entry in self._open:
+                    if entry.id == message.suggestion:
+                        entry.adopted = message.adopted
+                        self._shadow = not entry.adopted and (
                             self._shadow or message.reason.startswith("in shadow")
                         )
             case FaultVerdict(job=str()):
                 if message.verdict != "unfounded":
                     self._fault(message, at)
             case JobEvent():
-                for one in self._open:
-                    if one.suggestion.job == message.job:
-                        self._happened(one, message, at)
+                for entry in self._open:
+                    if entry.suggestion.job == message.job:
+                        self._take_job_event(entry, message, at)
 
-    def _happened(self, one: _Open, event: JobEvent, at: float) -> None:
-        action, move = one.suggestion.action, event.move
-        moved = None if move is None or at < one.at else (move.sid, move.to_stage)
+    def _take_job_event(self, entry: _OpenSuggestion, event: JobEvent, at: float) -> None:
+        action, move = entry.suggestion.action, event.move
+        moved = None if move is None or at < entry.at else (move.sid, move.to_stage)
         if isinstance(action, MoveInstance) and moved == (action.sid, action.stage):
-            one.move = move
+            entry.move = move
         if event.state in ENDED:
-            one.ended, one.until = True, min(one.until, at)
+            entry.ended, entry.until = True, min(entry.until, at)
 
     def _fault(self, verdict: FaultVerdict, at: float) -> None:
         job = verdict.job
@@ -150,10 +150,10 @@ class Scoreboard:
             return
         faults.seen[verdict.sid, verdict.incarnation] = None
         foreseen = False
-        for one in self._open:
-            action = one.suggestion.action
-            if isinstance(action, AvoidInstance) and action.sid == verdict.sid and at <= one.until:
-                one.fault, foreseen = f"had a fault: {verdict.reason}", True
+        for entry in self._open:
+            action = entry.suggestion.action
+            if isinstance(action, AvoidInstance) and action.sid == verdict.sid and at <= entry.until:
+                entry.fault, foreseen = f"had a fault: {verdict.reason}", True
         if not foreseen and len(faults.missed) < self._config.faults_kept:
             view = self._observations.jobs.get(job)
             step = 0 if view is None else view.step
@@ -162,43 +162,45 @@ class Scoreboard:
             )
 
     def settle(self, now: float, *, shadow: bool | None = None) -> list[PolicyScore]:
-        """What has become known by now. `shadow`: how the module stands; None: as far as the
-        decisions say."""
-        ripe = [one for one in self._open if self._ripe(one, now)]
-        if not ripe and not self._faults:
+        """The scores that can be given by now.
+
+        `shadow`: whether the module is in shadow; None: as the decisions say.
+        """
+        due = [entry for entry in self._open if self._is_due(entry, now)]
+        if not due and not self._faults:
             return []
-        self._open = [one for one in self._open if not self._ripe(one, now)]
+        self._open = [entry for entry in self._open if not self._is_due(entry, now)]
         self._shadow = self._shadow if shadow is None else shadow
-        found = [self._score(one) for one in ripe]
+        scores = [self._score(entry) for entry in due]
         for job, faults in self._faults.items():
             if faults.avoiding:
-                found += [self._missed(job, *missed) for missed in faults.missed]
+                scores += [self._missed(job, *missed) for missed in faults.missed]
                 faults.missed.clear()
-        following = {one.suggestion.job for one in self._open} | self._observations.jobs.keys()
-        self._faults = {job: faults for job, faults in self._faults.items() if job in following}
-        return found
+        live_jobs = {entry.suggestion.job for entry in self._open} | self._observations.jobs.keys()
+        self._faults = {job: faults for job, faults in self._faults.items() if job in live_jobs}
+        return scores
 
-    def _ripe(self, one: _Open, now: float) -> bool:
-        if one.ended:
+    def _is_due(self, entry: _OpenSuggestion, now: float) -> bool:
+        if entry.ended:
             return True
-        if one.move is not None and one.move.state in OPEN_MOVES:
-            return now >= one.at + self._config.move_s
-        return now >= one.until
+        if entry.move is not None and entry.move.state in OPEN_MOVES:
+            return now >= entry.at + self._config.move_s
+        return now >= entry.until
 
-    def _score(self, one: _Open) -> PolicyScore:
-        said = one.suggestion
-        worth = self._worth(one)
+    def _score(self, entry: _OpenSuggestion) -> PolicyScore:
+        suggestion = entry.suggestion
+        worth = self._worth(entry)
         return PolicyScore(
             module=self.module,
             version=self.version,
-            job=said.job,
-            suggestion=one.id,
-            action=said.action.action,
-            at=one.at,
-            step=said.input_revision,
+            job=suggestion.job,
+            suggestion=entry.id,
+            action=suggestion.action.action,
+            at=entry.at,
+            step=suggestion.input_revision,
             shadow=self._shadow,
-            confidence=said.confidence,
-            adopted=one.adopted,
+            confidence=suggestion.confidence,
+            adopted=entry.adopted,
             score=worth.score,
             right=worth.right,
             reason=worth.reason,
@@ -221,59 +223,62 @@ class Scoreboard:
         )
 
     # --- by kind of action ----------------------------------------------------------------------------
-    def _worth(self, one: _Open) -> Worth:
-        if one.until - one.at < LEAST_KNOWN_S and not one.fault and one.move is None:
-            return Worth(None, f"only followed for {max(0.0, one.until - one.at):.1f} s")
-        action = one.suggestion.action
+    def _worth(self, entry: _OpenSuggestion) -> Worth:
+        if entry.until - entry.at < LEAST_KNOWN_S and not entry.fault and entry.move is None:
+            return Worth(None, f"only followed for {max(0.0, entry.until - entry.at):.1f} s")
+        action = entry.suggestion.action
         match action:
             case SetWeights(stage=stage, weights=weights):
-                return weights_worth(weights, _times(one, stage))
+                return weights_worth(weights, _times(entry, stage))
             case AvoidInstance(sid=sid):
-                instance = one.view.instances.get(sid)
-                times = {} if instance is None else _times(one, instance.stage, fresh=True)
+                instance = entry.view.instances.get(sid)
+                times = {} if instance is None else _times(entry, instance.stage, fresh=True)
                 peers = [time for other, time in times.items() if other != sid]
-                return avoidance_worth(sid, one.fault, times.get(sid), peers)
+                return avoidance_worth(sid, entry.fault, times.get(sid), peers)
             case MoveInstance(sid=sid, stage=stage, forecast=forecast):
-                measured = move_worth(forecast, one.move)
+                measured = move_worth(forecast, entry.move)
                 if measured is not None:
                     return measured
-                if one.move is not None:
+                if entry.move is not None:
                     return Worth(None, "carried out, but its effect is not known")
-                stages, microbatches = _stages(one)
+                stages, microbatches = _stages(entry)
                 return move_worth_by_model(forecast, stages, sid, stage, microbatches)
         return Worth(None, f"there is no score for {action.action}")
 
 
-def _times(one: _Open, stage: int, *, fresh: bool = False) -> dict[str, float]:
-    """Each instance's median service time, ms, while the suggestion was valid; with `fresh` only of those
-    measured then, else of the others what was last measured: one that got no work is as fast as it was."""
-    view = one.view
+def _times(entry: _OpenSuggestion, stage: int, *, fresh: bool = False) -> dict[str, float]:
+    """Each instance's median service time, ms, while the suggestion was valid.
+
+    An instance without a measurement then counts with its last one before, since it is as fast as it was;
+    with `fresh` it is left out.
+    """
+    view = entry.view
     sids = sorted(
         instance.sid
         for instance in view.instances.values()
         if instance.stage == stage and instance.state not in OVER and instance.samples
     )
     values, at = view.series("service_ms", sids), view.panel.times(sids)
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     with np.errstate(invalid="ignore"):
-        inside = (at > one.at) & (at <= one.until)
-        before = at <= one.at
+        inside = (at > entry.at) & (at <= entry.until)
+        before = at <= entry.at
     for row, sid in enumerate(sids):
         during = values[row][inside[row]]
         earlier = values[row][before[row]]
         if during.size:
-            found[sid] = float(median(during))
+            times[sid] = float(median(during))
         elif earlier.size and not fresh:
-            found[sid] = float(earlier[-1])
-    return {sid: time for sid, time in found.items() if math.isfinite(time)}
+            times[sid] = float(earlier[-1])
+    return {sid: time for sid, time in times.items() if math.isfinite(time)}
 
 
-def _stages(one: _Open) -> tuple[dict[int, StageSituation], int]:
+def _stages(entry: _OpenSuggestion) -> tuple[dict[int, StageSituation], int]:
     """All stages with their times while the suggestion was valid, and the microbatches of a step."""
-    view = one.view
+    view = entry.view
     stages: dict[int, StageSituation] = {}
     for stage in view.stages:
-        times = _times(one, stage)
+        times = _times(entry, stage)
         costs = [
             instance.sample.stage_cost_ms
             for instance in view.instances.values()

@@ -1,7 +1,7 @@
-"""What a suggestion was worth, by what then happened: one score in [0, 1] per kind of action. Pure.
+"""The worth of a suggestion after the fact: one score in [0, 1] per kind of action. Pure.
 
-1: hindsight would have suggested the same. 0.5: no better, and no worse, than doing nothing. 0: harmful.
-Each formula, and why, is in docs/policies-scoring.md and ADR-0021. Times are milliseconds per microbatch.
+1: hindsight would have suggested the same. 0.5: neither better nor worse than doing nothing. 0: harmful.
+docs/policies-scoring.md and ADR-0021 explain each formula. Times are milliseconds per microbatch.
 """
 
 from __future__ import annotations
@@ -15,66 +15,67 @@ from policies.numerics.stage_balance import StageSituation, improvement
 from schemas.stage_move import MoveForecast, MoveState, StageMove
 
 TOLERANCE = 0.01
-"""Part of the best time: smaller differences are noise of the measurement, and count as none."""
+"""Share of the best time below which differences are noise of the measurement and count as none."""
 
 SLOW = 1.5
 """An instance that takes this many times its peers' median was rightly avoided."""
 
 Z = 1.96
-"""Of a 95 % interval."""
+"""Standard score of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """The score with its reason; `score` None: what happened says nothing of it."""
+    """The score with its reason; `score` None: the events do not allow a score."""
 
     score: float | None
     reason: str
 
     @property
     def right(self) -> bool | None:
-        """Better than doing nothing: what its confidence was about."""
+        """Whether it was better than doing nothing, which its confidence predicts."""
         return None if self.score is None else self.score > 0.5
 
 
 def weights_worth(weights: Mapping[str, float], times: Mapping[str, float]) -> Worth:
-    """Shares of one stage against the best ones, for the service times that were then measured.
+    """Compares the shares of one stage with the best ones, for the service times measured then.
 
     A stage that splits its microbatches by shares w_i takes max(w_i · t_i) per microbatch. The best shares
     are ∝ 1/t_i and take T* = 1 / Σ(1/t_i); equal ones take T₀ = max(t_i) / n. With the regrets a = T₀ − T*
-    and b = T − T*, the score is (a + ε) / (a + b + 2ε), ε = 1 % of T*: 1 for the best shares, 0.5 for what is
-    as good as equal shares, towards 0 for what is worse.
+    and b = T − T*, the score is (a + ε) / (a + b + 2ε), ε = 1 % of T*: 1 for the best shares, 0.5 for shares
+    as good as equal ones, towards 0 for worse ones.
 
     Args:
-        weights: as suggested; an instance that is not named counts 1, as for the orchestrator.
-        times: measured, of each instance that worked in the stage.
+        weights: The suggested weights; an instance that is not named counts 1, as for the orchestrator.
+        times: Measured times of each instance that worked in the stage.
     """
-    wanted = {sid: weights.get(sid, 1.0) for sid in times}
-    total = sum(wanted.values())
+    shares = {sid: weights.get(sid, 1.0) for sid in times}
+    total = sum(shares.values())
     if len(times) < 2:
         return Worth(None, f"{len(times)} instance measured: nothing to choose from")
     if total <= 0 or not all(math.isfinite(time) and time > 0 for time in times.values()):
         return Worth(None, "no instance with weight was measured")
     best = 1.0 / sum(1.0 / time for time in times.values())
     equal = max(times.values()) / len(times)
-    got = max(wanted[sid] / total * time for sid, time in times.items())
+    actual = max(shares[sid] / total * time for sid, time in times.items())
     tolerance = TOLERANCE * best
-    gained, lost = equal - best, got - best
-    score = (gained + tolerance) / (gained + lost + 2 * tolerance)
+    equal_regret, actual_regret = equal - best, actual - best
+    score = (equal_regret + tolerance) / (equal_regret + actual_regret + 2 * tolerance)
     text = (
-        f"{got:.2f} ms a microbatch with these shares, {best:.2f} with the best, {equal:.2f} with equal ones"
+        f"{actual:.2f} ms a microbatch with these shares, {best:.2f} with the best, "
+        f"{equal:.2f} with equal ones"
     )
     return Worth(min(1.0, max(0.0, score)), text)
 
 
 def avoidance_worth(sid: str, fault: str, time: float | None, peers: Sequence[float]) -> Worth:
-    """Whether an instance was rightly avoided: it faulted, or was slow; 0 if it was well.
+    """1 if an instance was rightly avoided, since it faulted or was slow; 0 if it worked well.
 
     Args:
-        sid: the instance.
-        fault: what was found of it in the window; empty if nothing was.
-        time: its service time then; None if it did no work.
-        peers: service times of the others of its stage.
+        sid: The instance.
+        fault: Its fault in the window, in words; empty if there was none.
+        time: Its service time in the window; None if it did no work.
+        peers: Service times of the other instances of its stage.
     """
     if fault:
         return Worth(1.0, f"{sid} {fault}")
@@ -86,10 +87,10 @@ def avoidance_worth(sid: str, fault: str, time: float | None, peers: Sequence[fl
 
 
 def move_worth(forecast: MoveForecast, carried_out: StageMove | None) -> Worth | None:
-    """By the gain that was measured: 1 for all of what was forecast, 0.5 for none, 0 if it failed.
+    """Scores a move by the measured gain: 1 for the whole forecast, 0.5 for no gain, 0 if it failed.
 
     Returns:
-        None: it was not carried out, or its effect is not known.
+        None if it was not carried out, or if its effect is not known.
     """
     if carried_out is None:
         return None
@@ -101,8 +102,8 @@ def move_worth(forecast: MoveForecast, carried_out: StageMove | None) -> Worth |
             if before is None or after is None:
                 return None
             gain = 1.0 - after / before
-            told = f"{forecast.improvement:.0%} less was forecast"
-            text = f"a step took {before:.3f} s, then {after:.3f} s; {told}"
+            forecast_text = f"{forecast.improvement:.0%} less was forecast"
+            text = f"a step took {before:.3f} s, then {after:.3f} s; {forecast_text}"
             return Worth(_part(gain, forecast.improvement), text)
     return None
 
@@ -110,10 +111,10 @@ def move_worth(forecast: MoveForecast, carried_out: StageMove | None) -> Worth |
 def move_worth_by_model(
     forecast: MoveForecast, stages: Mapping[int, StageSituation], sid: str, to_stage: int, microbatches: int
 ) -> Worth:
-    """The same for a move that was not carried out: the gain by the service times that were then measured.
+    """Scores a move that was not carried out by the modelled gain, for the service times measured then.
 
-    `improvement` of the model is what `rebalancing` forecasts with: a move that was right when it was
-    suggested, but whose stage was not the slowest one afterwards, scores low.
+    The model is `stage_balance.improvement`, with which the policy forecasts. A move that was right when it
+    was suggested, but whose stage was not the slowest one afterwards, scores low.
     """
     gain = improvement(stages, sid, to_stage, microbatches)
     if gain is None:
@@ -123,16 +124,16 @@ def move_worth_by_model(
 
 
 def _part(gain: float, forecast: float) -> float:
-    """0.5 for no gain, 1 for what was forecast, 0 for a loss of the same size."""
+    """0.5 for no gain, 1 for the forecast gain, 0 for a loss of the same size."""
     if forecast <= 0:
         return 0.5
     return min(1.0, max(0.0, 0.5 + 0.5 * gain / forecast))
 
 
-# --- many of them ------------------------------------------------------------------------------------
+# --- summaries ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """One suggestion with its score, as far as summaries need it."""
+    """The fields of one scored suggestion that summaries need."""
 
     score: float | None
     right: bool | None
@@ -143,11 +144,11 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Of many suggestions of one version. NaN where there is nothing to compute it from.
+    """Figures of many suggestions of one version; NaN if there is nothing to compute a figure from.
 
-    `low`, `high`: 95 % interval of the mean; `right`: part that was better than doing nothing;
-    `brier`: mean (confidence − right)², 0.25 for always saying 0.5;
-    `overconfidence`: mean confidence − part that was right; `adopted`: part of all suggestions.
+    `low`, `high`: 95 % interval of the mean; `right`: share that was better than doing nothing;
+    `brier`: mean (confidence − right)², 0.25 for a constant confidence of 0.5;
+    `overconfidence`: mean confidence − share that was right; `adopted`: share of all suggestions.
     """
 
     suggestions: int
@@ -163,31 +164,31 @@ class Summary:
 
 
 def summarise(judged: Iterable[Judged]) -> Summary:
-    """All figures of one version. What was missed counts in the mean, with score 0, and nowhere else."""
+    """All figures of one version. Missed faults count only in the mean, with score 0."""
     everything = list(judged)
-    said = [one for one in everything if not one.missed]
-    scores = [one.score for one in everything if one.score is not None]
-    told = [(one.confidence, one.right) for one in said if one.right is not None]
+    suggestions = [item for item in everything if not item.missed]
+    scores = [item.score for item in everything if item.score is not None]
+    outcomes = [(item.confidence, item.right) for item in suggestions if item.right is not None]
     mean, low, high = interval(scores)
     return Summary(
-        suggestions=len(said),
+        suggestions=len(suggestions),
         scored=len(scores),
-        missed=len(everything) - len(said),
+        missed=len(everything) - len(suggestions),
         mean=mean,
         low=low,
         high=high,
-        brier=_mean([(confidence - right) ** 2 for confidence, right in told]),
-        right=_mean([float(right) for _, right in told]),
-        overconfidence=_mean([confidence - right for confidence, right in told]),
-        adopted=_mean([float(one.adopted) for one in said]),
+        brier=_mean([(confidence - right) ** 2 for confidence, right in outcomes]),
+        right=_mean([float(right) for _, right in outcomes]),
+        overconfidence=_mean([confidence - right for confidence, right in outcomes]),
+        adopted=_mean([float(item.adopted) for item in suggestions]),
     )
 
 
 def interval(scores: Sequence[float]) -> tuple[float, float, float]:
     """Mean and its 95 % interval, cut to [0, 1].
 
-    Normal, with the variance of one more observation at the edge (0.25, the largest there is in [0, 1]):
-    three equal scores do not mean that the next one is equal as well.
+    The interval is normal, with one more observation of variance 0.25, the largest possible in [0, 1]: three
+    equal scores do not mean that the next one is equal as well.
     """
     if not scores:
         return math.nan, math.nan, math.nan
