@@ -1,9 +1,9 @@
-"""Typed key-value buckets, with correct behaviour after expiries and interruptions.
+"""Typed key-value with expiry done right.
 
-nats-py's own `get()` returns an empty entry after an expiry, and its `create()` then fails. Its watchers
-stall after a server restart and never learn of an expiry that happened meanwhile. Here a marker of any kind
-means absence, a create over a marker names the marker's revision, and a watch that was interrupted compares
-the present entries with those that it knew.
+nats-py's own `get()` returns an empty entry after an expiry and its `create()` then fails; its watchers
+stall after a server restart and never learn of an expiry that happened meanwhile. Here a marker of any
+kind means absence, a create over a marker names the marker's revision, and a watch that was interrupted
+compares what it finds with what it knew.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from schemas.errors import (
 log = get_logger("bus.messaging.key_value")
 
 ANSWER_S = 1.5
-"""Timeout of one call. A cluster that elects a stream's leader answers nobody; a request from before must be
-repeated after the election, and soon. The timeout outlasts the sync of a busy disk."""
+"""A cluster that elects a stream's leader answers nobody: whoever asked before must ask again after, and
+should not notice late that it is over. Outlasts the sync of a busy disk."""
 ANSWER_EACH_S = 0.005
-"""Extra timeout per message of a batch: a large batch's acknowledgement waits behind other messages."""
+"""More for each message of a batch: a large one's acknowledgement waits behind all that came meanwhile."""
 PAUSE_S = 0.05
-"""Pause before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
+"""Before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
 PATIENCE_S = 20.0
 """Longest wait for a bucket that the bus does not serve yet: it was just made, or its leader is elected."""
 BATCH_LEAST = 4
-"""The smallest number of values for which a batch is worth its round trip."""
+"""From so many values on, a batch is worth its round trip."""
 CREATE_ATTEMPTS = 5
-"""Attempts of a create: another writer may replace the marker meanwhile; after this many it is a conflict."""
+"""A create may find a marker that another writer replaces meanwhile; more often than this is a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class KeyValueEntry:
     message: Any
     envelope: Envelope
     stale: bool = False
-    """The newest value, at `revision`, can't be read; `message` is the last readable value before it."""
+    """The newest value, of `revision`, can't be read: this is the last one before it that can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One of many writes: `message` None deletes; `revision` is what the key must have, 0 if it is absent."""
+    """One of many writes: `message` None deletes; `revision` is what the key must have, 0: nothing."""
 
     tokens: dict[str, Any]
     message: Sendable | None
@@ -82,8 +82,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change that a watch saw: a value, or `message=None` for deleted or expired. The key "" means that the
-    watch is current."""
+    """What a watch saw: a value, or `message=None` for deleted or expired. Key "" marks "now current"."""
 
     key: str
     revision: int
@@ -92,11 +91,11 @@ class Change:
 
 WatchHandler = Callable[[Change], Awaitable[None]]
 Mend = Callable[[str, int], Awaitable[None]]
-"""Called with the key and the revision of a value that can't be read."""
+"""Takes the key and the revision of a value that can't be read."""
 
 
 class Watch:
-    """A running watch; `stop()` ends it and is idempotent."""
+    """A running watch; `stop()` ends it, twice is fine."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -116,9 +115,9 @@ class Watch:
 class Bucket:
     """The bucket of one row of the table of subjects; keys are made of the row's tokens.
 
-    Every call raises `BusUnreachable` at once when there is no connection or it breaks, and
-    `DeadlineExceeded` when the bus does not answer in time. After either, a write may or may not have
-    happened: read again with `get(leader=True)`.
+    Any call raises `BusUnreachable` at once when the connection is or gets lost, and `DeadlineExceeded`
+    when the bus does not answer in time. After either, a write may or may not have happened: read again
+    (`get(leader=True)`) before drawing conclusions.
     """
 
     def __init__(self, bus: BusPort, row: Subject) -> None:
@@ -131,17 +130,17 @@ class Bucket:
     # --- writing -------------------------------------------------------------------------------------------
 
     async def put(self, message: Sendable, *, ttl_s: float | None = None, **tokens: Any) -> int:
-        """Writes the value unconditionally; returns the revision.
+        """Writes whatever was there before; returns the revision.
 
-        `ttl_s` is rounded up to whole seconds, at least one, because the server has no finer unit.
+        `ttl_s` is rounded up to whole seconds, at least one: the server knows no finer.
         """
         return await self._write(message, None, ttl_s, tokens)
 
     async def create(self, message: Message, *, ttl_s: float | None = None, **tokens: Any) -> int:
-        """Writes only if the key is absent (never written, deleted, or expired); returns the revision.
+        """Writes only if the key is absent (never there, deleted, or expired); returns the revision.
 
         Raises:
-            Conflict: the key exists.
+            Conflict: the key is there.
         """
         expected = 0
         for _ in range(CREATE_ATTEMPTS):
@@ -152,7 +151,7 @@ class Bucket:
                 last = await jetstream.last(
                     self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
                 )
-                if last is not None and not last.is_marker and not await self._is_unreadable(last):
+                if last is not None and not last.is_marker and not await self._unusable(last):
                     raise Conflict(f"{self.row.name} {self.row.key(**tokens)} exists already") from None
                 expected = 0 if last is None else last.sequence
         raise Conflict(f"{self.row.name} {self.row.key(**tokens)}: others write it at the same time")
@@ -163,36 +162,34 @@ class Bucket:
         """Compare-and-set: writes only if the key still has `revision`; returns the new one.
 
         Raises:
-            Conflict: the key has another revision.
+            Conflict: it moved on.
             DeadlineExceeded, BusUnreachable: unknown whether it was written; read again through the leader.
         """
         return await self._write(message, revision, ttl_s, tokens)
 
     async def delete(self, *, revision: int | None = None, **tokens: Any) -> None:
-        """Removes the key; with `revision`, only if it still has that one.
-
-        The marker that watchers see expires by itself.
+        """Removes the key, or with `revision` only if it still has that. The mark that watchers see goes
+        away by itself.
 
         Raises:
-            Conflict: the key has another revision than `revision`.
+            Conflict: it moved on from `revision`.
         """
         headers = DELETION if revision is None else DELETION | {EXPECTED: str(revision)}
         await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
 
     async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
-        """Compare-and-set of many different keys; returns each key's revision or error (see `update`).
+        """Compare-and-sets of different keys. Each one's revision, or why it was not written: see `update`.
 
-        Values go in batches, each of which the server takes as a whole and syncs once. If it refuses a batch,
-        because one of the keys has another revision, the values of that batch go one after the other, as
-        deletions always do.
+        Values go in batches, each of which the server takes as a whole and syncs once; where it does not
+        take one, because one of the keys has moved on, they go one behind the other, as deletions do.
         """
-        outcome_of: dict[int, int | DmscError] = {}
+        found: dict[int, int | DmscError] = {}
         values = [place for place, writing in enumerate(writings) if writing.message is not None]
         for start in range(0, len(values), jetstream.BATCH_MOST):
             places = values[start : start + jetstream.BATCH_MOST]
             if len(places) < BATCH_LEAST:
                 continue
-            batch = [self._publication(writings[place]) for place in places]
+            batch = [self._published(writings[place]) for place in places]
             try:
                 revisions = await jetstream.publish_batch(
                     self._bus.link,
@@ -200,18 +197,18 @@ class Bucket:
                     batch,
                     timeout_s=ANSWER_S + len(batch) * ANSWER_EACH_S,
                 )
-                outcome_of.update(zip(places, revisions, strict=True))
+                found.update(zip(places, revisions, strict=True))
             except (BusUnreachable, DeadlineExceeded) as error:
-                outcome_of.update((place, error) for place in places)
+                found.update((place, error) for place in places)
             except DmscError as error:
                 log.debug("batch not taken", bucket=self.row.bucket, error=error.text)
-        remaining = [place for place in range(len(writings)) if place not in outcome_of]
-        singly = [self._publication(writings[place]) for place in remaining]
+        left = [place for place in range(len(writings)) if place not in found]
+        singly = [self._published(writings[place]) for place in left]
         outcomes = await jetstream.publish_many(self._bus.link, singly, timeout_s=ANSWER_S)
-        outcome_of.update(zip(remaining, outcomes, strict=True))
-        return [outcome_of[place] for place in range(len(writings))]
+        found.update(zip(left, outcomes, strict=True))
+        return [found[place] for place in range(len(writings))]
 
-    def _publication(self, writing: Writing) -> tuple[str, bytes, dict[str, str]]:
+    def _published(self, writing: Writing) -> tuple[str, bytes, dict[str, str]]:
         headers = {EXPECTED: str(writing.revision)}
         subject = self.row(**writing.tokens)
         if writing.message is None:
@@ -219,15 +216,13 @@ class Bucket:
         return subject, codec.encode(writing.message, self._bus.sender_map, self._bus.next_id()), headers
 
     async def revision(self, **tokens: Any) -> int:
-        """The revision that an `update` of the key must name, read through the leader.
-
-        For a deleted key it is the revision of the marker; 0 if there is nothing.
-        """
+        """What an `update` of the key must name, as its leader has it: also that of the mark of a deleted
+        key; 0 where there is nothing."""
         last = await jetstream.last(
             self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
         )
         if last is not None and not last.is_marker:
-            await self._is_unreadable(last)  # keeps an unreadable value, which is about to be overwritten
+            await self._unusable(last)  # kept, for it is about to be overwritten
         return 0 if last is None else last.sequence
 
     async def _write(
@@ -250,13 +245,11 @@ class Bucket:
     # --- reading -------------------------------------------------------------------------------------------
 
     async def get(self, *, leader: bool = False, **tokens: Any) -> KeyValueEntry | None:
-        """The present value, or None.
-
-        `leader=True` never returns an older value; use it where a decision depends on the value.
+        """The present value, or None. `leader=True` where a decision hangs on it: never an older one.
 
         Raises:
-            UnreadableRecord: the value can't be read as one of the row, and its bucket keeps no earlier ones.
-            NewerRecord: the value has a version that this software does not read.
+            UnreadableRecord: what stands there is no value of the row, and its bucket keeps none before it.
+            NewerRecord: it is of a version that this software does not read.
         """
         item = await jetstream.last(
             self._bus.link, self._stream, self.row(**tokens), leader=leader, timeout_s=ANSWER_S
@@ -266,71 +259,69 @@ class Bucket:
         try:
             return self._entry(item)
         except BadMessage as error:
-            return await self._replacement(item, error)
+            return await self._instead(item, error)
 
     async def keys(self, **tokens: Any) -> list[str]:
-        """The present keys; tokens that are not given match anything."""
+        """The keys there are; tokens not given match anything."""
         return [self._key(item) for item in await self._present(tokens, headers_only=True)]
 
     async def entries(self, *, strict: bool = False, **tokens: Any) -> list[KeyValueEntry]:
-        """The present values.
-
-        A value that can't be read is replaced by the one before it if the bucket keeps earlier ones;
-        otherwise it is counted and left out.
+        """The values there are. For one that can't be read stands the one before it, where the bucket keeps
+        that; else it is counted and left out.
 
         Raises:
-            NewerRecord: with `strict`, a value has a version that this software does not read.
+            NewerRecord: with `strict`, one is of a version that this software does not read.
         """
-        entries = []
+        found = []
         for item in await self._present(tokens, headers_only=False):
             try:
-                entries.append(self._entry(item))
+                found.append(self._entry(item))
             except BadMessage as error:
                 try:
-                    replacement = await self._replacement(item, error)
+                    instead = await self._instead(item, error)
                 except UnreadableRecord:
                     continue
                 except NewerRecord:
                     if strict:
                         raise
                     continue
-                if replacement is not None:
-                    entries.append(replacement)
-        return entries
+                if instead is not None:
+                    found.append(instead)
+        return found
 
-    async def _replacement(self, item: jetstream.StreamMessage, error: BadMessage) -> KeyValueEntry | None:
-        """The replacement of a value that can't be read: the value before it, or None if there was none.
+    async def _instead(self, item: jetstream.StreamMessage, error: BadMessage) -> KeyValueEntry | None:
+        """What stands for a value that can't be read; None: there was nothing before it.
 
         Raises:
-            UnreadableRecord, NewerRecord: there is no replacement.
+            UnreadableRecord, NewerRecord: nothing does.
         """
         await dead_letter(self._bus, self.row, item.subject, item.data, error)
         await quarantine(self._bus, self.row, item, error)
-        verdict = judged(self.row, item, error)
-        if isinstance(verdict, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
-            raise verdict from error
+        found = judged(self.row, item, error)
+        if isinstance(found, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
+            raise found from error
         previous: KeyValueEntry | None = None
         async with OrderedConsumer.open(self._bus.link, self._stream, item.subject, start=1) as reader:
-            async for earlier in reader.present():
-                if earlier.is_marker:
+            async for each in reader.present():
+                if each.is_marker:
                     previous = None
-                elif earlier.sequence < item.sequence:
+                elif each.sequence < item.sequence:
                     with contextlib.suppress(BadMessage):
-                        previous = self._entry(earlier)
+                        previous = self._entry(each)
         return previous and replace(previous, revision=item.sequence, stale=True)
 
-    async def _is_unreadable(self, item: jetstream.StreamMessage) -> bool:
-        """Whether the value can't be read; if so, it is kept elsewhere and counts as absent.
+    async def _unusable(self, item: jetstream.StreamMessage) -> bool:
+        """Whether what stands there is as good as nothing; then it is kept elsewhere.
 
         Raises:
-            NewerRecord: the value has a version that this software does not read.
+            NewerRecord: it is of a version that this software does not read.
         """
         try:
             self._entry(item)
         except BadMessage as error:
             await quarantine(self._bus, self.row, item, error)
-            if isinstance(verdict := judged(self.row, item, error), NewerRecord):
-                raise verdict from error
+            if isinstance(found := judged(self.row, item, error), NewerRecord):
+                raise found from error
             return True
         return False
 
@@ -362,10 +353,9 @@ class Bucket:
     # --- watching ------------------------------------------------------------------------------------------
 
     async def guard(self, mend: Mend | None = None, **tokens: Any) -> Watch:
-        """Watches for values that can't be read; for services that write this row.
-
-        Each such value is kept elsewhere; then `mend(key, revision)` is called. Without `mend`, the value
-        before it is written again, or the key is removed.
+        """Watches for values that can't be read, as a service that writes this row: each is kept elsewhere,
+        then `mend(key, revision)` is called; without it, what was there before is written again, or the key
+        removed.
         """
 
         async def ignore(change: Change) -> None:
@@ -374,9 +364,9 @@ class Bucket:
         return await self.watch(ignore, mend=mend or self.put_back, **tokens)
 
     async def put_back(self, key: str, revision: int) -> None:
-        """Restores the value before `revision`, which can't be read; removes the key if there was none."""
+        """Writes what stood there before `revision`, which can't be read; was that nothing, the key goes."""
         tokens: dict[str, Any] | None = self.row.matches(f"{self.row.prefix}.{key}")
-        if tokens is None:  # no key of this row, so nobody reads it
+        if tokens is None:  # no key of this row: nobody reads it
             return
         entry = await self.get(leader=True, **tokens)
         if entry is None:
@@ -385,16 +375,16 @@ class Bucket:
             await self.update(entry.message, revision=entry.revision, **tokens)
 
     async def watch(self, handler: WatchHandler, *, mend: Mend | None = None, **tokens: Any) -> Watch:
-        """Calls `handler(change)`: first for every present value, then `Change("")`, then for each change.
+        """Calls `handler(change)`: first every present value, then `Change("")`, then each change.
 
-        Calls come one at a time and in order of revision. After an interruption of any kind the watch is made
-        anew: the handler gets what changed meanwhile, keys that disappeared as `message=None`, nothing that
-        stayed the same, and another `Change("")` once the watch is current again. For a value that can't be
-        read, only `mend(key, revision)` is called. If the watch knew no value of that key yet, the handler
-        gets the value before it, if the bucket keeps earlier ones.
+        One at a time and in order of revision. After an interruption of any kind the watch is made
+        anew: what changed meanwhile is told, keys that went away meanwhile as `message=None`, what
+        stayed the same is not repeated, and another `Change("")` says that it is current again.
+        A value that can't be read changes nothing, but that `mend(key, revision)` is called; a watch that
+        begins with one is told the value before it, where the bucket keeps that.
 
         Raises:
-            NotFound, BusUnreachable: at the start; the watch recovers from later interruptions.
+            NotFound, BusUnreachable: at the start; later interruptions are mended.
         """
         subject = self.row.wildcard(**tokens)
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -437,9 +427,9 @@ class Bucket:
         async def now_current() -> None:
             nonlocal current
             current = True
-            for missing_key in [key for key in known if key not in seen]:
-                revision = known.pop(missing_key)
-                await self._tell(handler, Change(missing_key, revision))
+            for gone in [key for key in known if key not in seen]:
+                revision = known.pop(gone)
+                await self._tell(handler, Change(gone, revision))
             await self._tell(handler, Change("", 0))
 
         if reader.waiting == 0:
@@ -474,9 +464,9 @@ class Bucket:
             fresh = key not in known
             known[key] = item.sequence
             with contextlib.suppress(DmscError):
-                replacement = await self._replacement(item, error)
-                if fresh and replacement is not None:
-                    await self._tell(handler, Change(key, item.sequence, replacement.message))
+                instead = await self._instead(item, error)
+                if fresh and instead is not None:
+                    await self._tell(handler, Change(key, item.sequence, instead.message))
             if mend is not None and isinstance(judged(self.row, item, error), UnreadableRecord):
                 await self._mend(mend, key, item.sequence)
             return
@@ -486,7 +476,7 @@ class Bucket:
     async def _mend(self, mend: Mend, key: str, revision: int) -> None:
         try:
             await mend(key, revision)
-        except DmscError as error:  # another writer was first, or the bus is away and the watch sees it again
+        except DmscError as error:  # somebody else has written meanwhile; or the bus is away: told anew after
             log.info("record not mended", record=f"{self.row.bucket}.{key}", reason=error.text)
         except Exception as error:
             self._bus.counters.handler_errors += 1
@@ -506,5 +496,5 @@ class Bucket:
 
 
 def whole_seconds(ttl_s: float) -> int:
-    """A time to live in the server's unit: whole seconds, rounded up, at least one."""
+    """A time to live as the server takes it: whole seconds, rounded up, at least one."""
     return max(1, math.ceil(ttl_s))
