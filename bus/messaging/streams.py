@@ -41,7 +41,7 @@ UNCHANGEABLE = ("storage", "retention", "persist_mode", "max_consumers")
 DUPLICATES_S = 120
 """Within this time, a message id is stored only once."""
 LEAST_DUPLICATES_NS = 100_000_000
-"""The shortest window that the server accepts, for streams that merely record: their messages have no ids, and
+"""The shortest window that the server accepts, for streams that merely record. Their messages have no ids;
 an id that a sender invents is soon forgotten."""
 
 
