@@ -1,6 +1,6 @@
-"""What a tap shows of what arrives: decoded, answers beside their requests, sampled, filtered.
+"""Decides what a tap shows: decodes messages, matches answers with requests, samples and filters.
 
-The same for messages as they travel and for those of a file. No I/O in here.
+It works on live messages and on those of a file. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from schemas.errors import BadInput
 INBOX = "_INBOX."
 INBOXES = f"{INBOX}>"
 REQUESTS_REMEMBERED = 10_000
-"""Requests whose answers are recognised: seen last, whatever their subject."""
+"""How many requests, the latest ones, are remembered so that their answers are recognised."""
 
 
 class TapDecoder:
-    """Put arrivals in, get what is to be shown out.
+    """Takes raw messages and returns those that are shown, decoded.
 
     Args:
-        patterns: as typed by a person, see `tap_pattern.complete`.
-        filters: `field=value` expressions that must all be met, see `tap_filter.Filter`.
-        replies: also the answers to requests on these subjects.
-        sample: share of the messages that is shown, see `tap_sample.Sampler`.
-        may: whether whoever looks may see a subject; an answer counts as its request.
+        patterns: As typed by a person, see `bus.tap.pattern.complete`.
+        filters: `field=value` expressions that must all be met, see `bus.tap.filter.Filter`.
+        replies: Show also the answers to requests on these subjects.
+        sample: Share of the messages that is shown, see `Sampler`.
+        may: Whether the viewer may see a subject; an answer counts as its request's subject.
 
     Raises:
-        BadInput: a pattern that matches nothing of ours, a filter on a field that nothing has, a bad share.
+        BadInput: a pattern matches none of our subjects, a filter names a field that no message has, or the
+            share is not above 0 and up to 1.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class TapDecoder:
         self.replies = replies
         self._sampler = None if sample is None else Sampler(sample)
         self._may = may
-        self._asked: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._requests: OrderedDict[str, tuple[str, float]] = OrderedDict()
 
     def subscriptions(self) -> tuple[str, ...]:
-        """What to listen to, or to take from a file."""
+        """The patterns to subscribe to, or to read from a file."""
         return tuple(dict.fromkeys((*self.patterns, *((INBOXES,) if self.replies else ()))))
 
     def covers(self, subject: str) -> bool:
@@ -68,39 +69,39 @@ class TapDecoder:
         return any(tap_pattern.matches(pattern, subject) for pattern in self.subscriptions())
 
     def allows(self, subject: str) -> bool:
-        """Whether this may be looked at. Of an inbox that shows only when its request is known."""
+        """Whether the viewer may see this subject; for an inbox, that is known only with its request."""
         return self._may is None or (self.replies and subject.startswith(INBOX)) or self._may(subject)
 
-    def look(self, arrived: RawMessage) -> TappedMessage | None:
-        """What it is; None where it is not to be shown."""
-        tapped: TappedMessage | None = decode(
-            arrived.subject, arrived.data, at=arrived.at, operation=arrived.operation
-        )
+    def look(self, raw: RawMessage) -> TappedMessage | None:
+        """The decoded message; None if it is not shown."""
+        tapped: TappedMessage | None = decode(raw.subject, raw.data, at=raw.at, operation=raw.operation)
         assert tapped is not None
-        if arrived.subject.startswith(INBOX):
+        if raw.subject.startswith(INBOX):
             tapped = self._as_reply(tapped)
             if tapped is None:
                 return None
         elif self.replies and tapped.envelope is not None and tapped.row is not None and tapped.row.reply:
-            self._asked.setdefault(tapped.envelope.id, (tapped.subject, tapped.at))  # repeats keep the first
-            while len(self._asked) > REQUESTS_REMEMBERED:
-                self._asked.popitem(last=False)
+            self._requests.setdefault(
+                tapped.envelope.id, (tapped.subject, tapped.at)
+            )  # repeats keep the first
+            while len(self._requests) > REQUESTS_REMEMBERED:
+                self._requests.popitem(last=False)
         sampled = self._sampler is None or self._sampler.keeps(tapped)
         if self._may is not None and not self._may(tapped.answers or tapped.subject):
             return None
-        return tapped if sampled and self._wanted(tapped) else None
+        return tapped if sampled and self._passes_filters(tapped) else None
 
     def _as_reply(self, tapped: TappedMessage) -> TappedMessage | None:
-        """An answer to a request that was seen; other inbox traffic only if that was asked for."""
+        """The answer with its request; None for other inbox traffic, unless a pattern names inboxes."""
         cause = tapped.envelope.causation if tapped.envelope is not None else None
-        asked = self._asked.get(cause) if cause is not None else None
-        if asked is None:
+        request = self._requests.get(cause) if cause is not None else None
+        if request is None:
             return tapped if any(pattern.startswith("_INBOX") for pattern in self.patterns) else None
-        subject, at = asked
+        subject, at = request
         row, tokens = subjects.lookup(subject) or (None, {})
         return replace(tapped, row=row, tokens=tokens, answers=subject, latency_ms=1e3 * (tapped.at - at))
 
-    def _wanted(self, tapped: TappedMessage) -> bool:
+    def _passes_filters(self, tapped: TappedMessage) -> bool:
         if not self.filters:
             return True
         tree = tapped.tree()
@@ -112,31 +113,38 @@ REMEMBERED = 100_000
 
 
 class Sampler:
-    """Keeps about `share` of the messages, by a hash of the id at the root of each one's causes.
+    """Keeps about `share` of the messages, by a hash of the id at the root of each message's causes.
 
-    A message that names no cause is its own root. Of one whose cause was not seen here, the cause is taken
-    for the root: so a request and its answers always stay together, and longer trees do as far as this tap
-    has seen their messages in order. No clock, no chance: two taps that see the same keep the same.
+    A message that names no cause is its own root. If a message's cause was not seen, the cause counts as the
+    root. So a request and its answers always stay together, and longer trees do as far as this tap has seen
+    their messages in order. There is no clock and no chance: two taps that see the same messages keep the
+    same.
     """
 
     def __init__(self, share: float) -> None:
-        """Raises `BadInput` unless 0 < share ≤ 1."""
+        """
+        Raises:
+            BadInput: unless 0 < share ≤ 1.
+        """
         if not 0 < share <= 1:
             raise BadInput(f"a sample of {share:g}: give a share above 0 and up to 1, as in 0.1")
         self._limit = int(share * 2**64)
         self._roots: OrderedDict[str, str] = OrderedDict()
 
     def keeps(self, tapped: TappedMessage) -> bool:
-        """Whether it belongs to the sample. To be asked of all messages: those left out have effects too."""
+        """Whether a message belongs to the sample.
+
+        Call it for every message, because one outside the sample may be the cause of others.
+        """
         envelope = tapped.envelope
         if envelope is None:
-            return self._chosen(tapped.raw or tapped.subject.encode())
+            return self._is_sampled(tapped.raw or tapped.subject.encode())
         cause = envelope.causation
         root = envelope.id if cause is None else self._roots.get(cause, cause)
         self._roots[envelope.id] = root
         while len(self._roots) > REMEMBERED:
             self._roots.popitem(last=False)
-        return self._chosen(root.encode())
+        return self._is_sampled(root.encode())
 
-    def _chosen(self, key: bytes) -> bool:
+    def _is_sampled(self, key: bytes) -> bool:
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) < self._limit

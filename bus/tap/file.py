@@ -1,8 +1,8 @@
-"""What a tap has seen, in a file: written as it comes, read again like a tap; secrets are not in it.
+"""Tap files: messages that a tap has seen, written as they come and read like a tap; they hold no secrets.
 
-The format is that of runs (`bus.recording.frame_file`), and runs' files are read here as well. The header
-knows neither count nor SHA-256 yet, so they follow the frames; a file without them was cut off, and whatever
-it holds is whole: the compressed stream is closed off to the last frame once a second.
+The format is that of runs (`bus.recording.frame_file`), and this module reads runs' files, too. Count and
+SHA-256 are not known when the header is written, so they follow the frames. A file without them was cut off;
+the frames in it are whole, because the compressed stream is flushed to the last frame once a second.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from schemas.errors import BadInput, DamagedRun
 FORMAT = "dmsc-tap"
 SUFFIX = ".dmsctap"
 CLOSED_OFF_S = 1.0
-"""How much of a recording is lost if the tap itself is killed."""
+"""Seconds between two flushes: the most that is lost of a recording if the tap is killed."""
 UNKNOWN_ROW = -1
 
 
 @dataclass(slots=True)
 class TapRecorder:
-    """`with TapRecorder(path) as recorder: recorder.add(tapped)`. Only its owner can read the file.
+    """`with TapRecorder(path) as recorder: recorder.add(tapped)`. Only the file's owner can read it.
 
     Raises:
         BadInput: the file exists already, or can't be written.
@@ -74,7 +74,11 @@ class TapRecorder:
             self._raw.close()
 
     def add(self, tapped: TappedMessage) -> None:
-        """Keep one message, redacted as it is shown. Raises `BadInput` where the disk is full."""
+        """Writes one message, redacted as it is shown.
+
+        Raises:
+            BadInput: the file can't be written, for example because the disk is full.
+        """
         row = UNKNOWN_ROW if tapped.row is None or tapped.answers else self._rows[tapped.row.name]
         frame = [row, int(tapped.at * NANO), tapped.subject, tapped.raw, tapped.operation, tapped.size]
         packed = msgpack.packb(frame)
@@ -83,7 +87,7 @@ class TapRecorder:
         self._write(packed)
 
     def close_off(self) -> None:
-        """Whatever was added is on the disk. To be called once a second (`CLOSED_OFF_S`)."""
+        """Flushes all added messages to the file. Call it every `CLOSED_OFF_S`."""
         try:
             self._out.flush()
         except OSError as error:
@@ -100,42 +104,46 @@ class TapRecorder:
 
 
 def read_tap(path: Path) -> Generator[RawMessage, None, None]:
-    """What was recorded, in its order, from a tap's file or a run's.
+    """Yields the recorded messages in order, from a tap's file or a run's.
 
     Raises:
-        BadInput: there is no such file, or it is of a later format.
-        DamagedRun: behind the last message that is whole.
+        BadInput: there is no such file, or it has a later format.
+        DamagedRun: after the last whole message, if the file is damaged or cut off.
     """
     with FrameFile.open(path) as file:
         header = file.next()
         if not isinstance(header, dict) or header.get("format") not in (FORMAT, RUN_FORMAT):
             raise DamagedRun(f"{path}: no recording (`dmsc tap --record` and `dmsc runs export` write them)")
         check_version(path, header)
-        digest, count, told = hashlib.sha256(), 0, header
+        digest, count, totals = hashlib.sha256(), 0, header
         while True:
             raw = _next(file, count)
             if raw is None:
                 break
             if isinstance(raw, dict):
-                told = raw
+                totals = raw
                 break
             try:
                 _, at_ns, subject, data, *rest = raw
-                arrived = RawMessage(at_ns / NANO, str(subject), bytes(data), str(rest[0]) if rest else "")
+                message = RawMessage(at_ns / NANO, str(subject), bytes(data), str(rest[0]) if rest else "")
             except (TypeError, ValueError) as error:
                 raise DamagedRun(f"{path}: damaged: message {count + 1} is not one") from error
             digest.update(msgpack.packb(raw))
             count += 1
-            yield arrived
-        if told.get("count") is None or told["count"] != count:
-            of = f" of {told['count']:,}" if isinstance(told.get("count"), int) else ""
+            yield message
+        if totals.get("count") is None or totals["count"] != count:
+            of = f" of {totals['count']:,}" if isinstance(totals.get("count"), int) else ""
             raise DamagedRun(f"{path}: cut off: the first {count:,}{of} messages are whole")
-        if told.get("sha256") != digest.hexdigest():
+        if totals.get("sha256") != digest.hexdigest():
             raise DamagedRun(f"{path}: damaged: its SHA-256 is not the one it was written with")
 
 
 def _next(file: FrameFile, count: int) -> Any:
-    """Raises `DamagedRun`, with how much of it was whole."""
+    """The next frame.
+
+    Raises:
+        DamagedRun: the file is damaged or cut off; the text says how many messages are whole.
+    """
     try:
         return file.next()
     except DamagedRun as error:

@@ -25,7 +25,7 @@ _order: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One condition. A message without the field never meets it.
+    """One condition on a field. A message without the field never meets it.
 
     `step=3`, `sender.name=gateway-*`, `body.owner.sid!=a`, `loss>2.5`, `entries.sid=x` (any element).
     """
@@ -36,42 +36,44 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> Filter:
-        """
+        """The filter that an expression describes.
+
         Raises:
-            BadInput: not `field=value`, or a comparison with something that is no number.
+            BadInput: the text is not `field=value`, or it compares with something that is no number.
         """
-        found = _expression.match(text.strip())
-        if found is None:
+        match = _expression.match(text.strip())
+        if match is None:
             raise BadInput(
                 f"{text!r} is not a filter: write field=value, as in step=3 or sender.name=gateway-a"
             )
-        field, operator, value = found.groups()
+        field, operator, value = match.groups()
         if operator in _order and _number(value) is None:
             raise BadInput(f"filter {text!r}: {operator} needs a number behind it")
         return cls(tuple(field.split(".")), operator, value.strip())
 
     def check(self, rows: Iterable[Subject]) -> None:
-        """
+        """Checks that messages of these rows can have the field.
+
         Raises:
-            BadInput: no message of these rows has such a field; the text names a close one.
+            BadInput: no message of these rows has such a field; the text names similar ones.
         """
-        known = {"body", "subject", "row", *Envelope.model_fields}
+        fields = {"body", "subject", "row", *Envelope.model_fields}
         for row in rows:
-            known |= {*row.tokens, *row.schema.model_fields}
+            fields |= {*row.tokens, *row.schema.model_fields}
             if row.reply is not None:
-                known |= set(row.reply.model_fields)
-        if self.path[0] in known:
+                fields |= set(row.reply.model_fields)
+        if self.path[0] in fields:
             return
-        close = difflib.get_close_matches(self.path[0], sorted(known), n=3, cutoff=0.5)
+        close = difflib.get_close_matches(self.path[0], sorted(fields), n=3, cutoff=0.5)
         advice = f"close ones: {', '.join(close)}" if close else "see docs/protocol.md for the fields"
         raise BadInput(f"no message here has a field {self.path[0]!r}; {advice}")
 
     def meets(self, tree: dict[str, Any]) -> bool:
-        """Whether a message, as `tree_of` gives it, meets the condition."""
-        found = list(_find(tree.get("body") or {}, self.path)) or list(_find(tree, self.path))
+        """Whether a message in the form of `tree_of` meets the condition."""
+        values = list(_find(tree.get("body") or {}, self.path)) or list(_find(tree, self.path))
         if self.operator == "!=":
-            return bool(found) and not any(self._equal(value) for value in found)
-        return any(self._compare(value) for value in found)
+            return bool(values) and not any(self._equal(value) for value in values)
+        return any(self._compare(value) for value in values)
 
     def _compare(self, value: Any) -> bool:
         if self.operator == "=":
@@ -84,9 +86,9 @@ class Filter:
             return self.value.lower() in (
                 {"true", "1"} if value else {"false", "0"} if value is False else {"none"}
             )
-        number, wanted = _number(value), _number(self.value)
-        if number is not None and wanted is not None:
-            return number == wanted
+        number, expected = _number(value), _number(self.value)
+        if number is not None and expected is not None:
+            return number == expected
         return fnmatchcase(str(value), self.value)
 
 
@@ -97,7 +99,7 @@ def tree_of(
     envelope: Envelope | None,
     message: Message | None,
 ) -> dict[str, Any]:
-    """All that a filter can name, as plain values."""
+    """All fields that a filter can name, as plain values."""
     tree: dict[str, Any] = {"subject": subject, "row": "" if row is None else row.name, **tokens}
     if envelope is not None:
         tree |= envelope.model_dump(mode="python", exclude={"body"})
@@ -106,7 +108,7 @@ def tree_of(
 
 
 def _find(tree: Any, path: tuple[str, ...]) -> Iterator[Any]:
-    """The values at a path; through a list: of each element, or of the one with that number."""
+    """Yields the values at a path. In a list, a number selects one element; otherwise all elements count."""
     if not path:
         yield from tree if isinstance(tree, list | tuple) else [tree]
     elif isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""What the streams still hold, as a tap would have seen it: for what went by before anyone looked."""
+"""The historical tap: messages that the streams still hold, as a live tap would have seen them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from schemas.errors import NotFound
 
 
 async def past(bus: Bus, lens: TapDecoder) -> AsyncGenerator[TappedMessage, None]:
-    """Every message of the streams that the lens lets through, stream by stream, at the server's times.
+    """Yields all stream messages that `lens` lets through, stream by stream, with the server's times.
 
-    Requests, answers and key-value changes are in none of them.
+    Requests, answers and key-value changes are in no stream.
 
     Raises:
-        Unavailable: the bus went away meanwhile.
+        Unavailable: the connection to the bus broke meanwhile.
     """
     for spec in stream_specs.STREAMS:
         for pattern in filter(lens.allows, spec.subjects):
@@ -35,4 +35,4 @@ async def past(bus: Bus, lens: TapDecoder) -> AsyncGenerator[TappedMessage, None
                         if tapped is not None:
                             yield tapped
             except NotFound:
-                continue  # nobody has provisioned it
+                continue  # the stream was not provisioned

@@ -1,8 +1,8 @@
-"""The tap: decodes anything on any subject by the table, without the mesh noticing.
+"""The live tap: decodes messages on any subject by the table, without the mesh noticing.
 
-It listens as anyone may: plain core NATS, no queue group, no answers. What it can't take in time is dropped
-here and counted; nobody ever waits for it. Requests are seen on their subjects; with `replies` their
-answers, too, found among the inboxes by the id that they answer.
+It uses plain core NATS subscriptions, no queue group and no answers. Messages that it can't take in time are
+dropped here and counted; nobody ever waits for it. It sees requests on their subjects; with `replies` it also
+sees their answers, which it finds among the inboxes by the id of the request.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bus.tap.message import RawMessage, TappedMessage
 from schemas.errors import BadInput
 
 SUBJECTS_COUNTED = 10_000
-"""Different subjects per second of which rates are kept; the rest count as `(more)`."""
+"""Most subjects for which rates are kept; the rest count as `(more)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectRate:
-    """Messages and bytes a second of one subject (or row) over the tap's window."""
+    """Messages and bytes per second of one subject or row over the tap's window."""
 
     name: str
     per_s: float
@@ -43,16 +43,17 @@ class Tap:
     """`async with Tap(bus, ["signal.>"]) as tap: async for tapped in tap: …`
 
     Args:
-        bus: any connection; its sender is never used.
-        patterns: as typed by a person, see `tap_pattern.complete`; seen once even if several match.
-        filters: `field=value` expressions that must all be met, see `tap_filter.Filter`.
-        replies: also the answers to requests on these subjects.
-        sample, may: see `tap_lens.Lens`.
-        limit: messages that may wait to be looked at; beyond it the oldest are dropped and counted.
-        window_s: seconds over which rates are taken.
+        bus: Any connection; nothing is sent over it.
+        patterns: As typed by a person, see `bus.tap.pattern.complete`; a message that several match is shown
+            once.
+        filters: `field=value` expressions that must all be met, see `bus.tap.filter.Filter`.
+        replies: Show also the answers to requests on these subjects.
+        sample, may: See `bus.tap.decoder.TapDecoder`.
+        limit: Most messages that wait to be decoded; beyond it the oldest are dropped and counted.
+        window_s: Seconds over which rates are averaged.
 
     Raises:
-        BadInput: a pattern that matches nothing of ours, or a filter on a field that nothing has.
+        BadInput: a pattern matches none of our subjects, or a filter names a field that no message has.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Tap:
         self._bus = bus
         self._limit = limit
         self._window_s = window_s
-        self._feeds: list[DurableSubscription] = []
+        self._subscriptions: list[DurableSubscription] = []
         self._waiting: deque[RawMessage] = deque()
         self._news = asyncio.Event()
         self._totals: Counter[str] = Counter()
@@ -85,16 +86,16 @@ class Tap:
 
     @property
     def dropped(self) -> int:
-        """Messages that came faster than they were looked at."""
+        """Messages that came faster than they were consumed."""
         return self._dropped
 
     async def __aenter__(self) -> Self:
         self._started = time.time()
-        wanted = self.lens.subscriptions()
+        patterns = self.lens.subscriptions()
         try:
-            listening = (self._listen(pattern, wanted[:index]) for index, pattern in enumerate(wanted))
-            refused = await asyncio.gather(*listening, return_exceptions=True)
-            for error in refused:
+            subscribing = (self._listen(pattern, patterns[:index]) for index, pattern in enumerate(patterns))
+            outcomes = await asyncio.gather(*subscribing, return_exceptions=True)
+            for error in outcomes:
                 if error is not None:
                     raise error
         except BaseException:
@@ -103,10 +104,10 @@ class Tap:
         return self
 
     async def _listen(self, pattern: str, earlier: Sequence[str]) -> None:
-        feed = await self._bus.link.subscribe(
-            pattern, self._callback(earlier), pending_limit=self._limit, on_drop=self._lost
+        subscription = await self._bus.link.subscribe(
+            pattern, self._callback(earlier), pending_limit=self._limit, on_drop=self._on_drop
         )
-        self._feeds.append(feed)
+        self._subscriptions.append(subscription)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -117,7 +118,7 @@ class Tap:
         return self._items()
 
     async def _items(self) -> AsyncGenerator[TappedMessage, None]:
-        looked = 0
+        decoded = 0
         while True:
             while not self._waiting:
                 self._news.clear()
@@ -125,12 +126,12 @@ class Tap:
             tapped = self.lens.look(self._waiting.popleft())
             if tapped is not None:
                 yield tapped
-            looked += 1
-            if looked % 64 == 0:
-                await asyncio.sleep(0)  # decoding a flood must leave the loop some air
+            decoded += 1
+            if decoded % 64 == 0:
+                await asyncio.sleep(0)  # decoding a flood must not starve the event loop
 
     def rates(self, *, by_row: bool = True, now: float | None = None) -> list[SubjectRate]:
-        """Rates over the window, busiest first; by row of the table, or by concrete subject."""
+        """Rates over the window, busiest first, by row of the table or by concrete subject."""
         now = time.time() if now is None else now
         span = min(self._window_s, max(1.0, now - self._started))
         messages: Counter[str] = Counter()
@@ -147,14 +148,14 @@ class Tap:
             totals[name] += total
             rows[name] += messages[subject]
             bytes_of[name] += sizes[subject]
-        found = [SubjectRate(name, rows[name] / span, bytes_of[name] / span, totals[name]) for name in totals]
-        return sorted(found, key=lambda rate: (-rate.per_s, rate.name))
+        rates = [SubjectRate(name, rows[name] / span, bytes_of[name] / span, totals[name]) for name in totals]
+        return sorted(rates, key=lambda rate: (-rate.per_s, rate.name))
 
     # --- arriving -----------------------------------------------------------------------------------------
     def _callback(self, earlier: Sequence[str]) -> Any:
-        """A message that an earlier pattern has brought as well is left to that one."""
+        """A callback that ignores messages which an earlier pattern matches as well."""
 
-        async def arrive(message: Msg) -> None:
+        async def on_message(message: Msg) -> None:
             if any(tap_pattern.matches(pattern, message.subject) for pattern in earlier):
                 return
             operation = (message.headers or {}).get("KV-Operation", "") or (message.headers or {}).get(
@@ -162,44 +163,44 @@ class Tap:
             )
             self._arrive(RawMessage(time.time(), message.subject, message.data, operation))
 
-        return arrive
+        return on_message
 
-    def _arrive(self, arrived: RawMessage) -> None:
-        if arrived.subject.startswith(INBOX) and not arrived.data:
+    def _arrive(self, raw: RawMessage) -> None:
+        if raw.subject.startswith(INBOX) and not raw.data:
             return  # flow control of the clients, not a message
-        if not self.lens.allows(arrived.subject):
+        if not self.lens.allows(raw.subject):
             return
         self.seen += 1
-        self._count(arrived)
+        self._count(raw)
         if len(self._waiting) >= self._limit:
             self._waiting.popleft()
-            self._lost()
-        self._waiting.append(arrived)
+            self._on_drop()
+        self._waiting.append(raw)
         self._news.set()
 
-    def _lost(self) -> None:
+    def _on_drop(self) -> None:
         self._dropped += 1
 
-    def _count(self, arrived: RawMessage) -> None:
-        second = int(arrived.at)
+    def _count(self, raw: RawMessage) -> None:
+        second = int(raw.at)
         if not self._seconds or self._seconds[-1][0] != second:
             self._seconds.append((second, Counter(), Counter()))
             while self._seconds[0][0] < second - self._window_s:
                 self._seconds.popleft()
-        known = arrived.subject in self._totals or len(self._totals) < SUBJECTS_COUNTED
-        name = "_INBOX" if arrived.subject.startswith(INBOX) else arrived.subject if known else "(more)"
+        is_counted = raw.subject in self._totals or len(self._totals) < SUBJECTS_COUNTED
+        name = "_INBOX" if raw.subject.startswith(INBOX) else raw.subject if is_counted else "(more)"
         self._totals[name] += 1
         self._seconds[-1][1][name] += 1
-        self._seconds[-1][2][name] += len(arrived.data)
+        self._seconds[-1][2][name] += len(raw.data)
 
     async def _close(self) -> None:
-        feeds, self._feeds = self._feeds, []
-        for feed in feeds:
-            await self._bus.link.unsubscribe(feed)
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await self._bus.link.unsubscribe(subscription)
 
 
 def _row_name(subject: str) -> str:
     if subject in ("_INBOX", "(more)"):
         return "replies" if subject == "_INBOX" else subject
-    found = subjects.lookup(subject)
-    return found[0].name if found is not None else tap_pattern.short(subject)
+    match = subjects.lookup(subject)
+    return match[0].name if match is not None else tap_pattern.short(subject)

@@ -1,4 +1,4 @@
-"""One message as a tap sees it: decoded by the table, secrets out."""
+"""One message as a tap sees it: decoded by the table of subjects, without its secrets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from schemas.errors import BadMessage
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """A message before anyone has looked at it. `operation`: what a key-value mark says of itself."""
+    """A message before it is decoded. `operation` is that of a key-value marker: DEL, PURGE or MaxAge."""
 
     at: float
     subject: str
@@ -30,9 +30,10 @@ class RawMessage:
 
 @dataclass(frozen=True, slots=True)
 class TappedMessage:
-    """One message as seen. `problem` says why `message` is None; `note` what a bare key-value mark means.
+    """One decoded message.
 
-    `raw`, `envelope` and `message` hold `***` where a secret was.
+    `problem` says why `message` is None; `note` says what a key-value marker means. `raw`, `envelope` and
+    `message` hold `***` in place of a secret.
     """
 
     at: float
@@ -45,11 +46,11 @@ class TappedMessage:
     problem: str = ""
     note: str = ""
     answers: str = ""
-    """For a reply: the subject of the request."""
+    """The subject of the request, if this is a reply."""
     latency_ms: float | None = None
-    """For a reply: since the request was seen here."""
+    """Milliseconds since the request was seen here, if this is a reply."""
     size: int = 0
-    """Bytes on the bus."""
+    """Size on the bus, in bytes."""
     operation: str = ""
 
     def tree(self) -> dict[str, Any]:
@@ -58,13 +59,13 @@ class TappedMessage:
 
 
 def decode(subject: str, data: bytes, *, at: float, operation: str = "") -> TappedMessage:
-    """One message by the table. Never raises: what can't be read has `problem`."""
-    found = subjects.lookup(subject)
-    row, tokens = found if found is not None else (None, {})
+    """Decodes one message by the table. Never raises: a message that can't be read has a `problem`."""
+    match = subjects.lookup(subject)
+    row, tokens = match if match is not None else (None, {})
     size = len(data)
     if not data and (operation or (row is not None and row.bucket is not None)):
-        marks = {"DEL": "deleted", "PURGE": "deleted", "MaxAge": "expired"}
-        note = marks.get(operation, operation or "deleted")
+        notes = {"DEL": "deleted", "PURGE": "deleted", "MaxAge": "expired"}
+        note = notes.get(operation, operation or "deleted")
         return TappedMessage(at, subject, row, tokens, None, None, data, note=note, operation=operation)
     try:
         message, envelope = codec.decode(data, None if row is None else row.schema)
@@ -82,7 +83,7 @@ def decode(subject: str, data: bytes, *, at: float, operation: str = "") -> Tapp
 
 
 def _envelope(data: bytes) -> Envelope | None:
-    """The envelope of a message whose body is unusable, if at least that can be read."""
+    """The envelope of a message whose body is unusable; None if the envelope is unusable, too."""
     try:
         return Envelope.model_validate(msgpack.unpackb(data, strict_map_key=False), extra="ignore")
     except (ValidationError, ValueError, TypeError, msgpack.UnpackException):

@@ -1,4 +1,4 @@
-"""One microbatch followed through its hops: dispatch, notices, answers, claims, with latencies."""
+"""Follows one microbatch through its hops: dispatch, notices, answers and claims, with latencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Which one: `job/step/microbatch`."""
+    """Names a microbatch: `job/step/microbatch`."""
 
     job: str
     step: int
@@ -33,9 +33,10 @@ class Microbatch:
 
     @classmethod
     def parse(cls, text: str) -> Microbatch:
-        """
+        """The microbatch that a text names.
+
         Raises:
-            BadInput: not of that form.
+            BadInput: the text is not of that form.
         """
         parts = text.split("/")
         if len(parts) == 3 and is_token(parts[0]) and parts[1].isdigit() and parts[2].isdigit():
@@ -43,7 +44,7 @@ class Microbatch:
         raise BadInput(f"{text!r} is not a microbatch: write job/step/microbatch, as in my-job/3/0")
 
     def patterns(self) -> list[str]:
-        """What to tap to see it."""
+        """The patterns to tap for it."""
         return [row.wildcard(job=self.job) for row in ROWS]
 
     def concerns(self, message: Message | None) -> bool:
@@ -57,8 +58,8 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True)
 class TraceHop:
-    """One message about the microbatch. Times in milliseconds by the tap's own clock (or, for recorded
-    ones, by their senders')."""
+    """One message about the microbatch. Times are in milliseconds by the tap's own clock, or by the sender's
+    clock for recorded messages."""
 
     at: float
     since_first_ms: float
@@ -74,13 +75,13 @@ class TraceHop:
 
 
 class MicrobatchTrace:
-    """Put tapped messages in, get the hops of one microbatch out. Repeats are told as such."""
+    """Takes tapped messages and returns the hops of one microbatch; repeated notices are marked as such."""
 
     def __init__(self, microbatch: Microbatch) -> None:
         self.microbatch = microbatch
         self.hops: list[TraceHop] = []
         self.claimed: set[int] = set()
-        """Stages whose claim was seen; the claim of stage 0 comes last, except in an evaluation."""
+        """The stages whose claim was seen; the claim of stage 0 comes last, except in an evaluation."""
         self._noticed: dict[tuple[object, ...], float] = {}
 
     @property
@@ -88,7 +89,7 @@ class MicrobatchTrace:
         return 0 in self.claimed
 
     def add(self, tapped: TappedMessage) -> TraceHop | None:
-        """The hop that this message is, or None if it is about something else."""
+        """Adds a message; returns its hop, or None if it is not about the microbatch."""
         message = tapped.message
         if message is None or not self.microbatch.concerns(message):
             return None
@@ -107,8 +108,8 @@ class MicrobatchTrace:
                 text = f"{hop}, {_tensors(message)}, attempt {message.attempt}"
             case NoticeAnswer():
                 key = (message.direction, message.link, message.tag, message.receiver)
-                noticed = self._noticed.get(key)
-                latency = None if noticed is None else 1e3 * (tapped.at - noticed)
+                noticed_at = self._noticed.get(key)
+                latency = None if noticed_at is None else 1e3 * (tapped.at - noticed_at)
                 what, text = message.answer, f"{message.receiver.sid} answers the {message.direction} notice"
             case MicrobatchClaim():
                 self.claimed.add(message.stage)
@@ -122,35 +123,37 @@ class MicrobatchTrace:
                 return None
         first = self.hops[0].at if self.hops else tapped.at
         previous = self.hops[-1].at if self.hops else tapped.at
-        found = TraceHop(
+        trace_hop = TraceHop(
             tapped.at, 1e3 * (tapped.at - first), 1e3 * (tapped.at - previous), what, text, latency
         )
-        self.hops.append(found)
-        return found
+        self.hops.append(trace_hop)
+        return trace_hop
 
     def add_all(self, many: Iterable[TappedMessage]) -> list[TraceHop]:
         return [
-            hop for tapped in sorted(many, key=lambda one: one.at) if (hop := self.add(tapped)) is not None
+            hop
+            for tapped in sorted(many, key=lambda message: message.at)
+            if (hop := self.add(tapped)) is not None
         ]
 
 
 async def recorded(bus: Bus, microbatch: Microbatch) -> list[TappedMessage]:
-    """What the stream of steps has kept of it: notices and claims, at their senders' times.
+    """The messages about a past microbatch in the stream STEPS: notices and claims, at their senders' times.
 
-    For a microbatch that went by before anyone looked. Answers and dispatches are not kept.
+    Answers and dispatches are not kept in a stream.
     """
-    found: list[TappedMessage] = []
+    messages: list[TappedMessage] = []
     for row in (subjects.NOTICE, subjects.STEP_CLAIM):
         async with aclosing(bus.history(row, job=microbatch.job)) as items:
             async for item in items:
                 if microbatch.concerns(item.message):
                     tokens = row.matches(item.subject) or {}
-                    found.append(
+                    messages.append(
                         TappedMessage(
                             item.envelope.sent_at, item.subject, row, tokens, item.envelope, item.message, b""
                         )
                     )
-    return sorted(found, key=lambda tapped: tapped.at)
+    return sorted(messages, key=lambda tapped: tapped.at)
 
 
 def _tensors(notice: MicrobatchNotice) -> str:

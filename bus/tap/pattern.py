@@ -1,4 +1,4 @@
-"""What a person types as a subject, completed and checked against the table of subjects."""
+"""Subject patterns as typed by a person: completed, checked against the table, and compared."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from schemas.errors import BadInput
 
 
 def complete(pattern: str) -> str:
-    """A full subscription subject: `signal.>` becomes `dmsc.v1.signal.>`; `$KV.…` and full ones pass.
+    """The full subject of a pattern: `signal.>` becomes `dmsc.v1.signal.>`; `$KV.…` and full ones stay.
 
     Raises:
-        BadInput: it is no subject, or none of ours can match it; the text names close ones.
+        BadInput: it is no subject, or it can match none of ours; the text names similar ones.
     """
     pattern = pattern.strip()
     tokens = pattern.split(".")
@@ -33,47 +33,47 @@ def complete(pattern: str) -> str:
 
 
 def rows(pattern: str) -> list[Subject]:
-    """The rows of which a (full) pattern can see messages."""
+    """The rows whose messages a full pattern can match."""
     return [row for row in SUBJECTS if overlap(pattern, row.wildcard())]
 
 
 def overlap(one: str, other: str) -> bool:
     """Whether some subject matches both patterns."""
     left, right = one.split("."), other.split(".")
-    for mine, theirs in zip(left, right, strict=False):
-        if ">" in (mine, theirs):
+    for left_token, right_token in zip(left, right, strict=False):
+        if ">" in (left_token, right_token):
             return True
-        if mine != theirs and "*" not in (mine, theirs):
+        if left_token != right_token and "*" not in (left_token, right_token):
             return False
     return len(left) == len(right)
 
 
 def common(one: str, other: str) -> str:
-    """The pattern of what two overlapping patterns both match."""
+    """The pattern of the subjects that two overlapping patterns both match."""
     left, right = one.split("."), other.split(".")
-    found: list[str] = []
-    for mine, theirs in zip(left, right, strict=False):
-        if mine == ">":
-            return ".".join((*found, *right[len(found) :]))
-        if theirs == ">":
-            return ".".join((*found, *left[len(found) :]))
-        found.append(theirs if mine == "*" else mine)
-    return ".".join(found)
+    tokens: list[str] = []
+    for left_token, right_token in zip(left, right, strict=False):
+        if left_token == ">":
+            return ".".join((*tokens, *right[len(tokens) :]))
+        if right_token == ">":
+            return ".".join((*tokens, *left[len(tokens) :]))
+        tokens.append(right_token if left_token == "*" else left_token)
+    return ".".join(tokens)
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a concrete subject matches a pattern, as the server does it."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    for index, token in enumerate(wanted):
+    """Whether a concrete subject matches a pattern, by the server's rules."""
+    pattern_tokens, tokens = pattern.split("."), subject.split(".")
+    for index, token in enumerate(pattern_tokens):
         if token == ">":
             return len(tokens) > index
         if index >= len(tokens) or token not in ("*", tokens[index]):
             return False
-    return len(wanted) == len(tokens)
+    return len(pattern_tokens) == len(tokens)
 
 
 def short(subject: str) -> str:
-    """A subject as people read it: without the root that all of ours have."""
+    """A subject for people: without the root that all of ours have."""
     return subject.removeprefix(f"{ROOT}.")
 
 

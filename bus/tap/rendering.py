@@ -1,4 +1,4 @@
-"""A tapped message as people read it: one line of plain text, in parts that the command line may colour."""
+"""Tapped messages as text: one line in parts that the command line may colour, raw bytes, or JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bus.tap.pattern import short
 from schemas.plain_text import plain
 
 WIDTH = 160
-"""Characters of a summary until it is cut."""
+"""Most characters of a summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RenderedLine:
 
 
 def render(tapped: TappedMessage, *, width: int = WIDTH) -> RenderedLine:
-    """The line of a message; `width` bounds the summary."""
+    """The line of a message; `width` bounds the characters of its summary."""
     sender = tapped.envelope.sender.name if tapped.envelope is not None else "?"
     subject = short(tapped.answers or tapped.subject)
     what = tapped.row.name if tapped.row is not None else "unknown subject"
@@ -58,30 +58,30 @@ def render(tapped: TappedMessage, *, width: int = WIDTH) -> RenderedLine:
 
 
 def render_raw(tapped: TappedMessage, *, limit: int = 1024) -> str:
-    """Subject, size and bytes, secrets as `***`; a message that is not ours shows just as well."""
+    """The subject, size and bytes of any message, with secrets as `***`."""
     more = f" … {len(tapped.raw) - limit:,} more" if len(tapped.raw) > limit else ""
     subject = plain(tapped.subject)
     return f"{clock(tapped.at)}  {subject}  {tapped.size:,} bytes  {tapped.raw[:limit]!r}{more}"
 
 
 def as_json(tapped: TappedMessage) -> str:
-    """One line of JSON with everything but secrets; unreadable bytes as base64."""
+    """One line of JSON with all fields except secrets; unreadable bytes are base64."""
     tree = tapped.tree()
-    found: dict[str, Any] = {"at": tapped.at, "subject": tapped.subject, "row": tree.pop("row") or None}
-    found["envelope"] = (
+    document: dict[str, Any] = {"at": tapped.at, "subject": tapped.subject, "row": tree.pop("row") or None}
+    document["envelope"] = (
         None if tapped.envelope is None else tapped.envelope.model_dump(mode="json", exclude={"body"})
     )
-    found["body"] = tree.get("body")
+    document["body"] = tree.get("body")
     for name in ("problem", "note", "answers", "latency_ms"):
         if (value := getattr(tapped, name)) not in ("", None):
-            found[name] = value
+            document[name] = value
     if tapped.problem:
-        found["raw"] = base64.b64encode(tapped.raw).decode()
-    return json.dumps(found, default=_plain, ensure_ascii=False)
+        document["raw"] = base64.b64encode(tapped.raw).decode()
+    return json.dumps(document, default=_plain, ensure_ascii=False)
 
 
 def render_rates(rates: list[SubjectRate], *, seen: int, dropped: int) -> list[str]:
-    """A table of rates, busiest first, and what was lost."""
+    """A table of rates in the given order, and the numbers of seen and dropped messages."""
     lines = [f"{'messages/s':>12} {'kB/s':>10} {'total':>10}  subject"]
     lines += [
         f"{rate.per_s:>12,.1f} {rate.bytes_per_s / 1e3:>10,.1f} {rate.total:>10,}  {plain(rate.name)}"
@@ -96,14 +96,14 @@ def clock(at: float) -> str:
 
 
 def _summary(tapped: TappedMessage) -> str:
-    """`field=value …`, without what the subject already says and without what is at its default."""
+    """`field=value …`, without the fields that the subject already names or that have their default value."""
     assert tapped.message is not None
     body = tapped.tree()["body"]
     words = []
     for name, field in type(tapped.message).model_fields.items():
         value = getattr(tapped.message, name)
-        said = not tapped.answers and tapped.tokens.get(name) == str(value)
-        if said or (not field.is_required() and value == field.get_default(call_default_factory=True)):
+        in_subject = not tapped.answers and tapped.tokens.get(name) == str(value)
+        if in_subject or (not field.is_required() and value == field.get_default(call_default_factory=True)):
             continue
         words.append(f"{name}={_value(body[name])}")
     return " ".join(words) or "(nothing beyond the subject)"
@@ -128,7 +128,7 @@ def _value(value: Any, depth: int = 0) -> str:
             shown = " ".join(f"{key}={_value(inner, depth + 1)}" for key, inner in items[:6])
             return f"{{{shown}{' …' if len(items) > 6 else ''}}}"
         case list() | tuple() if len(value) > 8 or (
-            depth >= 1 and any(isinstance(one, dict) for one in value)
+            depth >= 1 and any(isinstance(element, dict) for element in value)
         ):
             return f"[{len(value)}]"
         case list() | tuple():

@@ -1,7 +1,7 @@
-"""Listens to a row that may be a flood, and looks at no more than so many of its messages a second.
+"""Subscribes to a busy row and decodes at most so many of its messages a second.
 
-The others are only counted: decoding is what costs, not receiving. For whoever shows traffic, not for whoever
-must know all of it.
+The others are only counted, because decoding is expensive and receiving is not. It is for services that show
+traffic, not for those that must know all of it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from schemas.base import Message
 from schemas.errors import BadMessage
 
 PENDING = 1024
-"""Messages that may wait to be looked at; more are dropped and counted."""
+"""Most messages that wait to be decoded; more are dropped and counted."""
 
 
 class SampledSubscription:
-    """`await glimpse.start()`, later `stop()`. `take` gets each message that is looked at.
+    """`await subscription.start()`, later `stop()`. `take` gets each message that is decoded.
 
-    `overlooked` counts what was not, since it was last set to 0 by whoever reads it.
+    `overlooked` counts the messages that were not; its reader sets it to 0.
     """
 
     def __init__(self, bus: Bus, row: Subject, take: Callable[[Message], None], *, per_s: int) -> None:
@@ -35,33 +35,37 @@ class SampledSubscription:
         self._take = take
         self._per_s = per_s
         self._second = 0
-        self._looked = 0
-        self._feed: DurableSubscription | None = None
+        self._decoded = 0
+        self._subscription: DurableSubscription | None = None
 
     async def start(self) -> None:
-        """The subscription stands at the server on return. Raises `Refused`, `BusUnreachable`."""
-        self._feed = await self._bus.link.subscribe(
+        """Subscribes; returns once the server has the subscription.
+
+        Raises:
+            Refused, BusUnreachable: see `NatsConnection.subscribe`.
+        """
+        self._subscription = await self._bus.link.subscribe(
             self._row.wildcard(), self._arrive, pending_limit=PENDING, on_drop=self._overlook
         )
 
     async def stop(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            await self._bus.link.unsubscribe(feed)
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await self._bus.link.unsubscribe(subscription)
 
     def _overlook(self) -> None:
         self.overlooked += 1
 
-    async def _arrive(self, arrived: Msg) -> None:
+    async def _arrive(self, raw: Msg) -> None:
         second = int(time.monotonic())
         if second != self._second:
-            self._second, self._looked = second, 0
-        if self._looked >= self._per_s:
+            self._second, self._decoded = second, 0
+        if self._decoded >= self._per_s:
             self._overlook()
             return
-        self._looked += 1
+        self._decoded += 1
         try:
-            message, _ = codec.decode(arrived.data, self._row.schema)
+            message, _ = codec.decode(raw.data, self._row.schema)
         except BadMessage:
-            return  # its receiver counts it
+            return  # the message's receiver counts it
         self._take(message)

@@ -1,4 +1,4 @@
-"""What somebody's role lets them tap, applied: which subjects, and which of those that were asked for not."""
+"""Applies a user's tap scope: which subjects the role may tap, and which of the requested rows it may not."""
 
 from __future__ import annotations
 
@@ -11,41 +11,43 @@ from schemas.errors import Refused
 
 
 def may(scope: TapScope) -> Callable[[str], bool] | None:
-    """Whether a subject may be shown; None where all may."""
+    """A function that says whether a subject may be shown; None if all may."""
     if scope.everything:
         return None
     hidden = frozenset(scope.hidden)
 
     def allowed(subject: str) -> bool:
-        found = subjects.lookup(subject)
-        return found is not None and found[0].name not in hidden
+        match = subjects.lookup(subject)
+        return match is not None and match[0].name not in hidden
 
     return allowed
 
 
 def shown(scope: TapScope, patterns: Sequence[str]) -> tuple[str, ...]:
-    """What of `patterns` this role sees, row by row: the bus's server grants a role whole rows, and lets it
-    not listen to anything that goes beyond one."""
+    """The parts of `patterns` that this role sees, row by row.
+
+    The server grants a role whole rows, and refuses a subscription that goes beyond one row.
+    """
     if scope.everything:
         return tuple(patterns)
     hidden = frozenset(scope.hidden)
-    found = [
+    visible = [
         tap_pattern.common(pattern, row.wildcard())
         for pattern in map(tap_pattern.complete, patterns)
         for row in tap_pattern.rows(pattern)
         if row.name not in hidden
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(visible))
 
 
 def left_out(scope: TapScope, patterns: Sequence[str]) -> list[str]:
-    """Names of the rows among `patterns` that this role does not see.
+    """The names of the rows in `patterns` that this role does not see.
 
     Raises:
-        Refused: a pattern has nothing else.
+        Refused: the role sees no row of a pattern.
     """
     hidden = frozenset(scope.hidden)
-    found: list[str] = []
+    hidden_names: list[str] = []
     for typed in [] if scope.everything else patterns:
         rows = tap_pattern.rows(tap_pattern.complete(typed))
         names = [row.name for row in rows if row.name in hidden]
@@ -54,5 +56,5 @@ def left_out(scope: TapScope, patterns: Sequence[str]) -> list[str]:
             raise Refused(
                 f"{scope.role} {scope.user} may not tap {typed!r} ({what}): ask an operator", user=scope.user
             )
-        found += names
-    return list(dict.fromkeys(found))
+        hidden_names += names
+    return list(dict.fromkeys(hidden_names))
