@@ -1,7 +1,15 @@
-"""Identities and secrets: who somebody is on the bus, signed, and what only some may read.
+"""Identities, credentials and keys: who somebody is on the bus, and who can read a secret.
 
-`credentials` are chains of signatures from the mesh's root to an instance, `trust_roots` says which roots
-count, `renewal` follows replaced ones, `sealing` encrypts fields for the entities that need them
-(ADR-0033). Dialling, the guard and the commands that make credentials call it. It never decides what an
-identity may do: that is `bus.guard`.
+It decides whether a chain of signatures proves an identity, who may hand on a credential to whom, which roots
+count during a rotation, and to which key a secret is sealed. `bus.nats.dialer` presents credentials,
+`bus.guard` checks them, `bus.messaging` seals and opens secrets; `dmsc`, the authorizer and node agents make
+credentials. It decides nothing about permissions: that is `bus.guard`.
+
+identity.py     what a credential says about its holder
+credentials.py  roots and credentials: issue, delegate, present, check
+renewal.py      replaces a credential in a running process
+trust_roots.py  the present root and the one before it
+kind_keys.py    the key pairs that processes of a kind share
+sealing.py      seals secrets in messages
+nats_jwt.py     NATS's keys and JWTs
 """

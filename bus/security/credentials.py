@@ -1,15 +1,16 @@
-"""Credentials for the bus: who somebody is, signed; from the mesh's root over a node agent to an instance.
+"""Credentials for the bus: signed identities, from the mesh's root over a node agent to an instance.
 
-Three texts may stand where the bus's token is asked for (`DMSC_BUS_TOKEN`, `--bus-token`, `Bus.connect`):
+Three kinds of text are accepted as the bus's token (`DMSC_BUS_TOKEN`, `--bus-token`, `Bus.connect`):
 
-    dmsc_root_…   the mesh's root: whoever holds it may be anybody (the state folder's `bus_token`)
+    dmsc_root_…   the mesh's root: its holder may be anybody (the state folder's `bus_token`)
     dmsc_id_…     a credential: one identity, a chain of signatures from the root to it, and its own key
-    …             anything else: a user's token; or, of a server without our guard, a token or `user:password`
+    …             anything else: a user's token; or, for an unguarded server, a token or `user:password`
 
 A credential is a list of JWTs. The root signs the first; each further one is signed by the key that the one
-before names. A node agent hands on to instances of its own node, and who may join hands on to agents
-(`may_hand_on`): no authorizer takes part in that, and only the root's public key is needed to check it.
-What travels at connecting is the chain and a signature of the server's nonce: neither can be used again.
+before names. A node agent hands on credentials to instances of its own node, and the holder of a leave to
+join hands them on to agents (`may_hand_on`). No authorizer takes part in that, and only the root's public key
+is needed to check a chain. A connection sends the chain and a signature of the server's nonce; a recording of
+both can't be used again.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from schemas.names import agent_name
 
 TYPE = "dmsc-identity"
 BETWEEN = "~"
-"""Between the JWTs of a chain."""
+"""The separator between the JWTs of a chain."""
 LONGEST_CHAIN = 3
 ID_DIGITS = 12
 CHAIN_MOST_BYTES = 3_000
-"""The server reads no CONNECT beyond 4 KiB."""
+"""Most bytes of a chain: the server reads no CONNECT beyond 4 KiB."""
 CLOCK_SKEW_S = 60.0
-"""How far the clocks of who signs and who checks may differ."""
+"""How far the clocks of signer and checker may differ."""
 ROOT_CONNECTION_S = 24 * 3600.0
-"""Whoever holds the root signs itself a credential of this lifetime, at each dial anew."""
+"""Lifetime of the credential that a holder of the root signs for itself at each dial."""
 PARSED = 64
-"""Credentials that are not taken apart again at each dial: a process has one for each of its entities."""
+"""How many parsed credentials are cached: a process has one for each of its entities."""
 ENTITY_LIFETIME_S = 365 * 86_400.0
 INSTANCE_LIFETIME_S = 30 * 86_400.0
-"""Longer than a job: an instance cannot renew its credential, and ends with it."""
+"""Lifetime of an instance's credential. It is longer than a job, because an instance can't renew it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Credential:
     chain: tuple[str, ...]
     keys: SigningKeys
     kind_keys: KindKeys = field(default_factory=KindKeys)
-    """To seal and to open secrets with; empty in credentials that older versions made."""
+    """Keys to seal and open secrets; empty in credentials that older versions made."""
 
     @property
     def text(self) -> str:
@@ -68,12 +69,12 @@ class Credential:
 
     @property
     def identity(self) -> Identity:
-        """What it says of itself, unchecked."""
+        """The identity that the credential claims, unchecked."""
         return Identity.of_claims(nats_jwt.decode(self.chain[-1]).get("id"))
 
     @property
     def id(self) -> str:
-        """Of its last link."""
+        """The id of its last link."""
         return id_of(self.chain[-1])
 
     @property
@@ -82,9 +83,10 @@ class Credential:
 
     @classmethod
     def parse(cls, text: str) -> Credential:
-        """
+        """The credential that a text holds.
+
         Raises:
-            BadInput: damaged, or not a credential.
+            BadInput: the text is damaged or no credential.
         """
         return _parsed(text)
 
@@ -105,7 +107,7 @@ def _parsed(text: str) -> Credential:
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """What is shown to the server at a dial: `chain` as the token, and what signs its nonce."""
+    """What a client presents to the server: `chain` as the token, and a function that signs the nonce."""
 
     chain: str
     sign: Callable[[str], bytes]
@@ -118,18 +120,18 @@ class Checked:
     identity: Identity
     expires_at: int
     ids: tuple[str, ...] = ()
-    """Of each credential in the chain, the root's first: one that is revoked ends all that follow from it."""
+    """The ids of the chain's credentials, the root's first; revoking one ends all that follow from it."""
     root: str = ""
-    """What the root is called among them, where somebody ends all connections by its credentials."""
+    """The root's id, with which all connections by its credentials can be ended."""
 
 
 def new_root() -> str:
-    """A root for a new mesh; a secret."""
+    """A new root for a mesh, which is a secret."""
     return ROOT_PREFIX + SigningKeys.account().seed
 
 
 def root_public(root: str) -> str:
-    """What the authorizer knows of a root."""
+    """The public key of a root, which the authorizer knows."""
     return _root_keys(root).public
 
 
@@ -141,10 +143,10 @@ def issue(
     now: float | None = None,
     before: Sequence[str] = (),
 ) -> str:
-    """A credential that the root signs; it opens also what was sealed under the roots `before` this one.
+    """A credential that the root signs; it also opens secrets that were sealed under the roots `before`.
 
     Raises:
-        BadInput: `root` is none.
+        BadInput: `root` is not a root.
     """
     kind_keys = KindKeys.of_root(root).after(*filter(is_root, before)).narrowed(*_opens(identity))
     return _signed((), _root_keys(root), identity, lifetime_s, now, kind_keys).text
@@ -157,12 +159,13 @@ def delegate(
     lifetime_s: float = INSTANCE_LIFETIME_S,
     now: float | None = None,
 ) -> str | None:
-    """A narrower credential, by whoever has a wider one: of an instance by its node agent, for example.
+    """A narrower credential made from a wider one: a node agent makes that of an instance, for example.
 
-    A plain token is handed on as it is: without our guard there is nothing narrower.
+    A plain token is returned as it is, because an unguarded server knows nothing narrower.
 
     Raises:
-        BadInput: damaged, or of somebody who can't hand on.
+        BadInput: `token` is damaged.
+        Refused: the holder of `token` may not hand on such a credential.
     """
     token = None if token is None else renewal.present_of(token)
     if token is not None and is_root(token):
@@ -176,10 +179,10 @@ def delegate(
 
 
 def present(token: str, name: str, kind: EntityKind) -> Presented:
-    """What to show the server with a root or a credential; `name` and `kind` are who we are with a root.
+    """What to present to the server for a root or a credential; `name` and `kind` matter for a root.
 
     Raises:
-        BadInput: damaged.
+        BadInput: `token` is damaged.
     """
     if is_root(token):
         credential = _signed((), _root_keys(token), _as_anybody(name, kind), ROOT_CONNECTION_S, None)
@@ -194,16 +197,18 @@ def present(token: str, name: str, kind: EntityKind) -> Presented:
 
 
 def shown_identity(token: str, name: str, kind: EntityKind) -> Identity:
-    """Whom `present` shows.
+    """The identity that `present` presents.
 
     Raises:
-        BadInput: damaged.
+        BadInput: `token` is damaged.
     """
     return _as_anybody(name, kind) if is_root(token) else chosen(token, name).identity
 
 
 def chosen(token: str, name: str) -> Credential:
-    """Of several credentials with blanks between (a process of several entities has one for each), `name`'s.
+    """The credential of `name` among several with blanks between them.
+
+    A process with several entities has one credential for each.
 
     Raises:
         BadInput: there is none for `name`, or it is damaged.
@@ -219,10 +224,10 @@ def chosen(token: str, name: str) -> Credential:
 
 
 def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Checked:
-    """The identity that `chain` proves to somebody who knows the root's public key.
+    """Checks a chain and the signature of the server's nonce against the root's public key.
 
     Raises:
-        Refused: anything is wrong with it; the text says what, and has nothing secret.
+        Refused: something is wrong with them; the text says what, and holds no secret.
     """
     links = chain.split(BETWEEN)
     if len(chain) > CHAIN_MOST_BYTES or len(links) > LONGEST_CHAIN:
@@ -240,13 +245,13 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
         signer, before, expires = claims["sub"], identity, min(expires, until)
     assert before is not None
     try:
-        signed = from_base64(signature)
+        signature_bytes = from_base64(signature)
     except (ValueError, TypeError, AttributeError):
         raise Refused("the answer to the server's nonce is unusable") from None
     if not nonce:
         raise Refused("the server sent no nonce")
     try:
-        nats_jwt.verify(signer, nonce.encode(), signed)
+        nats_jwt.verify(signer, nonce.encode(), signature_bytes)
     except Refused:
         raise Refused(
             "it does not hold the key of its credential, or answered an older nonce", why="key"
@@ -255,16 +260,18 @@ def check(chain: str, nonce: str, signature: str, root: str, now: float) -> Chec
 
 
 def id_of(link: str) -> str:
-    """What a credential, or a root by its public key, is called where it is revoked or replaced: a digest of
-    it, so that each has one that nobody chooses."""
+    """The id of a credential, or of a root's public key, by which it is revoked or replaced.
+
+    It is a digest, so that nobody can choose it.
+    """
     return hashlib.sha256(link.encode()).hexdigest()[:ID_DIGITS]
 
 
 def root_of(chain: str) -> str:
-    """The public key that a chain says it begins with: whose it would be, if `check` finds it sound.
+    """The root's public key that a chain claims, unchecked; `check` verifies the chain.
 
     Raises:
-        Refused: not a chain.
+        Refused: this is no chain.
     """
     if len(chain) > CHAIN_MOST_BYTES:
         raise Refused("the chain of its credential is too long")
@@ -289,9 +296,10 @@ def _read(claims: Mapping[str, Any], now: float) -> tuple[Identity, float]:
 
 
 def _may_hand_on(giver: Identity, receiver: Identity) -> None:
-    """
+    """Refuses a handing on that `may_hand_on` does not allow.
+
     Raises:
-        Refused: see `may_hand_on`.
+        Refused: it is not allowed.
     """
     if not may_hand_on(giver, receiver):
         raise Refused(
@@ -300,8 +308,11 @@ def _may_hand_on(giver: Identity, receiver: Identity) -> None:
 
 
 def may_hand_on(giver: Identity, receiver: Identity) -> bool:
-    """A node agent gives to instances of its own node; who may join with any node of a cluster gives to its
-    agents; who may join with any cluster, to their gateways and routers, too. Nobody else gives."""
+    """Whether the identity `giver` may hand on a credential to `receiver`.
+
+    A node agent may for instances of its own node. A leave to join with any node of a cluster may for agents
+    of that cluster; a leave to join with any cluster also for gateways and routers. Nobody else may.
+    """
     if giver.kind is not EntityKind.CLUSTER or not receiver.is_narrow:
         return False
     if giver.cluster not in (ANY, receiver.cluster):
@@ -310,12 +321,12 @@ def may_hand_on(giver: Identity, receiver: Identity) -> bool:
         return receiver.kind is EntityKind.INSTANCE and giver.is_narrow and giver.node == receiver.node
     if receiver.kind is EntityKind.CLUSTER:
         return receiver.name == agent_name(receiver.cluster, receiver.node)
-    beside = receiver.kind in (EntityKind.GATEWAY, EntityKind.ROUTER)
-    return beside and giver.cluster == ANY and receiver.name == f"{receiver.kind}-{receiver.cluster}"
+    is_entry = receiver.kind in (EntityKind.GATEWAY, EntityKind.ROUTER)
+    return is_entry and giver.cluster == ANY and receiver.name == f"{receiver.kind}-{receiver.cluster}"
 
 
 def _opens(identity: Identity) -> tuple[EntityKind, ...]:
-    """Whose secrets a credential opens: its own kind's; of one that makes gateways', theirs."""
+    """The kinds whose secrets a credential opens: its own kind, or gateways for one that may make theirs."""
     if identity.kind is EntityKind.CLUSTER and identity.cluster == ANY:
         return (EntityKind.GATEWAY,)
     return (identity.kind,)
@@ -352,7 +363,7 @@ def _root_keys(root: str) -> SigningKeys:
 
 
 def _as_anybody(name: str, kind: EntityKind) -> Identity:
-    """Who the owner of a mesh connects as: a tool, or an entity, of no cluster or job in particular."""
+    """The identity of a mesh's owner: a tool or an entity of no particular cluster or job."""
     special: dict[EntityKind, dict[str, Any]] = {
         EntityKind.GATEWAY: {"cluster": ANY},
         EntityKind.ROUTER: {"cluster": ANY},

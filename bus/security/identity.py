@@ -1,4 +1,4 @@
-"""Who may be on the other end of a connection: what a credential says, and what permissions are made for."""
+"""Identities: who is on the other end of a connection, as credentials say it and permissions need it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput
 
 ROOT_PREFIX, CREDENTIAL_PREFIX = "dmsc_root_", "dmsc_id_"
-"""How the texts of `bus.security.credentials` begin."""
+"""The beginnings of the texts of `bus.security.credentials`."""
 CONTROL_PLANE = frozenset(
     (
         *(EntityKind.SERVICE_REGISTRY, EntityKind.GATEWAY, EntityKind.AUTHORIZER),
@@ -19,17 +19,18 @@ CONTROL_PLANE = frozenset(
     )
 )
 ANY = "*"
-"""In the credential of a mesh's owner: not one job, cluster or module but each. Never handed on."""
+"""In an identity, stands for every job, cluster, node or module: a mesh's owner has it. Never handed on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """An entity, an instance, a functional module or a tool. Its fields fill the tokens of the table's rows.
+    """An entity, an instance, a functional module or a tool; its fields fill the tokens of the table's rows.
 
-    `name` is the SID; `job` belongs to instances, `cluster` to everybody of a cluster, `node` to agents and
-    instances, `module` to functional modules. `jobs` are those whose instances' stores a module asks: each
-    by default, as the mesh's own do; none of a user's, for whom a broker asks. `owner` is the user for whose
-    jobs alone a module suggests; no credential has one, as those are for the mesh's.
+    `name` is the SID. `job` belongs to instances, `cluster` to all members of a cluster, `node` to agents and
+    instances, `module` to functional modules. `jobs` are the jobs whose instances' stores a module may query:
+    all by default, as for the mesh's own modules; none for a user's module, for which a broker queries.
+    `owner` is the user whose jobs alone a module makes suggestions for; no credential has one, because
+    credentials are for the mesh's own modules.
     """
 
     name: str
@@ -42,9 +43,11 @@ class Identity:
     owner: str = ""
 
     def __post_init__(self) -> None:
-        """
+        """Checks the fields.
+
         Raises:
-            BadInput: a field that is not one token: `a.b`, `*` and `>` would mean more than one name.
+            BadInput: a field is not one token (`a.b`, `*` and `>` would mean more than one name), a field is
+                missing, or the name belongs to somebody else.
         """
         if not is_token(self.name):
             raise BadInput(f"name {self.name!r} is not one token (letters, digits, _, -)")
@@ -65,7 +68,7 @@ class Identity:
             raise BadInput(why)
 
     def _misnamed(self) -> str | None:
-        """Why this name is another's (`schemas.names`); a mesh's owner takes any job, cluster or module."""
+        """Why the name belongs to somebody else (`schemas.names`), or None; `*` stands for any."""
         if self.kind is EntityKind.INSTANCE:
             if self.job == ANY:
                 return None
@@ -84,11 +87,11 @@ class Identity:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is one of a job, a cluster, a node: nothing in it stands for several."""
+        """Whether no field stands for several jobs, clusters, nodes or modules."""
         return ANY not in (self.cluster, self.node, self.job, self.module)
 
     def claims(self) -> dict[str, str]:
-        """As a credential carries it."""
+        """The form that a credential carries."""
         fields = asdict(self)
         jobs = fields.pop("jobs")
         narrowed = {} if jobs == (ANY,) else {"jobs": ",".join(jobs)}
@@ -96,9 +99,10 @@ class Identity:
 
     @classmethod
     def of_claims(cls, claims: Any) -> Identity:
-        """
+        """The identity in the claims of a credential.
+
         Raises:
-            BadInput: not an identity.
+            BadInput: this is no identity.
         """
         if not isinstance(claims, dict):
             raise BadInput("not an identity")

@@ -1,7 +1,7 @@
-"""The pairs of keys (curve25519) that all processes of a kind share: derived from a mesh's root.
+"""The key pairs (curve25519) that all processes of a kind share, derived from a mesh's root.
 
-PyNaCl is imported on first use: instances connect without it. What is sealed with them:
-`bus.security.sealing`.
+`bus.security.sealing` seals secrets with them. PyNaCl is imported on first use, because instances connect
+without it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from nacl.public import PrivateKey
 
 KINDS = (EntityKind.AUTHORIZER, EntityKind.GATEWAY, EntityKind.ORCHESTRATOR)
-"""Whose processes share a pair: any of them may have to open what was sealed for another."""
+"""The kinds whose processes share a pair, because each may have to open what was sealed for another."""
 
 
 def kind_seed(root: str, kind: EntityKind) -> bytes:
-    """The private half of a kind's pair, 32 bytes: of this root and of no other."""
+    """The private half of a kind's pair under this root, 32 bytes."""
     key = hashlib.sha256(root.strip().encode()).digest()
     return hashlib.blake2b(str(kind).encode(), key=key, person=b"dmsc-sealing", digest_size=32).digest()
 
 
 def public_of(seed: bytes) -> str:
-    """The public half, 64 hexadecimal digits."""
+    """The public half of a pair, 64 hexadecimal digits."""
     return bytes(private_of(seed).public_key).hex()
 
 
 @dataclass(frozen=True, slots=True)
 class KindKeys:
-    """What a root or a credential knows of the kinds' pairs: seeds of some, public halves of all; in hex.
+    """The parts of the kinds' pairs that a root or a credential holds, in hex: seeds of some, publics of all.
 
-    `older`: seeds of the roots before this one, with blanks between, so that what was sealed with their keys
-    can be opened still.
+    `older` holds seeds of earlier roots with blanks between them, so that secrets which were sealed with
+    their keys can still be opened.
     """
 
     seeds: Mapping[str, str] = field(default_factory=dict)
@@ -49,16 +49,16 @@ class KindKeys:
         return _of_root(root)
 
     def narrowed(self, *kinds: EntityKind) -> KindKeys:
-        """The seeds of these kinds alone."""
-        kept = {str(kind) for kind in kinds}
+        """The same with the seeds of these kinds only."""
+        names = {str(kind) for kind in kinds}
         return KindKeys(
-            {kind: seed for kind, seed in self.seeds.items() if kind in kept},
+            {kind: seed for kind, seed in self.seeds.items() if kind in names},
             self.publics,
-            {kind: seed for kind, seed in self.older.items() if kind in kept},
+            {kind: seed for kind, seed in self.older.items() if kind in names},
         )
 
     def after(self, *roots: str) -> KindKeys:
-        """With the seeds of the roots that came before."""
+        """The same with the seeds of earlier roots added."""
         older = {kind: " ".join(_of_root(root).seeds[kind] for root in roots) for kind in self.seeds}
         return KindKeys(self.seeds, self.publics, older if roots else {})
 

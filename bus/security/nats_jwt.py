@@ -1,8 +1,8 @@
-"""NATS's keys and signed claims: its nkeys, xkeys and JWTs (nats-py encodes none of them).
+"""NATS's keys and signed claims: nkeys, xkeys and JWTs, none of which nats-py encodes.
 
-An nkey is an ed25519 key in base32 with a letter in front that says what it is for; an xkey the same for
-curve25519. A JWT here is signed with an nkey (`alg` is `ed25519-nkey`): the server reads them, and the chains
-of `bus.security.credentials` are made of them as well.
+An nkey is an ed25519 key in base32 behind a letter that says what it is for; an xkey is the same for
+curve25519. A JWT here is signed with an nkey (`alg` is `ed25519-nkey`). The server reads such JWTs, and the
+chains of `bus.security.credentials` consist of them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from schemas.errors import BadInput, Refused
 
 CURVE_PREFIX = 23 << 3
 SEALED = b"xkv1"
-"""How the server marks what it has encrypted (version 1 of its format): mark, nonce of 24 bytes, box."""
+"""The mark in front of data that the server has encrypted (version 1 of its format): mark, nonce, box."""
 NONCE_BYTES = 24
 REMEMBERED = 4_096
-"""Claims whose signature was found right, and public keys: a node agent's come again with each of its
+"""How many verified claims and how many public keys are cached: a node agent's come again with each of its
 instances."""
 CORRESPONDENTS = 64
-"""Servers whose shared key is not computed again with each question."""
+"""How many servers' shared keys are cached."""
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 
 
@@ -43,7 +43,7 @@ class SigningKeys:
     def __init__(self, seed: str) -> None:
         """
         Raises:
-            BadInput: not a seed, or damaged.
+            BadInput: the text is no seed or is damaged.
         """
         try:
             prefix, raw = nkeys.decode_seed(seed.encode())
@@ -69,12 +69,18 @@ class SigningKeys:
 
 
 class SealingKeys:
-    """A pair of curve25519 keys: what the server encrypts for whoever decides about connections."""
+    """A pair of curve25519 keys for data between the server and the authorizer (auth callout)."""
 
     __slots__ = ("_boxes", "_key", "public", "seed")
 
     def __init__(self, seed: str) -> None:
-        """`seed`: 64 hexadecimal digits."""
+        """
+        Args:
+            seed: 64 hexadecimal digits.
+
+        Raises:
+            BadInput: the text is no such seed.
+        """
         self._boxes: dict[str, Box] = {}
         try:
             self._key = PrivateKey(bytes.fromhex(seed))
@@ -88,9 +94,10 @@ class SealingKeys:
         return cls(os.urandom(32).hex())
 
     def open(self, data: bytes, sender: str) -> bytes:
-        """
+        """Decrypts data from `sender`, a public xkey.
+
         Raises:
-            Refused: not sealed for us by `sender` (its public xkey).
+            Refused: the data was not sealed for us by `sender`.
         """
         if not data.startswith(SEALED):
             raise Refused("not sealed")
@@ -105,34 +112,38 @@ class SealingKeys:
         return SEALED + nonce + self._box(receiver).encrypt(data, nonce).ciphertext
 
     def _box(self, other: str) -> Box:
-        """What both ends can compute, and nobody else. Raises `ValueError`, `CryptoError`."""
-        known = self._boxes.get(other)
-        if known is None:
+        """The box with the key that both ends share.
+
+        Raises:
+            ValueError, CryptoError: `other` is no public xkey.
+        """
+        box = self._boxes.get(other)
+        if box is None:
             if len(self._boxes) >= CORRESPONDENTS:
                 self._boxes.clear()
-            known = self._boxes[other] = Box(self._key, PublicKey(raw_public(other)))
-        return known
+            box = self._boxes[other] = Box(self._key, PublicKey(raw_public(other)))
+        return box
 
 
 def encode(claims: Mapping[str, Any], keys: SigningKeys, *, nats: str = "") -> str:
-    """A JWT of these claims and a `jti` of its own. `nats`: the claim of that name, where it is JSON."""
+    """A signed JWT of these claims with a new `jti`; `nats` is the claim of that name as JSON text."""
     more = f',"nats":{nats}' if nats else ""
     text = f'{to_json(claims)[:-1]}{more},"jti":"{os.urandom(16).hex()}"}}'
-    signed = f"{_HEAD}.{to_base64(text.encode())}"
-    return f"{signed}.{to_base64(keys.sign(signed.encode()))}"
+    signed_part = f"{_HEAD}.{to_base64(text.encode())}"
+    return f"{signed_part}.{to_base64(keys.sign(signed_part.encode()))}"
 
 
 def decode(token: str) -> Mapping[str, Any]:
-    """The claims of a JWT whose signature is that of its own `iss`; whether to believe `iss` is the caller's.
+    """The claims of a JWT that its own `iss` has signed; the caller decides whether to trust `iss`.
 
     Raises:
-        Refused: not a JWT, or not signed by whom it says.
+        Refused: this is no JWT, or another key has signed it.
     """
     return _decoded(token)
 
 
 def decode_once(token: str) -> dict[str, Any]:
-    """As `decode`, of a token that is not likely to come again: it is not remembered."""
+    """Like `decode`, but without caching, for a token that will hardly come again."""
     try:
         head, body, signature = token.split(".")
         claims = json.loads(from_base64(body))
@@ -150,9 +161,10 @@ def _decoded(token: str) -> Mapping[str, Any]:
 
 
 def verify(public: str, data: bytes, signature: bytes) -> None:
-    """
+    """Checks the signature of `data` against the key `public`.
+
     Raises:
-        Refused: `signature` of `data` is not by the owner of `public`.
+        Refused: the signature is not by the owner of `public`.
     """
     try:
         _verify_key(public).verify(data, signature)
@@ -166,7 +178,11 @@ def _verify_key(public: str) -> VerifyKey:
 
 
 def raw_public(text: str) -> bytes:
-    """The 32 bytes of a public key. Raises `ValueError`."""
+    """The 32 bytes of a public key.
+
+    Raises:
+        ValueError: the text is no public key.
+    """
     if not isinstance(text, str):
         raise ValueError("not a public key")
     data = base64.b32decode(text + "=" * (-len(text) % 8))
@@ -180,7 +196,11 @@ def to_base64(data: bytes) -> str:
 
 
 def from_base64(text: str) -> bytes:
-    """Raises `ValueError`."""
+    """Decodes base64url without padding.
+
+    Raises:
+        ValueError: the text is not base64url.
+    """
     return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
@@ -190,7 +210,7 @@ def _encoded(prefix: int, raw: bytes) -> str:
 
 
 def _checksum(body: bytes) -> bytes:
-    """CRC-16/XMODEM, as nkeys have it behind the key."""
+    """The CRC-16/XMODEM that nkeys have behind the key."""
     return binascii.crc_hqx(body, 0).to_bytes(2, "little")
 
 

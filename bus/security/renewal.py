@@ -1,7 +1,8 @@
-"""What has taken the place of a credential, or of a root, since a process was given it.
+"""Replaces a credential or a root in a running process.
 
-A process keeps the text that it began with; here stands in which file its successor will be. Who dials
-looks there first, so that a connection which the server ends comes back by the new one (ADR-0039).
+A process keeps the token that it began with. This module notes the file in which its successor will appear.
+The dialer looks there first, so that a connection which the server has ended comes back with the new
+credential (ADR-0039).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from schemas.errors import DmscError
 log = get_logger("bus.security.renewal")
 
 LONGEST = 1 << 16
-"""Bytes of such a file that are read."""
+"""Most bytes that are read of such a file."""
 
 
 @dataclass(slots=True)
@@ -36,17 +37,20 @@ _followed: dict[str, _Followed] = {}
 def follow(
     token: str | None, path: Path, make: Callable[[str], str | None] = str, told: Path | None = None
 ) -> None:
-    """From here on, `token` is replaced by what the file says, once it says something else.
+    """Replaces `token` by the content of a file from now on, as soon as the file has another content.
 
-    `make`: of the file's text what is shown; it may raise `DmscError`, then the text is not taken.
-    `told`: the file in which `taken` says which one we have.
+    Args:
+        token: The token that the process began with.
+        path: The file with its successor.
+        make: Makes the token from the file's text; if it raises `DmscError`, the text is not used.
+        told: The file in which `taken` reports the token in use.
     """
     if token:
         _followed.setdefault(token, _Followed(path, make, token, told))
 
 
 def taken(token: str) -> None:
-    """Says to who wrote the file that its text is in use, and whatever follows from it."""
+    """Reports to the file's writer that the present token is in use, by its digest in the file `told`."""
     followed = _followed.get(token)
     if followed is None or followed.told is None:
         return
@@ -59,18 +63,18 @@ def taken(token: str) -> None:
 
 
 def digest(text: str) -> str:
-    """By which a credential is named in `told`."""
+    """The digest that names a credential in the file `told`."""
     return hashlib.sha256(text.strip().encode()).hexdigest()
 
 
 def present_of(token: str) -> str:
-    """What is to be shown in place of `token`, as far as this process knows."""
+    """The present successor of `token`, without reading the file again."""
     followed = _followed.get(token)
     return token if followed is None else followed.present
 
 
 def look(token: str) -> str:
-    """The same, after a look at the file. A file that is away or damaged changes nothing."""
+    """The present successor of `token`, after reading the file; a missing or damaged file changes nothing."""
     followed = _followed.get(token)
     if followed is None:
         return token

@@ -1,16 +1,18 @@
-"""Secrets in messages are sealed to who needs them: a subscription to `>`, an inbox and a bucket show none.
+"""Seals secrets in messages to their receivers, so that no subscription, inbox or bucket shows them.
 
-Each connection has a ring of keys (curve25519):
+Each connection has a keyring (curve25519):
 
-* its *own pair*, made by the process, never stored: who announces its public half is sealed to alone (a node
-  agent, for orders that start instances; a gateway, for a fresh token);
-* the *pairs of kinds*, derived from the mesh's root: all authorizers share one, all gateways, all
-  orchestrators. A root can derive them all; a credential carries the pair of its own kind and the public
-  halves of the others (`bus.security.credentials`), so that nothing has to be asked or trusted.
+* Its *own pair* is made by the process and never stored. A process that announces its public half gets
+secrets
+  for itself alone: a node agent for orders that start instances, a gateway for a fresh token.
+* The *pairs of kinds* are derived from the mesh's root: all authorizers share one, all gateways share one,
+all
+  orchestrators share one. A root can derive them all. A credential carries the pair of its own kind and the
+  public halves of the others (`bus.security.credentials`), so no key has to be requested or trusted.
 
-What is sealed is bound to where it stands (`about`): taken out of one message it opens nothing in another.
-Without a guard (a plain token, no token) there are no kinds' keys, and nothing is sealed to them.
-PyNaCl is imported on first use: instances connect without it. ADR-0033 says why it is so.
+A sealed text is bound to its place (`about`): copied into another message, it can't be opened there.
+On an unguarded bus (a plain token, or none) there are no pairs of kinds, and nothing is sealed to them.
+PyNaCl is imported on first use, because instances connect without it. ADR-0033 has the reasons.
 """
 
 from __future__ import annotations
@@ -42,13 +44,13 @@ _ABOUT_BYTES = 16
 
 
 class Unsealable(BadMessage):
-    """Not sealed for us, or not for this place."""
+    """A sealed text that is not for us, or not for this place."""
 
     code = "unsealable"
 
 
 class Keyring:
-    """The keys of one connection; see above."""
+    """The keys of one connection: its own pair and the pairs of kinds."""
 
     def __init__(self, keys: KindKeys | None = None) -> None:
         self._kinds = keys or KindKeys()
@@ -57,7 +59,7 @@ class Keyring:
 
     @classmethod
     def of_token(cls, token: object, name: str) -> Keyring:
-        """Of what is shown to the bus: a root or a credential has kinds' keys, anything else none."""
+        """The keyring for a token of the bus; only a root or a credential has the keys of kinds."""
         if isinstance(token, str) and is_root(token):
             return cls(KindKeys.of_root(token))
         if isinstance(token, str) and is_credential(token):
@@ -67,14 +69,14 @@ class Keyring:
         return cls()
 
     def renew(self, token: str, name: str) -> None:
-        """From here on with the kinds' keys of what is shown now; our own pair stays."""
+        """Takes over the keys of kinds from a new token; the own pair stays."""
         self._kinds = Keyring.of_token(token, name)._kinds
         own = self._own
         self._pairs = {} if own is None else {bytes(own.public_key).hex(): own}
 
     @property
     def public(self) -> str:
-        """The public half of our own pair: what is sealed to it is for this process alone."""
+        """The public half of the own pair; only this process can open what is sealed to it."""
         if self._own is None:
             from nacl.public import PrivateKey
 
@@ -83,14 +85,14 @@ class Keyring:
         return bytes(self._own.public_key).hex()
 
     def of_kind(self, kind: EntityKind) -> str:
-        """The public half of a kind's pair; empty where we know none: there is no guard."""
+        """The public half of a kind's pair; empty on an unguarded bus."""
         return self._kinds.publics.get(str(kind), "")
 
     def seal(self, text: str, key: str, about: bytes) -> str:
-        """`text` for whoever has the private half of `key`, to be opened where `about` is the same.
+        """Seals `text` for the holder of the private half of `key`; it opens only with the same `about`.
 
         Raises:
-            BadMessage: `key` is none.
+            BadMessage: `key` is no public key.
         """
         from nacl.exceptions import CryptoError
         from nacl.public import PublicKey, SealedBox
@@ -103,10 +105,10 @@ class Keyring:
         return PREFIX + base64.urlsafe_b64encode(receiver[:6] + box).decode()
 
     def open(self, sealed: str, about: bytes) -> str:
-        """What `seal` was given.
+        """The text that `seal` was given.
 
         Raises:
-            Unsealable: for somebody else, changed, or taken from another place.
+            Unsealable: it was sealed for somebody else, was changed, or comes from another place.
         """
         from nacl.exceptions import CryptoError
         from nacl.public import SealedBox
@@ -134,7 +136,7 @@ class Keyring:
         return [pair for public, pair in self._pairs.items() if public.startswith(beginning)]
 
     def is_current(self, sealed: str, kind: EntityKind) -> bool:
-        """Whether it is sealed, and to the kind's present pair: else it is to be sealed anew."""
+        """Whether the text is sealed to the kind's present pair; if not, it should be sealed anew."""
         if not is_sealed(sealed):
             return False
         try:
@@ -145,7 +147,7 @@ class Keyring:
 
     # --- messages -----------------------------------------------------------------------------------
     def sealed(self, row: Subject, message: Message, envelope_id: str, key: str) -> Sendable:
-        """The message with its secrets sealed to `key`, bound to all that stands beside them."""
+        """The message with its secrets sealed to `key` and bound to all other fields."""
         fields = secrets_of(type(message))
         body: dict[str, Any] = message.__pydantic_serializer__.to_python(message)
         about = _beside(row, envelope_id, body, fields)
@@ -155,7 +157,7 @@ class Keyring:
         return Packed(type(message), pack_value(body, message))
 
     def opened(self, row: Subject, data: bytes) -> bytes:
-        """An arrived message with its secrets as they were; the very same bytes where none is sealed.
+        """A received message with its secrets opened; the very same bytes if none is sealed.
 
         Raises:
             Unsealable: see `open`.
@@ -182,12 +184,12 @@ def is_sealed(value: object) -> bool:
 
 @cache
 def secrets_of(cls: type[Message]) -> tuple[str, ...]:
-    """The fields that carry a secret themselves: a token, a link secret."""
+    """The names of the fields that hold a secret, such as a token or a link secret."""
     return tuple(name for name, field in cls.model_fields.items() if SECRET in field.metadata)
 
 
 def _beside(row: Subject, envelope_id: str, body: Mapping[str, Any], fields: tuple[str, ...]) -> bytes:
-    """What a secret is bound to: the row, the envelope's id, and every other field as it is sent."""
+    """A digest of what a secret is bound to: the row, the envelope's id, and every other field."""
     others = {name: value for name, value in body.items() if name not in fields}
     packed: bytes = msgpack.packb([row.name, envelope_id, others])
     return hashlib.blake2b(packed, digest_size=32).digest()

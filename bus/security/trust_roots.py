@@ -1,7 +1,8 @@
-"""Which roots of credentials count: the present one, and for a while the one before it. Public keys alone.
+"""The roots whose credentials count, as public keys: the present one, and for a while the one before it.
 
-A rotation has two ends (ADR-0039): as long as `handed_over` is 0, the mesh is giving new credentials to its
-own processes, and the old root counts whatever grace was asked for; after that, until the grace ends.
+A rotation has two phases (ADR-0039). While `handed_over` is 0, the mesh gives new credentials to its own
+processes, and the old root counts whatever grace was requested. After that, the old root counts until the
+grace ends.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from bus.security.credentials import root_public
 from schemas.errors import BadInput
 
 HANDING_OVER_S = 60.0
-"""The least that an old root counts: until then a mesh's own processes have new credentials."""
+"""How long an old root counts at least: by then a mesh's own processes have new credentials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRoots:
-    """`before` counts until `before_until` (seconds since the epoch); `grace_until` is what was asked for."""
+    """The present root and the one before it.
+
+    `before` counts until `before_until`; `grace_until` is the requested end. Times are seconds since the
+    epoch.
+    """
 
     root: str
     before: str = ""
@@ -32,16 +37,18 @@ class TrustRoots:
 
     @property
     def under_way(self) -> bool:
-        """Whether a rotation has begun whose root the mesh's own processes do not all have."""
+        """Whether a rotation has begun and not all of the mesh's own processes have the new root."""
         return bool(self.before) and not self.handed_over
 
     def counts(self, root: str, now: float) -> bool:
-        """Whether credentials of this root open anything now."""
+        """Whether credentials of this root are accepted now."""
         return bool(root) and (root == self.root or (root == self.before and now < self.before_until))
 
     def replaced_by(self, fresh: str, grace_s: float, now: float, least_s: float) -> TrustRoots:
-        """With a fresh root (a secret); the old one counts for at least `least_s`. A root that nobody was
-        given yet is forgotten: then the one before it stays the one before."""
+        """The roots after a rotation to a fresh root (a secret); the old one counts for at least `least_s`.
+
+        A present root that was not handed over yet is forgotten; the one before it stays the one before.
+        """
         before = self.before if self.under_way else self.root
         until = now + grace_s
         return TrustRoots(
@@ -52,7 +59,7 @@ class TrustRoots:
         )
 
     def of(self, root: str, older: tuple[str, ...], now: float) -> TrustRoots:
-        """For the root that is there (a secret), where a rotation was cut short between its writes."""
+        """The roots for the stored root (a secret), after a rotation that stopped between its writes."""
         present = root_public(root)
         if present == self.root:
             return self
@@ -61,17 +68,17 @@ class TrustRoots:
         return TrustRoots(root=present, before=before, before_until=until, grace_until=until)
 
     def handed(self, now: float) -> TrustRoots:
-        """All own processes have the new root's credentials."""
+        """The roots once all own processes have the new root's credentials."""
         return replace(self, handed_over=now, before_until=self.grace_until)
 
     def note_ended(self, path: Path) -> None:
-        """Beside the file of these: no connection is left by credentials of an older root."""
+        """Notes beside the roots' file that no connection with credentials of an older root is left."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(_note(path), flags, 0o600), "w", encoding="ascii") as file:
             file.write(repr(self.handed_over))
 
     def have_ended(self, path: Path) -> bool:
-        """Whether that is noted of these."""
+        """Whether `note_ended` was called for these roots."""
         try:
             return _note(path).read_text(encoding="ascii") == repr(self.handed_over)
         except OSError:
@@ -82,10 +89,10 @@ class TrustRoots:
 
     @classmethod
     def parse(cls, text: str, where: str) -> TrustRoots:
-        """Of a file of these, or of the authorizer's keys, which has them among others.
+        """The roots in the text of a roots' file, or of the authorizer's keys, which contain them.
 
         Raises:
-            BadInput: it is neither.
+            BadInput: the text is neither.
         """
         try:
             body: dict[str, Any] = json.loads(text)
@@ -95,9 +102,10 @@ class TrustRoots:
 
     @classmethod
     def read(cls, path: Path) -> TrustRoots:
-        """
+        """The roots in a file.
+
         Raises:
-            BadInput: the file is missing, or not one of these.
+            BadInput: the file is missing, or holds no roots.
         """
         try:
             return cls.parse(path.read_text(encoding="utf-8"), str(path))

@@ -1,7 +1,7 @@
-"""Envelopes on the wire: msgpack maps, validated on arrival, tolerant of newer minor versions.
+"""Encodes and decodes envelopes: msgpack maps, validated on arrival, tolerant of newer minor versions.
 
-Encoding is on the hot path of every publish, so it builds the envelope's map directly instead of
-validating what we have just built ourselves. Decoding trusts nothing.
+Encoding is on the hot path of every publish, so it builds the envelope's map directly and does not validate
+its own work. Decoding trusts nothing.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from schemas.envelope import Envelope, Sender
 from schemas.errors import BadMessage
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Largest message that is sent or read: the server's `max_payload` (tensors never travel on the bus)."""
+"""Most bytes of a message, the server's `max_payload`. Tensors never travel on the bus."""
 MOST_NOTICE_BYTES = 1 << 20
-"""Of these, of what is published or asked: it is refused before anything of it is read. Of answers, the row
-says how many (`Subject.answer_bytes`); what streams and buckets keep may be larger."""
+"""Most bytes of a published message or a request; a larger one is refused before any of it is read. For
+answers, the row has its own bound (`Subject.answer_bytes`); messages in streams and buckets may be larger."""
 MOST_ENTRIES = 1 << 16
-"""Of one list or map in a large message."""
+"""Most entries of one list or map in a large message."""
 MOST_KEYS = 1 << 14
-"""Of a map in a large message of a known row, where that has maps whose keys are data."""
+"""Most entries of a map in a large message of a known row, if its schema has maps whose keys are data."""
 BYTES_PER_ITEM = 3
-"""A large message has one item (a value with its key, a quarter of a list or map) per so many bytes at most,
-and one per twice as many beyond a notice's size. Records take ten on average; what is denser was made to fill
-memory: an empty list of one byte takes seventy."""
+"""A large message may have one item per this many bytes, or per twice as many beyond a notice's size. An item
+is a value with its key; a list or map counts as four. Records take ten bytes per item on average. A denser
+message was made to fill memory: an empty list of one byte takes seventy."""
 MOST_PROBLEMS = 64
-"""Beyond which a message that does not fit is not explained: that alone would take as long as reading it."""
+"""Most validation errors that are explained: explaining more would take as long as reading the message."""
 LARGE_BYTES = 64 << 10
-"""From here on a message is read without the garbage collector."""
+"""From this size on, a message is read without the garbage collector."""
 KNOWN_SENDERS = 4_096
-"""Senders whose identity is not checked again at each of their messages."""
+"""Most senders that are cached, so that their identity is not validated again at each message."""
 
 T = TypeVar("T")
 
@@ -49,10 +49,10 @@ _check_envelope = Envelope.__pydantic_validator__.validate_python
 
 
 class SenderMap:
-    """A sender as it stands in envelopes, with the beginning of each type's envelope packed once.
+    """A sender in the form that envelopes have, with the beginning of each type's envelope packed once.
 
-    Type, version and sender are the same in all messages of a type from one sender: packing them again
-    would take as long as all the rest.
+    Type, version and sender are the same in all messages of a type from one sender. Packing them again would
+    take as long as all the rest.
     """
 
     __slots__ = ("_heads", "fields")
@@ -62,13 +62,13 @@ class SenderMap:
         self._heads: dict[type[Message], tuple[bytes, bytes]] = {}
 
     def heads(self, cls: type[Message]) -> tuple[bytes, bytes]:
-        """A msgpack map of seven entries, and one of eight, of which the first three are there."""
-        found = self._heads.get(cls)
-        if found is None:
+        """The beginnings of a msgpack map of seven entries and of one of eight: their first three entries."""
+        head_pair = self._heads.get(cls)
+        if head_pair is None:
             fixed = {"type": cls.wire_type, "version": cls.wire_version, "sender": self.fields}
             packed = msgpack.packb(fixed)[1:]
-            found = self._heads[cls] = (_MAP_OF_SEVEN + packed, _MAP_OF_EIGHT + packed)
-        return found
+            head_pair = self._heads[cls] = (_MAP_OF_SEVEN + packed, _MAP_OF_EIGHT + packed)
+        return head_pair
 
 
 _MAP_OF_SEVEN, _MAP_OF_EIGHT = b"\x87", b"\x88"
@@ -76,37 +76,38 @@ _BODY: bytes = msgpack.packb("body")
 
 
 def sender_map(sender: Sender) -> SenderMap:
-    """What `encode` writes as the sender; made once per connection."""
+    """The sender in the form that `encode` takes; made once per connection."""
     return SenderMap(sender)
 
 
 def encode(message: Sendable, sender: SenderMap, envelope_id: str, causation: str | None = None) -> bytes:
     """The wire form of `message` under a new envelope.
 
-    Its cause is `causation`, else the message that this task handles; it carries that one's correlation.
+    Its cause is `causation`, or else the message that this task handles. Its correlation is that of the
+    message that this task handles.
 
     Raises:
-        BadMessage: a value has no msgpack form (an integer beyond 64 bits), or it is too large.
+        BadMessage: a value has no msgpack form (an integer beyond 64 bits), or the message is too large.
     """
     origin = handling.get()
-    rest: dict[str, Any]
+    fields: dict[str, Any]
     if origin is None:
-        rest = {"id": envelope_id, "causation": causation, "sent_at": time.time()}
-        eighth = False
+        fields = {"id": envelope_id, "causation": causation, "sent_at": time.time()}
+        has_correlation = False
     else:
-        rest = {"id": envelope_id, "causation": causation or origin.id, "sent_at": time.time()}
-        if eighth := origin.correlation is not None:
-            rest["correlation"] = origin.correlation
+        fields = {"id": envelope_id, "causation": causation or origin.id, "sent_at": time.time()}
+        if has_correlation := origin.correlation is not None:
+            fields["correlation"] = origin.correlation
     cls: type[Message]
     data: bytes
-    # The first byte of what is packed here says how many entries the map has; the head has said it already.
+    # The first byte of a packed map is its number of entries; the head has it already, so it is cut off here.
     if isinstance(message, Packed):
         cls = message.cls
-        data = sender.heads(cls)[eighth] + pack_value(rest, cls)[1:] + _BODY + message.body
+        data = sender.heads(cls)[has_correlation] + pack_value(fields, cls)[1:] + _BODY + message.body
     else:
         cls = type(message)
-        rest["body"] = cls.__pydantic_serializer__.to_python(message)
-        data = sender.heads(cls)[eighth] + pack_value(rest, cls)[1:]
+        fields["body"] = cls.__pydantic_serializer__.to_python(message)
+        data = sender.heads(cls)[has_correlation] + pack_value(fields, cls)[1:]
     if len(data) > MAX_MESSAGE_BYTES:
         raise too_large(cls.wire_type, len(data))
     return data
@@ -115,34 +116,34 @@ def encode(message: Sendable, sender: SenderMap, envelope_id: str, causation: st
 def decode(data: bytes, expected: type[Message] | None = None) -> tuple[Message, Envelope]:
     """The message and its envelope.
 
-    A body of a newer minor version than ours is read with unknown fields ignored, at every depth; one
-    of our own version or older must fit exactly (fields that it lacks take their defaults).
+    In a body of a newer minor version than ours, unknown fields are ignored at every depth. A body of our own
+    version or an older one must have no unknown fields; missing fields take their defaults.
 
     Args:
-        data: What arrived.
-        expected: The row's schema, where the subject binds one.
+        data: The message's bytes.
+        expected: The row's schema, if the subject is in the table.
 
     Raises:
-        BadMessage: with field `reason`: oversized, malformed, envelope, unknown type, wrong type,
+        BadMessage: with a field `reason`: oversized, malformed, dense, envelope, unknown type, wrong type,
             wrong version, or invalid body.
     """
-    return _decode(data, expected) if len(data) < LARGE_BYTES else _undisturbed(_decode, data, expected)
+    return _decode(data, expected) if len(data) < LARGE_BYTES else _without_gc(_decode, data, expected)
 
 
 def _decode(data: bytes, expected: type[Message] | None) -> tuple[Message, Envelope]:
     raw = _unpack(data, expected)
     sender: Any = raw.get("sender")
     try:
-        # A sender that is known is not checked again: that is a third of what an envelope costs.
+        # A cached sender is not validated again; validation is a third of an envelope's cost.
         raw["sender"] = _senders[sender["name"], sender["kind"], sender["incarnation"]]
     except (KeyError, TypeError):
-        sender = None  # to be remembered, if it is one
+        sender = None  # not in the cache yet
     try:
         envelope: Envelope = _check_envelope(raw, extra="ignore")
     except ValidationError as error:
         raise BadMessage(f"envelope: {explain(error)}", reason="envelope") from error
     if sender is None:
-        _remember(envelope.sender)
+        _cache_sender(envelope.sender)
     version = envelope.version
     cls = _class_of(envelope.type, version)
     if expected is not None and cls is not expected:
@@ -151,12 +152,12 @@ def _decode(data: bytes, expected: type[Message] | None) -> tuple[Message, Envel
 
 
 def decode_answer(data: bytes) -> Message:
-    """The message alone: of an answer, everything else is known to whoever asked.
+    """The message of an answer, without its envelope, which the asker does not need.
 
     Raises:
-        BadMessage: as `decode`.
+        BadMessage: as for `decode`.
     """
-    return _decode_answer(data) if len(data) < LARGE_BYTES else _undisturbed(_decode_answer, data)
+    return _decode_answer(data) if len(data) < LARGE_BYTES else _without_gc(_decode_answer, data)
 
 
 def _decode_answer(data: bytes) -> Message:
@@ -169,7 +170,7 @@ def _decode_answer(data: bytes) -> Message:
 
 
 def peek(data: bytes) -> dict[str, Any]:
-    """The envelope as a plain map, nothing checked; empty where it is none."""
+    """The envelope as a plain map without validation; empty if it can't be read."""
     try:
         return _unpack(data)
     except BadMessage:
@@ -186,7 +187,7 @@ def _unpack(data: bytes, expected: type[Message] | None = None) -> dict[str, Any
             raw = _read_large(data, expected)
     except BadMessage:
         raise
-    except Exception as error:  # msgpack raises many kinds, all of them mean the same here
+    except Exception as error:  # msgpack raises many kinds, which all mean the same here
         raise BadMessage(f"not msgpack: {type(error).__name__}", reason="malformed") from error
     if not isinstance(raw, dict):
         raise BadMessage(f"envelope: a {type(raw).__name__}, not a map", reason="envelope")
@@ -208,8 +209,11 @@ def _read_large(data: bytes, expected: type[Message] | None) -> object:
 
 @functools.cache
 def _most_keys(cls: type[Message]) -> int:
-    """Of any map in a message of this type: as many as its models have fields, and room for what newer
-    versions add, unless it has maps whose keys are data."""
+    """The most entries of any map in a message of this type.
+
+    It is derived from the number of fields of the type's models, with room for what newer versions add. If
+    the type has maps whose keys are data, it is `MOST_KEYS`.
+    """
     fields = [len(Envelope.model_fields)]
 
     def is_closed(schema: Any) -> bool:
@@ -225,7 +229,7 @@ def _most_keys(cls: type[Message]) -> int:
 
 
 class _Items:
-    """How many more there may be in a message: whatever is counted has been made, so the rest is not."""
+    """Counts the items of a message while it is unpacked, and stops that when there are too many."""
 
     __slots__ = ("left",)
 
@@ -242,10 +246,10 @@ class _Items:
 
 
 def refuse_oversized(row: Subject, data: bytes) -> None:
-    """What is heard on a row, before it is read.
+    """Refuses an oversized published message or request before it is read.
 
     Raises:
-        BadMessage: it is larger than what is published or asked may be.
+        BadMessage: it has more than `MOST_NOTICE_BYTES`.
     """
     if len(data) > MOST_NOTICE_BYTES:
         raise BadMessage(
@@ -256,7 +260,7 @@ def refuse_oversized(row: Subject, data: bytes) -> None:
 
 
 def refuse_oversized_answer(row: Subject, data: bytes) -> None:
-    """What comes as an answer, before it is read; what is to go out as one, before it is sent.
+    """Refuses an oversized answer before it is read or sent.
 
     Raises:
         BadMessage: it is larger than an answer of this row may be.
@@ -268,9 +272,12 @@ def refuse_oversized_answer(row: Subject, data: bytes) -> None:
         )
 
 
-def _undisturbed(read: Callable[..., T], *arguments: Any) -> T:
-    """Reads without the garbage collector: a large message is thousands of objects that stay, none of them in
-    a cycle, and looking through them again and again takes longer than reading."""
+def _without_gc(read: Callable[..., T], *arguments: Any) -> T:
+    """Calls `read` without the garbage collector.
+
+    A large message becomes thousands of objects, none of them in a cycle. Scanning them again and again would
+    take longer than reading the message.
+    """
     if not gc.isenabled():
         return read(*arguments)
     gc.disable()
@@ -280,7 +287,7 @@ def _undisturbed(read: Callable[..., T], *arguments: Any) -> T:
         gc.enable()
 
 
-def _remember(sender: Sender) -> None:
+def _cache_sender(sender: Sender) -> None:
     if len(_senders) >= KNOWN_SENDERS:
         _senders.clear()
     _senders[sender.name, sender.kind, sender.incarnation] = sender
@@ -316,7 +323,7 @@ def too_large(what: str, size: int) -> BadMessage:
 
 
 def explain(error: ValidationError) -> str:
-    """The first complaint in one line: where and what, without the offending value."""
+    """The first validation error in one line: the place and the problem, without the offending value."""
     if error.error_count() > MOST_PROBLEMS:
         return f"{error.error_count()} problems"
     first: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]

@@ -1,8 +1,8 @@
-"""Messages in their wire form: packed once, kept as bytes, put together into larger ones without unpacking.
+"""Messages that stay in their wire form: packed once, and assembled into larger ones without unpacking.
 
 A pydantic record of a few hundred bytes takes some kilobytes in memory, and packing it takes longer than
-all the rest of sending it. Whoever keeps thousands of records, and sends each of them again and again, keeps
-them packed.
+all the rest of sending it. A service that keeps thousands of records and sends each of them again and again
+keeps them packed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _packer = msgpack.Packer()
 
 @dataclass(frozen=True, slots=True)
 class Packed(Generic[MessageT]):
-    """A message of type `cls`: its body as msgpack. Made by us, so it fits the schema."""
+    """A message of type `cls` with its body as msgpack. We packed it ourselves, so it fits the schema."""
 
     cls: type[MessageT]
     body: bytes
 
     def open(self) -> MessageT:
-        """The message itself."""
+        """The unpacked message."""
         raw = msgpack.unpackb(self.body, strict_map_key=False)
         message: MessageT = self.cls.__pydantic_validator__.validate_python(raw)
         return message
@@ -60,9 +60,9 @@ def pack_value(value: Any, of: Message | type[Message]) -> bytes:
 def assemble(
     cls: type[MessageT], fields: Mapping[str, Any], spliced: Mapping[str, Sequence[Packed[Any]]]
 ) -> Packed[MessageT]:
-    """A message of plain `fields`, and of sequences of messages that are packed already.
+    """Packs a message from plain `fields` and from sequences of already packed messages.
 
-    The caller vouches for names and types, as with `model_construct`.
+    The caller is responsible for names and types, as with `model_construct`.
     """
     parts = [_packer.pack_map_header(len(fields) + len(spliced))]
     for name, value in fields.items():
@@ -74,4 +74,4 @@ def assemble(
 
 
 Sendable = Message | Packed[Any]
-"""What may be published, answered or written."""
+"""A message that can be published, answered or written."""

@@ -1,7 +1,7 @@
-"""Messages as bytes without their secrets: for whatever shows or keeps what others said.
+"""Removes secrets from encoded messages, for code that shows or keeps messages of others.
 
-What is secret is marked in the schemas (`schemas.marks`). A message is judged by the type that it names and
-by the row of its subject, so that one that was sent to the wrong subject gives nothing away either.
+The schemas mark secret fields (`schemas.marks`). A message is redacted by the type that it names and by the
+row of its subject, so that a message on the wrong subject does not reveal secrets either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.redaction import HIDDEN, masks_of, redact
 from schemas.telemetry import DeadLetter
 
 VEIL = HIDDEN.encode()
-"""Stands for a whole message that can't be read where secrets are sent."""
+"""Replaces a whole message that can't be read and may hold secrets."""
 
 
 def may_hold_secrets(cls: type[Message]) -> bool:
@@ -28,20 +28,20 @@ def may_hold_secrets(cls: type[Message]) -> bool:
 
 
 def redacted(data: bytes, row: Subject | None = None) -> bytes:
-    """`data` with each secret as `***`; the very same bytes where there is none.
+    """`data` with `***` in place of each secret; the very same object if there is none.
 
-    Bytes that can't be read are hidden whole if the row's messages may hold secrets, or if they name a type
-    that carries a token.
+    Bytes that can't be read are hidden as a whole if the row's messages may hold secrets, or if they name a
+    type that carries a token.
     """
     raw = codec.peek(data)
     if not raw:
-        return VEIL if data and _suspect(data, row) else data
+        return VEIL if data and _may_hide_secrets(data, row) else data
     name = raw.get("type")
-    named = MESSAGE_TYPES.get(name) if isinstance(name, str) else None
+    named_type = MESSAGE_TYPES.get(name) if isinstance(name, str) else None
     body = raw.get("body")
-    for cls in dict.fromkeys((named, *_classes(row))):
+    for cls in dict.fromkeys((named_type, *_classes(row))):
         if cls is DeadLetter:
-            body = _letter(body)
+            body = _redact_dead_letter(body)
         elif cls is not None:
             body = redact(cls, body)
     if body == raw.get("body"):
@@ -50,27 +50,27 @@ def redacted(data: bytes, row: Subject | None = None) -> bytes:
     return packed
 
 
-def _letter(body: Any) -> Any:
-    """A dead letter keeps the head of a message that could not be used."""
+def _redact_dead_letter(body: Any) -> Any:
+    """The body of a dead letter with the head of the unusable message redacted."""
     if not isinstance(body, Mapping) or not isinstance(body.get("head"), bytes):
         return body
-    found = subjects.lookup(str(body.get("subject")))
-    return {**body, "head": redacted(body["head"], None if found is None else found[0])}
+    match = subjects.lookup(str(body.get("subject")))
+    return {**body, "head": redacted(body["head"], None if match is None else match[0])}
 
 
 def _classes(row: Subject | None) -> tuple[type[Message] | None, ...]:
     return () if row is None else (row.schema, row.reply)
 
 
-def _suspect(data: bytes, row: Subject | None) -> bool:
+def _may_hide_secrets(data: bytes, row: Subject | None) -> bool:
     if any(cls is not None and masks_of(cls) for cls in _classes(row)):
         return True
-    return any(name in data for name in _bearing())
+    return any(name in data for name in _types_with_token())
 
 
 @cache
-def _bearing() -> tuple[bytes, ...]:
-    """Wire names of the messages that carry a bearer token themselves."""
+def _types_with_token() -> tuple[bytes, ...]:
+    """The wire names of the messages that carry a bearer token."""
     return tuple(
         name.encode() for name, cls in MESSAGE_TYPES.items() if "token" in masks_of(cls) and "." in name
     )

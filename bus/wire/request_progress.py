@@ -1,9 +1,9 @@
-"""How far a command has come that takes long: counted where its work is done, told to who asks again.
+"""Progress of long commands: counted where the work is done, reported to an asker that repeats its command.
 
-Who repeats a command with the header `WANTED`, and finds it running, gets a word on it (`SO_FAR`, without
-anything else) at the inbox of its answer, which nobody but the answerer writes to (ADR-0032). The count means
-nothing but that it grows: bytes that were moved, pieces that are done. Who gave no such header gets no word:
-older ones would take it for the answer.
+An asker that repeats a running command with the header `WANTED` gets a progress report: an empty message with
+the header `SO_FAR`, in the inbox of its answer, to which only the answerer can publish (ADR-0032). The count
+says only that it grows: bytes that were moved, pieces that are done. Without the header there is no report,
+because older askers would take it for the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class RequestProgress:
-    """Of one command, or of work that several commands wait for."""
+    """The progress of one command, or of work that several commands wait for."""
 
     __slots__ = ("_count", "_others")
 
@@ -32,16 +32,16 @@ class RequestProgress:
         self._others: list[RequestProgress] = []
 
     def moved(self, count: int = 1) -> None:
-        """From any thread: two at once may count as one."""
+        """Adds to the count. Callable from any thread; two calls at once may count as one."""
         self._count += count
 
     def follow(self, other: RequestProgress) -> None:
-        """What `other` counts is this one's progress, too."""
+        """Counts the progress of `other` as this one's progress, too."""
         if other is not self and other not in self._others:
             self._others.append(other)
 
     def leave(self, other: RequestProgress) -> None:
-        """It has counted: that stays."""
+        """Stops following `other`; what it has counted stays."""
         if other in self._others:
             self._others.remove(other)
             self._count += other.so_far
@@ -52,10 +52,9 @@ class RequestProgress:
 
 
 class ThreadProgress(RequestProgress):
-    """What a thread computes, in microseconds, from when it calls `begin` until it calls `end`.
+    """The CPU time of a thread in microseconds, from its call of `begin` until its call of `end`.
 
-    Work that gets on takes some of its thread's time, however much of it is waiting for a disk; work that is
-    stuck takes none.
+    Work that proceeds takes some CPU time, even if it mostly waits for a disk; work that is stuck takes none.
     """
 
     __slots__ = ("_clock", "_since")
@@ -71,7 +70,7 @@ class ThreadProgress(RequestProgress):
             self._since, self._clock = time.clock_gettime_ns(clock), clock
 
     def end(self) -> None:
-        """Nobody looks at the clock any more: the thread may end."""
+        """Stops reading the thread's clock, so that the thread may end."""
         clock, self._clock = self._clock, None
         if clock is not None:
             self.moved(1 + (time.clock_gettime_ns(clock) - self._since) // 1000)
@@ -84,25 +83,25 @@ class ThreadProgress(RequestProgress):
 
 
 present: ContextVar[RequestProgress | None] = ContextVar("progress", default=None)
-"""Of the command that this task, or whatever it has begun, works on."""
+"""The progress of the command that this task, and the tasks that it starts, work on."""
 
 
 def moved(count: int = 1) -> None:
-    """Something of the present command's work is done."""
+    """Adds to the progress of the present command, if there is one."""
     progress = present.get()
     if progress is not None:
         progress.moved(count)
 
 
 def follow(other: RequestProgress) -> None:
-    """The present command waits for work that counts for itself."""
+    """Counts the progress of `other` as progress of the present command, if there is one."""
     progress = present.get()
     if progress is not None:
         progress.follow(other)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """`asyncio.to_thread`, and what the thread computes is the present command's progress."""
+    """Like `asyncio.to_thread`; the thread's CPU time counts as progress of the present command."""
     progress = present.get()
     if progress is None:
         return await asyncio.to_thread(work)
@@ -123,7 +122,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 def told_in(headers: Mapping[str, str] | None, data: bytes) -> int | None:
-    """The count of a word on progress; -1 where it has none that can be read; None: this is no such word."""
-    if data or not headers or (said := headers.get(SO_FAR)) is None:
+    """The count in a progress report; -1 if it can't be read; None if the message is no progress report."""
+    if data or not headers or (count := headers.get(SO_FAR)) is None:
         return None
-    return int(said) if said.isascii() and said.isdigit() and len(said) <= _MOST_DIGITS else -1
+    return int(count) if count.isascii() and count.isdigit() and len(count) <= _MOST_DIGITS else -1

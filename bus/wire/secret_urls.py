@@ -1,6 +1,6 @@
-"""What `secret://USER/NAME` stands for in this process: handed to it with its orders.
+"""The values of `secret://USER/NAME` references in this process, which its orders carried.
 
-Only what opens a URL, or builds a model, asks here; records, logs and errors have the name.
+Only code that opens a URL or builds a model asks for them; records, logs and errors hold the name.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ OPTIONS = frozenset(
         "endpoint_url",
     }
 )
-"""What may stand behind `#`: credentials, and where they count. Whatever else a file system takes, another
-host for example, would lead past the rules of what jobs may name."""
+"""The options that may follow `#`: credentials, and where they are valid. Other options of a file system,
+another host for example, would bypass the rules of what jobs may name."""
 
 LEAST_CHARACTERS = 4
-"""Of what is looked for in a text: shorter ones stand everywhere."""
+"""The shortest secret that is searched for in texts; shorter ones would match everywhere."""
 
-_known: dict[str, str] = {}
+_values: dict[str, str] = {}
 
 
 def learn(values: str) -> None:
-    """`values`: a JSON object of `USER/NAME` and URL, as an order carries it; empty: none."""
+    """Stores the values of an order: a JSON object of `USER/NAME` and URL, or an empty text."""
     if values:
-        _known.update(json.loads(values))
+        _values.update(json.loads(values))
 
 
 def forget(*names: str) -> None:
-    """These are not needed any more."""
+    """Removes values that are no longer needed."""
     for name in names:
-        _known.pop(name, None)
+        _values.pop(name, None)
 
 
 def resolved(url: str) -> tuple[str, dict[str, Any]]:
-    """The URL to open, and options for its file system; others than secrets as they are.
+    """The URL to open and the options for its file system; a URL that is no secret is returned as it is.
 
     Raises:
-        BadInput: a secret that this process was not given.
+        BadInput: this process was not given the secret, or its value is no usable URL.
     """
     if not url.startswith(SCHEME):
         return url, {}
-    value, rest = _looked_up(url)
+    value, rest = _value_and_rest(url)
     if "://" not in value:
         raise BadInput(f"{url} stands for no URL; store one under that name")
     address, _, text = value.partition("#")
@@ -69,33 +69,33 @@ def resolved(url: str) -> tuple[str, dict[str, Any]]:
 
 
 def filled(args: dict[str, Any]) -> dict[str, Any]:
-    """A model's arguments with what the secrets in them stand for.
+    """A model's arguments with the values of the secrets in them.
 
     Raises:
-        BadInput: a secret that this process was not given.
+        BadInput: this process was not given a secret.
     """
 
     def value_of(place: str, key: str, text: str) -> str:
         if not text.startswith(SCHEME):
             return text
-        value, rest = _looked_up(text)
+        value, rest = _value_and_rest(text)
         return below(value, rest)
 
     return with_texts(args, value_of)
 
 
-def _looked_up(reference: str) -> tuple[str, str]:
-    """The value, and what is named below it."""
-    found = split_reference(reference)
-    value = _known.get(f"{found[0]}/{found[1]}") if found is not None else None
-    if found is None or value is None:
+def _value_and_rest(reference: str) -> tuple[str, str]:
+    """The value of a secret, and the path below it in the reference."""
+    parts = split_reference(reference)
+    value = _values.get(f"{parts[0]}/{parts[1]}") if parts is not None else None
+    if parts is None or value is None:
         raise BadInput(f"{reference}: only the job's own processes can open it; fetch it from there yourself")
-    return value, found[2]
+    return value, parts[2]
 
 
 def hidden(text: str) -> str:
-    """A library's complaint without the values: it may quote what it could not open."""
-    for name, value in _known.items():
+    """An error text of a library without secret values; a library may quote what it could not open."""
+    for name, value in _values.items():
         address = value.partition("#")[0]
         for part in (value, address, address.partition("://")[2]):
             if len(part) >= LEAST_CHARACTERS:
@@ -113,6 +113,6 @@ def _secret_parts(value: str) -> list[str]:
         user_part,
         user_part.partition(":")[2],
         query,
-        *(one for _, one in parse_qsl(query + "&" + options)),
+        *(option for _, option in parse_qsl(query + "&" + options)),
     ]
     return [part for part in parts if len(part) >= LEAST_CHARACTERS]
