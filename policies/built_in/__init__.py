@@ -1,6 +1,12 @@
-"""The policies that come with DMSC (docs/policies-built-in.md): each is one class derived from `Policy`.
+"""The policies that come with DMSC (draft §5.4; docs/policies-built-in.md).
 
-Each decides one thing: weights by service time or by trial, moves between stages, links that will be slow,
-broken paths, failing devices, waiting or replacing, checkpoint intervals. `dmsc policy run NAME` hosts one
-(`policies.module`). They suggest; the orchestrator decides (ADR-0002). They do no I/O.
+Each file holds one policy: when it may speak, what it suggests, and its evidence. `dmsc` loads them by name;
+the engine of the kit calls them. A policy only suggests, and prefers silence to a guess. The models behind
+them are in `policies.numerics`.
+
+- `service_time_weights`, `topology_scoring`, `routing_bandit`: weights of a stage.
+- `stage_rebalancing`: moves of instances to the slowest stage.
+- `link_trend`, `path_faults`, `device_risk`, `transience`: instances to avoid.
+- `checkpoint_interval`: the expected time between failures.
+- `fault_signatures`: a learnt model of port faults, for recordings; no policy.
 """

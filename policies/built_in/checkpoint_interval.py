@@ -1,10 +1,10 @@
-"""How often failures are to be expected now, so that checkpoints are neither too rare nor too dear.
+"""The expected time between failures now, so that checkpoints are neither too rare nor too expensive.
 
 The orchestrator spaces checkpoints by Daly's formula from their cost and the mean time between failures,
-which it takes as one for all time. This module follows a rate that changes (`failure_rate`): it counts what
-costs the job work (its recoveries), notices a change by the gaps, and says what is to be expected now.
-Cost, loss trend and signs of a failing device stay the orchestrator's (`checkpoint_schedule`): one formula,
-one place.
+which it assumes to be constant. This policy follows a changing rate (`failure_rate`): it counts events that
+cost the job work (its recoveries), detects a change from the gaps, and suggests the time to expect now. The
+orchestrator itself handles cost, loss trend and signs of a failing device (`checkpoint_schedule`), so that
+the formula is in one place.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from schemas.policy import ExpectFailures
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointIntervalConfig:
-    """What is expected before anything is seen, and when another expectation is worth a word."""
+    """The expectation before any failure, and when a new expectation is suggested."""
 
     expected_instance_s: float = 14 * 86_400.0
     """Seconds between two failures of one instance; a job of n fails n times as often."""
 
     least_failures: int = 2
-    """Before so many the orchestrator's own mean is as good."""
+    """Failures before the first suggestion: until then the orchestrator's own mean is as good."""
 
     same_s: float = 5.0
-    """Events of recovery within so many seconds are of one failure."""
+    """Recovery events within this many seconds belong to one failure."""
 
     min_change: float = 0.2
-    """Another expectation is said if it differs by this part; the interval goes by the root of it."""
+    """Relative change from which a new expectation is suggested; the interval changes by its root."""
 
     valid_s: float = 600.0
-    """Seconds a suggestion holds; renewed at half of that."""
+    """Seconds for which a suggestion holds; it is renewed after half of that."""
 
 
 class CheckpointInterval(Policy):
-    """Tells what time between failures to reckon with."""
+    """Suggests the time between failures to expect."""
 
     name: ClassVar[str] = "checkpoint-interval"
     version: ClassVar[str] = "1"
@@ -72,8 +72,8 @@ class CheckpointInterval(Policy):
         between_s = rate.between_s(now)
         own = view.own.get("failures")
         if own is not None and isinstance(own.suggestion.action, ExpectFailures):
-            held_s = own.suggestion.action.between_s
-            changed = abs(between_s / held_s - 1) > config.min_change
+            present_s = own.suggestion.action.between_s
+            changed = abs(between_s / present_s - 1) > config.min_change
             if not (changed or now - own.at >= config.valid_s / 2):
                 return None
         reason = (

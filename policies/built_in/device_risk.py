@@ -1,11 +1,11 @@
-"""How likely a device fails soon, by what it and its node reported so far: errors, heat, throttling.
+"""The probability that a device fails soon, from its reports so far: errors, heat, throttling.
 
 Faults cluster: a device that had one is likelier to have the next, less so as time passes (B. Schroeder, E.
 Pinheiro, W.-D. Weber: DRAM errors in the wild, SIGMETRICS 2009; D. Tiwari et al.: Understanding GPU errors on
-large-scale HPC systems, HPCA 2015). So the risk is a logistic model over counts of signs that fade, and the
-time since the last one, `history`. Its weights were learnt from a log of faults (`make bench-policies`,
-section `health`, prints them, and what they are worth: little), and are the same for signs in live telemetry.
-What a device says outright needs no model: `alarm`.
+large-scale HPC systems, HPCA 2015). So the risk is a logistic model over fading counts of signs and the time
+since the last one, `history`. Its weights were learnt from a log of faults (`make bench-policies`, section
+`health`, prints them and their benefit, which is small), and are the same for signs in live telemetry.
+Explicit alarms of a device need no model: `alarm`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ DAY_S = 86400.0
 HALF_LIVES_DAYS = (7.0, 30.0)
 WEIGHTS = (1.232, -0.311, -0.547)
 BIAS = -1.537
-"""Of `history`, as learnt from the first part of the log."""
+"""Weights and bias for `history`, learnt from the first part of the log."""
 WITHIN_DAYS = 7.0
 WARM_C, HOT_C = 85.0, 95.0
-"""As in `entities/orchestrator/monitoring/hardware_risk.py`: no longer well; about to throttle or to shut
-itself off."""
+"""As in `entities/orchestrator/monitoring/hardware_risk.py`: too warm; about to throttle or to shut itself
+off."""
 NEARLY_C = 5.0
-"""Below `WARM_C` where a device is worth a look."""
+"""Degrees below `WARM_C` from which a device is evaluated."""
 THROTTLED = 0.7
-"""Part of its usual power at full utilisation below which a warm device is throttled."""
+"""Share of its usual power at full utilisation below which a warm device counts as throttled."""
 KEPT = 64
 
 
 def history(times_days: Sequence[float], now_day: float) -> Floats:
-    """Logarithms of 1 + the counts that fade, one per half-life, and of 1 + the days since the last sign."""
+    """Logarithms of 1 + the fading counts, one per half-life, and of 1 + the days since the last sign."""
     age = np.maximum(now_day - np.array(times_days, dtype=float), 0.0)
     faded = [float(np.exp2(-age / half).sum()) for half in HALF_LIVES_DAYS]
     logarithms: Floats = np.log1p(np.array([*faded, float(age.min())]))
@@ -50,46 +50,46 @@ def history(times_days: Sequence[float], now_day: float) -> Floats:
 
 
 def risk(times_days: Sequence[float], now_day: float) -> float:
-    """The probability of a fault within `WITHIN_DAYS`, by the signs so far, one or more."""
+    """The probability of a fault within `WITHIN_DAYS`, from the signs so far, at least one."""
     score = BIAS + float(np.dot(WEIGHTS, history(times_days, now_day)))
     return 1 / (1 + exp(-score))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceReading:
-    """One sample of a device, with when."""
+    """One sample of a device with its time in seconds."""
 
     at: float
     sample: DeviceSample
 
 
 def signs(readings: Sequence[DeviceReading]) -> list[tuple[float, str]]:
-    """Signs of trouble in a device's readings, each with when (seconds), oldest first.
+    """Signs of a failing device in its readings, each with its time (seconds), oldest first.
 
-    What it counts since the driver was loaded before the first reading is one sign, at that time.
+    All errors that the driver counted before the first reading are one sign, at that reading's time.
     """
-    found: list[tuple[float, str]] = []
+    result: list[tuple[float, str]] = []
     ecc, xids, hot = 0, 0, False
     for reading in readings:
         sample = reading.sample
         if sample.ecc_errors is not None and sample.ecc_errors > ecc:
-            found.append((reading.at, f"{sample.ecc_errors - ecc} uncorrected memory errors"))
+            result.append((reading.at, f"{sample.ecc_errors - ecc} uncorrected memory errors"))
         ecc = max(ecc, sample.ecc_errors or 0)
         codes = [code for code in sample.xid_errors or () if code not in APPLICATION_XIDS]
         if len(codes) > xids:
-            found.append((reading.at, f"XID {', '.join(map(str, codes[xids:]))}"))
+            result.append((reading.at, f"XID {', '.join(map(str, codes[xids:]))}"))
         xids = max(xids, len(codes))
         warm = sample.temperature_c is not None and sample.temperature_c >= WARM_C
         if warm and not hot:
-            found.append((reading.at, f"{sample.temperature_c:.0f} °C"))
+            result.append((reading.at, f"{sample.temperature_c:.0f} °C"))
         hot = warm
-    if throttled := _throttled(readings):
-        found.append((readings[-1].at, throttled))
-    return found
+    if throttling := _throttling(readings):
+        result.append((readings[-1].at, throttling))
+    return result
 
 
-def _throttled(readings: Sequence[DeviceReading]) -> str:
-    """Whether the device draws much less than it did at the same load, while it is warm."""
+def _throttling(readings: Sequence[DeviceReading]) -> str:
+    """Throttling, in words: a warm device draws much less power than before at the same load; else empty."""
     powers = [
         reading.sample.power_w
         for reading in readings
@@ -106,7 +106,7 @@ def _throttled(readings: Sequence[DeviceReading]) -> str:
 
 
 def alarm(readings: Sequence[DeviceReading], now: float, *, recent_s: float = 300.0) -> str:
-    """What a device says outright in the last minutes; empty if nothing. Heat includes where it is going."""
+    """Explicit alarms of a device in the last minutes; empty if none. Heat includes the expected heat."""
     if not readings:
         return ""
     latest = [text for at, text in signs(readings) if now - at <= recent_s and not text.endswith("°C")]
@@ -134,14 +134,14 @@ def _rise_c_per_s(readings: Sequence[DeviceReading]) -> float | None:
     return float((spread * temperature).sum() / max(float((spread**2).sum()), 1e-9))
 
 
-def _doubtful(sample: DeviceSample) -> bool:
-    """Whether there may be a sign in it; of all other devices nothing has to be worked out."""
+def _is_suspicious(sample: DeviceSample) -> bool:
+    """Whether the sample may hold a sign; devices without such samples are not evaluated."""
     warm = sample.temperature_c is not None and sample.temperature_c >= WARM_C - NEARLY_C
     return warm or bool(sample.ecc_errors) or bool(sample.xid_errors)
 
 
 class DeviceRisk(Policy):
-    """Avoids an instance whose device says it is broken, where its stage has others; notes mere risks."""
+    """Avoids an instance whose device reports a defect, if its stage has others; notes mere risks."""
 
     name: ClassVar[str] = "device-risk"
     version: ClassVar[str] = "1"
@@ -150,52 +150,54 @@ class DeviceRisk(Policy):
 
     def __init__(self) -> None:
         self._readings: dict[str, dict[str, tuple[str, deque[DeviceReading]]]] = {}
-        self._doubtful: dict[str, set[str]] = {}
+        self._suspects: dict[str, set[str]] = {}
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         if sample.device is None:
             return
-        known = self._readings.setdefault(sample.job, {})
-        if sample.sid not in known or known[sample.sid][0] != sample.incarnation:  # perhaps another device
-            known[sample.sid] = sample.incarnation, deque(maxlen=KEPT)
-            self._doubtful.setdefault(sample.job, set()).discard(sample.sid)
-        if _doubtful(sample.device):
-            self._doubtful[sample.job].add(sample.sid)
-        known[sample.sid][1].append(DeviceReading(at=at, sample=sample.device))
+        readings = self._readings.setdefault(sample.job, {})
+        if sample.sid not in readings or readings[sample.sid][0] != sample.incarnation:  # maybe a new device
+            readings[sample.sid] = sample.incarnation, deque(maxlen=KEPT)
+            self._suspects.setdefault(sample.job, set()).discard(sample.sid)
+        if _is_suspicious(sample.device):
+            self._suspects[sample.job].add(sample.sid)
+        readings[sample.sid][1].append(DeviceReading(at=at, sample=sample.device))
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         if event.state in ENDED:
             self._readings.pop(event.job, None)
-            self._doubtful.pop(event.job, None)
+            self._suspects.pop(event.job, None)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
-        said: list[PolicySuggestion] = []
-        doubtful: list[tuple[float, str]] = []
-        known = {
+        suggestions: list[PolicySuggestion] = []
+        risks: list[tuple[float, str]] = []
+        suspects = {
             sid: list(readings)
             for sid, (_, readings) in sorted(self._readings.get(view.job, {}).items())
-            if sid in self._doubtful[view.job] and sid in view.instances and view.instances[sid].usable
+            if sid in self._suspects[view.job] and sid in view.instances and view.instances[sid].usable
         }
-        alarms = {sid: text for sid, readings in known.items() if (text := alarm(readings, now))}
-        for sid, readings in known.items():
-            found = signs(readings)
+        alarms = {sid: text for sid, readings in suspects.items() if (text := alarm(readings, now))}
+        for sid, readings in suspects.items():
+            device_signs = signs(readings)
             device = readings[-1].sample.device
             if sid in alarms:
                 stage = view.stage(view.instances[sid].stage, now)
-                others = any(one.sid not in alarms for one in stage)
+                others = any(instance.sid not in alarms for instance in stage)
                 if others and self._due(view, f"instance {sid}", now):
                     reason = f"device {device} of {sid}: {alarms[sid]}"
-                    said.append(self.avoid(view, sid, reason=reason, confidence=0.85, valid_s=self.valid_s))
-            elif found:
-                last = found[-1][1]
-                chance = risk([at / DAY_S for at, _ in found], now / DAY_S)
-                doubtful.append(
+                    suggestions.append(
+                        self.avoid(view, sid, reason=reason, confidence=0.85, valid_s=self.valid_s)
+                    )
+            elif device_signs:
+                last = device_signs[-1][1]
+                chance = risk([at / DAY_S for at, _ in device_signs], now / DAY_S)
+                risks.append(
                     (chance, f"device {device} of {sid}: {last}; fails within a week with {chance:.0%}")
                 )
-        if doubtful and self._due(view, "note", now):
-            chance, told = max(doubtful)
-            said.append(self.note(view, told, confidence=round(chance, 3), valid_s=self.valid_s))
-        return said or None
+        if risks and self._due(view, "note", now):
+            chance, text = max(risks)
+            suggestions.append(self.note(view, text, confidence=round(chance, 3), valid_s=self.valid_s))
+        return suggestions or None
 
     def _due(self, view: JobView, topic: str, now: float) -> bool:
         own = view.own.get(topic)

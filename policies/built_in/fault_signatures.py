@@ -1,12 +1,12 @@
-"""Which port is at fault, and with what, from packet rates and carrier changes of all ports (pure).
+"""Which port is at fault, and with which fault, from packet rates and carrier changes of all ports (pure).
 
 Features per port are robust mean shifts (median and MAD over the last minutes, as in change detection:
 E. S. Page, Continuous inspection schemes, Biometrika 41, 1954) and the signatures that faults leave in a Clos
 fabric (C. Tan et al., NetBouncer, NSDI 2019; B. Arzani et al., 007, NSDI 2018): a port that falls silent in
-both directions, one that wakes, a carrier that changed. A logistic regression over them is learnt from
-labelled recordings. What concerns no single port is told from how many ports of a device or of the network
-shift together: hashing that changed moves traffic among one device's ports and keeps its sum, a black hole
-takes traffic away everywhere. A port whose carrier changes again and again is flapping, and speaks no more.
+both directions, one that becomes active, a carrier that changed. A logistic regression over them is learnt
+from labelled recordings. Faults of no single port are found by counting the ports of a device or of the
+network that shift together: changed hashing moves traffic among one device's ports and keeps its sum, a black
+hole takes traffic away everywhere. A port whose carrier changes repeatedly is flapping and is ignored.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from policies.numerics.features import Floats
 from policies.numerics.logistic import Logistic, fit_logistic
 
 USUAL = 12
-"""Samples that a port's usual rate is the median of."""
+"""Samples whose median is a port's usual rate."""
 RECENT = 2
-"""Samples that belong to the present, not to the usual."""
+"""Last samples, which do not count for the usual rate."""
 BUSY = 100.0
-"""Packets per second below which a port's silence says nothing."""
+"""Packets per second below which a port's silence is no evidence."""
 SILENT = 0.3
-"""Of the usual rate; less is silence. The first sample after a fault covers some time before it."""
+"""Share of the usual rate below which a port is silent. A fault's first sample includes time before it."""
 FLAPPING_SAMPLES, FLAPPING = 60, 2
-"""A port with so many changes of carrier in so many samples before is flapping."""
+"""A port is flapping if its carrier changed at least `FLAPPING` times in the `FLAPPING_SAMPLES` before."""
 SHIFTED_PART, SHIFTED_PORTS = 0.25, 4
-"""Part of the network's busy ports that shift with a black hole; ports of one device with new hashing."""
+"""Share of the network's busy ports that shift with a black hole; ports of one device that shift with changed
+hashing."""
 MOST_Z = 30.0
 
 
 class FaultSignature(StrEnum):
-    """What a fault looks like."""
+    """The kinds of faults."""
 
     LINK_DOWN = "link down"
     LINK_UP = "link up"
     SESSION_LOST = "session lost"
-    """The carrier stayed, and all traffic left."""
+    """The carrier stayed, but all traffic stopped."""
     REHASHED = "hashing changed"
     TRAFFIC_LOST = "traffic lost"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """One finding: the fault, its port (index), its device, the probability, and what it rests on."""
+    """One finding: the fault, its port (index), its device, the probability, and the evidence."""
 
     fault: FaultSignature
     port: int
@@ -59,12 +60,12 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The last samples of all ports; `USUAL + RECENT` of them or more, oldest first.
+    """The last samples of all ports, at least `USUAL + RECENT`, oldest first.
 
     Attributes:
         packets: `(times, ports, 2)`, received and sent per second.
         carrier: `(times, ports)`, changes since the sample before.
-        devices: of each port.
+        devices: The device of each port.
     """
 
     packets: Floats
@@ -74,7 +75,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signatures:
-    """What each port shows now. All `(ports,)`; `shift` is `(ports, 2)`, signed, in usual deviations."""
+    """The signs at each port now, all `(ports,)`; `shift` is `(ports, 2)`, signed, in usual deviations."""
 
     shift: Floats
     usual: Floats
@@ -88,18 +89,18 @@ class Signatures:
 
     @property
     def left(self) -> Floats:
-        """What is left of the usual rate, 0 to 1; 1 for idle ports."""
+        """The present share of the usual rate, 0 to 1; 1 for idle ports."""
         return np.where(self.busy, np.minimum(self.now / np.maximum(self.usual, 1.0), 1.0), 1.0)
 
     @property
     def woken(self) -> NDArray[np.bool_]:
-        """An idle port whose carrier came, or whose traffic did."""
-        came = self.changed | (self.now > 10 * BUSY)
-        return (self.usual < BUSY) & came & ~self.flapping
+        """Idle ports whose carrier changed or whose traffic began."""
+        active = self.changed | (self.now > 10 * BUSY)
+        return (self.usual < BUSY) & active & ~self.flapping
 
     @property
     def suspect(self) -> NDArray[np.bool_]:
-        """Ports that a fault of their own could be about: silent or woken, and not flapping."""
+        """Ports that may have a fault of their own: silent or woken, and not flapping."""
         return ((self.left <= SILENT) | self.woken) & ~self.flapping
 
     def table(self) -> Floats:
@@ -112,7 +113,7 @@ class Signatures:
 
 
 def signatures(window: Window) -> Signatures:
-    """What the last sample shows, beside the `USUAL` ones that are not recent."""
+    """The signs in the last sample, compared with the `USUAL` ones before the recent ones."""
     root = np.sqrt(window.packets)
     before = root[-USUAL - RECENT : -RECENT]
     middle = np.median(before, axis=0)
@@ -129,20 +130,20 @@ def signatures(window: Window) -> Signatures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultModel:
-    """The learnt part: of ports, and how far a port must shift to count for the network."""
+    """The learnt part: the model of ports, and the shift from which a port counts for the network."""
 
     port: Logistic
     threshold: float
 
     def diagnose(self, window: Window) -> list[Diagnosis]:
-        """What is at fault now, the surest first."""
-        seen = signatures(window)
-        chance = self.port.probability(seen.table())
-        at = int(np.argmax(np.where(seen.suspect, chance, -1.0)))
-        if seen.suspect[at] and chance[at] >= 0.5:
-            fault = _port_fault(seen, at)
-            reason = f"{seen.left[at]:.0%} of its {seen.usual[at]:.0f} packets/s left"
-            if seen.changed[at]:
+        """The present faults, the surest first."""
+        current = signatures(window)
+        chance = self.port.probability(current.table())
+        at = int(np.argmax(np.where(current.suspect, chance, -1.0)))
+        if current.suspect[at] and chance[at] >= 0.5:
+            fault = _port_fault(current, at)
+            reason = f"{current.left[at]:.0%} of its {current.usual[at]:.0f} packets/s left"
+            if current.changed[at]:
                 reason += ", carrier changed"
             return [
                 Diagnosis(
@@ -153,14 +154,14 @@ class FaultModel:
                     reason=reason,
                 )
             ]
-        found = self._network(seen, window.devices)
-        return [] if found is None else [found]
+        diagnosis = self._network(current, window.devices)
+        return [] if diagnosis is None else [diagnosis]
 
-    def _network(self, seen: Signatures, devices: tuple[str, ...]) -> Diagnosis | None:
-        """Shifts of many ports at once."""
-        sent = np.where(seen.busy, seen.shift[:, 1], 0.0)
+    def _network(self, current: Signatures, devices: tuple[str, ...]) -> Diagnosis | None:
+        """A fault with shifts of many ports at once."""
+        sent = np.where(current.busy, current.shift[:, 1], 0.0)
         fallen, risen = sent <= -self.threshold, sent >= self.threshold
-        part = fallen.sum() / max(1, seen.busy.sum())
+        part = fallen.sum() / max(1, current.busy.sum())
         if part >= SHIFTED_PART and fallen.sum() > 3 * risen.sum():
             at = int(np.argmin(sent))
             reason = f"{part:.0%} of the busy ports send less than usual"
@@ -191,20 +192,20 @@ class FaultModel:
         )
 
 
-def _port_fault(seen: Signatures, at: int) -> FaultSignature:
-    if seen.woken[at]:
+def _port_fault(current: Signatures, at: int) -> FaultSignature:
+    if current.woken[at]:
         return FaultSignature.LINK_UP
-    return FaultSignature.LINK_DOWN if seen.changed[at] else FaultSignature.SESSION_LOST
+    return FaultSignature.LINK_DOWN if current.changed[at] else FaultSignature.SESSION_LOST
 
 
 def learn(tables: Floats, at_fault: NDArray[np.bool_], quiet: Floats, *, margin: float = 1.5) -> FaultModel:
-    """Fit to labelled recordings.
+    """Fits the model to labelled recordings.
 
     Args:
         tables: `Signatures.table()` of many moments, `(examples, 6)`.
-        at_fault: whether that port was at fault then.
-        quiet: the fourth largest shift of any device in each moment without a fault, `(moments,)`.
-        margin: how much further than ever without a fault ports must shift.
+        at_fault: Whether that port was at fault then.
+        quiet: The fourth largest shift of any device in each moment without a fault, `(moments,)`.
+        margin: Factor on the largest shifts without a fault, beyond which ports count as shifted.
     """
     return FaultModel(
         port=fit_logistic(tables, at_fault, ridge=1.0), threshold=margin * float(np.quantile(quiet, 0.999))

@@ -1,10 +1,10 @@
-"""Tells broken links from broken instances, by what links report: errors, loss, transfer times that shifted.
+"""Distinguishes broken links from broken instances by link figures: errors, loss, shifted transfer times.
 
-One link at fault is the link's; most links of one instance at fault, at both of their ends' word, is the
-instance's (the vote of B. Arzani et al., 007: Democratically finding the cause of packet drops, NSDI 2018).
-The core is `locate`. For fabrics whose ports are counted, the learnt model of
+A single link at fault is itself broken. If most links of one instance are at fault, by the reports of both
+ends, the instance is broken (the vote of B. Arzani et al., 007: Democratically finding the cause of packet
+drops, NSDI 2018). The core is `locate`. For fabrics with port counters, the learnt model of
 `policies.built_in.fault_signatures` goes further; in the mesh, routing itself moves traffic among links, so
-that rates say nothing here.
+that rates are no evidence here.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from schemas.policy import PolicySuggestion
 from schemas.telemetry import InstanceSample, LinkFigures
 
 USUAL, RECENT = 12, 2
-"""Figures that the usual transfer time is the median of, and those that are compared with it."""
+"""Number of figures whose median is the usual transfer time, and of those that are compared with it."""
 LOSSY = 0.1
 BROKEN = 2
 """Errors within the last `RECENT` samples."""
 SLOWER_TIMES, SLOWER_DEVIATIONS, SLOWER_MS = 2.0, 6.0, 10.0
-"""By all three a transfer must take longer than usual. Busy cores alone cost some milliseconds."""
+"""A transfer must take longer than usual by all three limits. Busy cores alone cost some milliseconds."""
 MOST_OF = 2 / 3
-"""Part of an instance's links at fault from which the instance is."""
+"""Share of an instance's links at fault from which the instance counts as at fault."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkDiagnosis:
-    """What is wrong with one link."""
+    """The fault of one link, in words."""
 
     link: Link
     what: str
@@ -44,7 +44,7 @@ class LinkDiagnosis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """Instances at fault, each with its links' faults and how many links it has; and links for themselves."""
+    """Instances at fault, each with its links' faults and its number of links; and single links at fault."""
 
     instances: Mapping[str, tuple[Sequence[LinkDiagnosis], int]]
     links: Sequence[LinkDiagnosis]
@@ -53,13 +53,13 @@ class Located:
 def link_fault(
     link: Link, transfer_ms: Sequence[float], errors: Sequence[int], loss: float
 ) -> LinkDiagnosis | None:
-    """What is wrong with a link.
+    """The fault of a link; None if it has none.
 
     Args:
-        link: which.
-        transfer_ms: its last figures, oldest first.
-        errors: of its last samples.
-        loss: part of transfers that had to be made again.
+        link: The link.
+        transfer_ms: Its last figures, oldest first.
+        errors: The error counts of its last samples.
+        loss: Share of transfers that had to be repeated.
     """
     if sum(errors[-RECENT:]) >= BROKEN:
         return LinkDiagnosis(link=link, what=f"{sum(errors[-RECENT:])} errors in {RECENT} samples")
@@ -69,7 +69,7 @@ def link_fault(
         return None
     usual = transfer_ms[-USUAL - RECENT : -RECENT]
     if min(transfer_ms[-RECENT:]) <= min(usual) + SLOWER_MS:
-        return None  # nearly always, and soon told
+        return None  # nearly always: saves the computation below
     middle = median(usual)
     deviation = 1.4826 * median(abs(value - middle) for value in usual)
     now = min(transfer_ms[-RECENT:])
@@ -78,7 +78,7 @@ def link_fault(
 
 
 def locate(links: Sequence[Link], faults: Sequence[LinkDiagnosis]) -> Located:
-    """Whose faults these are. An instance needs two links or more to be told from its link."""
+    """Assigns faults to instances or links. An instance needs at least two links, to differ from its link."""
     count: dict[str, int] = defaultdict(int)
     bad: dict[str, list[LinkDiagnosis]] = defaultdict(list)
     for link in links:
@@ -87,21 +87,19 @@ def locate(links: Sequence[Link], faults: Sequence[LinkDiagnosis]) -> Located:
     for fault in faults:
         for end in fault.link:
             bad[end].append(fault)
-    suspects = {
-        sid: found for sid, found in bad.items() if len(found) >= 2 and len(found) >= MOST_OF * count[sid]
-    }
-    # Of two ends that explain the same faults, the one that explains more.
+    suspects = {sid: own for sid, own in bad.items() if len(own) >= 2 and len(own) >= MOST_OF * count[sid]}
+    # Of two ends that explain the same faults, the one that explains more comes first.
     instances: dict[str, tuple[Sequence[LinkDiagnosis], int]] = {}
     explained: set[Link] = set()
-    for sid, found in sorted(suspects.items(), key=lambda item: (-len(item[1]), item[0])):
-        if sum(fault.link not in explained for fault in found) >= 2:
-            instances[sid] = (found, count[sid])
-            explained.update(fault.link for fault in found)
+    for sid, own in sorted(suspects.items(), key=lambda item: (-len(item[1]), item[0])):
+        if sum(fault.link not in explained for fault in own) >= 2:
+            instances[sid] = (own, count[sid])
+            explained.update(fault.link for fault in own)
     return Located(instances=instances, links=[fault for fault in faults if fault.link not in explained])
 
 
 class PathFaults(Policy):
-    """Avoids an instance most of whose links are at fault, where its stage has others; notes single links."""
+    """Avoids an instance most of whose links are at fault, if its stage has others; notes single links."""
 
     name: ClassVar[str] = "path-faults"
     version: ClassVar[str] = "1"
@@ -116,20 +114,20 @@ class PathFaults(Policy):
 
     def on_job_event(self, event: JobEvent, at: float) -> None:
         if event.state in ENDED:
-            for known in (self._times, self._errors, self._loss, self._incarnations):
-                known.pop(event.job, None)
+            for by_job in (self._times, self._errors, self._loss, self._incarnations):
+                by_job.pop(event.job, None)
 
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         times = self._times.setdefault(sample.job, {})
         errors = self._errors.setdefault(sample.job, {})
         loss = self._loss.setdefault(sample.job, {})
-        known = self._incarnations.setdefault(sample.job, {})
-        if known.get(sample.sid, sample.incarnation) != sample.incarnation:
-            for old in [link for link in errors if sample.sid in link]:  # another process has other links
+        incarnations = self._incarnations.setdefault(sample.job, {})
+        if incarnations.get(sample.sid, sample.incarnation) != sample.incarnation:
+            for old in [link for link in errors if sample.sid in link]:  # a new process has new links
                 errors.pop(old)
                 times.pop(old)
                 loss.pop(old, None)
-        known[sample.sid] = sample.incarnation
+        incarnations[sample.sid] = sample.incarnation
         for link in sample.links:
             key = (sample.sid, link.peer)
             if key not in errors:
@@ -150,34 +148,35 @@ class PathFaults(Policy):
             if all(sid in view.instances and view.instances[sid].usable for sid in link)
         ]
         times, loss = self._times.get(view.job, {}), self._loss.get(view.job, {})
-        found = [
+        link_faults = [
             fault
             for link in alive
             if (fault := link_fault(link, list(times[link]), list(errors[link]), loss.get(link, 0.0)))
         ]
-        located = locate(alive, found)
-        said: list[PolicySuggestion] = []
+        located = locate(alive, link_faults)
+        suggestions: list[PolicySuggestion] = []
         for sid, (faults, count) in located.instances.items():
             stage = view.instances[sid].stage
-            others = {one.sid for one in view.stage(stage, now)} - located.instances.keys()
+            others = {instance.sid for instance in view.stage(stage, now)} - located.instances.keys()
             if others and self._due(view, f"instance {sid}", now):
-                told = "; ".join(f"{fault.link[0]} → {fault.link[1]}: {fault.what}" for fault in faults[:4])
-                said.append(
+                suggestions.append(
                     self.avoid(
                         view,
                         sid,
-                        reason=f"{len(faults)} of {count} links of {sid} at fault: {told}",
+                        reason=f"{len(faults)} of {count} links of {sid} at fault: {_describe(faults)}",
                         confidence=round(min(0.95, 0.5 + 0.45 * len(faults) / count), 3),
                         valid_s=self.valid_s,
                     )
                 )
         if located.links and self._due(view, "note", now):
-            told = "; ".join(
-                f"{fault.link[0]} → {fault.link[1]}: {fault.what}" for fault in located.links[:4]
-            )
-            said.append(self.note(view, f"links at fault: {told}", confidence=0.8))
-        return said or None
+            text = f"links at fault: {_describe(located.links)}"
+            suggestions.append(self.note(view, text, confidence=0.8))
+        return suggestions or None
 
     def _due(self, view: JobView, topic: str, now: float) -> bool:
         own = view.own.get(topic)
         return own is None or now - own.at >= self.valid_s / 2
+
+
+def _describe(faults: Sequence[LinkDiagnosis]) -> str:
+    return "; ".join(f"{fault.link[0]} → {fault.link[1]}: {fault.what}" for fault in faults[:4])

@@ -1,10 +1,10 @@
-"""Weights beside the job's routing algorithm, tried by the time of steps (a contextual bandit).
+"""Weights in addition to the job's routing algorithm, tried out by step times (a contextual bandit).
 
-Arm 0 leaves the algorithm alone. The others tilt a stage's weights by its instances' speed: weight ∝ speed
-to the power of `TILTS`, which an algorithm that measures speed by itself takes as a correction of it: above
-0 slow instances get even less, below 0 more. Step times say which is best; `conservative_bandit` sees to it
-that trials together cost no more than `margin` beside the algorithm alone. Contexts are kept apart: how
-unequal the instances are. One arm holds for a block of steps, the first of which count for nothing.
+Arm 0 leaves the algorithm alone. The others tilt a stage's weights by its instances' speed: weight ∝ speed to
+the power of `TILTS`. An algorithm that measures speed itself takes that as a correction: above 0 slow
+instances get even less, below 0 more. Step times decide which is best; `conservative_bandit` keeps the cost
+of all trials below `margin` of the time of the algorithm alone. Contexts, the inequality of the instances,
+are kept apart. One arm holds for a block of steps, of which the first are ignored.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from schemas.telemetry import InstanceSample
 TILTS = (0.0, 0.25, -0.25, 0.5)
 """Exponents, by arm."""
 UNEQUAL = (1.3, 2.0, 4.0)
-"""Slowest ÷ fastest of a stage, where one context ends and the next begins."""
+"""Bounds between contexts: slowest ÷ fastest instance of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingBanditConfig:
-    """How much may be tried."""
+    """Limits on trials."""
 
     margin: float = 0.01
-    """Part of the time that trials may cost in all, beside the algorithm alone."""
+    """Share of the time that all trials together may cost, compared with the algorithm alone."""
 
     block_steps: int = 6
-    """Steps that an arm holds; more is slower to learn and less disturbed by the change itself."""
+    """Steps for which an arm holds; more learns more slowly and is less disturbed by the change itself."""
 
     settle_steps: int = 3
-    """The first steps of a block, which count for nothing: tables take a moment to arrive."""
+    """First steps of a block, which are ignored, since tables take a moment to arrive."""
 
     valid_s: float = 60.0
-    """Seconds a suggestion holds; renewed at half of that."""
+    """Seconds for which a suggestion holds; it is renewed after half of that."""
 
 
 @dataclass(slots=True)
 class _Trial:
-    """One job's."""
+    """The trials in one job."""
 
     bandits: dict[tuple[int, ...], ConservativeBandit] = field(default_factory=dict)
     speeds: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Milliseconds per microbatch by stage and instance, as last told."""
+    """Milliseconds per microbatch by stage and instance, as last sampled."""
     context: tuple[int, ...] = ()
     arm: int = 0
     steps: int = 0
@@ -61,7 +61,7 @@ class _Trial:
 
 
 class RoutingBandit(Policy):
-    """Tilts of a stage's weights, tried conservatively; says nothing while the algorithm alone is best."""
+    """Tries tilts of a stage's weights conservatively; is silent while the algorithm alone is best."""
 
     name: ClassVar[str] = "routing-bandit"
     version: ClassVar[str] = "1"
@@ -70,7 +70,7 @@ class RoutingBandit(Policy):
         self.config = config or RoutingBanditConfig()
         self._trials: dict[str, _Trial] = {}
 
-    # --- what is seen ---------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
         if sample.service_ms > 0 and sample.stage >= 0:
             trial = self._trials.setdefault(sample.job, _Trial())
@@ -89,7 +89,7 @@ class RoutingBandit(Policy):
         if event.kind in ("fault", "recovery", "instances"):
             trial = self._trials.get(event.job)
             if trial is not None:
-                trial.steps, trial.seconds = 0, []  # the time of such a step says nothing of the arm
+                trial.steps, trial.seconds = 0, []  # such a step's time does not depend on the arm
         if event.kind != "step" or event.result is None:
             return
         trial = self._trials.setdefault(event.job, _Trial())
@@ -100,7 +100,7 @@ class RoutingBandit(Policy):
             self._next(trial)
 
     def _next(self, trial: _Trial) -> None:
-        """The block is over: what it cost, and the next one's arm."""
+        """Ends a block: records its cost and chooses the next block's arm."""
         mean_s = sum(trial.seconds) / len(trial.seconds)
         context = tuple(_unequal(list(stage.values())) for _, stage in sorted(trial.speeds.items()))
         if context == trial.context and not (trial.declined and trial.arm):
@@ -113,23 +113,23 @@ class RoutingBandit(Policy):
             context, ConservativeBandit(arms=len(TILTS), margin=self.config.margin)
         )
 
-    # --- what is suggested ----------------------------------------------------------------------------
+    # --- suggestions ----------------------------------------------------------------------------------
     def decide(self, view: JobView, now: float) -> Suggestions:
         trial = self._trials.get(view.job)
         if trial is None:
             return None
-        found = [self._stage(view, stage, trial.arm, now) for stage in view.stages]
-        return [suggestion for suggestion in found if suggestion is not None]
+        suggestions = [self._stage(view, stage, trial.arm, now) for stage in view.stages]
+        return [suggestion for suggestion in suggestions if suggestion is not None]
 
     def _stage(self, view: JobView, stage: int, arm: int, now: float) -> PolicySuggestion | None:
         instances = view.stage(stage, now, samples=1)
         own = view.own.get(f"stage {stage}")
         if len(instances) < 2 or (own is None and arm == 0):
             return None
-        sids = [one.sid for one in instances]
+        sids = [instance.sid for instance in instances]
         weights = tilted(view.mean("service_ms", sids), TILTS[arm])
-        held = np.array([_held(own).get(sid, 1.0) for sid in sids])
-        changed = float(np.max(np.abs(shares(weights) - shares(held)))) > 0.02 / len(sids)
+        present = np.array([_present_weights(own).get(sid, 1.0) for sid in sids])
+        changed = float(np.max(np.abs(shares(weights) - shares(present)))) > 0.02 / len(sids)
         stale = own is not None and arm != 0 and now - own.at >= self.config.valid_s / 2
         if not changed and not stale:
             return None
@@ -149,22 +149,22 @@ class RoutingBandit(Policy):
 
 
 def tilted(service_ms: Floats, power: float) -> Floats:
-    """Weights with mean 1, ∝ speed to this power; equal where a time is not known."""
+    """Weights with mean 1, ∝ speed to this power; equal if a time is unknown."""
     if power == 0 or not np.all(np.isfinite(service_ms)) or np.any(service_ms <= 0):
         return np.ones(len(service_ms))
     weights = (np.median(service_ms) / service_ms) ** power
     return np.asarray(weights / weights.mean())
 
 
-def _held(own: OwnSuggestion | None) -> dict[str, float]:
-    """The weights that our last suggestion, if it was not declined, gives; who is not named has 1."""
+def _present_weights(own: OwnSuggestion | None) -> dict[str, float]:
+    """The weights of the module's last suggestion, unless declined; an unnamed instance has weight 1."""
     if own is None or own.declined or not isinstance(own.suggestion.action, SetWeights):
         return {}
     return own.suggestion.action.weights
 
 
 def _unequal(times_ms: list[float]) -> int:
-    """The context of one stage: in which band slowest ÷ fastest is."""
+    """The context of one stage: the band of slowest ÷ fastest."""
     if len(times_ms) < 2:
         return 0
     ratio = max(times_ms) / max(min(times_ms), 1e-9)

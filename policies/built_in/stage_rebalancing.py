@@ -1,8 +1,8 @@
-"""Suggests that an instance changes its stage, where one stage holds all others up (SWARM §3.2).
+"""Suggests that an instance changes its stage, if one stage delays all others (SWARM §3.2).
 
-What it would bring is predicted in `rebalancing`; this is what it is predicted from, and when that may be
-trusted: the same crew for some steps, every working instance measured, medians instead of means. The
-orchestrator carries a move out, measures what it brought, and says so in the job's events.
+`policies.numerics.stage_balance` predicts the effect; this policy provides its input and decides when the
+input can be trusted: the same members for some steps, every working instance measured, medians instead of
+means. The orchestrator carries a move out, measures its effect, and reports it in the job's events.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from schemas.job import JobState, StepResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageRebalancingConfig:
-    """How much evidence a move needs. What it must be worth stands in `MoveLimits`."""
+    """The evidence that a move needs. `MoveLimits` has the gain that it needs."""
 
     min_steps: int = 8
-    """Steps in a row by the same instances. Fewer reacts sooner, also to what passes by itself."""
+    """Steps in a row by the same instances. Fewer reacts sooner, also to passing changes."""
 
     min_samples: int = 4
     """Samples of each working instance, in its present incarnation."""
 
     recent: int = 16
-    """Samples that a service time is the median of."""
+    """Samples whose median is a service time."""
 
     retry_s: float = 10.0
-    """Seconds until a suggestion is made again, whatever became of it."""
+    """Seconds until a suggestion is made again, whatever the decision on it."""
 
     limits: MoveLimits = field(default_factory=MoveLimits)
 
 
 class StageRebalancing(Policy):
-    """Moves one instance from where it is least missed to the slowest stage, if that pays."""
+    """Moves one instance from the stage that can best spare it to the slowest stage, if that pays."""
 
     name: ClassVar[str] = "stage-rebalancing"
     version: ClassVar[str] = "1"
@@ -61,33 +61,33 @@ class StageRebalancing(Policy):
         situation = self._situation(view, now)
         if situation is None:
             return None
-        found = best_move(situation, self.config.limits)
-        if isinstance(found, str):
+        proposal = best_move(situation, self.config.limits)
+        if isinstance(proposal, str):
             return None
         return self.move(
             view,
-            found.sid,
-            found.to_stage,
-            found.forecast,
-            reason=_reason(found, situation),
+            proposal.sid,
+            proposal.to_stage,
+            proposal.forecast,
+            reason=_reason(proposal, situation),
             confidence=self._confidence(view, situation),
         )
 
     def _situation(self, view: JobView, now: float) -> Situation | None:
-        """None: there is not enough evidence yet, or somebody is coming or going."""
-        steps = self._same_crew(view)
+        """The job's situation; None while evidence is missing, or instances are joining or leaving."""
+        steps = self._steady_steps(view)
         if view.state not in (None, JobState.RUNNING):  # None: it ran before this module did
             return None
         if len(steps) < self.config.min_steps or not view.total_steps:
             return None
         stages: dict[int, StageSituation] = {}
         for stage in view.stages:
-            workers = [one for one in view.stage(stage, now) if one.weight > 0]
-            if any(one.samples < self.config.min_samples for one in workers):
+            workers = [instance for instance in view.stage(stage, now) if instance.weight > 0]
+            if any(worker.samples < self.config.min_samples for worker in workers):
                 return None
             stages[stage] = self._stage(view, workers)
-        crew = {worker.sid for state in stages.values() for worker in state.workers}
-        if not stages or crew != {sid for sid, share in steps[-1].shares.items() if share or sid in crew}:
+        sids = {worker.sid for state in stages.values() for worker in state.workers}
+        if not stages or sids != {sid for sid, share in steps[-1].shares.items() if share or sid in sids}:
             return None
         return Situation(
             stages=stages,
@@ -97,12 +97,12 @@ class StageRebalancing(Policy):
             bytes_per_s=_bytes_per_s(view),
         )
 
-    def _same_crew(self, view: JobView) -> list[StepResult]:
-        """The last steps, as many as the same instances did in a row."""
+    def _steady_steps(self, view: JobView) -> list[StepResult]:
+        """The last steps in a row that the same instances did."""
         steps: list[StepResult] = []
         for event in reversed(view.events):
             if event.move is not None:
-                break  # what came before it says nothing of what is
+                break  # steps before a move do not describe the present
             if event.result is None:
                 continue
             if steps and event.result.shares.keys() != steps[0].shares.keys():
@@ -111,8 +111,8 @@ class StageRebalancing(Policy):
         return steps[::-1]
 
     def _stage(self, view: JobView, workers: Sequence[InstanceView]) -> StageSituation:
-        samples = [one.sample for one in workers if one.sample is not None]
-        sids = [one.sid for one in workers]
+        samples = [worker.sample for worker in workers if worker.sample is not None]
+        sids = [worker.sid for worker in workers]
         times = np.nanmedian(self._recent(view, sids), axis=1) if sids else ()
         return StageSituation(
             workers=tuple(Worker(sid=sid, service_ms=float(ms)) for sid, ms in zip(sids, times, strict=True)),
@@ -125,7 +125,7 @@ class StageRebalancing(Policy):
         return view.series("service_ms", sids)[:, -self.config.recent :]
 
     def _confidence(self, view: JobView, situation: Situation) -> float:
-        """0.5…0.95, by how far the service times scatter about their medians."""
+        """0.5…0.95, lower the more the service times scatter about their medians."""
         sids = [worker.sid for state in situation.stages.values() for worker in state.workers]
         recent = self._recent(view, sids)
         usual = np.nanmedian(recent, axis=1, keepdims=True)
@@ -134,7 +134,7 @@ class StageRebalancing(Policy):
 
 
 def _bytes_per_s(view: JobView) -> float:
-    """The median of what instances' last samples say of their links; NaN where nothing was sent."""
+    """Median transfer rate over the links in instances' last samples; NaN if nothing was sent."""
     rates = []
     for instance in view.instances.values():
         links = () if instance.sample is None else instance.sample.links
@@ -145,16 +145,16 @@ def _bytes_per_s(view: JobView) -> float:
     return median(rates) if rates else float("nan")
 
 
-def _reason(found: Proposal, situation: Situation) -> str:
+def _reason(proposal: Proposal, situation: Situation) -> str:
     stages = ", ".join(
-        f"stage {stage}: {len(state.workers)} × {median(one.service_ms for one in state.workers):.1f} ms"
+        f"stage {stage}: {len(state.workers)} × {median(w.service_ms for w in state.workers):.1f} ms"
         for stage, state in situation.stages.items()
     )
-    forecast = found.forecast
+    forecast = proposal.forecast
     return (
-        f"{stages}; with {found.sid} in stage {found.to_stage} a step would take "
+        f"{stages}; with {proposal.sid} in stage {proposal.to_stage} a step would take "
         f"{forecast.step_after_s:.3f} s instead of {forecast.step_before_s:.3f} s "
-        f"(bound {found.bound_before:.1f} → {found.bound_after:.1f} microbatches/s), "
+        f"(bound {proposal.bound_before:.1f} → {proposal.bound_after:.1f} microbatches/s), "
         f"for at most {forecast.cost_s:.1f} s; {forecast.gain_s:.1f} s in the {forecast.steps_left} steps "
         "that are left"
     )

@@ -2,9 +2,9 @@
 
 A hop from S senders to R receivers is a small network: a link per pair, which takes `transfer_ms` per
 microbatch, and a link per receiver, its device, which takes `service_ms`. Each sender's demand has R paths.
-`path_scoring` splits the demands so that the fullest link or device is as empty as can be, whatever S and R
-are; a receiver's weight is what arrives at it. As `service-time-weights`, it keeps quiet where the job's
-algorithm measures by itself (ADR-0016).
+`path_scoring` splits the demands so that the utilisation of the fullest link or device is minimal, for any S
+and R; a receiver's weight is the demand that arrives at it. Like `service-time-weights`, it is silent if the
+job's algorithm measures times itself (ADR-0016).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from schemas.policy import PolicySuggestion, SetWeights
 from schemas.routing import MEASURING
 
 FREE_MS = 1e-3
-"""What a transfer over a link counts that nobody has measured: nothing bad is thought of it."""
+"""Assumed transfer time of a link that was not measured: it counts as free."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,34 +33,34 @@ class TopologyScoringConfig:
     """When another split is worth a change of routes."""
 
     min_samples: int = 3
-    """Samples of each receiver before the stage is judged."""
+    """Samples of each receiver before the stage is evaluated."""
 
     half_life_s: float = 10.0
     """Seconds after which a sample of service time counts half."""
 
     min_gain: float = 0.05
-    """Suggest only if the fullest link or device gets emptier by this fraction."""
+    """Suggest only if the utilisation of the fullest link or device falls by this share."""
 
     valid_s: float = 60.0
-    """Seconds a suggestion holds; renewed at half of that."""
+    """Seconds for which a suggestion holds; it is renewed after half of that."""
 
     retry_s: float = 5.0
     """Seconds until a declined suggestion is made again."""
 
     most_paths: int = 4096
-    """Of S × R; a larger hop is left alone, so that an inference stays below its 10 ms."""
+    """Most paths, S × R; a larger hop is left alone, so that an inference takes less than 10 ms."""
 
 
 def stage_paths(transfer_ms: Floats, service_ms: Floats) -> Paths:
     """A hop as a network: links `sender × receiver`, then one per receiver for its device.
 
     Args:
-        transfer_ms: `(S, R)` per microbatch; NaN where not known.
+        transfer_ms: `(S, R)` per microbatch; NaN if unknown.
         service_ms: `(R,)` per microbatch.
     """
     senders, receivers = transfer_ms.shape
-    known = np.where(np.isfinite(transfer_ms), np.maximum(transfer_ms, FREE_MS), FREE_MS)
-    capacity = 1e3 / np.concatenate([known.ravel(), service_ms])
+    link_ms = np.where(np.isfinite(transfer_ms), np.maximum(transfer_ms, FREE_MS), FREE_MS)
+    capacity = 1e3 / np.concatenate([link_ms.ravel(), service_ms])
     links = senders * receivers
     routes = [
         [[sender * receivers + receiver, links + receiver] for receiver in range(receivers)]
@@ -85,78 +85,82 @@ class TopologyScoring(Policy):
         return (COMPUTE,)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
-        found = [self._stage(view, stage, now) for stage in view.stages]
-        return [suggestion for suggestion in found if suggestion is not None]
+        suggestions = [self._stage(view, stage, now) for stage in view.stages]
+        return [suggestion for suggestion in suggestions if suggestion is not None]
 
     def _stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
         config = self.config
         receivers, senders = view.stage(stage, now), view.stage(stage - 1, now)
         if view.algorithms.get(stage) in MEASURING or len(receivers) < 2 or not senders:
             return None
-        if any(one.samples < config.min_samples for one in receivers):
+        if any(receiver.samples < config.min_samples for receiver in receivers):
             return None
         if len(senders) * len(receivers) > config.most_paths:
             return None
         own = view.own.get(f"stage {stage}")
         if own is not None and now - own.at < (config.retry_s if own.declined else self.every_s):
             return None
-        sids = [one.sid for one in receivers]
+        sids = [receiver.sid for receiver in receivers]
         service_ms = view.mean("service_ms", sids, config.half_life_s)
         transfer_ms = _transfers(view, senders, receivers)
         paths, demand = stage_paths(transfer_ms, service_ms), _demand(view, senders)
         split = self.scoring.split(paths, demand)
-        held = _held(view, stage, sids)
-        before = paths.worst(demand, np.tile(held, (len(senders), 1)))
-        # A table has one weight per receiver, whoever sends: what that comes to is what counts.
-        wanted = demand @ split
-        after = paths.worst(demand, np.tile(wanted, (len(senders), 1)))
+        present = _present_shares(view, stage, sids)
+        before = paths.worst(demand, np.tile(present, (len(senders), 1)))
+        # A table has one weight per receiver, the same for all senders: the gain is computed with those.
+        best = demand @ split
+        after = paths.worst(demand, np.tile(best, (len(senders), 1)))
         gain = 1 - after / before if before > 0 else 0.0
-        if gain < config.min_gain and not self._renewal(view, stage, now, held):
+        if gain < config.min_gain and not self._renewal(view, stage, now, present):
             return None
-        kept = wanted if gain >= config.min_gain else held
-        weights = {sid: round(float(share) * len(sids), 3) for sid, share in zip(sids, kept, strict=True)}
+        chosen = best if gain >= config.min_gain else present
+        weights = {sid: round(float(share) * len(sids), 3) for sid, share in zip(sids, chosen, strict=True)}
         measured = int(np.isfinite(transfer_ms).sum())
-        named = ", ".join(f"{sid} {share:.0%}" for sid, share in zip(sids, kept, strict=True))
+        share_text = ", ".join(f"{sid} {share:.0%}" for sid, share in zip(sids, chosen, strict=True))
         reason = (
             f"stage {stage}: {len(senders)} senders, {len(receivers)} receivers, {measured} of "
             f"{transfer_ms.size} links measured; the fullest link or device {gain:+.0%} emptier than by the "
-            f"present weights; shares {named}"
+            f"present weights; shares {share_text}"
         )
         confidence = round(float(np.clip(0.6 + gain, 0.5, 0.95)), 3)
         return self.set_weights(
             view, stage, weights, reason=reason, confidence=confidence, valid_s=config.valid_s
         )
 
-    def _renewal(self, view: JobView, stage: int, now: float, held: Floats) -> bool:
+    def _renewal(self, view: JobView, stage: int, now: float, present: Floats) -> bool:
         own = view.own.get(f"stage {stage}")
-        if own is None or own.declined or float(np.ptp(held)) < 1e-3:
+        if own is None or own.declined or float(np.ptp(present)) < 1e-3:
             return False
         return now - own.at >= self.config.valid_s / 2
 
 
 def _transfers(view: JobView, senders: list[InstanceView], receivers: list[InstanceView]) -> Floats:
-    """Milliseconds of a transfer of the usual size, `(S, R)`, by the senders' own samples, else by the
-    clusters' reports; NaN where neither tells."""
-    found: dict[tuple[str, str], float] = {}
+    """Milliseconds of a transfer of the usual size, `(S, R)`.
+
+    They come from the senders' own samples, else from the clusters' reports; NaN if neither has them.
+    """
+    times_ms: dict[tuple[str, str], float] = {}
     for report in view.qos.values():
         for link in report.links:
             if link.figures.transfer_ms is not None:
-                found[link.sender, link.receiver] = link.figures.transfer_ms
+                times_ms[link.sender, link.receiver] = link.figures.transfer_ms
     for sender in senders:
         for sample in sender.sample.links if sender.sample is not None else ():
             if sample.figures is not None and sample.figures.transfer_ms is not None:
-                found[sender.sid, sample.peer] = sample.figures.transfer_ms
-    return np.array([[found.get((one.sid, other.sid), np.nan) for other in receivers] for one in senders])
+                times_ms[sender.sid, sample.peer] = sample.figures.transfer_ms
+    return np.array(
+        [[times_ms.get((sender.sid, receiver.sid), np.nan) for receiver in receivers] for sender in senders]
+    )
 
 
 def _demand(view: JobView, senders: list[InstanceView]) -> Floats:
-    """Part of the microbatches that each sender has, by its own speed; equal where it is not known."""
-    times = np.array([one.service_ms for one in senders])
+    """Share of the microbatches of each sender, by its own speed; equal if a speed is unknown."""
+    times = np.array([sender.service_ms for sender in senders])
     return shares(1.0 / times) if np.all(times > 0) else shares(np.ones(len(senders)))
 
 
-def _held(view: JobView, stage: int, sids: list[str]) -> Floats:
-    """The shares that our last suggestion, if it was not declined, gives these instances; else equal."""
+def _present_shares(view: JobView, stage: int, sids: list[str]) -> Floats:
+    """The shares of these instances by the module's last suggestion, unless declined; else equal ones."""
     own = view.own.get(f"stage {stage}")
     if own is None or own.declined or not isinstance(own.suggestion.action, SetWeights):
         return shares(np.ones(len(sids)))

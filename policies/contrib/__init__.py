@@ -1,5 +1,9 @@
-"""Beside the product, tested with it: policies and data that no mesh of ours can use by itself.
+"""Experimental models for traffic engineering, beside the policies that DMSC runs.
 
-Splitting demands over the paths of a wide-area network, outlooks on repairs, topologies from files: methods
-of internet traffic engineering. Benchmarks and plots call them. Nothing of the product imports them.
+The benchmarks and plots of `make bench-policies` use them; no policy of a mesh does. They are pure functions
+of arrays and files, and never use the bus.
+
+- `split_learning`: splits of demands learnt from past traffic, and their trust.
+- `topology_file`: networks from GraphML files, with drawn traffic.
+- `repair_outlook`: whether a repair will take longer than a limit.
 """

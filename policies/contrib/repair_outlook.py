@@ -1,10 +1,10 @@
-"""Will a repair take longer than a limit? Online logistic regression on what its beginning tells (pure).
+"""Will a repair take longer than a limit? Online logistic regression on figures at its beginning (pure).
 
-Three figures, chosen on the first half of the log of InfiniteHBD (docs): how long repairs of this kind took
-(the median of the logarithm), how long ago anything was last repaired, and how many faults are open that
-began within the limit. A fault's answer is known once it is repaired or the limit is over; the model is
-fitted anew from all known ones, with a ridge (Hoerl & Kennard, 1970), so that a dozen faults don't make it
-sure of anything.
+Three figures, chosen on the first half of the log of InfiniteHBD (docs), are used: how long repairs of this
+kind took (the median of the logarithm), how long ago the last repair was, and how many open faults began
+within the limit. A fault's outcome is known once it is repaired or the limit is over. The model is fitted
+again from all known outcomes, with a ridge (Hoerl & Kennard, 1970), so that a dozen faults do not make it
+overconfident.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from policies.numerics.logistic import fit_logistic
 
 RIDGE = 5.0
 LEAST = 20
-"""Known repairs before anything is said but 0.5."""
+"""Known outcomes before a prediction other than 0.5."""
 SHORTEST = 1e-3
-"""Of the limit: shorter repairs count as this."""
+"""Share of the limit: shorter repairs count as this long."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Fault:
 
 @dataclass(slots=True)
 class RepairOutlook:
-    """Times in any unit; `limit` in the same."""
+    """The outlook of repairs. Times are in any unit; `limit` is in the same."""
 
     limit: float
     _faults: list[_Fault] = field(default_factory=list)
@@ -43,7 +43,7 @@ class RepairOutlook:
     _repaired_at: float = -math.inf
 
     def began(self, kind: str, at: float) -> int:
-        """A fault began, not earlier than any before it; returns its number."""
+        """Adds a fault that began at `at`, not earlier than those before; returns its number."""
         young = sum(fault.at < at < fault.ended and at - fault.at <= self.limit for fault in self._faults)
         past = self._repairs.get(kind)
         since = (at - self._repaired_at) / self.limit
@@ -56,20 +56,20 @@ class RepairOutlook:
         return len(self._faults) - 1
 
     def repaired(self, number: int, at: float) -> None:
-        """The fault of that number is over."""
+        """Ends the fault of that number."""
         fault = self._faults[number]
         fault.ended = at
         self._repairs[fault.kind].append(math.log(max((at - fault.at) / self.limit, SHORTEST)))
         self._repaired_at = max(self._repaired_at, at)
 
     def longer(self, number: int) -> float:
-        """How likely the fault of that number lasts longer than the limit, as seen when it began."""
+        """The probability that the fault of that number lasts longer than the limit, as of its beginning."""
         now = self._faults[number].at
-        known = [
+        outcomes = [
             fault for fault in self._faults[:number] if fault.ended <= now or now - fault.at > self.limit
         ]
-        if len(known) < LEAST:
+        if len(outcomes) < LEAST:
             return 0.5
-        longer = np.array([fault.ended - fault.at > self.limit for fault in known])
-        model = fit_logistic(np.array([fault.features for fault in known]), longer, ridge=RIDGE)
+        longer = np.array([fault.ended - fault.at > self.limit for fault in outcomes])
+        model = fit_logistic(np.array([fault.features for fault in outcomes]), longer, ridge=RIDGE)
         return float(model.probability(np.array([self._faults[number].features]))[0])

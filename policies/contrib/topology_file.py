@@ -1,5 +1,7 @@
-"""Networks from GraphML files, as the Internet Topology Zoo has them (Knight et al., 2011,
-doi:10.1109/JSAC.2011.111002), and drawn traffic for them."""
+"""Networks from GraphML files of the Internet Topology Zoo, and random traffic for them.
+
+See Knight et al., 2011, doi:10.1109/JSAC.2011.111002.
+"""
 
 from __future__ import annotations
 
@@ -13,51 +15,56 @@ import numpy as np
 from policies.numerics.path_split import Floats, Link, Paths, paths_over, shortest_paths
 
 PATHS = 4
-"""Of each demand: the shortest by number of links."""
+"""Paths of each demand: the shortest by number of links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A connected network. `capacity`: of its directed links, in units of the median link's."""
+    """A connected network. `capacity`: capacities of its directed links, in units of the median link's."""
 
     name: str
     nodes: int
     capacity: dict[Link, float]
     places: tuple[tuple[float, float], ...]
-    """(longitude, latitude) by node; NaN where the file does not tell."""
+    """(longitude, latitude) by node; NaN if the file has none."""
 
     @property
     def pairs(self) -> list[Link]:
-        """Whose demand is which: source and target."""
-        return [(one, other) for one in range(self.nodes) for other in range(self.nodes) if one != other]
+        """Source and target of each demand, in order."""
+        return [
+            (source, target)
+            for source in range(self.nodes)
+            for target in range(self.nodes)
+            if source != target
+        ]
 
     def paths(self, count: int = PATHS) -> Paths:
-        """The `count` shortest of every pair."""
-        routes = [shortest_paths(self.capacity, one, other, count) for one, other in self.pairs]
+        """The `count` shortest paths of every pair."""
+        routes = [shortest_paths(self.capacity, source, target, count) for source, target in self.pairs]
         return paths_over(self.capacity, routes)
 
 
 def gravity(rng: np.random.Generator, nodes: int) -> Floats:
-    """A drawn traffic matrix without its diagonal, `(nodes·(nodes-1),)`, mean 1.
+    """A random traffic matrix without its diagonal, `(nodes·(nodes-1),)`, mean 1.
 
-    What a node sends and takes is log-normal, and so is how each pair departs from their product (Roughan,
-    2005, doi:10.1145/1096536.1096551).
+    The traffic that a node sends and takes is log-normal, and so is each pair's deviation from their product
+    (Roughan, 2005, doi:10.1145/1096536.1096551).
     """
     sends = rng.lognormal(0, 1, nodes)
     takes = sends * rng.lognormal(0, 0.5, nodes)
     matrix = np.outer(sends, takes) * rng.lognormal(0, 0.5, (nodes, nodes))
-    found: Floats = matrix[~np.eye(nodes, dtype=bool)]
-    found /= found.mean()
-    return found
+    demands: Floats = matrix[~np.eye(nodes, dtype=bool)]
+    demands /= demands.mean()
+    return demands
 
 
 def read_topology(name: str, text: bytes) -> Topology | None:
     """The largest connected part of a GraphML file; None if it has no link.
 
-    Parallel links add up; where no `LinkSpeedRaw` is told, the median one counts.
+    Parallel links add up; a link without `LinkSpeedRaw` counts as the median one.
 
     Raises:
-        ElementTree.ParseError, ValueError: it is something else.
+        ElementTree.ParseError, ValueError: The text is not GraphML.
     """
     root = ElementTree.fromstring(text)
     space = root.tag.partition("}")[0] + "}" if root.tag.startswith("{") else ""
@@ -70,39 +77,39 @@ def read_topology(name: str, text: bytes) -> Topology | None:
     links: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     for edge in root.iter(f"{space}edge"):
         data = {keys.get(item.get("key")): item.text or "" for item in edge.iter(f"{space}data")}
-        one, other = edge.get("source") or "", edge.get("target") or ""
-        if one != other:
+        source, target = edge.get("source") or "", edge.get("target") or ""
+        if source != target:
             speed = float(data.get("LinkSpeedRaw") or 0) or None
-            links[min(one, other), max(one, other)].append(speed)
+            links[min(source, target), max(source, target)].append(speed)
     if not links:
         return None
-    told = [speed for parallel in links.values() for speed in parallel if speed is not None]
-    usual = median(told) if told else 1.0
-    part = max(_parts(list(places), list(links)), key=lambda one: len(one))
+    speeds = [speed for parallel in links.values() for speed in parallel if speed is not None]
+    usual = median(speeds) if speeds else 1.0
+    part = max(_parts(list(places), list(links)), key=lambda nodes: len(nodes))
     order = {node: index for index, node in enumerate(sorted(part))}
     capacity: dict[Link, float] = {}
-    for (one, other), parallel in sorted(links.items()):
-        if one in order:
+    for (source, target), parallel in sorted(links.items()):
+        if source in order:
             total = sum(speed or usual for speed in parallel) / usual
-            capacity[order[one], order[other]] = capacity[order[other], order[one]] = total
+            capacity[order[source], order[target]] = capacity[order[target], order[source]] = total
     return Topology(name, len(order), capacity, tuple(places[node] for node in order))
 
 
 def _parts(nodes: list[str], links: list[tuple[str, str]]) -> list[set[str]]:
     """Connected components."""
-    near: dict[str, set[str]] = {node: set() for node in nodes}
-    for one, other in links:
-        near[one].add(other)
-        near[other].add(one)
-    parts, seen = [], set[str]()
+    neighbours: dict[str, set[str]] = {node: set() for node in nodes}
+    for source, target in links:
+        neighbours[source].add(target)
+        neighbours[target].add(source)
+    parts, visited = [], set[str]()
     for node in nodes:
-        if node in seen:
+        if node in visited:
             continue
         part, edge = {node}, [node]
         while edge:
-            for other in near[edge.pop()] - part:
+            for other in neighbours[edge.pop()] - part:
                 part.add(other)
                 edge.append(other)
-        seen |= part
+        visited |= part
         parts.append(part)
     return parts

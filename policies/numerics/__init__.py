@@ -1,6 +1,12 @@
-"""Statistics for policies, pure and vectorised (numpy): features, forecasts, tests, bandits, scores of
-paths.
+"""The models behind the built-in policies: statistics, forecasts, bandits, path splits. Pure numpy.
 
-Each file is one method with its source. Built-in policies and users' own call them. Nothing here knows the
-bus, a job or a clock.
+Each file holds one method with its papers, and decides nothing about a mesh. The policies of `built_in`, the
+kit's views and the scores call it; the benchmarks of `make bench-policies` measure it. There is no clock, no
+bus and no randomness without a seed.
+
+- `features`: sliding windows, cleaning, normalisation (public, for users' policies too).
+- `forecasting`, `conformal`, `serial_correlation`, `link_history`: forecasts of links.
+- `stage_balance`: which instance should change its stage.
+- `path_split`, `path_scoring`: demands over paths; a trained graph network.
+- `conservative_bandit`, `failure_rate`, `outages`, `logistic`: decisions and rates under uncertainty.
 """

@@ -1,7 +1,7 @@
 """Feature processing (draft §4.2): sliding windows over many series at once, cleaning, normalisation, graphs.
 
-All vectorised numpy, so that a policy that watches thousands of instances keeps up on one core. Missing
-values are NaN throughout; every function here lets them pass without warnings.
+All functions are vectorised numpy, so that a policy that watches thousands of instances keeps up on one core.
+Missing values are NaN; every function here accepts them without warnings.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ Floats = npt.NDArray[np.float64]
 class Panel:
     """The last `length` observations of many series, each observation being one float per field.
 
-    One block `(series, length, fields)` float64 with a ring per series; rows are reused after `drop`.
+    They are one block `(series, length, fields)` float64 with a ring per series; rows are reused after
+    `drop`.
 
     Args:
-        fields: the names of the columns.
-        length: observations kept per series; memory is `series × length × (fields + 1) × 8` bytes.
+        fields: Names of the columns.
+        length: Observations kept per series; memory is `series × length × (fields + 1) × 8` bytes.
     """
 
     def __init__(self, fields: Sequence[str], length: int = 64) -> None:
@@ -44,7 +45,7 @@ class Panel:
         return len(self._row)
 
     def push(self, key: str, at: float, values: Sequence[float]) -> None:
-        """Append one observation, in the order of `fields`; the oldest falls out of a full window."""
+        """Appends one observation, in the order of `fields`; drops the oldest of a full window."""
         row = self._row.get(key)
         if row is None:
             row = self._row[key] = self._take_row()
@@ -54,13 +55,13 @@ class Panel:
         self._pushed[row] += 1
 
     def drop(self, key: str) -> None:
-        """Forget a series; unknown ones are fine."""
+        """Forgets a series; ignores an unknown one."""
         row = self._row.pop(key, None)
         if row is not None:
             self._free.append(row)
 
     def count(self, key: str) -> int:
-        """Observations held of this series, at most `length`."""
+        """Number of observations of this series, at most `length`."""
         row = self._row.get(key)
         return 0 if row is None else min(int(self._pushed[row]), self.length)
 
@@ -69,11 +70,11 @@ class Panel:
         return self.window(field, keys)[:, -1]
 
     def window(self, field: str, keys: Sequence[str]) -> Floats:
-        """The windows of these series, shape `(keys, length)`, oldest first, NaN where not yet observed."""
+        """The windows of these series, shape `(keys, length)`, oldest first, NaN if not yet observed."""
         return self._ordered(self._values[:, :, self._column[field]], keys)
 
     def times(self, keys: Sequence[str]) -> Floats:
-        """When each value of `window` was observed, same shape, seconds."""
+        """Observation times of the values of `window`, same shape, seconds."""
         return self._ordered(self._times, keys)
 
     def ewma(self, field: str, keys: Sequence[str], half_life_s: float) -> Floats:
@@ -92,7 +93,7 @@ class Panel:
         known = [(index, self._row[key]) for index, key in enumerate(keys) if key in self._row]
         if known:
             into, rows = (np.array(side) for side in zip(*known, strict=True))
-            # The slot behind the newest is the oldest one, so the ring is read from there.
+            # The slot after the newest value holds the oldest one: the ring is read from there.
             order = (self._pushed[rows, None] + np.arange(self.length)) % self.length
             out[into] = block[rows[:, None], order]
         return out
@@ -109,26 +110,26 @@ class Panel:
 
 
 def clean(values: Floats, *, spread: float = 6.0) -> Floats:
-    """Non-finite values become NaN; outliers are drawn in to `median ± spread × 1.4826 × MAD`.
+    """Replaces non-finite values by NaN and clips outliers to `median ± spread × 1.4826 × MAD`.
 
-    Works along the last axis. A constant series (MAD 0) is left as it is.
+    It works along the last axis. A constant series (MAD 0) is unchanged.
     """
     values = np.where(np.isfinite(values), values, np.nan)
     middle = _over_last(np.nanmedian, values)
     width = spread * 1.4826 * _over_last(np.nanmedian, np.abs(values - middle))
-    drawn = np.clip(values, middle - width, middle + width)
-    return np.where(width > 0, drawn, values)
+    clipped = np.clip(values, middle - width, middle + width)
+    return np.where(width > 0, clipped, values)
 
 
 def standardise(values: Floats) -> Floats:
-    """Zero mean and unit deviation along the last axis; a constant series becomes zeros."""
+    """Scales to zero mean and unit deviation along the last axis; a constant series becomes zeros."""
     centred = values - _over_last(np.nanmean, values)
     deviation = _over_last(np.nanstd, values)
     return np.divide(centred, deviation, out=np.zeros_like(centred), where=deviation > 0)
 
 
 def scale(values: Floats) -> Floats:
-    """Linear to 0…1 along the last axis; a constant series becomes zeros."""
+    """Scales linearly to 0…1 along the last axis; a constant series becomes zeros."""
     low, high = _over_last(np.nanmin, values), _over_last(np.nanmax, values)
     width = high - low
     return np.divide(values - low, width, out=np.zeros_like(values), where=width > 0)
@@ -136,17 +137,17 @@ def scale(values: Floats) -> Floats:
 
 def moving_mean(values: Floats, span: int) -> Floats:
     """Mean of the last `span` values at each position of the last axis, fewer at the start."""
-    framed = frames(values, span)
-    held = np.isfinite(framed)
-    count = held.sum(axis=-1)
-    total = np.where(held, framed, 0.0).sum(axis=-1)
+    windows = frames(values, span)
+    finite = np.isfinite(windows)
+    count = finite.sum(axis=-1)
+    total = np.where(finite, windows, 0.0).sum(axis=-1)
     mean: Floats = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     return mean
 
 
 def moving_deviation(values: Floats, span: int) -> Floats:
     """Standard deviation of the last `span` values at each position of the last axis, fewer at the start."""
-    middle = np.nan_to_num(_over_last(np.nanmean, values))  # numbers near 0 lose nothing when squared
+    middle = np.nan_to_num(_over_last(np.nanmean, values))  # squares of numbers near 0 lose no precision
     squared = moving_mean((values - middle) ** 2, span) - moving_mean(values - middle, span) ** 2
     return np.sqrt(np.maximum(squared, 0.0))
 
@@ -161,21 +162,21 @@ def moving_quantile(values: Floats, span: int, quantile: float) -> Floats:
 def frames(values: Floats, span: int) -> Floats:
     """The last `span` values at each position, `(…, length, span)`, oldest first, NaN before the first.
 
-    What a sequence model takes in. A view where it can be: do not write to it.
+    This is the input of a sequence model. It may be a view: do not write to it.
     """
     span = max(1, min(span, values.shape[-1]))
     padding = np.full((*values.shape[:-1], span - 1), np.nan)
     padded = np.concatenate([padding, values], axis=-1)
-    found: Floats = np.lib.stride_tricks.sliding_window_view(padded, span, axis=-1)
-    return found
+    windows: Floats = np.lib.stride_tricks.sliding_window_view(padded, span, axis=-1)
+    return windows
 
 
 def filled(values: Floats) -> Floats:
-    """Gaps take the last value before them along the last axis; those before the first stay NaN."""
+    """Fills gaps with the last value before them along the last axis; gaps before the first stay NaN."""
     position = np.where(np.isfinite(values), np.arange(values.shape[-1]), -1)
     last = np.maximum.accumulate(position, axis=-1)
-    taken = np.take_along_axis(values, np.maximum(last, 0), axis=-1)
-    return np.where(last >= 0, taken, np.nan)
+    last_values = np.take_along_axis(values, np.maximum(last, 0), axis=-1)
+    return np.where(last >= 0, last_values, np.nan)
 
 
 def rate(values: Floats, times: Floats) -> Floats:
@@ -188,34 +189,34 @@ def rate(values: Floats, times: Floats) -> Floats:
 
 
 def resampled(values: Floats, times: Floats, at: Floats, *, oldest_s: float = np.inf) -> Floats:
-    """What was last known at each of the moments `at`, `(series, moments)`: series on one common grid.
+    """The last known value at each of the moments `at`, `(series, moments)`: series on one common grid.
 
     Args:
         values: `(series, length)`, oldest first.
-        times: when each was observed, same shape, seconds; NaN where it was not.
+        times: Observation times, same shape, seconds; NaN where there is no observation.
         at: `(moments,)`, seconds, increasing.
-        oldest_s: NaN where what is known is older than this.
+        oldest_s: The result is NaN where the last value is older than this.
     """
     observed = np.isfinite(times) & np.isfinite(values)
-    seen = observed[:, :, None] & (times[:, :, None] <= at[None, None, :])
-    newest = np.where(seen, times[:, :, None], -np.inf).argmax(axis=1)
-    known = seen.any(axis=1)
-    found = np.take_along_axis(values, newest, axis=1)
+    earlier = observed[:, :, None] & (times[:, :, None] <= at[None, None, :])
+    newest = np.where(earlier, times[:, :, None], -np.inf).argmax(axis=1)
+    exists = earlier.any(axis=1)
+    last_values = np.take_along_axis(values, newest, axis=1)
     age = at[None, :] - np.take_along_axis(times, newest, axis=1)
-    return np.where(known & (np.nan_to_num(age, nan=np.inf) <= oldest_s), found, np.nan)
+    return np.where(exists & (np.nan_to_num(age, nan=np.inf) <= oldest_s), last_values, np.nan)
 
 
 def lagged(values: Floats, lags: int) -> tuple[Floats, Floats]:
     """Rows for a regression on the past: `lags` values each (oldest first), and the value that followed.
 
-    Of all series together, `(rows, lags)` and `(rows,)`; rows with a gap are left out.
+    The rows are of all series together, `(rows, lags)` and `(rows,)`; rows with a gap are left out.
     """
     if values.shape[-1] <= lags:
         return np.empty((0, lags)), np.empty(0)
-    cut: Floats = np.lib.stride_tricks.sliding_window_view(values, lags + 1, axis=-1)
-    rows = cut.reshape(-1, lags + 1)
-    whole = np.isfinite(rows).all(axis=1)
-    return rows[whole, :-1], rows[whole, -1]
+    windows: Floats = np.lib.stride_tricks.sliding_window_view(values, lags + 1, axis=-1)
+    rows = windows.reshape(-1, lags + 1)
+    complete = np.isfinite(rows).all(axis=1)
+    return rows[complete, :-1], rows[complete, -1]
 
 
 def adjacency(nodes: Sequence[str], edges: Iterable[tuple[str, str, float]]) -> Floats:
@@ -229,7 +230,7 @@ def adjacency(nodes: Sequence[str], edges: Iterable[tuple[str, str, float]]) -> 
 
 
 def shares(weights: Floats) -> Floats:
-    """Weights as fractions of their sum, shape kept; equal fractions where the sum is not positive."""
+    """Weights as fractions of their sum, same shape; equal fractions if the sum is not positive."""
     total = float(np.sum(weights))
     if not np.isfinite(total) or total <= 0:
         return np.full(weights.shape, 1.0 / max(1, weights.size))
@@ -238,7 +239,7 @@ def shares(weights: Floats) -> Floats:
 
 def _over_last(reduce: Callable[..., Any], values: Floats) -> Floats:
     """A nan-reduction along the last axis, kept as an axis; all-NaN series give NaN without a warning."""
-    hollow = ~np.isfinite(values).any(axis=-1, keepdims=True)
-    safe = np.where(hollow, 0.0, values)
-    reduced = np.asarray(reduce(safe, axis=-1, keepdims=True), dtype=np.float64)
-    return np.where(hollow, np.nan, reduced)
+    empty = ~np.isfinite(values).any(axis=-1, keepdims=True)
+    safe = np.where(empty, 0.0, values)
+    result = np.asarray(reduce(safe, axis=-1, keepdims=True), dtype=np.float64)
+    return np.where(empty, np.nan, result)

@@ -1,7 +1,7 @@
-"""What instances' links took, on a grid of equal steps, for the policies that watch them (pure).
+"""Transfer times of instances' links on a grid of equal steps, for policies (pure).
 
-Instances tell a link's figures when they change, and every five seconds (ADR-0019); in between the last ones
-hold.
+Instances report a link's figures when they change, and every five seconds (ADR-0019); between reports the
+last figures hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.telemetry import InstanceSample
 
 STEP_S = 5.0
 SILENT_STEPS = 12
-"""After which a link is left out: its sender does not tell of it any more."""
+"""Steps without a report after which a link is left out."""
 Link = tuple[str, str]
 """Sender and receiver."""
 
@@ -26,7 +26,7 @@ class LinkHistory:
     """Transfer times of all links of all jobs. `take` is the only way in.
 
     Args:
-        steps: kept of each link.
+        steps: Steps kept of each link.
     """
 
     def __init__(self, steps: int = 160) -> None:
@@ -35,45 +35,46 @@ class LinkHistory:
         self._incarnations: dict[str, dict[str, str]] = {}
 
     def take(self, sample: InstanceSample, at: float) -> None:
-        """Work in a sample's figures, received at `at` (seconds). Another incarnation's links begin anew."""
+        """Adds a sample's figures, received at `at` (seconds). A new incarnation's links begin anew."""
         links = self._jobs.setdefault(sample.job, {})
-        known = self._incarnations.setdefault(sample.job, {})
-        if known.get(sample.sid, sample.incarnation) != sample.incarnation:
+        incarnations = self._incarnations.setdefault(sample.job, {})
+        if incarnations.get(sample.sid, sample.incarnation) != sample.incarnation:
             for link in [link for link in links if sample.sid in link]:
                 del links[link]
-        known[sample.sid] = sample.incarnation
+        incarnations[sample.sid] = sample.incarnation
         slot = int(at // STEP_S)
-        for each in sample.links:
-            figure = None if each.figures is None else each.figures.transfer_ms
-            if figure is None or not isfinite(figure) or figure < 0:
+        for link_sample in sample.links:
+            figures = link_sample.figures
+            transfer_ms = None if figures is None else figures.transfer_ms
+            if transfer_ms is None or not isfinite(transfer_ms) or transfer_ms < 0:
                 continue
-            kept = links.setdefault((sample.sid, each.peer), deque(maxlen=self._steps))
-            if kept and kept[-1][0] == slot:
-                kept.pop()
-            kept.append((slot, figure))
+            series = links.setdefault((sample.sid, link_sample.peer), deque(maxlen=self._steps))
+            if series and series[-1][0] == slot:
+                series.pop()
+            series.append((slot, transfer_ms))
 
     def forget(self, job: str) -> None:
-        """It has ended."""
+        """Drops an ended job."""
         self._jobs.pop(job, None)
         self._incarnations.pop(job, None)
 
     def links(self, job: str, until: int, steps: int, most: int) -> list[Link]:
-        """Those known for the last `steps` slots up to `until`, in order; of more than `most` the slowest.
+        """Links with figures for the last `steps` slots up to `until`, in order; at most the `most` slowest.
 
-        Left out: what began later, or fell silent.
+        Links that began later or fell silent are left out.
         """
-        begin, found = until - steps + 1, []
-        for link, kept in self._jobs.get(job, {}).items():
-            last = next(((slot, value) for slot, value in reversed(kept) if slot <= until), None)
-            if last is not None and kept[0][0] <= begin and last[0] >= until - SILENT_STEPS:
-                found.append((-last[1], link))
-        return sorted(link for _, link in sorted(found)[:most])
+        begin, candidates = until - steps + 1, []
+        for link, series in self._jobs.get(job, {}).items():
+            last = next(((slot, value) for slot, value in reversed(series) if slot <= until), None)
+            if last is not None and series[0][0] <= begin and last[0] >= until - SILENT_STEPS:
+                candidates.append((-last[1], link))
+        return sorted(link for _, link in sorted(candidates)[:most])
 
     def table(self, job: str, links: Sequence[Link], until: int, steps: int) -> Floats:
         """Milliseconds of these links in the last `steps` slots up to `until`, shape `(steps, links)`.
 
         Raises:
-            KeyError: one of them is not known any more.
+            KeyError: A link is not known any more.
         """
         slots = np.arange(until - steps + 1, until + 1)
         table = np.empty((steps, len(links)))

@@ -1,4 +1,4 @@
-"""Logistic regression with a ridge, by Newton's method (pure). Small tables, calibrated probabilities."""
+"""Logistic regression with a ridge, by Newton's method (pure), for small tables."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Logistic:
     weights: Floats
 
     def probability(self, examples: Floats) -> Floats:
-        """Of the positive class, shape `(examples,)` for `(examples, features)`."""
+        """Probability of the positive class, shape `(examples,)` for `(examples, features)`."""
         return _sigmoid(_standard(examples, self.mean, self.deviation) @ self.weights)
 
 
 def fit_logistic(examples: Floats, truth: NDArray[np.bool_], *, ridge: float = 1.0) -> Logistic:
-    """Learn from `(examples, features)` and `(examples,)`; `ridge` shrinks all weights but the bias."""
+    """Fits `(examples, features)` to `(examples,)`; `ridge` shrinks all weights but the bias."""
     mean, deviation = examples.mean(axis=0), examples.std(axis=0)
     deviation = np.where(deviation > 0, deviation, 1.0)
     table = _standard(examples, mean, deviation)

@@ -1,21 +1,21 @@
 """A small graph network that splits demands over paths on networks it has never seen (inference; numpy).
 
-Messages go back and forth over the path-link incidence: links tell paths how full they are beside the
-fullest one (its greatest and its priced sum along the path), paths tell links what flows. In each of a few
-rounds a network of some hundred weights, the same for every path, round and topology, reads those and moves
-the path's score; the split is the softmax of the scores over a demand's paths. So it is an unrolled
-multiplicative-weights solver whose step is learned, and carries over to any number of nodes, links, paths
-and demands.
+Messages go back and forth over the path-link incidence. Links send paths their utilisation relative to the
+fullest link (its maximum and its priced sum along the path); paths send links their flow. In each of a few
+rounds a network of some hundred weights, the same for every path, round and topology, reads those and changes
+the path's score. The split is the softmax of the scores over a demand's paths. So it is an unrolled
+multiplicative-weights solver with a learnt step, and applies to any number of nodes, links, paths and
+demands.
 
 HARP: AlQiam et al. (2024), doi:10.1145/3651890.3672237 (recurrent adjustment by the bottleneck, invariance);
 TEAL: Xu et al. (2023), doi:10.1145/3603269.3604857 (path-link incidence as the graph); RouteNet: Rusek et al.
 (2020), doi:10.1109/JSAC.2020.3000405. Multiplicative weights: Garg & Könemann (2007),
 doi:10.1137/S0097539704446232.
 
-What it says is checked before it is used: the utilisation of a split is computed exactly, so `split` returns
-the best round, and never one worse than shortest paths or ECMP.
+Its output is checked before it is used: the utilisation of a split is computed exactly, so `split` returns
+the best round, and never a split worse than shortest paths or ECMP.
 
-Trained by `python benchmarks/train_path_scoring.py`, which holds the same forward pass in torch.
+`python benchmarks/train_path_scoring.py` trains it, with the same forward pass in torch.
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ Single = npt.NDArray[np.float32]
 
 WEIGHTS = Path(__file__).parent / "weights" / "path_scoring.safetensors"
 ROUNDS, FEWEST_ROUNDS = 10, 5
-"""Rounds of messages. Each costs about the same; the error falls fast at first."""
+"""Most and fewest rounds of messages. Each costs about the same; the error falls fast at first."""
 WORK = 220_000
-"""Rounds × incidences that an inference may come to: larger networks get fewer rounds, so that it stays below
-its 10 ms."""
+"""Most rounds × incidences of an inference: larger networks get fewer rounds, to stay below 10 ms."""
 FEATURES = 9
 SCORE_SPAN = 12.0
-"""How far a path's score is at most below its demand's best: exp(-12) is no traffic, and can still return."""
+"""Largest distance of a path's score from its demand's best: exp(-12) is no traffic, but can recover."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathScoring:
     """The trained weights. `layers`: `(matrix (out, in), bias (out,))` each; three of them.
 
-    `sharpness`: how steeply a link's price rises with its utilisation; `step`: of the plain multiplicative
-    update that the network corrects; `memory`: how much of the last round's prices stays.
+    `sharpness`: how steeply a link's price rises with its utilisation; `step`: step of the plain
+    multiplicative update that the network corrects; `memory`: share of the last round's prices that stays.
     """
 
     layers: tuple[tuple[Single, Single], ...]
@@ -61,7 +60,10 @@ class PathScoring:
     memory: float
 
     def split(self, paths: Paths, demand: Floats, rounds: int | None = None) -> Floats:
-        """How to spread demands `(D,)` over their paths: `(D, K)`, rows sum to 1; `rounds` go by the size."""
+        """The split of demands `(D,)` over their paths: `(D, K)`, rows sum to 1.
+
+        `rounds` is by default chosen by the size.
+        """
         rounds = rounds or max(FEWEST_ROUNDS, min(ROUNDS, WORK // paths.path.size))
         best, least = paths.equal_cost(), np.inf
         for split in (best, paths.shortest()):
@@ -73,7 +75,8 @@ class PathScoring:
         return self._rounds(paths, demand, rounds, best, least)
 
     def _rounds(self, paths: Paths, demand: Floats, rounds: int, best: Floats, least: float) -> Floats:
-        # Paths first here: what is taken over a demand's paths then runs along memory, eight times as fast.
+        # Paths are the first axis: reductions over a demand's paths then run along memory, eight times as
+        # fast.
         present = np.ascontiguousarray(paths.present.T)
         whole = bool(present.all())
         count = present.sum(axis=0)
@@ -105,9 +108,9 @@ class PathScoring:
             features[5] = (price - (split * price).sum(axis=0)) / (price.max() + 1e-9)
             features[6] = 0.3 * np.log1p(size / worst)
             features[8] = memory
-            told = self._network(features.reshape(FEATURES, -1)).reshape(2, *present.shape)
-            move = told[0] - self.step * behind
-            memory = np.tanh(told[1] + 0.3 * move)
+            output = self._network(features.reshape(FEATURES, -1)).reshape(2, *present.shape)
+            move = output[0] - self.step * behind
+            memory = np.tanh(output[1] + 0.3 * move)
             scores = scores + move
             scores = np.maximum(scores - scores.max(axis=0), -SCORE_SPAN)
             if not whole:
@@ -125,8 +128,8 @@ class PathScoring:
 
 
 def from_tensors(tensors: Mapping[str, npt.NDArray[np.float32]]) -> PathScoring:
-    """The network from its named tensors, as the training saves them."""
-    layers = tuple((tensors[f"layers.{one}.weight"], tensors[f"layers.{one}.bias"]) for one in range(3))
+    """The network from its named tensors, as saved by the training."""
+    layers = tuple((tensors[f"layers.{index}.weight"], tensors[f"layers.{index}.bias"]) for index in range(3))
     sharpness, step, memory = (float(value) for value in tensors["dynamics"])
     return PathScoring(
         layers, float(np.exp(sharpness)), float(np.exp(step)), 1 / (1 + float(np.exp(-memory)))
@@ -138,7 +141,7 @@ def trained(path: Path = WEIGHTS) -> PathScoring:
     """The network that comes with DMSC, or another one of the same form.
 
     Raises:
-        BadInput: the file is missing or holds something else.
+        BadInput: The file is missing or holds something else.
     """
     try:
         return from_tensors(load_file(path))

@@ -1,8 +1,8 @@
 """Whether series can be forecast from their own past at all: the Ljung–Box test over a panel (pure).
 
 G. M. Ljung, G. E. P. Box: On a measure of lack of fit in time series models, Biometrika 65 (1978). A series
-without serial correlation has no better forecast than its own distribution; a model fitted to it anyway only
-repeats noise. So a forecasting module asks first, and declines.
+without serial correlation has no better forecast than its own distribution; a model fitted to it only repeats
+noise. So a forecasting policy tests first and makes no forecast then.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ LAGS = 10
 NORMAL_99 = 2.326
 """The 99 % quantile of the standard normal distribution."""
 ENOUGH_SERIES = 0.5
-"""Of the series must be correlated."""
+"""Share of the series that must be correlated."""
 ENOUGH_CORRELATION = 0.3
-"""Median lag-1 autocorrelation below which last values say next to nothing: r² under a tenth."""
+"""Median lag-1 autocorrelation below which last values hold almost no information: r² under a tenth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SerialCorrelation:
-    """What the test found.
+    """The result of the test.
 
     Attributes:
-        first: median over series of the lag-1 autocorrelation.
-        correlated: part of the series for which Ljung–Box rejects independence at 1 %.
+        first: Median over series of the lag-1 autocorrelation.
+        correlated: Share of the series for which Ljung–Box rejects independence at 1 %.
     """
 
     first: float
@@ -47,7 +47,7 @@ class SerialCorrelation:
 
 
 def serial_correlation(values: Floats) -> SerialCorrelation:
-    """Test the series in the columns of `values`, shape `(times, series)`; constant ones are left out."""
+    """Tests the series in the columns of `values`, shape `(times, series)`; constant ones are left out."""
     times = len(values)
     if times <= 2 * LAGS:
         return SerialCorrelation(first=0.0, correlated=0.0)

@@ -1,13 +1,13 @@
-"""Which instance should change its stage, and what that would bring. Pure.
+"""Which instance should change its stage, and the expected effect. Pure.
 
 A pipeline is as fast as its slowest stage: the throughput is at most the minimum over stages of the sum of
 their instances' speeds. So only a move into the slowest stage can help, and one move at a time is enough: the
-next is judged by what the last one did (SWARM, Ryabinin et al. 2023, §3.2, adaptive rebalancing; here by
-measured service times instead of queue sizes).
+next one is decided after the effect of the last (SWARM, Ryabinin et al. 2023, §3.2, adaptive rebalancing;
+here by measured service times instead of queue sizes).
 
-A step ends when its last microbatch does, so a stage's time is not microbatches / speed but the makespan of
-whole microbatches: six on four equal instances take as long as on three. What a step takes beyond its slowest
-stage (filling the pipeline, reducing, committing) is taken to stay as it is.
+A step ends with its last microbatch, so a stage's time is not microbatches / speed but the makespan of whole
+microbatches: six on four equal instances take as long as on three. The rest of a step's time (filling the
+pipeline, reducing, committing) is assumed to stay the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statistics import median
 from schemas.stage_move import MoveForecast
 
 SLOW_BYTES_PER_S = 5e7
-"""Taken for transfers where none has been measured."""
+"""Assumed transfer rate if none has been measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,8 @@ class Worker:
 class StageSituation:
     """One stage. Standbys are not among its workers: they neither count as replicas nor move.
 
-    `cost_ms`: per microbatch as analysed, all stages on the same machine; 0 if not known.
-    `state_bytes`: what a newcomer is sent.
+    `cost_ms`: milliseconds per microbatch in the analysis, all stages on the same machine; 0 if unknown.
+    `state_bytes`: bytes that a newcomer is sent.
     """
 
     workers: tuple[Worker, ...]
@@ -47,7 +47,7 @@ class StageSituation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """A job at one moment. `step_s`: a step as measured; `bytes_per_s`: of transfers between instances."""
+    """A job at one moment. `step_s`: measured time of a step; `bytes_per_s`: measured transfer rate."""
 
     stages: Mapping[int, StageSituation]
     microbatches: int
@@ -61,23 +61,23 @@ class MoveLimits:
     """When a move is worth it."""
 
     min_improvement: float = 0.1
-    """Part of a step's time that must be saved. Smaller moves more often, also for noise."""
+    """Share of a step's time that must be saved. A smaller one moves more often, also because of noise."""
 
     margin: float = 2.0
-    """How many times its cost a move must gain over the steps that are left."""
+    """How many times its cost a move must gain over the remaining steps."""
 
     start_s: float = 1.0
-    """Seconds until an instance that is started is there to take the state, beside the transfer."""
+    """Seconds until a started instance can take the state, without the transfer."""
 
     contradiction: float = 1.5
-    """Service times that say a step takes this many times as long as it does are not believed."""
+    """Service times are ignored if they imply a step of this many times its measured time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """The best move. `service_ms`: expected of the mover in its new stage, per microbatch.
+    """The best move. `service_ms`: the expected time per microbatch of the mover in its new stage.
 
-    `bound_before`, `bound_after`: microbatches per second that the slowest stage can do.
+    `bound_before`, `bound_after`: microbatches per second of the slowest stage at most.
     """
 
     sid: str
@@ -90,7 +90,7 @@ class Proposal:
 
 
 def best_move(situation: Situation, limits: MoveLimits) -> Proposal | str:
-    """The single move that shortens a step most, or why there is none that is worth it."""
+    """The single move that shortens a step most, or the reason why none is worth it."""
     doubt = _doubt(situation)
     if doubt:
         return doubt
@@ -104,25 +104,27 @@ def best_move(situation: Situation, limits: MoveLimits) -> Proposal | str:
             f"which takes {situation.step_s:.3f} s"
         )
     candidates = [
-        _moved(stages, donor, slowest) for donor in stages if donor != slowest and _can_give(stages[donor])
+        _candidate(stages, donor, slowest)
+        for donor in stages
+        if donor != slowest and _can_give(stages[donor])
     ]
     if not candidates:
         return f"stage {slowest} is the slowest, and no other has a replica to spare"
     proposals = [_proposal(situation, limits, spans, slowest, *candidate) for candidate in candidates]
-    best = min(proposals, key=lambda one: (one.forecast.step_after_s, one.sid))
+    best = min(proposals, key=lambda proposal: (proposal.forecast.step_after_s, proposal.sid))
     return _objection(best.forecast, limits) or best
 
 
 def improvement(
     stages: Mapping[int, StageSituation], sid: str, to_stage: int, microbatches: int
 ) -> float | None:
-    """Part of the slowest stage's time that this move saves; negative if it costs. None: it can't be said."""
-    found = [
+    """Share of the slowest stage's time that this move saves; negative if it costs. None: unknown."""
+    matches = [
         (stage, worker) for stage, state in stages.items() for worker in state.workers if worker.sid == sid
     ]
-    if not found or to_stage not in stages or microbatches < 1:
+    if not matches or to_stage not in stages or microbatches < 1:
         return None
-    giving, mover = found[0]
+    giving, mover = matches[0]
     if giving == to_stage or not _can_give(stages[giving]):
         return None
     if not all(state.workers and all(map(_sound, _times(state))) for state in stages.values()):
@@ -134,19 +136,19 @@ def improvement(
 
 
 def throughput_bound(stages: Mapping[int, StageSituation]) -> float:
-    """Microbatches per second of the slowest stage, all its workers together: no schedule does more."""
+    """Microbatches per second of all workers of the slowest stage: the upper bound of any schedule."""
     return 1e3 * min(_speed(state) for state in stages.values())
 
 
 def makespan_ms(times: Sequence[float], microbatches: int) -> float:
-    """Milliseconds until whole microbatches are done, handed out to whoever is done with it first.
+    """Milliseconds until all microbatches are done, if each goes to the worker that would finish it first.
 
     Args:
-        times: milliseconds per microbatch of each worker, above 0.
-        microbatches: how many there are.
+        times: Milliseconds per microbatch of each worker, above 0.
+        microbatches: Number of microbatches.
     """
-    even = microbatches / sum(1.0 / time for time in times)  # all work to the end: nothing is faster
-    whole = [math.floor(even / time) for time in times]  # each has done so many by then, or before
+    even = microbatches / sum(1.0 / time for time in times)  # lower bound: all workers are busy to the end
+    whole = [math.floor(even / time) for time in times]  # microbatches that each has done by then
     finish = [((done + 1) * time, time) for done, time in zip(whole, times, strict=True)]
     heapq.heapify(finish)
     last = max(done * time for done, time in zip(whole, times, strict=True))
@@ -158,7 +160,7 @@ def makespan_ms(times: Sequence[float], microbatches: int) -> float:
 
 
 def _doubt(situation: Situation) -> str:
-    """What is missing or absurd in the measurements; empty if they can be used."""
+    """The missing or absurd measurement, in words; empty if all can be used."""
     if len(situation.stages) < 2:
         return "there is only one stage"
     if not (situation.microbatches >= 1 and _sound(situation.step_s)):
@@ -190,16 +192,16 @@ def _can_give(state: StageSituation) -> bool:
     return len(state.workers) > 1
 
 
-def _moved(
+def _candidate(
     stages: Mapping[int, StageSituation], donor: int, taker: int
 ) -> tuple[int, Worker, Mapping[int, StageSituation]]:
-    """The worker of `donor` that is best moved to `taker`, as it would be there, and the stages then."""
+    """The donor stage, its worker that is best moved to `taker` (as fast as there), and the stages then."""
     giving, taking = stages[donor], stages[taker]
     ratio = _cost_ratio(giving, taking)
 
     def worth(worker: Worker) -> tuple[float, str]:
-        left = _speed(giving) - 1.0 / worker.service_ms
-        return min(left, _speed(taking) + 1.0 / (worker.service_ms * ratio)), worker.sid
+        rest = _speed(giving) - 1.0 / worker.service_ms
+        return min(rest, _speed(taking) + 1.0 / (worker.service_ms * ratio)), worker.sid
 
     mover = max(giving.workers, key=worth)
     after = _with_moved(stages, donor, taker, mover)
@@ -209,21 +211,21 @@ def _moved(
 def _with_moved(
     stages: Mapping[int, StageSituation], donor: int, taker: int, mover: Worker
 ) -> dict[int, StageSituation]:
-    """The stages with `mover` the last worker of `taker`, as fast as it would be there."""
+    """The stages after the move, with `mover` the last worker of `taker`, as fast as it would be there."""
     giving, taking = stages[donor], stages[taker]
-    there = replace(mover, service_ms=mover.service_ms * _cost_ratio(giving, taking))
+    arrival = replace(mover, service_ms=mover.service_ms * _cost_ratio(giving, taking))
     return {
         **stages,
-        donor: replace(giving, workers=tuple(one for one in giving.workers if one is not mover)),
-        taker: replace(taking, workers=(*taking.workers, there)),
+        donor: replace(giving, workers=tuple(worker for worker in giving.workers if worker is not mover)),
+        taker: replace(taking, workers=(*taking.workers, arrival)),
     }
 
 
 def _cost_ratio(giving: StageSituation, taking: StageSituation) -> float:
     """How many times as long the same device takes for a microbatch of the other stage.
 
-    By the analysed costs, for which all stages were measured on one machine. Without them the stages' median
-    service times must do, as if their devices were alike.
+    It follows from the analysed costs, which were all measured on one machine. Without them it follows from
+    the stages' median service times, as if their devices were equal.
     """
     if _sound(giving.cost_ms) and _sound(taking.cost_ms):
         return taking.cost_ms / giving.cost_ms
@@ -236,14 +238,14 @@ def _proposal(
     spans: Mapping[int, float],
     taker: int,
     donor: int,
-    there: Worker,
+    mover: Worker,
     after: Mapping[int, StageSituation],
 ) -> Proposal:
     changed = {stage: makespan_ms(_times(after[stage]), situation.microbatches) for stage in (donor, taker)}
     model_before_s = spans[taker] / 1e3
     model_after_s = max({**spans, **changed}.values()) / 1e3
-    part = min(1.0, situation.step_s / model_before_s)  # a model above the measured step is scaled to it
-    step_after_s = situation.step_s - part * (model_before_s - model_after_s)
+    factor = min(1.0, situation.step_s / model_before_s)  # scales a model above the measured step to it
+    step_after_s = situation.step_s - factor * (model_before_s - model_after_s)
     rate = situation.bytes_per_s if _sound(situation.bytes_per_s) else SLOW_BYTES_PER_S
     forecast = MoveForecast(
         step_before_s=situation.step_s,
@@ -253,10 +255,10 @@ def _proposal(
         steps_left=situation.steps_left,
     )
     return Proposal(
-        sid=there.sid,
+        sid=mover.sid,
         from_stage=donor,
         to_stage=taker,
-        service_ms=there.service_ms,
+        service_ms=mover.service_ms,
         bound_before=throughput_bound(situation.stages),
         bound_after=throughput_bound(after),
         forecast=forecast,
