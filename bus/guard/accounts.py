@@ -1,8 +1,8 @@
-"""Accounts of a server: in each, subjects, streams, buckets and objects of its own (ADR-0028).
+"""Accounts of a NATS server, each with its own subjects, streams, buckets and objects (ADR-0028).
 
-Nothing crosses from one account to another but what is exported, and the only export is to each account what
-concerns its own connections (`bus.messaging.disconnects`). A mesh alone on its server is in the account
-`DMSC`; each tenant of a shared one is in its own.
+Only exports cross from one account to another. The only export gives each account the reports of its own
+closed connections (`bus.messaging.disconnects`). A mesh that has its server to itself is in the account
+`DMSC`; each tenant of a shared server has an account.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from bus.messaging import stream_specs
 from bus.messaging.disconnects import ACCOUNT, exported, imported
 
 TENANT = "tenant-"
-"""How tenants' accounts begin; so no tenant's name can be that of an account of ours."""
+"""The prefix of tenants' accounts, so that no tenant's name can be that of an account of ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountLimits:
-    """What one account may take of its server. The server reserves the bytes at its start.
+    """The limits of one account. The server reserves the bytes at its start.
 
-    With `copies` of each stream, `store_bytes` is for one of them.
+    With several copies of each stream, the bytes are those of one copy.
     """
 
     store_bytes: int
@@ -32,16 +32,17 @@ class AccountLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class NatsAccount:
-    """One account. `limits`: None: all that the server has."""
+    """One account. Without `limits` it may use all of the server."""
 
     name: str = ACCOUNT
     limits: AccountLimits | None = None
 
 
 BUCKETS_BYTES = 64 << 20
-"""They have no bounds of their own: the records of thousands of instances and jobs are a fraction of this."""
+"""Bytes reserved for buckets, which have no bounds of their own. The records of thousands of instances and
+jobs take a fraction of this."""
 ALONE = (NatsAccount(),)
-"""Of a server with one mesh."""
+"""The accounts of a server with one mesh."""
 
 
 def account_of(tenant: str) -> str:
@@ -50,14 +51,15 @@ def account_of(tenant: str) -> str:
 
 
 def least_store_bytes() -> int:
-    """What the streams of a mesh reserve, and room for its buckets; objects come on top."""
+    """The bytes that the streams of a mesh reserve, with room for its buckets but none for objects."""
     return sum(spec.max_bytes for spec in stream_specs.STREAMS) + BUCKETS_BYTES
 
 
 def account_lines(accounts: Sequence[NatsAccount], copies: int = 1) -> list[str]:
-    """Of a server's configuration: these accounts, each told of the ends of its own connections.
+    """The lines of a server's configuration for these accounts.
 
-    `copies`: how many servers keep each stream; the server counts every copy.
+    Each account gets the reports of its own closed connections. `copies` is the number of servers that keep
+    each stream; the server counts every copy.
     """
     lines = []
     for account in accounts:
@@ -71,7 +73,7 @@ def account_lines(accounts: Sequence[NatsAccount], copies: int = 1) -> list[str]
 
 
 def system_exports(accounts: Sequence[NatsAccount]) -> str:
-    """What the system account gives out: to each account, word of its own connections."""
+    """The exports of the system account: each account gets the reports of its own connections."""
     return ", ".join(exported(account.name) for account in accounts)
 
 

@@ -1,7 +1,8 @@
-"""NATS auth callout: the server's questions about connections, opened, put to `decide`, answered, signed.
+"""NATS auth callout: answers the server's requests about new connections.
 
-Any number of these may run, in any process that has the keys: they share a queue group. What is malformed is
-counted and left without an answer, which the server takes for a refusal.
+A request is decrypted and decided by a `ConnectionPolicy`; the answer is signed and encrypted. Any number of
+responders may run, in any process that has the keys: they share a queue group. A malformed request gets no
+answer, which the server takes for a refusal.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ QUEUE_GROUP = "authorizer"
 SEALED_BY = "Nats-Server-Xkey"
 UNLIMITED = -1
 REMEMBERED = 256
-"""Permissions whose JSON is kept: a node's instances come one by one, whoever comes back comes often."""
+"""How many permissions are cached as JSON: a node's instances come one by one, and clients reconnect."""
 HELD_S = 0.7
-"""How long a question is held: less than the server waits for an answer (`guard_keys.ANSWER_S`)."""
+"""How long a request is held: less than the server waits for an answer (`guard_keys.ANSWER_S`)."""
 HELD_MOST = 1_024
 FIRST_PAUSE_S = 0.005
-"""After a restart of the server its guard is there before those who want to come in."""
+"""First reconnect pause: after a restart of the server, its responder must be there before the clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who wants to come in, as the server tells it: everything here is claimed, nothing is proven.
+    """A client that wants to connect, as the server describes it; everything here is claimed, not proven.
 
-    `name` is the connection's, `SID/incarnation` of a `Bus`. `token` is what stood as token or password.
+    `name` is the connection's name, `SID/incarnation` for a `Bus`. `token` is the presented token or
+    password.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionGrant:
-    """Come in as `name`, with these permissions, until `expires_at` (seconds since the epoch)."""
+    """Leave to connect as `name` with these permissions until `expires_at` (seconds since the epoch)."""
 
     name: str
     permissions: Permissions
@@ -66,25 +68,28 @@ class ConnectionGrant:
 
 
 class NotKnownYet(Refused):
-    """Not to be let in before more is known, as it may be in a moment. The caller is left without an answer,
-    which it takes for an authorizer that is away: it comes again for as long as it has patience."""
+    """The caller can't be accepted before more is known, which may be soon.
+
+    It gets no answer, so it takes the authorizer to be away and tries again until its own timeout.
+    """
 
 
 class ConnectionPolicy(Protocol):
-    """Who decides about callers."""
+    """Decides about callers."""
 
     def decide(self, caller: Caller) -> ConnectionGrant:
-        """
+        """The grant for a caller.
+
         Raises:
-            NotKnownYet: nothing is decided, nor noted anywhere.
-            Refused: its text is logged, and not told to the caller.
+            NotKnownYet: nothing is decided and nothing recorded.
+            Refused: the text is logged and not sent to the caller.
         """
 
     async def news(self, caller: Caller) -> None:
-        """Returns once more is known of who comes to this caller's door."""
+        """Waits until more is known that may matter for this caller."""
 
     def left_out(self, caller: Caller, error: Refused) -> None:
-        """Notes that the caller was not let in."""
+        """Records that the caller was not accepted."""
 
 
 @dataclass(slots=True)
@@ -95,13 +100,13 @@ class AuthCalloutCounters:
 
 
 class AuthCallout:
-    """One responder. `async with Callout.running(servers, keys, door):`."""
+    """One responder. `async with AuthCallout.running(servers, keys, door, name=…):`."""
 
     def __init__(self, keys: GuardKeys, door: ConnectionPolicy) -> None:
         self.counters = AuthCalloutCounters()
         self._keys = keys
         self._door = door
-        self._held: set[asyncio.Task[None]] = set()
+        self._waiting_tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -114,11 +119,11 @@ class AuthCallout:
         name: str,
         patience_s: float = 30.0,
     ) -> AsyncIterator[AuthCallout]:
-        """Answers until the end of the block, over reconnects.
+        """Answers until the end of the block, across reconnects.
 
         Raises:
-            BusUnreachable: nobody at `servers` within `patience_s`.
-            Refused: that server is not guarded with these keys.
+            BusUnreachable: no server answered at `servers` within `patience_s`.
+            Refused: the server is not guarded with these keys.
         """
         callout = cls(keys, door)
         link = NatsConnection(
@@ -141,28 +146,29 @@ class AuthCallout:
                 await asyncio.sleep(0.1)
         try:
 
-            async def asked(message: Msg) -> None:
+            async def on_message(message: Msg) -> None:
                 await callout.answer(link, message)
 
-            await link.subscribe(QUESTIONS, asked, queue=QUEUE_GROUP)
+            await link.subscribe(QUESTIONS, on_message, queue=QUEUE_GROUP)
             yield callout
         finally:
-            for held in callout._held:
-                held.cancel()
-            await asyncio.gather(*callout._held, return_exceptions=True)
+            for task in callout._waiting_tasks:
+                task.cancel()
+            await asyncio.gather(*callout._waiting_tasks, return_exceptions=True)
             await link.close()
 
     async def answer(self, link: NatsConnection, message: Msg) -> None:
-        """One question. Never raises; one that can't be decided yet is held, and others go on."""
+        """Answers one request. Never raises; a request that can't be decided yet is held without delaying
+        others."""
         try:
             sealed_by = (message.headers or {}).get(SEALED_BY, "")
             question = nats_jwt.decode_once(self._keys.sealing_keys.open(message.data, sealed_by).decode())
-            asked = question["nats"]
-            caller = _caller(asked)
+            request = question["nats"]
+            caller = _caller(request)
             try:
-                sealed = self._sealed(self._answered(asked, caller), sealed_by)
+                sealed = self._sealed(self._answered(request, caller), sealed_by)
             except NotKnownYet as error:
-                self._hold(link, message, asked, caller, sealed_by, error)
+                self._hold(link, message, request, caller, sealed_by, error)
                 return
         except (DmscError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("unusable question about a connection", error=type(error).__name__)
@@ -170,7 +176,7 @@ class AuthCallout:
         await self._send(link, message, sealed)
 
     async def _send(self, link: NatsConnection, message: Msg, sealed: bytes) -> None:
-        with contextlib.suppress(DmscError):  # away this moment: the server refuses, the caller comes again
+        with contextlib.suppress(DmscError):  # disconnected: the server refuses and the caller tries again
             await link.send(message.reply, sealed)
 
     def _sealed(self, answer: str, sealed_by: str) -> bytes:
@@ -180,12 +186,12 @@ class AuthCallout:
         self,
         link: NatsConnection,
         message: Msg,
-        asked: dict[str, Any],
+        request: dict[str, Any],
         caller: Caller,
         sealed_by: str,
         error: NotKnownYet,
     ) -> None:
-        if len(self._held) >= HELD_MOST:
+        if len(self._waiting_tasks) >= HELD_MOST:
             self._leave(caller, error)
             return
 
@@ -195,7 +201,7 @@ class AuthCallout:
                     while True:
                         await self._door.news(caller)
                         with contextlib.suppress(NotKnownYet):
-                            answer = self._answered(asked, caller)
+                            answer = self._answered(request, caller)
                             break
             except TimeoutError:
                 self._leave(caller, error)
@@ -203,19 +209,20 @@ class AuthCallout:
             await self._send(link, message, self._sealed(answer, sealed_by))
 
         task = asyncio.create_task(wait(), name=f"hold {caller.name[:100]}")
-        self._held.add(task)
-        task.add_done_callback(self._held.discard)
+        self._waiting_tasks.add(task)
+        task.add_done_callback(self._waiting_tasks.discard)
 
     def _leave(self, caller: Caller, error: NotKnownYet) -> None:
         self.counters.unanswered += 1
         self._door.left_out(caller, error)
 
-    def _answered(self, asked: dict[str, Any], caller: Caller) -> str:
-        """
+    def _answered(self, request: dict[str, Any], caller: Caller) -> str:
+        """The signed answer to a request, as a JWT.
+
         Raises:
-            NotKnownYet: nothing can be said yet.
+            NotKnownYet: nothing can be decided yet.
         """
-        user, server, now = str(asked["user_nkey"]), str(asked["server_id"]["id"]), int(time.time())
+        user, server, now = str(request["user_nkey"]), str(request["server_id"]["id"]), int(time.time())
         nats_jwt.raw_public(user)
         try:
             grant = self._door.decide(caller)
@@ -244,21 +251,21 @@ class AuthCallout:
         return nats_jwt.encode(claims, self._keys.issuer_keys, nats=_rights(grant.permissions))
 
 
-def _caller(asked: dict[str, Any]) -> Caller:
-    who, how = asked["client_info"], asked["connect_opts"]
+def _caller(request: dict[str, Any]) -> Caller:
+    client, options = request["client_info"], request["connect_opts"]
     return Caller(
-        name=str(how.get("name", "")),
-        host=str(who.get("host", "")),
-        user=str(how.get("user", "")),
-        token=str(how.get("auth_token") or how.get("pass") or ""),
-        nonce=str(who.get("nonce", "")),
-        signature=str(how.get("sig", "")),
+        name=str(options.get("name", "")),
+        host=str(client.get("host", "")),
+        user=str(options.get("user", "")),
+        token=str(options.get("auth_token") or options.get("pass") or ""),
+        nonce=str(client.get("nonce", "")),
+        signature=str(options.get("sig", "")),
     )
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _rights(permissions: Permissions) -> str:
-    """As a user's JWT has them."""
+    """The permissions in the form of a user's JWT."""
     rights: dict[str, Any] = {
         "type": "user",
         "version": 2,
@@ -272,7 +279,7 @@ def _rights(permissions: Permissions) -> str:
 
 
 def _rule(patterns: tuple[str, ...], never: tuple[str, ...] = ()) -> dict[str, list[str]]:
-    """An empty list of what is allowed would allow everything."""
+    """The rule for these patterns; without patterns it denies all, because an empty list would allow all."""
     if not patterns:
         return {"deny": [">"]}
     return {"allow": list(patterns), "deny": list(never)} if never else {"allow": list(patterns)}

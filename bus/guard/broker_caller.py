@@ -1,4 +1,4 @@
-"""Who asks a broker: tokens of a subject that the server holds to the identity."""
+"""The asker of a broker, identified by tokens of the subject, which the server binds to the identity."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from schemas.signals import Role
 
 BROKER = f"{ROOT}.broker"
 EVERY = "~"
-"""In place of a job, cluster or module: each of them (the mesh's owner), or none. Nobody's name has it."""
+"""In place of a job, cluster or module: all of them (for the mesh's owner), or none. No name contains it."""
 OWNER = "owner"
-"""The kind of those for whom a broker asks the stores of their own jobs: users, who run modules."""
+"""The kind of users who run modules: a broker queries the stores of their own jobs for them."""
 BELOW = frozenset({K.INSTANCE, K.CLUSTER, K.FUNCTIONAL_MODULE, K.CLIENT})
-"""Who asks a broker. The control plane and its owner's taps ask the server."""
+"""The kinds that ask a broker. The control plane and its owner's taps ask the server itself."""
 CONSUMER_BYTES = 8
-"""Of the name of a consumer, at random."""
+"""Random bytes in the name of a consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerCaller:
-    """`kind` is an entity's, `USER` or `OWNER`, `scope` the job, cluster, module, role or user, `name` the
-    SID, or the name of a user's inbox."""
+    """An asker: `kind` is an entity's kind, `USER` or `OWNER`; `scope` is the job, cluster, module, role or
+    user; `name` is the SID, or the name of a user's inbox."""
 
     kind: str
     scope: str
@@ -34,44 +34,45 @@ class BrokerCaller:
 
     @property
     def subject(self) -> str:
-        """Where it asks; nobody else may."""
+        """The subject on which it asks; nobody else may publish there."""
         return f"{BROKER}.{self.kind}.{self.scope}.{self.name}"
 
     @property
     def consumers(self) -> str:
-        """How the names of its consumers begin."""
+        """The prefix of its consumers' names."""
         return f"b{hashlib.sha256(self.subject.encode()).hexdigest()[:20]}x"
 
     @property
     def party(self) -> str:
-        """Whose turn it is when it is this asker's: a job's instances, and a user's, are one."""
+        """The party that takes turns in the broker's queue: all instances of a job, or all modules of a user,
+        are one party."""
         return f"{self.kind}.{self.scope if self.kind in (K.INSTANCE, OWNER) else self.name}"
 
     @property
     def inbox(self) -> str:
-        """What its inboxes begin with."""
+        """The prefix of its inboxes."""
         return inbox_of(USER if self.kind == OWNER else self.kind, self.name)
 
     def may_be_answered_at(self, reply: str) -> bool:
-        """Whether this is an inbox of its own."""
+        """Whether a reply subject is an inbox of this asker."""
         tokens = reply.split(".")
         plain = all(token and token.isascii() and token not in ("*", ">") for token in tokens)
         return plain and reply.startswith(f"{self.inbox}.")
 
     @classmethod
     def of_subject(cls, subject: str) -> BrokerCaller | None:
-        """Whose question this is; None where it is no question."""
+        """The asker on a subject; None if the subject is not one for requests to brokers."""
         tokens = subject.removeprefix(f"{BROKER}.").split(".")
         return cls(*tokens) if subject.startswith(f"{BROKER}.") and len(tokens) == 3 else None
 
     @classmethod
     def of_owner(cls, user: str, inbox: str) -> BrokerCaller:
-        """For a user's own jobs. `inbox`: the prefix of the user's inboxes."""
+        """The asker for a user's own jobs; `inbox` is the prefix of the user's inboxes."""
         return cls(OWNER, user, inbox.rpartition(".")[2])
 
     @classmethod
     def of_identity(cls, identity: Identity) -> BrokerCaller:
-        """For everybody below the control plane."""
+        """The asker for an identity below the control plane."""
         scope = {
             K.INSTANCE: identity.job,
             K.CLUSTER: identity.cluster,
@@ -80,10 +81,10 @@ class BrokerCaller:
         return cls(identity.kind, EVERY if scope in ("", ANY) else scope, identity.name)
 
     def identity(self) -> Identity | None:
-        """The identity that it speaks for; None of a user.
+        """The identity of the asker; None for a user.
 
         Raises:
-            BadInput, ValueError: there is none such.
+            BadInput, ValueError: there is no such identity.
         """
         if self.kind == USER:
             return None
@@ -98,7 +99,7 @@ class BrokerCaller:
 
 
 def callers_of_role(role: Role, inbox: str) -> tuple[BrokerCaller, ...]:
-    """As whom a user of this role asks: a request is made as the least role that may make it."""
+    """The askers as which a user of this role may ask; each request uses the least role that suffices."""
     everything = role in (Role.OPERATOR, Role.ADMIN)
     roles = (Role.VIEWER, Role.OPERATOR) if everything else (Role.VIEWER,)
-    return tuple(BrokerCaller(USER, one, inbox.rpartition(".")[2]) for one in roles)
+    return tuple(BrokerCaller(USER, asker_role, inbox.rpartition(".")[2]) for asker_role in roles)

@@ -1,4 +1,4 @@
-"""The asker's side: what `bus.nats.jetstream` speaks with instead of the server, below the control plane."""
+"""The asker's side of a broker: `bus.nats.jetstream` calls it below the control plane, not the server."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from bus.nats.dialer import Token
 
 REPEAT_S = 1.0
-"""What is only read is asked for again after this: a broker that dies takes along what it had in hand."""
+"""A read is requested again after this time, because a broker that dies loses its requests."""
 PAUSE_S = 0.05
-"""While no broker is there."""
+"""Pause between attempts while no broker is there."""
 AWAY_S = 5.0
-"""How long that is put up with."""
+"""How long to try while no broker is there."""
 
 
 class BrokeredJetStream:
-    """One connection's way to the brokers, as the first of `callers` that may."""
+    """One connection's access to the brokers; each request uses the first of `callers` that may make it."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class BrokeredJetStream:
 
     @property
     def asker(self) -> BrokerCaller:
-        """The least that we are; the only one but with a user's token."""
+        """The asker with the least rights; the only one unless the token is a user's."""
         return self.askers[0]
 
     @property
     def scope(self) -> str:
-        """Below which the names of our objects' chunks lie."""
+        """The prefix of the names of our objects' chunks."""
         return self.asker.scope
 
     def consumer(self, stream: str, subjects: str) -> str:
-        """A name for a consumer that is to read these."""
+        """A name for a new consumer that will read these subjects of the stream."""
         return f"{self._reader(stream, subjects).consumers}{secrets.token_hex(CONSUMER_BYTES)}"
 
     def _reader(self, stream: str, subjects: str) -> BrokerCaller:
-        """Who of us may read that. If nobody, the last is refused by the server or the broker."""
-        return next((one for one in self.askers if may_read(one, stream, subjects)), self.askers[-1])
+        """The first asker that may read the subjects; else the last, which the broker will refuse."""
+        return next((asker for asker in self.askers if may_read(asker, stream, subjects)), self.askers[-1])
 
     async def ask(
         self,
@@ -75,12 +75,14 @@ class BrokeredJetStream:
         repeatable: bool = False,
         owner: str = "",
     ) -> Msg:
-        """JetStream's answer to this call, or a broker's that it was not made. `owner`: who asks the store of
-        an instance, of a job of theirs; the answer is the instance's.
+        """JetStream's answer to this call, or a broker's answer that it was not made.
+
+        `owner` is set for a query to an instance's store: the user to whom the job belongs. The answer is
+        then the instance's.
 
         Raises:
             Unavailable: no broker is there.
-            NoResponders, DeadlineExceeded, BusUnreachable, Refused: as `NatsConnection.ask`.
+            NoResponders, DeadlineExceeded, BusUnreachable, Refused: as for `NatsConnection.ask`.
         """
         subject, data = self._question(call, body, headers, owner)
         loop = asyncio.get_running_loop()
@@ -101,7 +103,7 @@ class BrokeredJetStream:
             await self._link.wait_online()
 
     async def send(self, call: str, body: bytes, reply: str = "") -> None:
-        """Asks without waiting; what comes goes to `reply`, an inbox of ours."""
+        """Sends a call without waiting; answers go to `reply`, an inbox of ours."""
         subject, data = self._question(call, body, None)
         await self._link.send(subject, data, reply=reply)
 
@@ -120,23 +122,23 @@ class BrokeredJetStream:
             return self._reader(tokens[4], ".".join(tokens[5:]))
         if call.startswith("$JS.API.CONSUMER."):
             last = tokens[-1] if tokens[3] != "CREATE" else tokens[5]
-            return next((one for one in self.askers if last.startswith(one.consumers)), self.askers[-1])
+            return next((asker for asker in self.askers if last.startswith(asker.consumers)), self.askers[-1])
         if call.startswith(("$JS.API.STREAM.INFO.", "$JS.API.STREAM.MSG.GET.")):
             return self._reader(tokens[-1], _subjects_in(body))
         return self.askers[-1] if call.startswith("$JS.API.") else self.asker
 
 
 def _subjects_in(body: bytes) -> str:
-    """Which subjects a call of ours is about; empty: the stream itself."""
+    """The subjects that a call of ours is about; empty for the stream itself."""
     fields = json.loads(body) if body else {}
-    named = (fields.get(key) for key in ("subjects_filter", "last_by_subj", "next_by_subj"))
-    return next((str(one) for one in named if one), "")
+    subjects = (fields.get(key) for key in ("subjects_filter", "last_by_subj", "next_by_subj"))
+    return next((str(subject) for subject in subjects if subject), "")
 
 
 def callers(token: Token | None, name: str, kind: EntityKind, nonce: bool) -> tuple[BrokerCaller, ...]:
-    """As whom a connection asks brokers; none: it speaks with the server itself.
+    """The askers as which a connection asks brokers; none if it calls the server itself.
 
-    `nonce`: the server wants one signed, as those with a guard do; others know no users.
+    `nonce` says that the server wants a nonce signed, as guarded servers do; only those know users.
     """
     if callable(token):
         token = token()

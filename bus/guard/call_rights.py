@@ -1,4 +1,7 @@
-"""Who may have which call made: pure, from the table of subjects. What is not allowed here is refused."""
+"""Which JetStream calls a broker makes for which asker, from the table of subjects. Pure.
+
+A call that is not allowed here is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ _nuid = re.compile(r"^([A-Za-z0-9_-]{1,120}\.)?[0-9a-zA-Z]{20,40}$")
 
 @dataclass(frozen=True, slots=True)
 class ObjectNames:
-    """Of objects: what begins with one of `own` is written and read; `read` are objects, or their folders."""
+    """The objects that a job may use: it writes and reads below each of `own`; `read` are objects or folders
+    that it only reads; with `every` it may use all."""
 
     own: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
@@ -36,24 +40,29 @@ class ObjectNames:
         return self.every or any(name.startswith(prefix) for prefix in self.own)
 
     def may_read(self, name: str) -> bool:
-        named = any(name == one or name.startswith(f"{one}/") for one in self.read)
-        return named or self.may_write(name)
+        listed = any(name == entry or name.startswith(f"{entry}/") for entry in self.read)
+        return listed or self.may_write(name)
 
 
 def names_of(record: JobRecord | None) -> ObjectNames:
-    """The objects of a job: below its own folder it writes; it reads what its specification names, as far as
-    its user might read that when it was submitted. Data sets are there for all who train."""
+    """The objects that a job may use.
+
+    It writes below its own folder. It reads what its specification names, if its user was allowed to read
+    that when the job was submitted. Data sets may be read by all jobs.
+    """
     if record is None:
         return ObjectNames()
     spec = record.spec
     folder = bus_name(spec.artifacts)
-    named = (spec.resume_from, spec.initial_weights, spec.data.source)
+    urls = (spec.resume_from, spec.initial_weights, spec.data.source)
     own = f"{folder}/{record.job}/"
-    found = (bus_name(url) for url in named if url and (url in record.may_read or url.startswith(DATA_SETS)))
+    readable_names = (
+        bus_name(url) for url in urls if url and (url in record.may_read or url.startswith(DATA_SETS))
+    )
     return ObjectNames(
         own=(own,) if folder else (),
         # Not what all jobs' folders lie in (`bus://artifacts`): that would name everybody's objects.
-        read=tuple(one for one in found if "/" in one and not own.startswith(f"{one}/")),
+        read=tuple(name for name in readable_names if "/" in name and not own.startswith(f"{name}/")),
     )
 
 
@@ -67,30 +76,31 @@ def _readable(asker: BrokerCaller) -> tuple[tuple[str, str], ...]:
 
 
 def may_read(asker: BrokerCaller, stream: str, subjects: str) -> bool:
-    """Whether all that `subjects` stands for is readable; without: whether anything in the stream is."""
-    found = _readable(asker)
+    """Whether the asker may read all of `subjects`; if empty, whether it may read anything in the stream."""
+    readable_patterns = _readable(asker)
     if not subjects:
-        return any(name == stream for name, _ in found)
-    return any(name == stream and covers(pattern, subjects) for name, pattern in found)
+        return any(name == stream for name, _ in readable_patterns)
+    return any(name == stream and covers(pattern, subjects) for name, pattern in readable_patterns)
 
 
 def touches_objects(call: Call) -> bool:
-    """Whether the names of a job's objects are needed to decide."""
+    """Whether the decision about a call needs the names of the job's objects."""
     if isinstance(call, AskStore):
         return False
     return call.subject.startswith("$O.") if isinstance(call, Write) else call.stream == OBJECTS
 
 
 def check(asker: BrokerCaller, call: Call, names: ObjectNames, user: str = "") -> None:
-    """
+    """Checks that an asker may have a call made.
+
     Args:
-        asker: as the server holds the subject of the question to the identity.
-        call: what is wanted.
-        names: of the objects of the asker's job.
-        user: whose job it is of which an instance's store is to be asked; empty: there is no such job.
+        asker: The asker, as named by the request's subject, which the server binds to the identity.
+        call: The requested call.
+        names: The objects of the asker's job.
+        user: For a query to an instance's store: the user of its job; empty if there is no such job.
 
     Raises:
-        Refused: it may not.
+        Refused: the asker may not.
     """
     if isinstance(call, AskStore):
         if asker.kind != OWNER or not user or user != asker.scope:
@@ -110,16 +120,16 @@ def _may(asker: BrokerCaller, call: Read | Consume | Open | Write | Purge, names
         return _may_use_object(asker, call, names)
     if isinstance(call, Read):
         return may_read(asker, call.stream, call.subjects)
-    meeting = _meeting(asker)
+    own_patterns = _rendezvous_patterns(asker)
     if isinstance(call, Purge):
         counters = call.stream == rendezvous.COUNTERS_STREAM
-        return counters and any(covers(pattern, call.subject) for pattern in meeting)
+        return counters and any(covers(pattern, call.subject) for pattern in own_patterns)
     plain = {"*", ">"}.isdisjoint(call.subject.split("."))
-    return plain and any(covers(pattern, call.subject) for pattern in meeting)
+    return plain and any(covers(pattern, call.subject) for pattern in own_patterns)
 
 
-def _meeting(asker: BrokerCaller) -> tuple[str, ...]:
-    """The meeting points of the asker's job, which it writes."""
+def _rendezvous_patterns(asker: BrokerCaller) -> tuple[str, ...]:
+    """The patterns of the rendezvous keys of the asker's job, which it may write."""
     if asker.kind != K.INSTANCE:
         return ()
     spaces = (None,) if asker.scope == EVERY else rendezvous.namespaces(asker.scope)
@@ -135,15 +145,15 @@ def _may_use_object(asker: BrokerCaller, call: Read | Write | Purge, names: Obje
         nuid = subject.removeprefix(CHUNKS)
         if not _nuid.fullmatch(nuid):
             return False
-        # Who knows a nuid has read it in the description of an object: nobody guesses 88 bits.
+        # An asker that knows a nuid has read it in an object's metadata: nobody guesses 88 bits.
         return isinstance(call, Read) or _is_own(asker, nuid)
     name = object_name(subject)
     if name is None:
         return False
     if isinstance(call, Read):
         return names.may_read(name)
-    described = not isinstance(call, Write) or _describes(asker, name, call.body)
-    return described and names.may_write(name)
+    is_metadata = not isinstance(call, Write) or _is_own_metadata(asker, name, call.body)
+    return is_metadata and names.may_write(name)
 
 
 def _is_own(asker: BrokerCaller, nuid: str) -> bool:
@@ -151,7 +161,7 @@ def _is_own(asker: BrokerCaller, nuid: str) -> bool:
 
 
 def object_name(subject: str) -> str | None:
-    """The name of the object that a description's subject is of; None where it is of none."""
+    """The name of the object whose metadata have this subject; None if it is no such subject."""
     token = subject.removeprefix(METAS)
     if not subject.startswith(METAS) or "." in token:
         return None
@@ -162,9 +172,12 @@ def object_name(subject: str) -> str | None:
         return None
 
 
-def _describes(asker: BrokerCaller, name: str, body: bytes) -> bool:
-    """Whether this describes the object of that name, with chunks of the asker's own: whoever replaces or
-    deletes it, with more rights, removes the chunks that it names."""
+def _is_own_metadata(asker: BrokerCaller, name: str, body: bytes) -> bool:
+    """Whether a body is the metadata of the object of that name, with chunks that belong to the asker.
+
+    Metadata with chunks of others are refused: somebody with more rights who replaces or deletes the object
+    would remove the chunks that they name.
+    """
     if not body:
         return False
     try:
@@ -174,5 +187,5 @@ def _describes(asker: BrokerCaller, name: str, body: bytes) -> bool:
     if not isinstance(meta, dict) or meta.get("name") != name or meta.get("bucket") != streams.OBJECT_BUCKET:
         return False
     nuid = meta.get("nuid")
-    linked = isinstance(meta.get("options"), dict) and "link" in meta["options"]
-    return isinstance(nuid, str) and bool(_nuid.fullmatch(nuid)) and _is_own(asker, nuid) and not linked
+    is_link = isinstance(meta.get("options"), dict) and "link" in meta["options"]
+    return isinstance(nuid, str) and bool(_nuid.fullmatch(nuid)) and _is_own(asker, nuid) and not is_link

@@ -1,4 +1,4 @@
-"""Who is connected, and ending a connection: asked of the servers' system account."""
+"""Lists and ends connections of the servers, through their system account."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LIST = "$SYS.REQ.SERVER.PING.CONNZ"
 PAGE = 1_024
 STATISTICS = "$SYS.REQ.SERVER.PING"
 ANSWERS_S = 2.0
-"""How long the answers of all servers are waited for: each answers for itself."""
+"""How long to wait for the answers of all servers; each answers for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConnection:
-    """A client's connection: as whom it was let in, and where."""
+    """A client's connection: the name as which it was accepted (`as_`), its server, its number there."""
 
     as_: str
     server: str
@@ -38,10 +38,10 @@ class ServerConnection:
 
 
 class ConnectionAdmin:
-    """`async with Connections.open(servers, keys) as connections:`."""
+    """`async with ConnectionAdmin.open(servers, keys, name=…) as connections:`."""
 
     def __init__(self, link: NatsConnection) -> None:
-        self.silent = 0  # how many servers did not answer when asked last
+        self.silent = 0  # servers that did not answer the last request
         self._link = link
 
     @classmethod
@@ -49,9 +49,10 @@ class ConnectionAdmin:
     async def open(
         cls, servers: Sequence[str], keys: GuardKeys, *, name: str
     ) -> AsyncIterator[ConnectionAdmin]:
-        """
+        """Connects to the system account until the end of the block.
+
         Raises:
-            BusUnreachable, Refused: as `Bus.connect`.
+            BusUnreachable, Refused: as for `Bus.connect`.
         """
         link = NatsConnection(
             list(servers),
@@ -67,60 +68,62 @@ class ConnectionAdmin:
             await link.close()
 
     async def of(self, wanted_as: Callable[[str], bool], account: str = ACCOUNT) -> list[ServerConnection]:
-        """The connections of whoever was let into `account` under such a name, on all servers."""
-        found: list[ServerConnection] = []
+        """The connections, on all servers, that were accepted into `account` under a matching name."""
+        connections: list[ServerConnection] = []
         offset = self.silent = 0
         servers = await self._servers()
         while True:
-            wanted = {"auth": True, "acc": account, "limit": PAGE, "offset": offset}
+            query = {"auth": True, "acc": account, "limit": PAGE, "offset": offset}
             more = False
-            answers = await self._ask_all(json.dumps(wanted).encode(), servers)
+            answers = await self._ask_all(json.dumps(query).encode(), servers)
             self.silent = max(self.silent, servers - len(answers))
             for answer in answers:
                 body = answer.get("data") or {}
                 listed = body.get("connections") or []
                 more = more or len(listed) == PAGE
-                found += [
+                connections += [
                     ServerConnection(
-                        str(one.get("authorized_user")),
+                        str(entry.get("authorized_user")),
                         str(body["server_id"]),
-                        int(one["cid"]),
-                        str(one.get("name", "")),
+                        int(entry["cid"]),
+                        str(entry.get("name", "")),
                     )
-                    for one in listed
-                    if wanted_as(str(one.get("authorized_user")))
+                    for entry in listed
+                    if wanted_as(str(entry.get("authorized_user")))
                 ]
             if not more:
-                return found
+                return connections
             offset += PAGE
 
     async def end(self, connection: ServerConnection) -> None:
-        """Ends it; one that is gone already is well."""
+        """Ends a connection; one that has ended already is no error."""
         subject = f"$SYS.REQ.SERVER.{connection.server}.KICK"
         with contextlib.suppress(DmscError):
             await self._link.ask(subject, json.dumps({"cid": connection.number}).encode(), timeout_s=1.0)
 
     async def _servers(self) -> int:
-        """How many there are, as the one that we are connected to says. One that stands still counts until
-        the others have given it up, and with it its connections."""
+        """The number of servers, as the one that we are connected to reports it.
+
+        A server that stands still counts until the others have given it up, and its connections with it.
+        """
         answer = json.loads((await self._link.ask(STATISTICS, b"", timeout_s=2.0)).data)
         return max(1, int(answer.get("statsz", {}).get("active_servers", 1)))
 
     async def _ask_all(self, payload: bytes, servers: int) -> list[dict[str, Any]]:
         answers: asyncio.Queue[Msg] = asyncio.Queue()
 
-        async def arrived(message: Msg) -> None:
+        async def on_message(message: Msg) -> None:
             answers.put_nowait(message)
 
         inbox = f"_INBOX.system.{id(answers):x}"
-        feed = await self._link.subscribe(inbox, arrived)
-        found: list[dict[str, Any]] = []
+        subscription = await self._link.subscribe(inbox, on_message)
+        replies: list[dict[str, Any]] = []
         try:
             await self._link.send(LIST, payload, reply=inbox)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWERS_S):
-                    while len(found) < servers:
-                        found.append(json.loads((await answers.get()).data))
-            return found
+                    while len(replies) < servers:
+                        replies.append(json.loads((await answers.get()).data))
+            return replies
         finally:
-            await self._link.unsubscribe(feed)
+            await self._link.unsubscribe(subscription)

@@ -1,7 +1,7 @@
-"""The keys of the AAM as the server's guard, and the lines of a server's configuration that follow from them.
+"""The AAM's keys for the server's auth callout, and the lines of a server's configuration that use them.
 
-The server asks the AAM about every connection (NATS auth callout) and believes what is signed with the
-issuer's key; in its configuration stand public keys alone.
+The server asks the AAM about every connection (NATS auth callout) and trusts answers that are signed with the
+issuer's key. Its configuration contains public keys only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from schemas.errors import BadInput
 
 GUARD_ACCOUNT = "AUTH"
 ANSWER_S = 1.0
-"""How long the server waits for the AAM's word; then the connection is refused, and dialled again."""
+"""How long the server waits for the AAM's answer; then it refuses the connection, and the client redials."""
 
 
 @dataclass(frozen=True)
 class GuardKeys:
-    """Secrets of AAM processes alone, but for `roots`, by which credentials are checked. On a server of
-    several meshes they are empty: each has its own.
+    """The keys of AAM processes, which nobody else may know, except `roots`.
 
-    `issuer` signs what the server believes; `sealing` opens its questions; `guard` and `system` are users of
-    the accounts in which questions are answered and connections are ended.
+    `roots` are the public keys by which credentials are checked; on a server of several meshes they are
+    empty, because each mesh has its own. `issuer` signs answers to the server; `sealing` decrypts its
+    requests; `guard` and `system` are users of the accounts in which requests are answered and connections
+    are ended.
     """
 
     roots: TrustRoots
@@ -41,7 +42,7 @@ class GuardKeys:
 
     @classmethod
     def generate(cls, root: str | None) -> GuardKeys:
-        """For the mesh of this root; None: for a server of several."""
+        """New keys for the mesh of this root, or, with None, for a server of several meshes."""
         return cls(
             roots=TrustRoots(root="" if root is None else root_public(root)),
             issuer=SigningKeys.account().seed,
@@ -51,7 +52,7 @@ class GuardKeys:
         )
 
     def with_roots(self, roots: TrustRoots, *, fresh: bool = False) -> GuardKeys:
-        """The same for these roots. `fresh`: new keys, which the server knows only after a restart."""
+        """The same keys with these roots; with `fresh`, new keys, which the server knows after a restart."""
         return replace(GuardKeys.generate(None) if fresh else self, roots=roots)
 
     @cached_property
@@ -63,22 +64,23 @@ class GuardKeys:
         return SealingKeys(self.sealing)
 
     def text(self) -> str:
-        """As the file has it: roots and keys beside each other."""
+        """The content of the keys' file: roots and keys in one JSON object."""
         body = asdict(self)
         return json.dumps({**body.pop("roots"), **body}, indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> GuardKeys:
-        """
+        """The keys in a file.
+
         Raises:
-            BadInput: the file is missing, or not one of these.
+            BadInput: the file is missing, or does not hold such keys.
         """
         try:
             text = path.read_text(encoding="utf-8")
             body = json.loads(text)
             own = {name: body[name] for name in body.keys() - TrustRoots.__slots__}
             keys = cls(roots=TrustRoots.parse(text, str(path)), **own)
-            keys.issuer_keys, keys.sealing_keys  # noqa: B018  # damaged ones are told here
+            keys.issuer_keys, keys.sealing_keys  # noqa: B018  # raises here if they are damaged
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}; it holds the authorizer's keys") from None
         except (ValueError, TypeError, AttributeError, BadInput):
@@ -87,8 +89,10 @@ class GuardKeys:
 
 
 def guarded_clause(keys: GuardKeys, accounts: Sequence[NatsAccount] = ALONE, copies: int = 1) -> list[str]:
-    """The lines of a server's configuration that hand every connection to the AAM, which puts it into one of
-    these accounts; `copies` as for `account_lines`."""
+    """The lines of a server's configuration that hand every new connection to the AAM.
+
+    The AAM puts each connection into one of these accounts; `copies` is as for `account_lines`.
+    """
     guard, system = SigningKeys(keys.guard).public, SigningKeys(keys.system).public
     return [
         "accounts {",

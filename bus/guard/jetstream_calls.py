@@ -1,6 +1,6 @@
-"""JetStream's calls as a broker reads them: strictly, so that what it makes of them is its own.
+"""Reads the JetStream calls that askers send to a broker, strictly, and builds the broker's own calls. Pure.
 
-No body and no header is passed on: a field that is not known here could say where the answer goes
+A broker passes on no body and no header unread: an unknown field could say where the answer goes
 (`deliver_subject`), or empty a bucket (`Nats-Rollup: all`).
 """
 
@@ -19,9 +19,9 @@ from schemas.store import StoreQuery
 
 API = "$JS.API"
 STORES = f"{STORE_QUERY.wildcard().removesuffix('*.*')}"
-"""How the subjects begin on which instances' local stores are asked."""
+"""The prefix of the subjects on which instances' local stores are queried."""
 MOST_AT_ONCE = 256
-"""Messages of one pull."""
+"""Most messages of one pull."""
 LONGEST_PULL_NS = 30_000_000_000
 LONGEST_TTL_S = 7 * 86_400
 
@@ -33,7 +33,10 @@ _time = re.compile(r"^[0-9T:.+Z-]{10,40}$")
 
 @dataclass(frozen=True, slots=True)
 class BrokerPublication:
-    """What the broker publishes. `forwarded`: with the asker's own inbox for the answers, else with ours."""
+    """The message that the broker publishes.
+
+    With `forwarded`, its reply subject is the asker's own inbox, else the broker's.
+    """
 
     subject: str
     body: bytes = b""
@@ -43,7 +46,7 @@ class BrokerPublication:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Messages of a stream with these subjects; none: the stream's state."""
+    """Reads messages of a stream with these subjects, or, if empty, the stream's state."""
 
     stream: str
     subjects: str
@@ -52,7 +55,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Consume:
-    """Something with a consumer that exists, of whoever may have this name."""
+    """Uses or deletes an existing consumer; its name says whose it is."""
 
     stream: str
     consumer: str
@@ -61,7 +64,7 @@ class Consume:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A consumer is to be made."""
+    """Creates a consumer."""
 
     stream: str
     consumer: str
@@ -71,7 +74,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A message is to be stored."""
+    """Stores a message."""
 
     subject: str
     body: bytes
@@ -80,7 +83,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """All messages of one subject are to go."""
+    """Removes all messages of one subject."""
 
     stream: str
     subject: str
@@ -89,7 +92,7 @@ class Purge:
 
 @dataclass(frozen=True, slots=True)
 class AskStore:
-    """An instance's local store is to be asked."""
+    """Queries an instance's local store."""
 
     job: str
     sid: str
@@ -101,11 +104,12 @@ Call = AskStore | Read | Consume | Open | Write | Purge
 
 
 def parse(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
-    """
+    """The call that an asker requests.
+
     Raises:
-        BadInput: not a call that anybody makes for others.
+        BadInput: this is no call that a broker makes.
     """
-    _is_plain(subject)
+    _checked_subject(subject)
     if subject.startswith(STORES):
         return _ask_store(subject, headers, body)
     if not subject.startswith("$JS."):
@@ -119,7 +123,7 @@ def parse(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
 
 
 def _ask_store(subject: str, headers: Mapping[str, str], body: bytes) -> Call:
-    tokens = _exact(subject).removeprefix(STORES).split(".")
+    tokens = _concrete_subject(subject).removeprefix(STORES).split(".")
     try:
         query, _ = codec.decode(body, StoreQuery)
     except BadMessage as error:
@@ -133,31 +137,35 @@ def _direct(rest: str, body: bytes) -> Call:
     stream, _, subjects = rest.partition(".")
     if body:
         raise BadInput("a direct read takes no body")
-    return Read(_named(stream), _exact(subjects), BrokerPublication(f"{API}.DIRECT.GET.{stream}.{subjects}"))
+    return Read(
+        _checked_name(stream),
+        _concrete_subject(subjects),
+        BrokerPublication(f"{API}.DIRECT.GET.{stream}.{subjects}"),
+    )
 
 
 def _message(rest: str, body: bytes) -> Call:
     fields = _fields(body, {"last_by_subj", "seq", "next_by_subj"})
-    stream = _named(rest)
+    stream = _checked_name(rest)
     if set(fields) == {"last_by_subj"}:
-        subjects = _exact(_text(fields, "last_by_subj"))
-        wanted: dict[str, Any] = {"last_by_subj": subjects}
+        subjects = _concrete_subject(_text(fields, "last_by_subj"))
+        query: dict[str, Any] = {"last_by_subj": subjects}
     else:
-        subjects = _is_plain(_text(fields, "next_by_subj"))
-        wanted = {"seq": _count(fields, "seq"), "next_by_subj": subjects}
+        subjects = _checked_subject(_text(fields, "next_by_subj"))
+        query = {"seq": _count(fields, "seq"), "next_by_subj": subjects}
     return Read(
-        stream, subjects, BrokerPublication(f"{API}.STREAM.MSG.GET.{stream}", _json(wanted), forwarded=True)
+        stream, subjects, BrokerPublication(f"{API}.STREAM.MSG.GET.{stream}", _json(query), forwarded=True)
     )
 
 
 def _info(rest: str, body: bytes) -> Call:
-    stream = _named(rest)
+    stream = _checked_name(rest)
     if not body:
         return Read(stream, "", BrokerPublication(f"{API}.STREAM.INFO.{stream}"))
     fields = _fields(body, {"subjects_filter", "offset"})
-    subjects = _is_plain(_text(fields, "subjects_filter"))
-    wanted = {"subjects_filter": subjects, "offset": _count(fields, "offset", 0)}
-    return Read(stream, subjects, BrokerPublication(f"{API}.STREAM.INFO.{stream}", _json(wanted)))
+    subjects = _checked_subject(_text(fields, "subjects_filter"))
+    query = {"subjects_filter": subjects, "offset": _count(fields, "offset", 0)}
+    return Read(stream, subjects, BrokerPublication(f"{API}.STREAM.INFO.{stream}", _json(query)))
 
 
 def _create(rest: str, body: bytes) -> Call:
@@ -166,8 +174,8 @@ def _create(rest: str, body: bytes) -> Call:
     config = _fields(body, {"stream_name", "config"}).get("config")
     if not isinstance(config, dict) or not subjects:
         raise BadInput("a consumer needs its configuration, and a filter in the subject")
-    made: dict[str, Any] = {
-        "name": _named(name),
+    consumer: dict[str, Any] = {
+        "name": _checked_name(name),
         "filter_subject": subjects,
         "ack_policy": "none",
         "replay_policy": "instant",
@@ -178,30 +186,30 @@ def _create(rest: str, body: bytes) -> Call:
     }
     policy = config.get("deliver_policy")
     if policy == "by_start_sequence":
-        made["opt_start_seq"] = max(1, _count(config, "opt_start_seq"))
+        consumer["opt_start_seq"] = max(1, _count(config, "opt_start_seq"))
     elif policy == "by_start_time":
-        made["opt_start_time"] = _text(config, "opt_start_time")
-        if not _time.fullmatch(made["opt_start_time"]):
+        consumer["opt_start_time"] = _text(config, "opt_start_time")
+        if not _time.fullmatch(consumer["opt_start_time"]):
             raise BadInput("opt_start_time is no time")
     elif policy != "last_per_subject":
         raise BadInput("a consumer begins at a sequence, at a time, or with the last of each subject")
-    made["deliver_policy"] = policy
-    wanted = {"stream_name": _named(stream), "config": made}
-    order = BrokerPublication(f"{API}.CONSUMER.CREATE.{stream}.{name}.{subjects}", _json(wanted))
+    consumer["deliver_policy"] = policy
+    request = {"stream_name": _checked_name(stream), "config": consumer}
+    order = BrokerPublication(f"{API}.CONSUMER.CREATE.{stream}.{name}.{subjects}", _json(request))
     return Open(stream, name, subjects, order)
 
 
 def _next(rest: str, body: bytes) -> Call:
     stream, _, consumer = rest.partition(".")
     fields = _fields(body, {"batch", "expires", "idle_heartbeat", "no_wait"})
-    wanted: dict[str, Any] = {"batch": min(MOST_AT_ONCE, max(1, _count(fields, "batch")))}
+    options: dict[str, Any] = {"batch": min(MOST_AT_ONCE, max(1, _count(fields, "batch")))}
     if fields.get("no_wait") is True:
-        wanted["no_wait"] = True
+        options["no_wait"] = True
     else:
-        wanted["expires"] = min(LONGEST_PULL_NS, _count(fields, "expires"))
-        wanted["idle_heartbeat"] = min(wanted["expires"] // 2, _count(fields, "idle_heartbeat"))
-    subject = f"{API}.CONSUMER.MSG.NEXT.{_named(stream)}.{_named(consumer)}"
-    return Consume(stream, consumer, BrokerPublication(subject, _json(wanted), forwarded=True))
+        options["expires"] = min(LONGEST_PULL_NS, _count(fields, "expires"))
+        options["idle_heartbeat"] = min(options["expires"] // 2, _count(fields, "idle_heartbeat"))
+    subject = f"{API}.CONSUMER.MSG.NEXT.{_checked_name(stream)}.{_checked_name(consumer)}"
+    return Consume(stream, consumer, BrokerPublication(subject, _json(options), forwarded=True))
 
 
 def _delete(rest: str, body: bytes) -> Call:
@@ -209,13 +217,15 @@ def _delete(rest: str, body: bytes) -> Call:
     if body:
         raise BadInput("the end of a consumer takes no body")
     return Consume(
-        stream, consumer, BrokerPublication(f"{API}.CONSUMER.DELETE.{_named(stream)}.{_named(consumer)}")
+        stream,
+        consumer,
+        BrokerPublication(f"{API}.CONSUMER.DELETE.{_checked_name(stream)}.{_checked_name(consumer)}"),
     )
 
 
 def _purge(rest: str, body: bytes) -> Call:
-    subject = _exact(_text(_fields(body, {"filter"}), "filter"))
-    stream = _named(rest)
+    subject = _concrete_subject(_text(_fields(body, {"filter"}), "filter"))
+    stream = _checked_name(rest)
     return Purge(
         stream, subject, BrokerPublication(f"{API}.STREAM.PURGE.{stream}", _json({"filter": subject}))
     )
@@ -234,10 +244,13 @@ _CALLS: tuple[tuple[str, Callable[[str, bytes], Call]], ...] = (
 
 # --- fields ------------------------------------------------------------------------------------------------
 def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Those of a compare-and-set, a mark of deletion, a lifetime, a counter; each with values it can have."""
-    found: dict[str, str] = {}
+    """The headers of a write, after a check of each name and value.
+
+    Allowed are those of a compare-and-set, a deletion marker, a lifetime, a counter and a message id.
+    """
+    checked: dict[str, str] = {}
     for key, value in headers.items():
-        sound = (
+        allowed = (
             (key == "Nats-Expected-Last-Subject-Sequence" and _number.fullmatch(value))
             or (key == "KV-Operation" and value in ("PURGE", "DEL"))
             or (key == "Nats-Rollup" and value == "sub")
@@ -245,10 +258,10 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
             or (key == "Nats-Incr" and _change.fullmatch(value))
             or (key == "Nats-Msg-Id" and _name.fullmatch(value))
         )
-        if not sound:
+        if not allowed:
             raise BadInput(f"header {key!r} is not one that a broker takes, or not with that value")
-        found[key] = value
-    return found
+        checked[key] = value
+    return checked
 
 
 def _fields(body: bytes, known: set[str]) -> dict[str, Any]:
@@ -275,21 +288,21 @@ def _count(fields: Mapping[str, Any], key: str, default: int | None = None) -> i
     return value
 
 
-def _named(name: str) -> str:
+def _checked_name(name: str) -> str:
     if not _name.fullmatch(name):
         raise BadInput(f"{name!r} is not the name of a stream or consumer")
     return name
 
 
-def _is_plain(subject: str) -> str:
-    """A subject or a pattern without anything that the server would read differently."""
+def _checked_subject(subject: str) -> str:
+    """The subject or pattern, if it has nothing that the server would read differently."""
     if not all(subject.split(".")) or not subject.isascii() or not subject.isprintable() or " " in subject:
         raise BadInput(f"{subject!r} is no subject")
     return subject
 
 
-def _exact(subject: str) -> str:
-    if not {"*", ">"}.isdisjoint(_is_plain(subject).split(".")):
+def _concrete_subject(subject: str) -> str:
+    if not {"*", ">"}.isdisjoint(_checked_subject(subject).split(".")):
         raise BadInput(f"{subject}: one subject, without wildcards")
     return subject
 

@@ -1,18 +1,18 @@
-"""What each identity may publish and listen to, from the table of subjects: pure, and the server enforces it.
+"""What each identity may publish and subscribe to, from the table of subjects. Pure; the server enforces it.
 
-From each row's senders and receivers follow its subjects, its stream or bucket as far as JetStream's API
-gives them out, and the inboxes of those whom it answers (`bus.nats.reply_subjects`). A row's token that names
-a party (`bus.subject.Names`) is filled with the identity's own name, `{job}` with its job. So an instance has
-the subjects of its own SID and job, and nobody has another's inbox.
+Each row's senders and receivers give rights to its subjects, to its stream or bucket through JetStream's API,
+and to the inboxes of the parties that it answers (`bus.nats.reply_subjects`). A row's token that names a
+party (`bus.subject.Names`) is filled with the identity's own name, and `{job}` with its job. So an instance
+has the subjects of its own SID and job, and nobody has another's inbox.
 
-Two things of NATS are designed around here:
+Two properties of NATS shape these rules:
 
-* A subscription to `a.>` is allowed where `a.*` is: that shows more only if subjects go deeper there, which a
-  test of the table rules out.
-* JetStream sends what it has stored, and its word that something was stored, to whatever reply subject a
-  request names, without asking whether the asker might publish there. So nobody below the control plane
-  speaks to it: a broker (`bus.broker`) decides who may read what (`readable`), and nothing that a stream
-  acknowledges may be published.
+* The server allows a subscription to `a.>` where `a.*` is allowed. That shows more only if there are deeper
+  subjects, and a test of the table makes sure that there are none.
+* JetStream sends stored messages, and acknowledgements, to any reply subject that a request names, without
+  checking whether the requester may publish there. So nobody below the control plane calls it: a broker
+  (`bus.broker`) decides who may read what (`readable`), and nobody below may publish what a stream
+  acknowledges.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from schemas.signals import Role
 
 API = "$JS.API"
 REMEMBERED = 4_096
-"""Identities that may all come back at once."""
+"""How many identities' permissions are cached: they may all reconnect at once."""
 
 PRIVATE = (
     *(subjects.ACCESS, subjects.DOOR, subjects.DEAD_LETTER, subjects.STORE_QUERY),
@@ -45,18 +45,18 @@ PRIVATE = (
     *(subjects.SECRET, subjects.ANALYSE, subjects.WRITE_SAMPLE, subjects.READ_FILES),
     *(subjects.REMOVE_CHECKPOINTS, subjects.BROKER_REQUEST),
 )
-"""Who asked for what (Type 3, the doors), bytes that nobody could read, rows of an instance's own
-store, files of a job; who has which tokens, the audit; and whatever carries a secret, which a tap hides and a
-NATS client would not."""
+"""Rows that only operators and admins see: requests of users (Type 3, the gateways' request API), unreadable
+bytes, rows of an instance's own store, files of a job, tokens and the audit; and rows that carry a secret,
+which a tap hides but a NATS client does not."""
 
 _PROVISIONING = frozenset({K.SERVICE_REGISTRY, K.ORCHESTRATOR, K.AUTHORIZER, K.GATEWAY, K.ROUTER})
-"""Whoever makes the streams can have them republish anything: the control plane, and nobody else."""
+"""Kinds that may make streams: only the control plane, because a stream can be made to republish anything."""
 _HISTORIANS = _PROVISIONING | {K.CLIENT, K.FUNCTIONAL_MODULE}
-"""Who reads streams; instances and agents listen to what comes."""
+"""Kinds that read streams; instances and agents only subscribe."""
 _WINDOWS = frozenset({K.GATEWAY})
-"""Who shows users what their role may see: dashboard, logs, the tap in a browser; each after Type 3."""
+"""Kinds that show users what their role may see (dashboard, logs, browser tap), each after Type 3."""
 _OBJECT_USERS = frozenset({K.GATEWAY, K.ORCHESTRATOR})
-"""Who stores large things, and reads all of them; instances have a broker do that, for theirs."""
+"""Kinds that store and read all objects; instances have a broker do that for their own."""
 _OF_STANDBYS = (subjects.REGISTRATION, subjects.STATE_CHANGE, subjects.HEARTBEAT)
 _ACKNOWLEDGED = frozenset(spec.name for spec in stream_specs.STREAMS if spec.acknowledged)
 _SPOKEN = frozenset(
@@ -64,23 +64,23 @@ _SPOKEN = frozenset(
     for row in SUBJECTS
     if row.bucket is None and row.stream not in _ACKNOWLEDGED and row is not subjects.BROKER_REQUEST
 )
-"""What is said and not kept in a stream that answers: JetStream's word that it has stored something goes to
-whatever reply subject the message named."""
+"""Rows that all their senders may publish. Rows of a bucket or of a stream that acknowledges are excluded:
+JetStream's acknowledgement goes to any reply subject that the message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Allow lists of NATS subjects. `never`: may not be published, whatever `publish` says."""
+    """Allow lists of NATS subjects. `never` may not be published even if `publish` covers it."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     never: tuple[str, ...] = ()
 
     def with_(self, other: Permissions) -> Permissions:
-        """Both."""
+        """The union of both."""
         return Permissions(
-            _least({*self.publish, *other.publish}),
-            _least({*self.subscribe, *other.subscribe}),
+            _minimal({*self.publish, *other.publish}),
+            _minimal({*self.subscribe, *other.subscribe}),
             tuple(sorted({*self.never, *other.never})),
         )
 
@@ -97,18 +97,18 @@ class _Lists:
     never: tuple[str, ...] = ()
 
     def done(self) -> Permissions:
-        return Permissions(_least(self.publish), _least(self.subscribe), self.never)
+        return Permissions(_minimal(self.publish), _minimal(self.subscribe), self.never)
 
 
 @lru_cache(maxsize=REMEMBERED)
 def of_identity(identity: Identity) -> Permissions:
-    """For an entity, an instance, a functional module, or a tool of the mesh's owner."""
+    """The permissions of an entity, an instance, a functional module, or a tool of the mesh's owner."""
     return _of_identity(identity).done()
 
 
 @lru_cache(maxsize=REMEMBERED)
 def readable(identity: Identity) -> tuple[tuple[str, str], ...]:
-    """What a broker reads for somebody below the control plane: streams, and patterns of their subjects."""
+    """What a broker reads for an identity below the control plane: pairs of stream and subject pattern."""
     return tuple(sorted(_of_identity(identity).reads)) if identity.kind in BELOW else ()
 
 
@@ -126,7 +126,7 @@ def _of_identity(identity: Identity) -> _Lists:
             _receive(lists, row, identity)
     if identity.kind is K.SERVICE_REGISTRY:
         lists.subscribe.add(DISCONNECTED)
-    if identity.kind is K.FUNCTIONAL_MODULE:  # what it said before, to go on from there
+    if identity.kind is K.FUNCTIONAL_MODULE:  # its earlier suggestions, to go on from there
         _read_stream(lists, subjects.SUGGESTION, sent(subjects.SUGGESTION, identity))
     if identity.kind in _WINDOWS:
         _show(lists)
@@ -135,22 +135,23 @@ def _of_identity(identity: Identity) -> _Lists:
     if identity.kind in _OBJECT_USERS:
         _use_objects(lists)
     if identity.kind is K.INSTANCE:
-        _meet(lists, identity.job)
+        _use_rendezvous(lists, identity.job)
     if identity.kind is K.BROKER:
-        _broke(lists)
+        _act_as_broker(lists)
     if identity.kind in BELOW:
         lists.publish.add(BrokerCaller.of_identity(identity).subject)
     else:
         _read_directly(lists)
-        if identity.kind is K.AUTHORIZER:  # the chain's end, through the leader
+        if identity.kind is K.AUTHORIZER:  # reads the last entry of the audit's hash chain through the leader
             lists.publish.add(f"{API}.STREAM.MSG.GET.{subjects.AUDIT.stream}")
     return lists
 
 
 def of_role(role: Role, inbox: str) -> Permissions:
-    """For a user's own connection, by role: what `dmsc tap` shows that role, and what a client may ask.
+    """The permissions of a user's own connection, by role.
 
-    `inbox`: its prefix, `inbox_of_token`.
+    They cover what `dmsc tap` shows the role, and what a client may request. `inbox` is the prefix of the
+    user's inboxes (`inbox_of_token`).
     """
     lists = _of_role(role)
     _ask(lists, inbox)
@@ -160,17 +161,20 @@ def of_role(role: Role, inbox: str) -> Permissions:
 
 @lru_cache(maxsize=len(Role))
 def readable_by(role: Role) -> tuple[tuple[str, str], ...]:
-    """What a broker reads for users of this role: streams, and patterns of their subjects."""
+    """What a broker reads for users of this role: pairs of stream and subject pattern."""
     return tuple(sorted(_of_role(role).reads))
 
 
 def of_users_module(module: Identity, user: str, inbox: str) -> Permissions:
-    """What a functional module of a user's may besides what the user may: be itself, and have a broker ask
-    the stores of the user's own jobs. `module.owner`: the user, where it suggests for their jobs alone.
-    `inbox`: the user's prefix."""
-    itself = of_identity(replace(module, jobs=()))
+    """The permissions that a user's functional module has besides the user's own.
+
+    It has the permissions of the module itself, and may have a broker query the stores of the user's own
+    jobs. `module.owner` is the user if it makes suggestions for their jobs only; `inbox` is the prefix of the
+    user's inboxes.
+    """
+    module_permissions = of_identity(replace(module, jobs=()))
     asks = (BrokerCaller.of_owner(user, inbox).subject,) if is_token(user) else ()
-    return itself.with_(Permissions(asks, ()))
+    return module_permissions.with_(Permissions(asks, ()))
 
 
 def _of_role(role: Role) -> _Lists:
@@ -183,7 +187,7 @@ def _of_role(role: Role) -> _Lists:
     if everything:
         _everything(lists)
     if role is not Role.VIEWER:
-        # each of them is decided again by who answers
+        # The answering service decides each request again.
         asks = (subjects.DOOR, subjects.MODULE_QUESTION)
         more = (subjects.STORE_QUERY, subjects.OBSERVATION) if everything else ()
         lists.publish.update(row.wildcard() for row in (*asks, *more))
@@ -193,20 +197,20 @@ def _of_role(role: Role) -> _Lists:
 
 
 def _ask(lists: _Lists, inbox: str) -> None:
-    """Hear answers, and messages to oneself."""
+    """Allows receiving answers, and messages to oneself."""
     lists.publish.add(f"{inbox}.*.{inboxes.SELF}.*")
     lists.subscribe.add(f"{inbox}.>")
 
 
 def _everything(lists: _Lists) -> None:
-    """What a tap without limits listens to and reads."""
+    """Allows what a tap without limits subscribes to and reads."""
     lists.subscribe.add(">")
     for row in SUBJECTS:
         _read_stored(lists, row, row.wildcard())
 
 
 def _show(lists: _Lists) -> None:
-    """All that is said, as it comes and from the streams; no bucket, and nobody's inbox."""
+    """Allows all published messages, live and from the streams, but no bucket and nobody's inbox."""
     for row in SUBJECTS:
         if row.bucket is None and row is not subjects.BROKER_REQUEST:
             lists.subscribe.add(row.wildcard())
@@ -220,28 +224,28 @@ def _send(lists: _Lists, row: Subject, identity: Identity) -> None:
     elif row in _SPOKEN or identity.kind not in BELOW:
         lists.publish.add(sent(row, identity))
     if row.bucket is not None:
-        wanted = received(row, identity)
-        _read_stored(lists, row, wanted)
-        lists.subscribe.add(wanted)
+        pattern = received(row, identity)
+        _read_stored(lists, row, pattern)
+        lists.subscribe.add(pattern)
         if identity.kind not in BELOW:
-            # through the leader, before a compare-and-set; it can't be narrowed to a key
+            # A read through the leader, before a compare-and-set, can't be narrowed to a key.
             lists.publish.add(f"{API}.STREAM.MSG.GET.KV_{row.bucket}")
     elif row.stream is not None and identity.kind in _PROVISIONING:
         _read_stream(lists, row, received(row, identity))
 
 
 def _receive(lists: _Lists, row: Subject, identity: Identity) -> None:
-    wanted = row.wildcard() if identity.kind is K.CLIENT else received(row, identity)
+    pattern = row.wildcard() if identity.kind is K.CLIENT else received(row, identity)
     if identity.kind is not K.CLIENT or row not in PRIVATE or identity.kind in row.receivers:
-        lists.subscribe.add(wanted)
+        lists.subscribe.add(pattern)
     if row.bucket is not None or identity.kind in _HISTORIANS:
-        _read_stored(lists, row, wanted)
+        _read_stored(lists, row, pattern)
     if row.delivery is Delivery.REQUEST and identity.kind in row.receivers:
         lists.publish.add(inboxes.answering(row.answered_by, _answers_as(row, identity)))
 
 
 def _answers_as(row: Subject, identity: Identity) -> str:
-    """The name under which `identity` serves this row; `*` for all of them, of a mesh's owner."""
+    """The name under which `identity` serves this row; `*` for a mesh's owner, which serves under any."""
     if row.answerer_token is None:
         return inboxes.ANYBODY
     if row.answerer_token == "module":
@@ -252,12 +256,12 @@ def _answers_as(row: Subject, identity: Identity) -> str:
 def sent(row: Subject, identity: Identity) -> str:
     """The pattern on which `identity` may send messages of this row, being one of its senders."""
     if identity.kind in STANDING and row in _OF_STANDBYS:
-        return row.wildcard()  # one that stands by is there under a name of its own; readers look at it
+        return row.wildcard()  # a standby has another name, which readers check
     return _filled(row, identity, row.names in (Names.SENDER, Names.BOTH))
 
 
 def received(row: Subject, identity: Identity) -> str:
-    """The pattern on which `identity` may hear messages of this row, being one of its receivers."""
+    """The pattern on which `identity` may receive messages of this row, being one of its receivers."""
     return _filled(row, identity, row.names in (Names.RECEIVER, Names.BOTH))
 
 
@@ -278,27 +282,27 @@ def _filled(row: Subject, identity: Identity, own: bool) -> str:
 
 
 # --- what is kept ------------------------------------------------------------------------------------------
-def _read_stored(lists: _Lists, row: Subject, wanted: str) -> None:
+def _read_stored(lists: _Lists, row: Subject, pattern: str) -> None:
     if row.bucket is not None:
-        lists.reads.add((f"KV_{row.bucket}", wanted))
+        lists.reads.add((f"KV_{row.bucket}", pattern))
     elif row.stream is not None:
-        _read_stream(lists, row, wanted)
+        _read_stream(lists, row, pattern)
 
 
-def _read_stream(lists: _Lists, row: Subject, wanted: str) -> None:
+def _read_stream(lists: _Lists, row: Subject, pattern: str) -> None:
     assert row.stream is not None
-    lists.reads.add((row.stream, wanted))
+    lists.reads.add((row.stream, pattern))
 
 
 def _read_directly(lists: _Lists) -> None:
-    """Consumers of our own with these filters, and the last message of such a subject."""
-    for stream, wanted in lists.reads:
+    """Allows consumers with these filters, and reads of the last message of such a subject."""
+    for stream, pattern in lists.reads:
         lists.publish.update(
             (
-                f"{API}.CONSUMER.CREATE.{stream}.*.{wanted}",
+                f"{API}.CONSUMER.CREATE.{stream}.*.{pattern}",
                 f"{API}.CONSUMER.MSG.NEXT.{stream}.*",
                 f"{API}.CONSUMER.DELETE.{stream}.*",
-                f"{API}.DIRECT.GET.{stream}.{wanted}",
+                f"{API}.DIRECT.GET.{stream}.{pattern}",
                 f"{API}.STREAM.INFO.{stream}",
             )
         )
@@ -322,16 +326,16 @@ def _use_objects(lists: _Lists) -> None:
     lists.reads.add((stream, f"$O.{bucket}.M.>"))
 
 
-def _meet(lists: _Lists, job: str) -> None:
-    """The meeting points of a job's groups: an instance listens there; a broker reads and writes for it."""
+def _use_rendezvous(lists: _Lists, job: str) -> None:
+    """Allows the rendezvous keys of a job: an instance subscribes; a broker reads and writes for it."""
     for namespace in rendezvous.namespaces(job) if job != ANY else (None,):
         values, counters = rendezvous.subjects_of(namespace)
         lists.subscribe.update((values, counters))
         lists.reads.update(((rendezvous.VALUES_STREAM, values), (rendezvous.COUNTERS_STREAM, counters)))
 
 
-def _broke(lists: _Lists) -> None:
-    """What a broker does for others, as it decides (`bus.guard.call_rights`)."""
+def _act_as_broker(lists: _Lists) -> None:
+    """Allows what a broker does for others, by its own decision (`bus.guard.call_rights`)."""
     lists.subscribe.add(f"{BROKER}.>")
     lists.publish.add(inboxes.answering(K.BROKER))
     for config in streams.stream_configs(1):
@@ -354,18 +358,18 @@ def _broke(lists: _Lists) -> None:
 
 # --- patterns ----------------------------------------------------------------------------------------------
 def covers(pattern: str, subject: str) -> bool:
-    """Whether everything that `subject` (which may have wildcards) stands for is within `pattern`."""
-    mine, theirs = pattern.split("."), subject.split(".")
-    for index, token in enumerate(mine):
+    """Whether `pattern` matches all subjects that `subject`, which may have wildcards, stands for."""
+    pattern_tokens, subject_tokens = pattern.split("."), subject.split(".")
+    for index, token in enumerate(pattern_tokens):
         if token == ">":
-            return len(theirs) > index
-        if index >= len(theirs) or theirs[index] == ">":
+            return len(subject_tokens) > index
+        if index >= len(subject_tokens) or subject_tokens[index] == ">":
             return False
-        if token not in ("*", theirs[index]):
+        if token not in ("*", subject_tokens[index]):
             return False
-    return len(mine) == len(theirs)
+    return len(pattern_tokens) == len(subject_tokens)
 
 
-def _least(patterns: set[str]) -> tuple[str, ...]:
-    """Sorted; where everything is allowed, nothing else is said."""
+def _minimal(patterns: set[str]) -> tuple[str, ...]:
+    """The patterns, sorted; only `>` if that is among them."""
     return (">",) if ">" in patterns else tuple(sorted(patterns))
