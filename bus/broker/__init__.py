@@ -1,15 +1,17 @@
-"""Readers ask a broker: below the control plane nobody speaks to JetStream (ADR-0031).
+"""The broker: makes JetStream calls for parties below the control plane, which may not make them (ADR-0031).
 
-NATS checks the subject of a publication, never its reply: whoever may read a stream could have its bytes
-written to any subject. So instances, agents, modules, clients and users send the call that they would make
-to a broker, which decides by who asks (the server holds the subject of the question to that), makes it anew,
-and lets answers go to the asker's own inbox alone.
+NATS checks the subject of a publication, but never its reply subject: whoever may read a stream could have
+its bytes written to any subject. So instances, agents, modules, clients and users send their call to a
+broker. The broker decides by the asker, which the server has bound to the subject of the request; makes the
+call anew; and lets answers go only to the asker's own inbox. The service `entities/broker` runs a
+`BrokerRelay`. The broker keeps no state that matters and never passes on a body or header that it has not
+read.
 
-asker.py    who asks: a subject, an inbox, a prefix of consumers
-calls.py    what is asked: JetStream's calls, read strictly
-rights.py   whether it may: pure, from the table of subjects
-turns.py    whose call is made next, and who has too many waiting: pure
-allowance.py  how much one party may take of what all share: pure
-relay.py    the broker's side: reads, decides, asks JetStream, answers
-asking.py   the asker's side, which `bus.nats.jetstream` uses instead of the server
+relay.py        BrokerRelay: reads calls, decides, makes them, answers
+fair_queue.py   whose call is made next, and whose are dropped; pure
+quotas.py       how much one party may take of what all share; pure
+job_objects.py  the objects that a job may use
+
+The rules are in `bus.guard`: `broker_caller` (the asker), `jetstream_calls` (reads calls strictly),
+`call_rights` (decides), and `brokered_jetstream` (the asker's side).
 """

@@ -1,7 +1,8 @@
-"""Whose call is made next: parties in turn, so that nobody's flood or slow question is another's wait. Pure.
+"""The broker's queue: parties take turns, so that nobody waits for another's flood or slow call. Pure.
 
-A party may have as many calls under way as there are places free (dynamic thresholds: Choudhury and Hahne,
-IEEE/ACM Transactions on Networking 6(2), 1998): alone it takes half of all; whoever comes finds some free.
+A party may have as many calls running as there are free places (dynamic thresholds: Choudhury and Hahne,
+IEEE/ACM Transactions on Networking 6(2), 1998). A single party takes half of all places, and a new party
+finds some free.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 PLACES = 256
-"""Calls under way at once."""
+"""Most calls that run at once."""
 WAITING_MOST, WAITING_BYTES = 1_024, 32 << 20
-"""Of one party, calls and bytes of these; what comes beyond is dropped, and asked for again."""
+"""Most waiting calls of one party, and most bytes of them; further calls are dropped, and askers repeat."""
 ALL_BYTES = 96 << 20
-"""Of all parties together."""
+"""Most bytes of waiting calls of all parties."""
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class _Lane(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Calls that wait, and how many are under way, by party."""
+    """The waiting calls and the number of running calls of each party."""
 
     def __init__(self, places: int = PLACES) -> None:
         self.dropped: Counter[str] = Counter()
@@ -38,11 +39,11 @@ class FairQueue(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Calls of all parties."""
+        """The number of waiting calls of all parties."""
         return sum(len(lane.calls) for lane in self._lanes.values())
 
     def add(self, party: str, call: T, size: int) -> bool:
-        """False: it is dropped, since too much of this party's waits. `size` in bytes."""
+        """Adds a call of `size` bytes; False if it is dropped because too much waits already."""
         lane = self._lanes.setdefault(party, _Lane())
         full = len(lane.calls) >= WAITING_MOST or lane.size + size > WAITING_BYTES
         if full or self._size + size > ALL_BYTES:
@@ -56,7 +57,7 @@ class FairQueue(Generic[T]):
         return True
 
     def take(self) -> tuple[str, T] | None:
-        """The next call that may be made, and whose it is; `done` is owed for it."""
+        """The next call that may be made, with its party; the caller must call `done` after it."""
         for party in self._lanes:
             if self.running[party] < self._free:
                 break
@@ -75,7 +76,7 @@ class FairQueue(Generic[T]):
         return party, call
 
     def done(self, party: str) -> None:
-        """A call of this party is over."""
+        """Notes that a call of this party has ended."""
         self._free += 1
         self.running[party] -= 1
         if not self.running[party]:

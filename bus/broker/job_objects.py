@@ -1,4 +1,4 @@
-"""What a broker knows of jobs: the objects that each may use, from the orchestrator's records."""
+"""The objects that each job may use, as a broker reads them from the orchestrator's job records."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from bus.connection import Bus
 
 FRESH_S = 5.0
-"""A job's specification stays; that it is there at all is looked at again after this."""
+"""How long the answer about a job is cached. Its specification never changes, but the job may disappear."""
 MOST_JOBS = 1_024
 
 
 class JobObjects:
-    """Reads a job's record when it is asked for, and remembers for a moment what follows from it."""
+    """Reads a job's record on demand and caches the resulting object names for `FRESH_S`."""
 
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(subjects.JOB_RECORD)
-        self._known: OrderedDict[str, tuple[float, ObjectNames]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[float, ObjectNames]] = OrderedDict()
 
     async def names(self, asker: BrokerCaller) -> ObjectNames:
-        """The objects of the asker's job; none where there is no such job.
+        """The objects of the asker's job; none if there is no such job.
 
         Raises:
             Unavailable, DeadlineExceeded: the bucket can't be read now.
@@ -41,17 +41,17 @@ class JobObjects:
         if not is_token(asker.scope):
             return ObjectNames()
         now = time.monotonic()
-        known = self._known.get(asker.scope)
-        if known is not None and now - known[0] < FRESH_S:
-            return known[1]
-        found = names_of(await self._record(asker.scope))
-        self._known[asker.scope] = (now, found)
-        while len(self._known) > MOST_JOBS:
-            self._known.popitem(last=False)
-        return found
+        cached = self._cache.get(asker.scope)
+        if cached is not None and now - cached[0] < FRESH_S:
+            return cached[1]
+        names = names_of(await self._record(asker.scope))
+        self._cache[asker.scope] = (now, names)
+        while len(self._cache) > MOST_JOBS:
+            self._cache.popitem(last=False)
+        return names
 
     async def user_of(self, job: str) -> str:
-        """Who submitted the job; empty where there is none.
+        """The user who submitted the job; empty if there is no such job.
 
         Raises:
             Unavailable, DeadlineExceeded: the bucket can't be read now.

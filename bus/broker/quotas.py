@@ -1,6 +1,6 @@
-"""How much one party may take of what all share: stores asked at once, readers, meeting points. Pure.
+"""Quotas of what all parties share: concurrent store queries, readers, rendezvous values. Pure.
 
-Each broker counts for itself: of two, a party may take twice as much.
+Each broker counts for itself: with two brokers, a party may take twice as much.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from schemas.errors import RateLimited, Refused
 
 STORES_AT_ONCE, STORES_OF_ONE = 96, 32
-"""Questions to instances' stores, which may never answer: of all, and to one job's."""
+"""Most open queries to instances' stores, which may never answer: of all jobs, and of one job."""
 READERS_MOST, READERS_S = 240, 60.0
-"""Consumers that one asker opens within the time for which one that nobody reads from stays."""
+"""Most consumers that one asker may open within the time for which an unused consumer stays."""
 MEETING_BYTES, MEETING_S = 64 << 20, 3600.0
-"""What a job writes of meeting points, which lie in the server's memory, within this time."""
+"""Most bytes of rendezvous values, which the server keeps in memory, that a job may write in this time."""
 VALUE_BYTES = 200
-"""What a value takes beside what is in it."""
+"""Overhead of a value in the server's memory, in bytes."""
 MOST_PARTIES = 4_096
 PIECES = 64
 
 
 class BrokerQuotas:
-    """What each party has taken lately."""
+    """The amounts that each party has taken lately."""
 
     def __init__(self) -> None:
         self._stores: Counter[str] = Counter()
@@ -33,9 +33,10 @@ class BrokerQuotas:
 
     @contextmanager
     def asking_store(self, job: str) -> Iterator[None]:
-        """
+        """Counts a store query as open until the end of the block.
+
         Raises:
-            RateLimited: too many questions to stores are open, of this job or of all.
+            RateLimited: too many store queries are open, of this job or of all.
         """
         if self._stores[job] >= STORES_OF_ONE or self._stores.total() >= STORES_AT_ONCE:
             raise RateLimited(f"too many questions to the stores of {job} are open; ask fewer at once")
@@ -48,15 +49,16 @@ class BrokerQuotas:
                 del self._stores[job]
 
     def open_reader(self, asker: str, now: float) -> None:
-        """
+        """Counts a new consumer of an asker.
+
         Raises:
-            RateLimited: it has opened too many.
+            RateLimited: the asker has opened too many.
         """
         if not self._readers.take(asker, 1, now):
             raise RateLimited(f"{READERS_MOST} readers were opened within {READERS_S:g} s; keep them open")
 
     def write_meeting_point(self, job: str, size: int, now: float) -> None:
-        """`size`: bytes of the value and its name.
+        """Counts a rendezvous value of a job; `size` is the bytes of the value and its name.
 
         Raises:
             Refused: the job has written too much.
@@ -69,26 +71,26 @@ class BrokerQuotas:
 
 
 class Spending:
-    """A sum over the last `window_s` seconds, by party. Of very many the one that was quiet for longest
-    is forgotten."""
+    """A sum over the last `window_s` seconds for each party; the party that was quiet longest is forgotten
+    when there are more than `MOST_PARTIES`."""
 
     def __init__(self, most: int, window_s: float) -> None:
         self._most = most
         self._window_s = window_s
-        self._taken: OrderedDict[str, deque[list[float]]] = OrderedDict()
+        self._amounts: OrderedDict[str, deque[list[float]]] = OrderedDict()
 
     def take(self, party: str, amount: int, now: float) -> bool:
-        """False: it would be more than the party may have, and is not counted."""
-        taken = self._taken.setdefault(party, deque())
-        self._taken.move_to_end(party)
-        while taken and taken[0][0] <= now - self._window_s:
-            taken.popleft()
-        if sum(piece[1] for piece in taken) + amount > self._most:
+        """Counts an amount; False if it would exceed the party's limit, and then it is not counted."""
+        amounts = self._amounts.setdefault(party, deque())
+        self._amounts.move_to_end(party)
+        while amounts and amounts[0][0] <= now - self._window_s:
+            amounts.popleft()
+        if sum(piece[1] for piece in amounts) + amount > self._most:
             return False
-        if taken and now - taken[-1][0] < self._window_s / PIECES:
-            taken[-1][1] += amount
+        if amounts and now - amounts[-1][0] < self._window_s / PIECES:
+            amounts[-1][1] += amount
         else:
-            taken.append([now, amount])
-        if len(self._taken) > MOST_PARTIES:
-            self._taken.popitem(last=False)
+            amounts.append([now, amount])
+        if len(self._amounts) > MOST_PARTIES:
+            self._amounts.popitem(last=False)
         return True

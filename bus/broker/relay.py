@@ -1,7 +1,7 @@
-"""The broker's side: reads a call, decides whether it may be made, makes it, and answers the asker's inbox.
+"""The broker's relay: reads a call, decides whether it may be made, makes it, and answers the asker's inbox.
 
-Any number of brokers share a queue group. They keep nothing that matters: a consumer's name says whose it is,
-and what it delivers goes straight to its asker's inbox. One that dies costs whoever asked it a repetition.
+Any number of brokers share a queue group. They keep no state that matters: a consumer's name says whose it
+is, and its deliveries go straight to its asker's inbox. When a broker dies, its askers repeat their requests.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ log = get_logger("broker")
 
 QUEUE_GROUP = "broker"
 PENDING = 4_096
-"""Calls that may come at once."""
+"""Most messages that wait in the subscription."""
 ANSWER_S = 10.0
 REFUSED_CODE, UNHEARD_CODE, SLOW_CODE = 90_403, 90_503, 90_504
-"""Numbers of our own beside JetStream's: not allowed; no stream takes it; no answer in time."""
+"""Error numbers of our own beside JetStream's: not allowed; no stream takes it; no answer in time."""
 MESSAGE_ID = "Nats-Msg-Id"
 TOLD_MOST = 100
-"""Refusals logged one by one; then each hundredth."""
+"""How many refusals are logged one by one; after that, each hundredth is."""
 
 
 class BrokerRelay(Subscription):
-    """Serves all who ask, in turn.
+    """Serves all askers in turn.
 
-    `asked` counts calls by kind of asker, `refused` those that were not made.
+    `asked` counts calls by the asker's kind, `refused` those that were not made.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -76,7 +76,7 @@ class BrokerRelay(Subscription):
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.turns: FairQueue[tuple[BrokerCaller | None, Msg]] = FairQueue()
-        self._allowance = BrokerQuotas()
+        self._quotas = BrokerQuotas()
         self._running: set[asyncio.Task[None]] = set()
         self._jobs = JobObjects(bus)
         self._handle = self._enter
@@ -96,15 +96,15 @@ class BrokerRelay(Subscription):
         asker = BrokerCaller.of_subject(raw.subject)
         party = asker.party if asker else ""
         if self.turns.add(party, (asker, raw), len(raw.data)):
-            self._go_on()
+            self._start_calls()
             return
         self._bus.counters.dropped += 1
         if (dropped := self.turns.dropped[party]) == 1 or dropped % 10_000 == 0:
             log.warning("calls dropped: one asker has too many waiting", asker=raw.subject, dropped=dropped)
 
-    def _go_on(self) -> None:
-        while (found := self.turns.take()) is not None:
-            party, (asker, raw) = found
+    def _start_calls(self) -> None:
+        while (next_call := self.turns.take()) is not None:
+            party, (asker, raw) = next_call
             task = asyncio.create_task(self._in_turn(party, asker, raw), name=f"relay for {party}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -116,7 +116,7 @@ class BrokerRelay(Subscription):
             self._failed(error)
         finally:
             self.turns.done(party)
-            self._go_on()
+            self._start_calls()
 
     async def _relay(self, asker: BrokerCaller | None, raw: Msg) -> None:
         answerable = False
@@ -130,7 +130,7 @@ class BrokerRelay(Subscription):
         except BadMessage as error:
             await dead_letter(self._bus, self.row, raw.subject, raw.data, error)
             if answerable:
-                await self._return(raw.reply, failure(BadInput(error.text)))
+                await self._answer_asker(raw.reply, failure(BadInput(error.text)))
             return
         assert isinstance(request, BrokerRequest)
         self.asked[asker.kind] += 1
@@ -139,34 +139,36 @@ class BrokerRelay(Subscription):
             names = await self._jobs.names(asker) if touches_objects(call) else ObjectNames()
             user = await self._jobs.user_of(call.job) if isinstance(call, AskStore) else ""
             check(asker, call, names, user)
-            await self._make(asker, call, raw.reply)
+            await self._make_call(asker, call, raw.reply)
         except DmscError as error:
             self._tell(asker, request.call, error)
             about_store = request.call.startswith(STORES)
-            await self._return(raw.reply, self._encoded(error.to_reply()) if about_store else failure(error))
+            await self._answer_asker(
+                raw.reply, self._encoded(error.to_reply()) if about_store else failure(error)
+            )
 
-    async def _make(self, asker: BrokerCaller, call: Call, reply: str) -> None:
+    async def _make_call(self, asker: BrokerCaller, call: Call, reply: str) -> None:
         if isinstance(call, AskStore):
-            with self._allowance.asking_store(call.job):
+            with self._quotas.asking_store(call.job):
                 rows = await self._connection.request(
                     subjects.STORE_QUERY, call.query, timeout_s=ANSWER_S, job=call.job, sid=call.sid
                 )
-            await self._return(reply, self._encoded(rows))
+            await self._answer_asker(reply, self._encoded(rows))
             return
         if isinstance(call, Open):
-            self._allowance.open_reader(asker.subject, time.monotonic())
+            self._quotas.open_reader(asker.subject, time.monotonic())
         elif isinstance(call, Write) and asker.scope != EVERY and not call.subject.startswith("$O."):
             size = len(call.subject) + len(call.body)
-            self._allowance.write_meeting_point(asker.scope, size, time.monotonic())
+            self._quotas.write_meeting_point(asker.scope, size, time.monotonic())
         link, order = self._bus.link, own(asker, call)
         headers = dict(order.headers) if order.headers else None
         if order.forwarded or not reply:
             await link.send(order.subject, order.body, reply=reply, headers=headers)
             return
-        found = await link.ask(order.subject, order.body, timeout_s=ANSWER_S, headers=headers)
-        await self._return(reply, found.data, found.headers)
+        answer = await link.ask(order.subject, order.body, timeout_s=ANSWER_S, headers=headers)
+        await self._answer_asker(reply, answer.data, answer.headers)
 
-    async def _return(self, reply: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+    async def _answer_asker(self, reply: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         if not reply:
             return
         try:
@@ -175,7 +177,7 @@ class BrokerRelay(Subscription):
             log.debug("answer not sent", error=error.text)
 
     def _encoded(self, message: Message) -> bytes:
-        """What instances answer, and what is wrong with a question to them, in the form of a service's."""
+        """A message in the form of a service's answer, for answers and errors of instances' stores."""
         return codec.encode(message, self._bus.sender_map, self._bus.next_id())
 
     def _tell(self, asker: BrokerCaller, call: str, error: DmscError) -> None:
@@ -190,7 +192,7 @@ class BrokerRelay(Subscription):
 
 
 def own(asker: BrokerCaller, call: Call) -> BrokerPublication:
-    """The order, with an id of a message that is this asker's alone: nobody takes another's away."""
+    """The publication of a call; a message id gets the asker's prefix, so nobody can take another's id."""
     order = call.order
     if not isinstance(call, Write) or not order.headers or MESSAGE_ID not in order.headers:
         return order
@@ -199,7 +201,7 @@ def own(asker: BrokerCaller, call: Call) -> BrokerPublication:
 
 
 def failure(error: DmscError) -> bytes:
-    """Our no, in the form of JetStream's."""
+    """The broker's refusal in the form of a JetStream error."""
     code, number = 500, 0
     if isinstance(error, Refused):
         code, number = 403, REFUSED_CODE
