@@ -1,4 +1,4 @@
-"""Asking the registry (draft §1, discovery by content), page by page where the answer is large."""
+"""Queries to the registry (draft §1, discovery by content), page by page if the answer is large."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 async def resolve(bus: Bus, query: Resolve, *, timeout_s: float = 5.0) -> Resolved:
-    """All records that match, in order of route id, as of the revision of the first page.
+    """All matching records, ordered by route id, as of the revision of the first page.
 
-    What changed while further pages came may be in them already: whoever follows the advertisements
-    applies those behind that revision, and ends up right. `timeout_s` is for each page.
+    Later pages may contain newer changes already. A caller that follows the advertisements applies those
+    after that revision, which gives the right result. `timeout_s` is for each page.
 
     Raises:
-        DmscError: as `Bus.request`.
+        DmscError: as for `Bus.request`.
     """
     answer: Resolved = await bus.request(subjects.RESOLVE, query, timeout_s=timeout_s)
     if not answer.next_after:
@@ -26,7 +26,7 @@ async def resolve(bus: Bus, query: Resolve, *, timeout_s: float = 5.0) -> Resolv
     records = list(answer.records)
     page = answer
     while page.next_after:
-        wanted = query.model_copy(update={"after": page.next_after})
-        page = await bus.request(subjects.RESOLVE, wanted, timeout_s=timeout_s)
+        next_query = query.model_copy(update={"after": page.next_after})
+        page = await bus.request(subjects.RESOLVE, next_query, timeout_s=timeout_s)
         records += page.records
     return Resolved.model_construct(revision=answer.revision, records=tuple(records), next_after=0)

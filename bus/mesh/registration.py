@@ -1,4 +1,4 @@
-"""A service's own registration (draft §4.3, Type 1): announced, kept alive, taken back at the end."""
+"""A service's own registration (draft §4.3, Type 1): announced, kept alive, and withdrawn at the end."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ if TYPE_CHECKING:
 log = get_logger("bus.mesh.registration")
 
 REGISTER_S = 30.0
-"""How long a registry that is not heard is waited for until that is an error; in heard time
-(`bus.nats.liveness`)."""
+"""How long to wait for an answer of the registry, in heard time (`bus.nats.liveness`)."""
 AGAIN_S = 1.0
-"""Before a registry that could not write a registration, for its store is full, is asked again."""
+"""Pause before registering again with a registry that could not write because its store is full."""
 FAREWELL_S = 1.0
-"""How long leaving may take; the registry's expiry does it otherwise."""
+"""How long the deregistration may take; otherwise the registration expires."""
 
 
 class RegistrationClient:
-    """`async with Presence(bus, record) as presence:` registers, and says that it lives until the end.
+    """`async with RegistrationClient(bus, record) as registration:` registers and stays registered.
 
-    Heartbeats every `lease.heartbeat_s`; the whole record every `lease.expiry_s` and after a reconnect,
-    which repairs a registry that forgot. On exit the state becomes `gone`. `fenced` is set, and the
-    heartbeats end, when the registry says that a newer incarnation has taken the name.
+    It sends heartbeats every `lease.heartbeat_s`, and the whole record every `lease.expiry_s` and after a
+    reconnect, which repairs a registry that has lost it. On exit the state becomes `gone`. When the registry
+    says that a newer incarnation has taken the name, `fenced` is set and the heartbeats end.
     """
 
     lease: RegistrationLease
@@ -74,7 +73,7 @@ class RegistrationClient:
         await asyncio.gather(*self._running, return_exceptions=True)
         self._running = []
         if self.record.state in (InstanceState.GONE, InstanceState.FAULTED):
-            return  # a fault stays to be read until the record is released or replaced
+            return  # a fault stays readable until the record is released or replaced
         with contextlib.suppress(DmscError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await self.change(InstanceState.GONE, "stopped" if error is None else "ended")
@@ -82,15 +81,14 @@ class RegistrationClient:
     async def change(
         self, state: InstanceState, reason: str = "", *, fault: str = "", culprit: Culprit | None = None
     ) -> None:
-        """Moves this incarnation's state and tells the registry.
+        """Changes this incarnation's state and reports it to the registry.
 
-        `fault` is the code of the error that ends this incarnation, where a new one would meet it again;
-        `culprit` the microbatch that it was at.
+        `fault` is the code of the error that ends this incarnation, if a new one would meet it again;
+        `culprit` is the microbatch that was processed then.
 
         Raises:
-            IllegalTransition: the lifecycle does not allow it.
-            Unavailable: the registry does not answer, or can't write; the next registration carries the
-                state.
+            IllegalTransition: the lifecycle does not allow the change.
+            Unavailable: the registry does not answer or can't write; the next registration carries the state.
         """
         now = self.record.state
         if state is not now and state not in INSTANCE_TRANSITIONS[now]:
@@ -115,10 +113,10 @@ class RegistrationClient:
         )
 
     async def tell(self, state: InstanceState, reason: str) -> None:
-        """As `change`, by a registration as soon as the registry takes one, where it takes no change now.
+        """Like `change`; if the registry can't take the change now, a registration carries it soon.
 
         Raises:
-            IllegalTransition: the lifecycle does not allow it.
+            IllegalTransition: the lifecycle does not allow the change.
         """
         try:
             await self.change(state, reason)
@@ -132,10 +130,10 @@ class RegistrationClient:
         self.lease = await self._register(self._register_s)
 
     async def _register(self, deadline_s: float) -> RegistrationLease:
-        """Asked again for as long as the registry answers that it can't write now.
+        """Registers, and repeats it as long as the registry answers that it can't write now.
 
         Raises:
-            NoResponders, DeadlineExceeded: it does not answer.
+            NoResponders, DeadlineExceeded: the registry does not answer.
         """
         while True:
             announcement = Registration(record=self.record)
@@ -187,20 +185,21 @@ class RegistrationClient:
             beat = Heartbeat(
                 sid=record.sid, incarnation=record.incarnation, state=record.state, digest=digest
             )
-            with contextlib.suppress(DmscError):  # away: the registry's patience is longer than a reconnect
-                if self._bus.connected:  # a buffered heartbeat would be a lie when it arrives
+            with contextlib.suppress(DmscError):  # disconnected: a lease is longer than a reconnect takes
+                if self._bus.connected:  # a buffered heartbeat would be outdated when it arrives
                     await self._bus.publish(subjects.HEARTBEAT, beat, sid=record.sid)
             await asyncio.sleep(self.lease.heartbeat_s)
 
 
 def with_metrics(record: ServiceRecord, url: str) -> ServiceRecord:
-    """The record, which says where its process tells its metrics."""
+    """The record with the URL of its process's metrics, if there is one."""
     if not url:
         return record
     return record.model_copy(update={"endpoint": record.endpoint.model_copy(update={"metrics": url})})
 
 
 def digest_of(record: ServiceRecord) -> str:
-    """Eight hex digits of what the sender believes is registered, without what the registry sets."""
+    """Eight hex digits of the record that the sender has registered, without the fields that the registry
+    sets."""
     own = record.model_copy(update={"route_id": 0, "reason": "", "fault": "", "culprit": None})
     return hashlib.blake2b(own.model_dump_json().encode(), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""What is kept sealed is sealed anew when the kinds' keys change: at a start, and for a new root."""
+"""Seals stored secrets again when the keys of kinds change: at a start, and after a rotation of the root."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ log = get_logger("bus.security.sealing")
 
 
 class Resealing:
-    """Calls each of `seals` when it starts, and after each reconnect with other keys of `kind`.
+    """Calls each of `seals` at its start, and after each reconnect with other keys of `kind`.
 
-    Without a guard there are no keys to seal to: then it calls none."""
+    On an unguarded bus there are no keys to seal to, so it calls none.
+    """
 
     def __init__(self, bus: Bus, kind: EntityKind, *seals: Callable[[], Awaitable[Any]]) -> None:
         self._bus = bus
@@ -28,7 +29,11 @@ class Resealing:
         self._remove: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
-        """Raises whatever a seal raises, this first time."""
+        """Calls the seals for the first time and subscribes to reconnects.
+
+        Raises:
+            Exception: whatever a seal raises.
+        """
         self._sealed_to = self._bus.keyring.of_kind(self._kind)
         self._remove()
         self._remove = self._bus.on_reconnect(self._again)
@@ -44,7 +49,7 @@ class Resealing:
         try:
             await self._seal(key)
             self._sealed_to = key
-        except DmscError as error:  # the next reconnect, or start, does it
+        except DmscError as error:  # the next reconnect or start tries again
             log.warning("not sealed anew yet", kind=self._kind, reason=error.text)
 
     async def _seal(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Questions to instances' local stores, by who may ask them directly and by who has a broker ask."""
+"""Queries to instances' local stores, directly or through a broker."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from schemas.store import StoreQuery, StoreRows
 
 
 async def query_store(bus: Bus, query: StoreQuery, *, sid: str, owner: str, timeout_s: float) -> StoreRows:
-    """What an instance of the query's job answers.
+    """The answer of an instance of the query's job.
 
     Args:
-        owner: the user for whom a broker is to ask, about a job of theirs; empty: we ask ourselves. Without a
-            guard nobody needs a broker.
+        bus: The connection.
+        query: The query; it names the job.
+        sid: The instance.
+        owner: The user, an owner of the job, for whom a broker queries; empty to query directly. On an
+            unguarded bus nobody needs a broker.
+        timeout_s: How long to wait for the answer.
 
     Raises:
-        Refused: it is another's job.
+        Refused: the job belongs to somebody else.
         NoResponders, DeadlineExceeded, Unavailable, BadInput: the instance is not there, or can't answer.
     """
     if not owner or bus.link.broker is None:
