@@ -1,8 +1,8 @@
-"""Frames in a compressed file: what runs (`run_file`) and recordings of a tap (`tap_file`) have in common.
+"""Frames in a compressed file: the format that runs (`run_file`) and tap files (`bus.tap.file`) share.
 
-Gzip members with msgpack objects behind each other: a header, one map with `format` and `version`; then the
-frames, one array each, `[row, at_ns, subject, envelope]` and whatever a later version adds; then, where the
-header could not know it, a map with their count and SHA-256.
+A file consists of gzip members with msgpack objects one after the other: a header, which is a map with
+`format` and `version`; then the frames, which are arrays `[row, at_ns, subject, envelope]` with whatever a
+later version adds; then, if the header could not contain them, a map with their count and SHA-256.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + (64 << 10)
 
 @contextlib.contextmanager
 def compressed(path: Path) -> Iterator[gzip.GzipFile]:
-    """Without name and time in it, so that the same content gives the same bytes."""
+    """Opens a gzip file for writing, without name and time in it: equal content gives equal bytes."""
     with path.open("wb") as raw, gzip.GzipFile("", "wb", LEVEL, raw, mtime=0) as out:
         yield out
 
 
 class _Readable:
-    """Gives what is whole before it raises: a large read would lose it together with what is damaged."""
+    """A reader that returns the whole data before a damage; a large read would lose that, too."""
 
     def __init__(self, unzipped: gzip.GzipFile) -> None:
         self.read = unzipped.read1
 
 
 class FrameFile:
-    """An open file, one object after the other."""
+    """An open file, read one object after the other."""
 
     def __init__(self, path: Path, unzipped: gzip.GzipFile) -> None:
         self.path = path
@@ -53,7 +53,11 @@ class FrameFile:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[FrameFile]:
-        """Raises `BadInput`: there is no such file."""
+        """Opens a file for reading until the end of the block.
+
+        Raises:
+            BadInput: there is no such file.
+        """
         try:
             raw = path.open("rb")
         except OSError as error:
@@ -65,7 +69,7 @@ class FrameFile:
         """The next object; None at the end.
 
         Raises:
-            DamagedRun: what follows is not whole; all that came before was.
+            DamagedRun: the next object is not whole; all earlier ones were.
         """
         path = self.path
         try:
@@ -79,7 +83,11 @@ class FrameFile:
 
 
 def check_version(path: Path, header: dict[str, Any]) -> None:
-    """Raises `BadInput`: the file is of a later format."""
+    """Checks the header's version.
+
+    Raises:
+        BadInput: the file has a later format.
+    """
     version = header.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise BadInput(f"{path}: format {version}; this version reads up to {VERSION}: update DMSC")

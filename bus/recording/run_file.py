@@ -1,10 +1,10 @@
-"""A run in one file: the recorded messages as they were sent, checked when they are read.
+"""A run in one file: the recorded messages as they were sent, verified when they are read.
 
-Two gzip members (`bus.recording.frame_file`). The first holds the header, one msgpack map; the second the
-frames, a msgpack array each: `[row, at_ns, subject, envelope]`, where `row` counts in the header's `rows`,
-`envelope` are the bytes that were on the bus. The header comes first but is known last (it has count and
-SHA-256 of the frames), so the frames are written beside it and appended. Reading and writing hold one frame
-in memory.
+A file has two gzip members (`bus.recording.frame_file`). The first holds the header, one msgpack map. The
+second holds the frames, msgpack arrays `[row, at_ns, subject, envelope]`: `row` is an index into the header's
+`rows`, and `envelope` the bytes that were on the bus. The header comes first but is complete last, because it
+has count and SHA-256 of the frames; so the frames are written to another file and appended. Reading and
+writing hold one frame in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SUFFIX = ".dmscrun"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunHeader:
-    """What a run's file says of itself. Times in seconds since the epoch; `sha256` is of all frames."""
+    """The header of a run's file. Times are in seconds since the epoch; `sha256` covers all frames."""
 
     job: str
     name: str
@@ -48,16 +48,16 @@ class RunHeader:
 async def write_run(
     path: Path, frames: AsyncIterable[Frame], *, job: str, name: str, steps: int, ended: bool
 ) -> RunHeader:
-    """Write a run's file; an existing one is replaced once this one is complete.
+    """Writes a run's file; an existing one is replaced once the new one is complete.
 
     Raises:
-        BadInput: it can't be written there.
-        NotFound: there is no frame.
+        BadInput: the file can't be written.
+        NotFound: there are no frames.
     """
     rows = tuple(row.name for row in RECORDED)
     number = {name: index for index, name in enumerate(rows)}
     pack = msgpack.Packer().pack
-    digest, count, began, until = hashlib.sha256(), 0, 0, 0
+    digest, count, began_ns, until_ns = hashlib.sha256(), 0, 0, 0
     part, frames_part = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.frames")
     try:
         with compressed(frames_part) as out:
@@ -65,14 +65,14 @@ async def write_run(
                 packed = pack([number[frame.row.name], frame.at_ns, frame.subject, frame.data])
                 out.write(packed)
                 digest.update(packed)
-                began, until, count = began or frame.at_ns, frame.at_ns, count + 1
+                began_ns, until_ns, count = began_ns or frame.at_ns, frame.at_ns, count + 1
         if not count:
             raise NotFound(f"nothing is recorded of a job {job}", job=job)
         header = RunHeader(
             job=job,
             name=name,
-            began=began / NANO,
-            until=until / NANO,
+            began=began_ns / NANO,
+            until=until_ns / NANO,
             steps=steps,
             ended=ended,
             rows=rows,
@@ -88,8 +88,8 @@ async def write_run(
     except OSError as error:
         raise BadInput(f"{path}: can't be written: {error.strerror or error}") from error
     finally:
-        for left in (part, frames_part):
-            left.unlink(missing_ok=True)
+        for path_to_remove in (part, frames_part):
+            path_to_remove.unlink(missing_ok=True)
 
 
 class RunFile:
@@ -103,28 +103,29 @@ class RunFile:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path) -> Iterator[RunFile]:
-        """
+        """Opens a file for one pass until the end of the block.
+
         Raises:
-            BadInput: there is no such file, or it is of a later format.
+            BadInput: there is no such file, or it has a later format.
             DamagedRun: it is not a run's file.
         """
         with FrameFile.open(path) as file:
             yield cls(file, _header(path, file.next()))
 
     def frames(self) -> Iterator[Frame]:
-        """All frames, in order; those of rows that this version does not know are passed over.
+        """Yields all frames in order, except those of rows that this version does not know.
 
         Raises:
-            DamagedRun: at the latest behind the last frame.
+            DamagedRun: the file is damaged or cut off; raised at the latest after the last frame.
         """
         rows = {row.name: row for row in subjects.SUBJECTS}
-        known = [rows.get(name) for name in self.header.rows]
+        rows_by_number = [rows.get(name) for name in self.header.rows]
         pack = msgpack.Packer().pack
         digest, count = hashlib.sha256(), 0
         while (raw := self._file.next()) is not None:
             try:
                 number, at_ns, subject, data = raw
-                row = known[number]
+                row = rows_by_number[number]
                 digest.update(pack(raw))
             except (TypeError, ValueError, IndexError) as error:
                 raise DamagedRun(f"{self.path}: damaged: frame {count + 1} is not one") from error
@@ -140,7 +141,7 @@ class RunFile:
 
 
 def check_run(path: Path) -> RunHeader:
-    """Read a file to its end. Raises as `RunFile` does."""
+    """Reads a file to its end; raises as `RunFile` does."""
     with RunFile.open(path) as run:
         for _ in run.frames():
             pass

@@ -1,9 +1,9 @@
-"""A run's record: what the streams hold of one job, from all of them, in the order of the server's clock.
+"""A run's record: the messages of one job from all streams, in the order of the server's clock.
 
-Everything that functional modules take in, what they suggested, what was decided, what became of it: each row
-of the table that a stream keeps; log lines, dead letters, unreadable records and the audit excepted. Rows
-that name a job are read for that job; those that concern the whole mesh (signals, node samples) for the time
-that it ran. How long the streams keep it stands in `bus.messaging.stream_specs`.
+The record has everything that functional modules take in, what they suggested, what was decided, and the
+outcome: each row that a stream keeps, except log lines, dead letters, unreadable records and the audit. Rows
+that name a job are read for that job; rows of the whole mesh (signals, node samples) for the time that the
+job ran. `bus.messaging.stream_specs` says how long the streams keep messages.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ RECORDED: tuple[Subject, ...] = tuple(
     for row in subjects.SUBJECTS
     if row.stream is not None and row.stream not in ("LOGS", "DEAD_LETTERS", "UNREADABLE", "AUDIT")
 )
-"""Rows of which a run's record is made."""
+"""The rows of a run's record."""
 
 BEFORE_S = 12.0
-"""Of the mesh's own rows, what was said before the job is part of it: one period of the registry's full
-state (10 s), so that a module that starts with the record knows who is there."""
+"""Seconds before the job for which its record includes rows of the whole mesh. They cover one period of the
+registry's full state (10 s), so that a module that starts with the record knows the members."""
 
 AFTER_S = 5.0
-"""Decisions and reports that follow a job's last event."""
+"""Seconds after a job's last event, for decisions and reports that follow it."""
 
 RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One recorded message, as it was sent. `at_ns`: when the server stored it, ns since the epoch."""
+    """One recorded message as it was sent. `at_ns` is when the server stored it, in ns since the epoch."""
 
     row: Subject
     at_ns: int
@@ -56,18 +56,24 @@ class Frame:
 
     @property
     def at(self) -> float:
-        """Seconds since the epoch."""
+        """When the server stored it, in seconds since the epoch."""
         return self.at_ns / NANO
 
     def open(self) -> tuple[Message, Envelope]:
-        """Raises `BadMessage`."""
+        """The decoded message and its envelope.
+
+        Raises:
+            BadMessage: see `codec.decode`.
+        """
         return codec.decode(self.data, self.row.schema)
 
 
 @dataclass(frozen=True, slots=True)
 class RunSpan:
-    """When a job ran, by its first and its last event, seconds since the epoch; `until` is infinite while it
-    has not ended, `last` is its last event so far."""
+    """When a job ran, by its first and its last event, in seconds since the epoch.
+
+    `until` is infinite while the job has not ended; `last` is its last event so far.
+    """
 
     began: float
     until: float
@@ -76,10 +82,10 @@ class RunSpan:
 
 
 async def read_run(bus: Bus, job: str, span: RunSpan) -> AsyncGenerator[Frame, None]:
-    """Everything recorded of a job, oldest first; memory is bounded by one batch per row.
+    """Yields everything recorded of a job, oldest first; memory is bounded by one batch per row.
 
     Raises:
-        Unavailable: the bus went away meanwhile, and did not come back.
+        Unavailable: the bus was lost meanwhile and did not come back.
     """
     sources = [_source(bus, row, job, span) for row in RECORDED]
     waiting: list[tuple[int, int, Frame]] = []
@@ -98,21 +104,25 @@ async def read_run(bus: Bus, job: str, span: RunSpan) -> AsyncGenerator[Frame, N
 async def _advance(
     waiting: list[tuple[int, int, Frame]], rank: int, source: AsyncGenerator[Frame, None]
 ) -> None:
-    """Of two messages of one nanosecond, that of the earlier row is first: always the same order."""
+    """Takes the next frame of a source into the heap.
+
+    Of two messages of the same nanosecond, that of the earlier row comes first, so the order is always the
+    same.
+    """
     with contextlib.suppress(StopAsyncIteration):
         frame = await anext(source)
         heapq.heappush(waiting, (frame.at_ns, rank, frame))
 
 
 async def _source(bus: Bus, row: Subject, job: str, span: RunSpan) -> AsyncGenerator[Frame, None]:
-    """One row's part. A consumer that was not asked for a minute is gone: another one goes on there."""
+    """Yields one row's frames. The server removes a consumer that is idle for a minute; a new one goes on."""
     assert row.stream is not None
-    mine = "job" in row.tokens
-    pattern = row.wildcard(job=job) if mine else row.wildcard()
-    begins = span.began - (AFTER_S if mine else BEFORE_S)
+    is_of_job = "job" in row.tokens
+    pattern = row.wildcard(job=job) if is_of_job else row.wildcard()
+    begins = span.began - (AFTER_S if is_of_job else BEFORE_S)
     until = span.until + AFTER_S
     position: int | None = None
-    failed = 0
+    failures = 0
     while True:
         place: dict[str, Any] = {"since": begins} if position is None else {"start": position}
         try:
@@ -124,30 +134,31 @@ async def _source(bus: Bus, row: Subject, job: str, span: RunSpan) -> AsyncGener
                     if item.at > until:
                         return
                     position = item.sequence + 1
-                    failed = 0
-                    if mine or _concerns(item, job):
+                    failures = 0
+                    if is_of_job or _concerns(item, job):
                         yield Frame(row, item.at_ns, item.subject, item.data)
             return
         except NotFound:
-            return  # the stream was made by an older version, without this row, or not at all
+            return  # there is no such stream, or an older version made it without this row
         except Unavailable:
-            failed += 1
-            if bus.link.closing or failed > 3:
+            failures += 1
+            if bus.link.closing or failures > 3:
                 raise
         await asyncio.sleep(RETRY_S)
         await bus.link.wait_online()
 
 
 def _concerns(item: StreamMessage, job: str) -> bool:
-    """Whether a message of a row of the whole mesh is about this job, or about none in particular."""
+    """Whether a message of a mesh-wide row is about this job or about no particular job."""
     body = codec.peek(item.data).get("body")
     return not isinstance(body, Mapping) or body.get("job", None) in (None, job)
 
 
 async def span_of(bus: Bus, job: str) -> RunSpan:
-    """
+    """When a job ran.
+
     Raises:
-        NotFound: nothing is recorded of it (any more).
+        NotFound: the streams hold nothing (any more) of this job.
     """
     row = subjects.JOB_EVENT
     assert row.stream is not None
@@ -165,25 +176,25 @@ async def span_of(bus: Bus, job: str) -> RunSpan:
 
 
 async def counts(bus: Bus) -> dict[str, dict[str, int]]:
-    """Messages that the streams hold, per job and row: without reading one of them."""
-    found: dict[str, dict[str, int]] = {}
+    """The number of messages in the streams per job and row, without reading any of them."""
+    counts_by_job: dict[str, dict[str, int]] = {}
     for row in RECORDED:
         if "job" not in row.tokens or row.stream is None:
             continue
         offset = 0
         while True:
-            wanted = {"subjects_filter": row.wildcard(), "offset": offset}
+            query = {"subjects_filter": row.wildcard(), "offset": offset}
             try:
-                info = await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}", wanted)
+                info = await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}", query)
             except NotFound:
                 break
             page: dict[str, int] = info["state"].get("subjects") or {}
             for subject, number in page.items():
                 job = (row.matches(subject) or {}).get("job")
                 if job is not None:
-                    held = found.setdefault(job, {})
-                    held[row.name] = held.get(row.name, 0) + number
+                    job_counts = counts_by_job.setdefault(job, {})
+                    job_counts[row.name] = job_counts.get(row.name, 0) + number
             offset += len(page)
             if not page or offset >= int(info.get("total", 0)):
                 break
-    return found
+    return counts_by_job
