@@ -1,8 +1,8 @@
-"""Files that outlive a process, behind one kind of URL: weights, checkpoints, datasets.
+"""Artifacts: files that outlive a process, behind one kind of URL: weights, checkpoints, datasets.
 
-`bus://folder/…` is the object store of the bus itself; anything else goes through fsspec
-(`/path`, `file://`, `s3://`, `memory://` …). What appears under a name is complete: local files are
-renamed into place, the object store and object storages publish a name only at the end.
+`bus://folder/…` is the object store of the bus; paths and `file://` are local folders; anything else goes
+through fsspec (`s3://`, `memory://` …). A file that appears under a name is complete: local files are renamed
+into place, and object stores publish a name only at the end.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 SCHEME = "bus://"
 PIECE_BYTES = 1 << 20
-"""Bytes read at once where a file is streamed."""
+"""Bytes that are read at once when a file is streamed."""
 
 T = TypeVar("T")
 
 
 class ReadableArtifacts(ABC):
-    """A folder of files under `url`, to be read. Names are relative, with `/`; calls may raise `NotFound`."""
+    """A readable folder of files at `url`. Names are relative, with `/`; calls may raise `NotFound`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     @abstractmethod
     async def get_bytes(self, name: str) -> bytes:
-        """The whole content."""
+        """The whole content of a file."""
 
     @abstractmethod
     def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
@@ -54,11 +54,11 @@ class ReadableArtifacts(ABC):
 
     @abstractmethod
     async def size(self, name: str) -> int:
-        """Bytes."""
+        """The size of a file in bytes."""
 
     @abstractmethod
     async def list(self, prefix: str = "") -> list[str]:
-        """Names that begin with `prefix`, sorted; none where there is no such folder."""
+        """The names that begin with `prefix`, sorted; empty if there is no such folder."""
 
     @abstractmethod
     async def exists(self, name: str) -> bool:
@@ -66,7 +66,7 @@ class ReadableArtifacts(ABC):
 
 
 class Artifacts(ReadableArtifacts):
-    """The same, to be written too."""
+    """A folder of files at `url` that can also be written."""
 
     @abstractmethod
     async def put_file(self, name: str, path: Path) -> None:
@@ -82,14 +82,14 @@ class Artifacts(ReadableArtifacts):
 
     @abstractmethod
     async def delete(self, prefix: str = "") -> None:
-        """Removes every file whose name begins with `prefix`; all of them without one."""
+        """Removes every file whose name begins with `prefix`; without a prefix, all files."""
 
 
 _rules: list[UrlRules] = []
 
 
 def restrict(rules: UrlRules, closed: Sequence[str] = ()) -> None:
-    """From here on this process opens what these rules allow, and nothing in `closed`."""
+    """Restricts this process, from now on, to what these rules allow, without the folders in `closed`."""
     _rules[:] = [rules]
     _closed[:] = [os.path.realpath(path) for path in closed]
 
@@ -99,18 +99,25 @@ _only_bus: list[bool] = []
 
 
 def open_only_bus() -> None:
-    """From here on this process opens the bus's object store and nothing else: it has sessions, keys, and all
-    jobs to answer for. What they name is opened by their own processes, and by nodes' workers (ADR-0040)."""
+    """Restricts this process, from now on, to the bus's object store.
+
+    It is for processes that hold sessions and keys and serve all jobs. The URLs that jobs name are opened by
+    the jobs' own processes and by nodes' workers (ADR-0040).
+    """
     _only_bus[:] = [True]
 
 
 def refusal(url: str, *, write: bool = False) -> str:
-    """Why this process's rules don't let a job name this URL; empty where they do, or there are none."""
+    """Why this process's rules forbid a job to name this URL; empty if they allow it or there are none."""
     return next((reason for rules in _rules if (reason := rules.refusal(url, write=write))), "")
 
 
 def _check(url: str) -> None:
-    """Raises `BadInput`: not allowed, by what its path and its host stand for now."""
+    """Checks a URL against the rules, with its path and host as they resolve now.
+
+    Raises:
+        BadInput: the URL is not allowed.
+    """
     for rules in _rules:
         reason = rules.refusal(url)
         path = local_path(url)
@@ -127,8 +134,8 @@ def _check(url: str) -> None:
 
 
 def _inner(url: str, host: str) -> str:
-    """A name that stands for a link-local address (a cloud's metadata service) is nobody's to give."""
-    with contextlib.suppress(OSError):  # a bucket's name, most likely: its driver knows the host
+    """Why a host is forbidden: it resolves to a link-local address, like a cloud's metadata service."""
+    with contextlib.suppress(OSError):  # most likely a bucket's name, whose driver knows the host
         for *_, address in socket.getaddrinfo(host, None):
             if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
                 return f"{url}: {host} stands for the link-local address {address[0]}"
@@ -136,10 +143,10 @@ def _inner(url: str, host: str) -> str:
 
 
 def open_on_bus(url: str, bus: Bus | None) -> Artifacts:
-    """The folder of the bus's object store that `url` names. It need not exist yet.
+    """The folder of the bus's object store that `url` names; it need not exist yet.
 
     Raises:
-        BadInput: it is no `bus://`, `restrict` keeps it from this process, or there is no bus.
+        BadInput: the URL is no `bus://`, `restrict` forbids it, or there is no bus.
     """
     if not url.startswith(SCHEME):
         raise _elsewhere(url)
@@ -154,11 +161,11 @@ def _elsewhere(url: str) -> BadInput:
 
 
 def open_artifacts(url: str, bus: Bus | None) -> Artifacts:
-    """The folder that `url` names. It need not exist yet.
+    """The folder that `url` names; it need not exist yet.
 
     Raises:
-        BadInput: `bus://` without a bus, a scheme that fsspec does not know, or whose driver is missing; what
-            `restrict` or `open_only_bus` keeps from this process.
+        BadInput: the URL is a `bus://` and there is no bus; fsspec does not know the scheme, or its driver is
+            missing; or `restrict` or `open_only_bus` forbids the URL.
     """
     if url.startswith(SCHEME):
         return open_on_bus(url, bus)
@@ -173,7 +180,7 @@ def open_artifacts(url: str, bus: Bus | None) -> Artifacts:
 
 
 class BusArtifacts(Artifacts):
-    """The bus's object store; an object's name is the URL without its scheme."""
+    """A folder of the bus's object store; an object's name is its URL without the scheme."""
 
     def __init__(self, url: str, bus: Bus) -> None:
         super().__init__(url)
@@ -206,8 +213,8 @@ class BusArtifacts(Artifacts):
         return (await self._objects.info(self._name(name))).size
 
     async def list(self, prefix: str = "") -> list[str]:
-        found = await self._objects.list(f"{self._folder}/{prefix}")
-        return sorted(info.name.removeprefix(f"{self._folder}/") for info in found)
+        objects = await self._objects.list(f"{self._folder}/{prefix}")
+        return sorted(info.name.removeprefix(f"{self._folder}/") for info in objects)
 
     async def exists(self, name: str) -> bool:
         try:
@@ -222,7 +229,7 @@ class BusArtifacts(Artifacts):
 
 
 class LocalArtifacts(Artifacts):
-    """A folder of this machine; blocking calls run in a thread, and follow no link below it."""
+    """A folder of this machine; blocking calls run in a thread and follow no link below the folder."""
 
     def __init__(self, url: str, root: str) -> None:
         super().__init__(url)
@@ -264,7 +271,7 @@ class LocalArtifacts(Artifacts):
         while start < end:
             piece = await self._piece(name, start, min(end - start, PIECE_BYTES))
             if not piece:
-                return  # it has become shorter
+                return  # the file has become shorter
             yield piece
             start += len(piece)
 
@@ -276,11 +283,11 @@ class LocalArtifacts(Artifacts):
         return await self._call(name, read)
 
     async def size(self, name: str) -> int:
-        def look() -> int:
+        def read_size() -> int:
             with self._folder.reading(name) as file:
                 return os.fstat(file).st_size
 
-        return await self._call(_checked(name), look)
+        return await self._call(_checked(name), read_size)
 
     async def list(self, prefix: str = "") -> list[str]:
         names = await self._call(prefix, self._folder.names)
@@ -295,7 +302,7 @@ class LocalArtifacts(Artifacts):
 
     async def delete(self, prefix: str = "") -> None:
         for name in await self.list(prefix):
-            with contextlib.suppress(NotFound):  # somebody else was faster
+            with contextlib.suppress(NotFound):  # somebody else has removed it already
                 await self._call(name, partial(self._folder.remove, name))
                 await asyncio.to_thread(self._folder.prune, name)
 
@@ -304,7 +311,7 @@ class LocalArtifacts(Artifacts):
 
 
 class FileArtifacts(Artifacts):
-    """Any other file system that fsspec opens; its blocking calls run in a thread."""
+    """A folder of any file system that fsspec opens; blocking calls run in a thread."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -354,14 +361,14 @@ class FileArtifacts(Artifacts):
         return int(await self._call(name, lambda: self._fs.size(self._path(name))))
 
     async def list(self, prefix: str = "") -> list[str]:
-        found = await self._call(prefix, self._find)
-        names = (path.removeprefix(self._root).lstrip("/") for path in found)
+        paths = await self._call(prefix, self._find)
+        names = (path.removeprefix(self._root).lstrip("/") for path in paths)
         return sorted(name for name in names if name.startswith(prefix) and not _is_temporary(name))
 
     def _find(self) -> Sequence[str]:
-        self._fs.invalidate_cache()  # of listings: others write here too
-        found: Sequence[str] = self._fs.find(self._root)
-        return found
+        self._fs.invalidate_cache()  # cached listings are outdated, because others write here too
+        paths: Sequence[str] = self._fs.find(self._root)
+        return paths
 
     async def exists(self, name: str) -> bool:
         return bool(await self._call(name, lambda: self._fs.isfile(self._path(name))))
@@ -369,7 +376,7 @@ class FileArtifacts(Artifacts):
     async def delete(self, prefix: str = "") -> None:
         names = await self.list(prefix)
         for name in names:
-            with contextlib.suppress(NotFound):  # somebody else was faster
+            with contextlib.suppress(NotFound):  # somebody else has removed it already
                 await self._remove(name)
 
     async def _remove(self, name: str) -> None:
@@ -380,7 +387,7 @@ class FileArtifacts(Artifacts):
 
 
 def _counting() -> Any:
-    """fsspec's own word on how far it is: most of its drivers wait in threads of their own."""
+    """An fsspec callback that counts progress; most drivers wait in threads of their own."""
     from fsspec.callbacks import Callback
 
     reached = 0
@@ -407,10 +414,10 @@ async def _in_thread(url: str, name: str, call: Callable[[], T]) -> T:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's file system for a URL or path, and the path on it.
+    """The fsspec file system for a URL or path, and the path on it.
 
     Raises:
-        BadInput: no such scheme, or its driver is not installed.
+        BadInput: there is no such scheme, its driver is not installed, or the URL is forbidden.
     """
     if _only_bus:
         raise _elsewhere(url)
@@ -422,13 +429,13 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         if "endpoint_url" in options:
             _check(options["endpoint_url"])
         if _rules and address.startswith(("http:", "https:")):
-            options["allow_redirects"] = False  # to where nobody has looked
-        found: tuple[Any, str] = fsspec.core.url_to_fs(address, **options)
+            options["allow_redirects"] = False  # the target of a redirect was not checked
+        opened: tuple[Any, str] = fsspec.core.url_to_fs(address, **options)
     except ImportError as error:
         raise BadInput(f"{url}: {hidden(str(error))}") from None
     except (ValueError, OSError, TypeError) as error:
         raise BadInput(f"{url} can't be opened: {hidden(str(error))}") from None
-    filesystem, path = found
+    filesystem, path = opened
     return filesystem, path.rstrip("/") if len(path) > 1 else path
 
 
@@ -438,7 +445,7 @@ def _protocols(filesystem: Any) -> tuple[str, ...]:
 
 
 def _checked(name: str) -> str:
-    """Names come from the wire too: none may lead out of its folder."""
+    """The name, if it stays inside its folder; names come from the wire, too."""
     parts = name.split("/")
     if not name or "" in parts or "." in parts or ".." in parts or "\\" in name or "\0" in name:
         raise BadInput(f"{name!r} is not the name of an artifact")
@@ -454,7 +461,7 @@ def _is_temporary(name: str) -> bool:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place if all goes well, and goes away otherwise."""
+    """A temporary file beside `path`, which replaces it after the block, or is removed after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
     os.close(handle)
@@ -468,7 +475,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def _umask() -> int:
-    """The process's umask can only be read by setting it; 022 is what it nearly always is."""
+    """The process's umask, from /proc because `os.umask` can read it only by setting it; else 022."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.split("Umask:")[1].split()[0], 8)

@@ -1,7 +1,7 @@
-"""Files below a folder of this machine, reached without a symbolic link on the way (openat2(2)).
+"""Files below a folder of this machine, reached without following symbolic links (openat2(2)).
 
-Who may write below the folder need not be trusted: an instance that puts a link where another process reads
-or writes gets no rights of that process. Each path is walked anew, from the folder's own descriptor.
+Processes that write below the folder need not be trusted: an instance that puts a link where another process
+reads or writes gets no rights of that process. Each path is walked anew from the folder's own descriptor.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class _How(ctypes.Structure):
 
 
 def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:
-    """A descriptor of `path` below the directory `folder`; no link and no `..` is followed.
+    """Opens `path` below the directory `folder` and returns a descriptor; follows no link and no `..`.
 
     Raises:
-        OSError: it is not there, or a link is on the way.
+        OSError: there is no such file, or a link is on the way.
     """
     flags |= os.O_CLOEXEC | os.O_NOFOLLOW
     if sys.platform == "linux":
         how = _How(flags, mode, _BENEATH | _NO_SYMLINKS | _NO_MAGIC)
         name = ctypes.c_char_p(os.fsencode(path))
         numbers = ctypes.c_long(_OPENAT2), ctypes.c_long(folder)
-        found = int(_libc.syscall(*numbers, name, ctypes.byref(how), ctypes.c_long(ctypes.sizeof(how))))
-        if found >= 0:
-            return found
+        descriptor = int(_libc.syscall(*numbers, name, ctypes.byref(how), ctypes.c_long(ctypes.sizeof(how))))
+        if descriptor >= 0:
+            return descriptor
         number = ctypes.get_errno()
         if number not in (errno.ENOSYS, errno.EPERM):
             raise OSError(number, os.strerror(number), path)
@@ -45,7 +45,7 @@ def open_beneath(folder: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def _step_by_step(folder: int, path: str, flags: int, mode: int) -> int:
-    """Where there is no openat2."""
+    """Like `open_beneath`, for systems without openat2."""
     *parents, leaf = Path(path).parts or (".",)
     if ".." in (*parents, leaf) or os.path.isabs(path):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
@@ -61,7 +61,7 @@ def _step_by_step(folder: int, path: str, flags: int, mode: int) -> int:
 
 
 class ContainedFolder:
-    """What lies below `root`, which itself may be reached by links: who names it could name their end."""
+    """The files below `root`, which itself may be reached by links: the caller could name their target."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -78,7 +78,7 @@ class ContainedFolder:
 
     @contextlib.contextmanager
     def _parent(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """(descriptor of the folder that a file lies in, the file's name there)."""
+        """Yields the descriptor of the folder that contains a file, and the file's name there."""
         with self._top(make=make) as top:
             folder, leaf = os.path.split(name)
             if make:
@@ -103,7 +103,7 @@ class ContainedFolder:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[int]:
-        """A descriptor of a plain file."""
+        """Yields a descriptor for reading a plain file."""
         with self._top() as top:
             file = open_beneath(top, name, os.O_RDONLY | os.O_NONBLOCK)
             try:
@@ -115,7 +115,7 @@ class ContainedFolder:
 
     @contextlib.contextmanager
     def replacing(self, name: str, temporary: str) -> Iterator[int]:
-        """A descriptor of a new file, which takes the place of `name` if all goes well."""
+        """Yields a descriptor of a new file, which replaces `name` if the block raises nothing."""
         with self._parent(name, make=True) as (parent, leaf):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             file = open_beneath(parent, temporary, flags, 0o666)
@@ -132,22 +132,22 @@ class ContainedFolder:
                 raise
 
     def names(self) -> list[str]:
-        """Of all plain files, with `/`; empty where there is no such folder."""
-        found: list[str] = []
+        """The names of all plain files, with `/`; empty if there is no such folder."""
+        names: list[str] = []
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), self._top() as top:
             for folder, _, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
                 for file in files:
                     with contextlib.suppress(OSError):
                         if stat.S_ISREG(os.stat(file, dir_fd=at, follow_symlinks=False).st_mode):
-                            found.append(os.path.normpath(os.path.join(folder, file)))
-        return found
+                            names.append(os.path.normpath(os.path.join(folder, file)))
+        return names
 
     def remove(self, name: str) -> None:
         with self._parent(name) as (parent, leaf):
             os.unlink(leaf, dir_fd=parent)
 
     def prune(self, name: str) -> None:
-        """Removes the folders above a file that are empty now, the root too."""
+        """Removes the folders above a file that are now empty, `root` included."""
         folder = os.path.dirname(name)
         with contextlib.suppress(OSError):
             while folder:
