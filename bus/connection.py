@@ -1,4 +1,4 @@
-"""The bus as every service sees it: publish, request, command, subscribe, serve, append, history, buckets."""
+"""The bus for services: publish, request, command, subscribe, serve, append, history, buckets, objects."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
 
 TURN_S = 0.005
-"""Publishing never waits by itself: lest a tight loop starve the heartbeats, others run this often."""
+"""How often publishing yields to other tasks. It does not wait by itself, so a tight loop could otherwise
+starve the heartbeats."""
 KNOWN_SUBJECTS = 4_096
-"""Concrete subjects that are not put together again at each publish."""
+"""How many concrete subjects are cached, so as not to be built again at each publish."""
 REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
-"""Pause before a command is repeated: doubling between these; at once after a reconnect."""
+"""Bounds of the pause before a command is repeated, which doubles between them; none after a reconnect."""
 
 
 class Bus:
-    """One service's connection. `async with Bus.connect(url, name=…, kind=…) as bus:`.
+    """One service's connection to the bus: `async with Bus.connect(url, name=…, kind=…) as bus:`.
 
-    While the bus is away: `publish` is kept in a bounded buffer (16 MiB) and sent on return, beyond it
-    raises `BusUnreachable`; `request`, key-value and `append` calls in flight fail or repeat at once;
-    `command` and `append` wait and repeat; subscriptions come back by themselves.
+    While disconnected, published messages are kept in a bounded buffer (16 MiB) and sent after the reconnect;
+    when the buffer is full, `publish` raises `BusUnreachable`. Calls of `request` and of buckets that are in
+    flight fail at once; `command` and `append` wait and repeat. Subscriptions come back by themselves.
     """
 
     def __init__(self, link: NatsConnection, sender: Sender) -> None:
         self.sender = sender
-        self.metrics_url = ""  # where this process tells its metrics, for its registrations
+        self.metrics_url = ""  # the URL of this process's metrics, for its registrations
         self.counters = BusCounters(_link=link)
         self.link = link
         self.sender_map = codec.sender_map(sender)
@@ -66,9 +67,9 @@ class Bus:
         self._sealer = RequestSealer(self, None)
         self._provisioned: int | None = None
         self.unreadable: set[tuple[str, int]] = set()
-        """Values in buckets that were kept already: subject and revision."""
+        """Unreadable values in buckets that were already kept in a stream, by subject and revision."""
         self.unreadable_bytes = 0
-        """Of those that are still on their way to be kept."""
+        """Bytes of unreadable values that are still to be kept."""
 
     @classmethod
     @asynccontextmanager
@@ -85,12 +86,13 @@ class Bus:
         """Connects, and closes at the end of the block.
 
         Args:
-            servers: One URL or several of one cluster, `nats://host:port`.
-            name: The service's SID; survives restarts.
-            kind: What the service is.
-            token: A credential or a mesh's root (`bus.security.credentials`), a user's token, or, of a server
-                without a guard, a token or `user:password`; or a function, called at each dial.
-            incarnation: Does not survive restarts; random by default.
+            servers: One URL, or several of one cluster, `nats://host:port`.
+            name: The service's SID, which survives restarts.
+            kind: The kind of the service.
+            token: A credential or a mesh's root (`bus.security.credentials`), a user's token, or, for an
+                unguarded server, a token or `user:password`; or a function that returns the current one at
+                each dial.
+            incarnation: The incarnation, which does not survive restarts; random by default.
             connect_timeout_s: How long to try.
 
         Raises:
@@ -117,11 +119,11 @@ class Bus:
             await bus.close()
 
     def beside(self, *, name: str, kind: EntityKind, token: Token | None) -> AbstractAsyncContextManager[Bus]:
-        """Another connection to the same servers, as somebody else; see `connect`."""
+        """Another connection to the same servers with another identity; see `connect`."""
         return Bus.connect(self.link.servers, name=name, kind=kind, token=token)
 
     async def close(self) -> None:
-        """Ends all subscriptions and the connection, in whatever state it is; twice is fine."""
+        """Ends all subscriptions and the connection, in any state. Idempotent."""
         stopping = [subscription.stop(drain=False) for subscription in list(self._subscriptions)]
         await asyncio.gather(*stopping, return_exceptions=True)
         await self.link.close()
@@ -132,7 +134,7 @@ class Bus:
 
     @property
     def raw(self) -> Client:
-        """The NATS client; only for use inside `bus/`. A lost credential replaces it: do not keep it."""
+        """The NATS client, only for use inside `bus/`. Do not keep it: a redial replaces it."""
         return self.link.client
 
     @property
@@ -141,17 +143,17 @@ class Bus:
 
     @property
     def keyring(self) -> Keyring:
-        """What secrets are sealed and opened with."""
+        """The keys with which secrets are sealed and opened."""
         return self._sealer.keyring
 
     # --- one-way and two-way -------------------------------------------------------------------------------
 
     def next_id(self) -> str:
-        """Unique per incarnation, and the incarnation is in it."""
+        """A new envelope id; it contains the incarnation and is unique within it."""
         return f"{self.sender.incarnation}-{next(self._ids)}"
 
     def _subject(self, row: Subject, tokens: dict[str, Any]) -> str:
-        """The concrete subject; services use few of them, again and again."""
+        """The concrete subject, cached: services use few subjects, again and again."""
         key = (row.name, *tokens.items())
         known = self._known_subjects.get(key)
         if known is None:
@@ -162,17 +164,17 @@ class Bus:
 
     @staticmethod
     def cause_id(cause: Envelope | str | None) -> str | None:
-        """What a caller names as the cause; left to `codec.encode` (the message being handled) where none."""
+        """The id of a cause; None leaves it to `codec.encode`, which takes the message being handled."""
         return cause.id if isinstance(cause, Envelope) else cause
 
     async def publish(
         self, row: Subject, message: Sendable, *, cause: Envelope | str | None = None, **tokens: Any
     ) -> str:
-        """Sends at most once; returns the envelope's id.
+        """Publishes a message, which arrives at most once; returns the envelope's id.
 
         Raises:
-            BusUnreachable: away for so long that the buffer is full.
-            BadMessage: too large, or a token that is none.
+            BusUnreachable: disconnected, and the buffer is full.
+            BadMessage: the message is too large, or a value in `tokens` is not one token.
         """
         envelope_id = self.next_id()
         data = codec.encode(message, self.sender_map, envelope_id, self.cause_id(cause))
@@ -194,8 +196,9 @@ class Bus:
         seal_to: str = "",
         **tokens: Any,
     ) -> Reply:
-        """Asks once, or every `repeat_s` under one envelope id, and returns the answer, a `Message` (usually
-        of the row's `reply`).
+        """Sends a request, once or every `repeat_s` under one envelope id, and returns the answer.
+
+        The answer is a `Message`, usually of the row's `reply`.
 
         Raises:
             DmscError: whatever the service raised, as the same class.
@@ -221,20 +224,31 @@ class Bus:
         seal_to: str = "",
         **tokens: Any,
     ) -> Reply:
-        """Asks again and again, under one envelope id, until answered: survives lost messages and restarts.
+        """Repeats a request under one envelope id until it is answered; survives lost messages and restarts.
 
-        The service runs the handler once per id (`serve` remembers), unless it was itself restarted in
-        between; handlers of commands are idempotent for that reason. `may_repeat` is asked before each
-        repetition (a budget); without its leave the answer is waited for a while longer. With `while_heard`
-        the deadline is in heard time (`pulse`): for whoever takes silence for death. It never passes while
-        the bus is away or stands still. With `moving` it is `deadline_s` behind the last progress that this
-        service, or that of another command with the same `moving`, has told
-        (`bus.wire.request_progress`): work that goes on has all the time that it takes.
+        The service runs its handler once per id (`serve` remembers the answer), unless it was restarted in
+        between; therefore handlers of commands are idempotent.
+
+        Args:
+            row: The row of the command.
+            message: The command.
+            deadline_s: How long to try.
+            while_heard: Whether the deadline is in heard time (`pulse`), which stops while the bus is away or
+                stands still. For callers that take silence for death.
+            moving: Moves the deadline to `deadline_s` after the last reported progress
+                (`bus.wire.request_progress`) of this command, or of another one with the same `moving`. Work
+                that proceeds then has all the time that it takes.
+            cause: The message that caused this one; by default the one being handled.
+            may_repeat: Called before each repetition (a budget); if it returns False, the command goes on
+                waiting for its answer without repeating.
+            seal_to: The key to which secrets are sealed; by default that of the row's receivers.
+            tokens: The values of the row's tokens.
 
         Raises:
             DmscError: whatever the service raised.
-            NoResponders: nobody listened up to the deadline.
-            DeadlineExceeded: no answer up to the deadline.
+            NoResponders: nobody listened before the deadline.
+            DeadlineExceeded: there was no answer before the deadline.
+            BusUnreachable: disconnected at the deadline.
         """
         subject = row(**tokens)
         most_pause_s = REPEAT_MOST_S if moving is None else min(REPEAT_MOST_S, deadline_s / 4)
@@ -285,12 +299,12 @@ class Bus:
         raise DeadlineExceeded(f"no answer on {subject} within {deadline_s:g} s", subject=subject)
 
     async def answer_of(self, row: Subject[Request, Reply], subject: str, data: bytes) -> Reply:
-        """What was answered to a request on `subject`.
+        """The decoded answer to a request on `subject`.
 
         Raises:
-            DmscError: what the service raised; it is marked as `answered`.
-            BadMessage: it can't be read, or is no answer of this row; or it is larger than answers of the
-                row may be: then nothing of it was read, and it is a dead letter.
+            DmscError: the error that the service raised; it is marked as `answered`.
+            BadMessage: the answer can't be read, or is no answer of this row; or it is larger than answers of
+                the row may be, and then it is dead-lettered unread.
         """
         try:
             codec.refuse_oversized_answer(row, data)
@@ -319,13 +333,13 @@ class Bus:
         ignored: str | None = None,
         **tokens: Any,
     ) -> Subscription:
-        """Calls `handler(message, envelope)` for each message; tokens not given match anything.
+        """Calls `handler(message, envelope)` for each message; tokens that are not given match anything.
 
-        What comes on the subject `ignored` is not even read: what one says oneself may be large.
-        With `concurrency` 1 the order is kept. The subscription stands at the server on return.
+        Messages on the subject `ignored` are not even read: a service's own messages may be large. With
+        `concurrency` 1 the order is kept. On return, the server has the subscription.
 
         Raises:
-            Refused: this identity may not listen there.
+            Refused: this identity may not subscribe there.
         """
         return await self._listen(
             row,
@@ -350,11 +364,11 @@ class Bus:
     ) -> Subscription:
         """Answers requests and commands with what `handler(message, envelope)` returns or raises.
 
-        A `DmscError` reaches the asker as the same class; anything else is logged here and reaches it
-        as `internal`, without details. The same envelope id never runs the handler twice (60 s).
+        A `DmscError` reaches the asker as the same class; any other exception is logged here and reaches the
+        asker as `internal`, without details. Within 60 s the same envelope id never runs the handler twice.
 
         Raises:
-            Refused: this identity may not listen there.
+            Refused: this identity may not subscribe there.
         """
         return await self._listen(
             row,
@@ -376,8 +390,10 @@ class Bus:
         pending_limit: int = 65_536,
         **tokens: Any,
     ) -> Subscription:
-        """As `serve`, for a handler that takes up to `most` messages together: a list of (message, envelope).
-        It returns, in their order, answers or errors. What it raises reaches all.
+        """Like `serve`, for a handler that takes up to `most` pairs of message and envelope together.
+
+        The handler returns an answer or an error for each, in the same order. What it raises reaches all
+        askers.
         """
         subscription = BatchSubscription(
             self,
@@ -394,7 +410,7 @@ class Bus:
         return await self._started(Subscription(self, row, row.wildcard(**tokens), **options))
 
     async def listen(self, subscription: Subscription) -> None:
-        """Starts a subscription that was made elsewhere; it ends with this connection."""
+        """Starts a subscription that the caller has made; it ends with this connection."""
         await self._started(subscription)
 
     async def _started(self, subscription: Subscription) -> Subscription:
@@ -405,7 +421,7 @@ class Bus:
     def forget(self, subscription: Subscription) -> None:
         self._subscriptions.discard(subscription)
 
-    # --- what is kept ---------------------------------------------------------------------------------------
+    # --- streams, buckets, objects --------------------------------------------------------------------------
 
     async def append(
         self,
@@ -419,8 +435,8 @@ class Bus:
     ) -> int:
         """Appends to the row's stream, repeating until acknowledged; returns the sequence.
 
-        The deadline is in heard time (`pulse`): it does not pass while the bus is away or stands still.
-        The same `message_id` (by default the envelope's) is stored once within two minutes.
+        The deadline is in heard time (`pulse`), which stops while the bus is away or stands still.
+        Within two minutes, the same `message_id` (by default the envelope's id) is stored only once.
         """
         return await streams.append(
             self, row, message, message_id=message_id, cause=cause, deadline_s=deadline_s, tokens=tokens
@@ -435,11 +451,11 @@ class Bus:
         )
 
     async def last_sequence(self, row: Subject) -> int:
-        """The last sequence of the row's stream; 0: there was no message yet."""
+        """The last sequence of the row's stream; 0 if there was no message yet."""
         return await streams.last_sequence(self, row)
 
     async def tail(self, row: Subject) -> tuple[int, StreamRecord | None]:
-        """The last sequence of the row's stream (0: none), and the message there; None: it was removed."""
+        """The last sequence of the row's stream (0 if none) and the message there (None if removed)."""
         return await streams.tail(self, row)
 
     def history(
@@ -451,9 +467,9 @@ class Bus:
         follow: bool = False,
         **tokens: Any,
     ) -> AsyncGenerator[StreamRecord, None]:
-        """The row's stream from sequence `start`, in order; with `follow` also what comes, for ever.
+        """The row's stream in order from sequence `start`; with `follow` also new messages, for ever.
 
-        `since`, instead of `start`: what the server stored from then on, seconds since the epoch.
+        `since`, instead of `start`, is the time of the first message, in seconds since the epoch.
         """
         return streams.history(self, row, start=start, since=since, follow=follow, tokens=tokens)
 
@@ -463,15 +479,15 @@ class Bus:
 
     @property
     def objects(self) -> ObjectStore:
-        """Large things: weights, checkpoints, datasets."""
+        """The store of large objects: weights, checkpoints, datasets."""
         if self._objects is None:
             self._objects = ObjectStore(self.link, streams.OBJECT_BUCKET)
         return self._objects
 
     async def provision(self, *, replicas: int = 1) -> None:
-        """Makes or adjusts all streams, buckets and stores; again after a reconnect.
+        """Makes or adjusts all streams, buckets and stores, and repeats that after each reconnect.
 
-        A restarted server has lost what lives in memory (the rendezvous), hence the repetition.
+        The repetition is needed because a restarted server has lost what it kept in memory (the rendezvous).
         """
         await streams.provision(self.link, replicas=replicas)
         if self._provisioned is None:
@@ -486,11 +502,11 @@ class Bus:
     # --- the connection ------------------------------------------------------------------------------------
 
     async def barrier(self) -> None:
-        """Everything that was published so far has reached the server."""
+        """Waits until everything that was published so far has reached the server."""
         await self.link.barrier()
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-        """Calls back after each reconnect, in a task of its own. Returns what takes the callback away."""
+        """Calls `callback` after each reconnect, in its own task; returns a function that removes it."""
         self.link.on_reconnect.append(callback)
 
         def remove() -> None:

@@ -1,4 +1,4 @@
-"""Log lines on their way to the bus: what `bus.logs` has kept of them is published, within bounds."""
+"""Log shipping: publishes the log lines that `bus.logs` has kept, within bounds."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from schemas.telemetry import LogLine
 
 
 async def ship_logs(bus: Bus, *, every_s: float = 0.2, unowned: bool = True) -> None:
-    """Publishes this process's lines (info and above, by default) on `subjects.LOG` until cancelled.
+    """Publishes this process's lines (info and above by default) on `subjects.LOG` until cancelled.
 
-    Lines of the service `bus.sender.name`, where several are in one process (`bind(service=…)`), and with
-    `unowned` those of nobody who ships. Queues are bounded: under a flood lines are dropped, and their number
-    is told in a line of its own. Lines of a time without the bus are kept up to the bound.
+    If several services share the process (`bind(service=…)`), it publishes the lines of `bus.sender.name`,
+    and with `unowned` also those of services that do not ship their own. Queues are bounded: in a flood,
+    lines are dropped, and a line of its own reports their number. While the bus is away, lines are kept up to
+    the bound.
     """
     name = bus.sender.name
-    mine = (name, "") if unowned else (name,)
+    services = (name, "") if unowned else (name,)
     own_sending.set(True)  # of this task alone
     stand_alone()
     shipping.shippers[name] += 1
     try:
         while True:
-            await _ship(bus, mine)
+            await _ship(bus, services)
             await asyncio.sleep(every_s)
     finally:
         shipping.shippers[name] -= 1
         if not shipping.shippers[name]:
             del shipping.shippers[name]
-        await _ship(bus, mine)
+        await _ship(bus, services)
 
 
-async def _ship(bus: Bus, mine: tuple[str, ...]) -> None:
+async def _ship(bus: Bus, services: tuple[str, ...]) -> None:
     if not bus.connected:
         return
-    if shipping.dropped and "" in mine:
+    if shipping.dropped and "" in services:
         count, shipping.dropped = shipping.dropped, 0
-        told = LogLine(level="warning", event="log lines dropped", fields={"count": str(count)})
-        shipping.waiting.setdefault("", deque(maxlen=KEPT_LINES)).append(told)
-    for service in mine:
-        waiting = shipping.waiting.get(service, deque())
+        report = LogLine(level="warning", event="log lines dropped", fields={"count": str(count)})
+        shipping.waiting.setdefault("", deque(maxlen=KEPT_LINES)).append(report)
+    for service in services:
+        lines = shipping.waiting.get(service, deque())
         try:
-            while waiting:
-                await bus.publish(subjects.LOG, waiting[0], sid=bus.sender.name)
-                waiting.popleft()
+            while lines:
+                await bus.publish(subjects.LOG, lines[0], sid=bus.sender.name)
+                lines.popleft()
         except Unavailable:
-            return  # kept for when the bus is back
+            return  # the line is kept until the bus is back
         except BadMessage:
-            waiting.popleft()  # one line that cannot be encoded must not block the others
+            lines.popleft()  # one line that cannot be encoded must not block the others

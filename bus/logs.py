@@ -1,8 +1,7 @@
 """Structured logging: readable on a terminal, JSON elsewhere, and kept for the bus (`bus.log_shipping`).
 
-Every line carries what its task is about (`bind`: service, job, step), the request that it all began with
-(`correlation`) and the id of the message that is being handled (`cause`), without its author's having to
-say so.
+Every line carries by itself what its task works on (`bind`: service, job, step), the request with which it
+all began (`correlation`), and the id of the message that is being handled (`cause`).
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from schemas.telemetry import LogLine
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 KEPT_LINES = 2_000
-"""Lines of one service waiting to be shipped; beyond it the oldest are dropped and counted (a log must not
-eat memory)."""
+"""Most lines of one service that wait to be shipped. Beyond it the oldest are dropped and counted, so that
+logs do not fill memory."""
 TEXT_LIMIT = 2_000
-"""Characters of one field on the bus."""
+"""Most characters of one field on the bus."""
 LINES_PER_S, BURST_LINES = 200.0, 2_000.0
-"""Lines below `error` that a process ships, in the long run and at once: a loop that complains must not
-push the others' lines off the bounded stream."""
+"""Lines below `error` that a process ships, per second in the long run and at once. A loop that logs all the
+time must not push the others' lines off the bounded stream."""
 
 
 @dataclass(slots=True)
 class LogCounts:
-    """Of this process, since it began."""
+    """The log lines of this process since it began."""
 
     lines: Counter[str] = field(default_factory=Counter)
     dropped: int = 0
@@ -54,7 +53,7 @@ own_sending: ContextVar[bool] = ContextVar("own_sending", default=False)
 
 
 class ShippingBuffer:
-    """What waits, by service; "" is of nobody who ships by itself."""
+    """The lines that wait, by service; "" stands for services that do not ship their own lines."""
 
     def __init__(self) -> None:
         self.level = LEVELS.index("info")
@@ -64,7 +63,7 @@ class ShippingBuffer:
         self._allowance, self._refilled_at = BURST_LINES, time.monotonic()
 
     def may_ship(self, level: str) -> bool:
-        """The rate limit; a token bucket (Turner 1986), which errors need not ask."""
+        """Whether the rate limit, a token bucket (Turner 1986), allows a line; errors are always allowed."""
         if level in ("error", "critical"):
             return True
         now = time.monotonic()
@@ -89,8 +88,8 @@ class ShippingBuffer:
 shipping = ShippingBuffer()
 
 
-class _Patient:
-    """A stream whose disk may be full: a line is lost then, and nobody who logs stumbles over it."""
+class _ForgivingStream:
+    """A stream whose disk may be full: the line is lost then, but logging raises nothing."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -113,17 +112,17 @@ def configure_logging(
 
     Args:
         level: debug, info, warning, error.
-        json: One JSON object per line; by default unless `stream` is a terminal.
+        json: Whether to write one JSON object per line; by default unless `stream` is a terminal.
         stream: Where lines go.
-        ship_level: From where on they go to the bus as well; `$DMSC_LOG_SHIP_LEVEL`, else info.
+        ship_level: The lowest level that also goes to the bus; by default `$DMSC_LOG_SHIP_LEVEL`, else info.
 
     Raises:
         BadInput: there is no such level.
     """
-    wanted = ship_level or os.environ.get("DMSC_LOG_SHIP_LEVEL") or "info"
-    if wanted not in LEVELS:
-        raise BadInput(f"DMSC_LOG_SHIP_LEVEL={wanted}: use one of {', '.join(LEVELS)}")
-    shipping.level = LEVELS.index(wanted)
+    level_to_ship = ship_level or os.environ.get("DMSC_LOG_SHIP_LEVEL") or "info"
+    if level_to_ship not in LEVELS:
+        raise BadInput(f"DMSC_LOG_SHIP_LEVEL={level_to_ship}: use one of {', '.join(LEVELS)}")
+    shipping.level = LEVELS.index(level_to_ship)
     as_json = not stream.isatty() if json is None else json
     renderer: list[Any] = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     if as_json:
@@ -143,7 +142,7 @@ def configure_logging(
             *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Patient(stream))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _ForgivingStream(stream))),
         cache_logger_on_first_use=False,
     )
     # The NATS client reports each failed reconnect attempt through logging; our own lines say it once.
@@ -151,7 +150,7 @@ def configure_logging(
 
 
 def log_for_people() -> None:
-    """Readable lines on standard error, in a process whose logging nobody has set up."""
+    """Sets up readable lines on standard error, if nobody has configured logging yet."""
     if not structlog.is_configured():
         configure_logging(json=False)
 
@@ -164,16 +163,17 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 
 # --- what a line is about ----------------------------------------------------------------------------------
 def bind(**fields: Any) -> None:
-    """Lines of this task, and of those that it starts from now on, carry these, unless they say otherwise.
+    """Adds fields to the lines of this task and of the tasks that it starts from now on.
 
-    A value may be a function without arguments, which is asked for each line: the step moves on. `service`
-    is also whose line it is on the bus, where that service ships its own (`ship_logs`).
+    A line's own fields take precedence. A value may be a function without arguments, which is called for each
+    line, because a step number changes. `service` also decides whose line it is on the bus, if that service
+    ships its own lines (`ship_logs`).
     """
     _bound.set({**(_bound.get() or {}), **fields})
 
 
 def bind_process(**fields: Any) -> None:
-    """The same for all lines of this process, those of its threads too: it works for one job."""
+    """Adds fields to all lines of this process and its threads; for a process that works for one job."""
     _bound_process.update(fields)
 
 
@@ -192,29 +192,31 @@ def _add_bound(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappi
 
 
 def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Names, hosts and subjects are what others say; none of them steers a terminal or begins a line. Secrets
-    that this process was given stand there by name."""
+    """Removes control characters, and replaces secrets that this process was given by their names.
+
+    Names, hosts and subjects come from others; none of them may control a terminal or begin a line.
+    """
     for key, value in event.items():
         if key != "exc_info":
-            event[key] = _harmless(value)
+            event[key] = _sanitized(value)
     return event
 
 
 def _without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Of a traceback: users' code may have raised with what it was given."""
+    """Removes secrets from a traceback: users' code may raise errors that quote what it was given."""
     if isinstance(event.get("exception"), str):
         event["exception"] = hidden(event["exception"])
     return event
 
 
-def _harmless(value: Any) -> Any:
+def _sanitized(value: Any) -> Any:
     match value:
         case str():
             return hidden(plain(value))
         case list() | tuple() | set() | frozenset():
-            return [_harmless(one) for one in value]
+            return [_sanitized(element) for element in value]
         case dict():
-            return {plain(str(key)): _harmless(one) for key, one in value.items()}
+            return {plain(str(key)): _sanitized(element) for key, element in value.items()}
     return value
 
 
@@ -223,7 +225,7 @@ def _harmless(value: Any) -> Any:
 def _keep_for_shipping(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     counted.lines[level] += 1
     if not shipping.shippers or own_sending.get():
-        return event  # what the sending itself has to say must not be sent
+        return event  # lines of the shipping itself must not be shipped
     if LEVELS.index(level if level in LEVELS else "info") < shipping.level or level == "debug":
         return event
     if not shipping.may_ship(level):

@@ -1,9 +1,9 @@
-"""The one table of subjects: each bound to its schema, its direction, and its delivery.
+"""The table of subjects: each row binds a subject to its schema, its direction, and its delivery.
 
-No string literal of a subject stands anywhere else. The tap's decoding, the documentation
+No other package contains a literal subject. The tap's decoding, the documentation
 (`docs/protocol.md`), the permissions of each identity (`bus.guard.permissions`) and the types of requests and
-answers are derived from this table. Everybody who sends or listens imports it. It opens no connection and
-decides nothing. Each file holds the rows of one domain; `table` is what they are written with.
+answers are derived from this table. Everything that sends or receives imports it. It opens no connection and
+decides nothing. Each file holds the rows of one domain; `table` has the function that makes them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ __all__ += stage_state.__all__
 __all__ += step.__all__
 
 DISCONNECTED = "dmsc.server.disconnect"
-"""Where the server itself tells of closed connections, in JSON of its own (`bus.messaging.disconnects`)."""
+"""The subject on which the server itself reports closed connections, in its own JSON; see
+`bus.messaging.disconnects`."""
 
 
 def _rows(domain: ModuleType) -> list[Subject]:
@@ -61,7 +62,7 @@ _EARLIER = tuple(
         (faults.LINK_FAULT, "fault.link.{cluster}"),
     )
 )
-"""How subjects of rows were before they said who speaks, as in runs that were recorded then."""
+"""Patterns of rows from before subjects named the sender, as in runs that were recorded then."""
 
 
 def lookup(subject: str) -> tuple[Subject, dict[str, str]] | None:

@@ -1,4 +1,4 @@
-"""What the tables of subjects are written with: one call of `row` each."""
+"""The function `row` and the names with which the tables of subjects are written."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from schemas.base import Message
 from schemas.envelope import EntityKind as K
 
 RECORDS_BYTES = 8 << 20
-"""Of an answer by which the control plane gives whole records: as much as a message may have."""
+"""Most bytes of an answer with whole records of the control plane: as many as a message may have."""
 STEP_BYTES = 2 << 20
-"""Of an account of a step: 4,096 microbatches fit, with long names."""
+"""Most bytes of an account of a step: 4,096 microbatches fit, with long names."""
 
 SRD, MG, AAM, SR, SMO, MIC, MI, FM, CLIENT, BROKER = (
     (K.SERVICE_REGISTRY,),
