@@ -79,7 +79,7 @@ class BrokerRelay(Subscription):
         self._quotas = BrokerQuotas()
         self._running: set[asyncio.Task[None]] = set()
         self._jobs = JobObjects(bus)
-        self._handle = self._enter
+        self._handle = self._enqueue
 
     async def _stop(self, drain: bool) -> None:
         await super()._stop(drain)
@@ -92,7 +92,7 @@ class BrokerRelay(Subscription):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _enter(self, raw: Msg) -> None:
+    async def _enqueue(self, raw: Msg) -> None:
         asker = BrokerCaller.of_subject(raw.subject)
         party = asker.party if asker else ""
         if self.turns.add(party, (asker, raw), len(raw.data)):
@@ -105,11 +105,11 @@ class BrokerRelay(Subscription):
     def _start_calls(self) -> None:
         while (next_call := self.turns.take()) is not None:
             party, (asker, raw) = next_call
-            task = asyncio.create_task(self._in_turn(party, asker, raw), name=f"relay for {party}")
+            task = asyncio.create_task(self._run_call(party, asker, raw), name=f"relay for {party}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def _in_turn(self, party: str, asker: BrokerCaller | None, raw: Msg) -> None:
+    async def _run_call(self, party: str, asker: BrokerCaller | None, raw: Msg) -> None:
         try:
             await self._relay(asker, raw)
         except Exception as error:
@@ -141,7 +141,7 @@ class BrokerRelay(Subscription):
             check(asker, call, names, user)
             await self._make_call(asker, call, raw.reply)
         except DmscError as error:
-            self._tell(asker, request.call, error)
+            self._log_refusal(asker, request.call, error)
             about_store = request.call.startswith(STORES)
             await self._answer_asker(
                 raw.reply, self._encoded(error.to_reply()) if about_store else failure(error)
@@ -180,7 +180,7 @@ class BrokerRelay(Subscription):
         """A message in the form of a service's answer, for answers and errors of instances' stores."""
         return codec.encode(message, self._bus.sender_map, self._bus.next_id())
 
-    def _tell(self, asker: BrokerCaller, call: str, error: DmscError) -> None:
+    def _log_refusal(self, asker: BrokerCaller, call: str, error: DmscError) -> None:
         if not isinstance(error, Refused | BadInput | RateLimited):
             return
         self.refused[asker.kind] += 1

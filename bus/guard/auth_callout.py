@@ -105,7 +105,7 @@ class AuthCallout:
     def __init__(self, keys: GuardKeys, door: ConnectionPolicy) -> None:
         self.counters = AuthCalloutCounters()
         self._keys = keys
-        self._door = door
+        self._policy = door
         self._waiting_tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -166,7 +166,7 @@ class AuthCallout:
             request = question["nats"]
             caller = _caller(request)
             try:
-                sealed = self._sealed(self._answered(request, caller), sealed_by)
+                sealed = self._sealed(self._signed_answer(request, caller), sealed_by)
             except NotKnownYet as error:
                 self._hold(link, message, request, caller, sealed_by, error)
                 return
@@ -192,19 +192,19 @@ class AuthCallout:
         error: NotKnownYet,
     ) -> None:
         if len(self._waiting_tasks) >= HELD_MOST:
-            self._leave(caller, error)
+            self._leave_unanswered(caller, error)
             return
 
         async def wait() -> None:
             try:
                 async with asyncio.timeout(HELD_S):
                     while True:
-                        await self._door.news(caller)
+                        await self._policy.news(caller)
                         with contextlib.suppress(NotKnownYet):
-                            answer = self._answered(request, caller)
+                            answer = self._signed_answer(request, caller)
                             break
             except TimeoutError:
-                self._leave(caller, error)
+                self._leave_unanswered(caller, error)
                 return
             await self._send(link, message, self._sealed(answer, sealed_by))
 
@@ -212,11 +212,11 @@ class AuthCallout:
         self._waiting_tasks.add(task)
         task.add_done_callback(self._waiting_tasks.discard)
 
-    def _leave(self, caller: Caller, error: NotKnownYet) -> None:
+    def _leave_unanswered(self, caller: Caller, error: NotKnownYet) -> None:
         self.counters.unanswered += 1
-        self._door.left_out(caller, error)
+        self._policy.left_out(caller, error)
 
-    def _answered(self, request: dict[str, Any], caller: Caller) -> str:
+    def _signed_answer(self, request: dict[str, Any], caller: Caller) -> str:
         """The signed answer to a request, as a JWT.
 
         Raises:
@@ -225,7 +225,7 @@ class AuthCallout:
         user, server, now = str(request["user_nkey"]), str(request["server_id"]["id"]), int(time.time())
         nats_jwt.raw_public(user)
         try:
-            grant = self._door.decide(caller)
+            grant = self._policy.decide(caller)
         except NotKnownYet:
             raise
         except Refused:

@@ -59,8 +59,8 @@ class RegistrationClient:
         self.lease = await self._register(self._register_s)
         self._forget_callback = self._bus.on_reconnect(self._on_reconnect)
         self._running = [
-            asyncio.create_task(self._beating(), name=f"heartbeat {self.record.sid}"),
-            asyncio.create_task(self._renewing(), name=f"registration {self.record.sid}"),
+            asyncio.create_task(self._send_heartbeats(), name=f"heartbeat {self.record.sid}"),
+            asyncio.create_task(self._renew_registration(), name=f"registration {self.record.sid}"),
         ]
         return self
 
@@ -158,7 +158,7 @@ class RegistrationClient:
     async def _on_reconnect(self) -> None:
         self._again.set()
 
-    async def _renewing(self) -> None:
+    async def _renew_registration(self) -> None:
         stand_alone()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -176,7 +176,7 @@ class RegistrationClient:
                 if error.retryable:
                     self._again.set()
 
-    async def _beating(self) -> None:
+    async def _send_heartbeats(self) -> None:
         stand_alone()
         record, digest = self.record, digest_of(self.record)
         while not self.fenced.is_set():

@@ -143,7 +143,7 @@ class Subscription:
         if server is not None:
             self._handle = functools.partial(self._serve, server)
         elif handler is not None:
-            self._handle = functools.partial(self._hear, handler)
+            self._handle = functools.partial(self._handle_message, handler)
         self._concurrency = max(1, concurrency)
         self._queue_group = queue_group or ""
         self._pending_limit = pending_limit
@@ -235,7 +235,7 @@ class Subscription:
 
     # --- one message -------------------------------------------------------------------------------------
 
-    async def _hear(self, handler: Handler, raw: Msg) -> None:
+    async def _handle_message(self, handler: Handler, raw: Msg) -> None:
         if raw.subject == self._ignored:
             return
         try:
@@ -267,7 +267,7 @@ class Subscription:
         elif admitted is not False:
             await self._reply({raw.reply}, admitted)
         elif raw.headers and WANTED in raw.headers:
-            await self._tell_progress(raw.reply, self._memory.progress(call))
+            await self._report_progress(raw.reply, self._memory.progress(call))
 
     async def _asked(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
         """Reads a request.
@@ -331,7 +331,7 @@ class Subscription:
             except DmscError as error:  # the bus is away: the asker repeats, and gets the remembered answer
                 log.debug("answer not sent", subject=self.subject, error=error.text)
 
-    async def _tell_progress(self, inbox: str, progress: RequestProgress) -> None:
+    async def _report_progress(self, inbox: str, progress: RequestProgress) -> None:
         try:
             await self._bus.link.send(inbox, b"", headers={SO_FAR: str(progress.so_far)})
         except DmscError as error:  # the bus is away: the asker asks again

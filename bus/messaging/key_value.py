@@ -263,7 +263,7 @@ class Bucket:
 
     async def keys(self, **tokens: Any) -> list[str]:
         """The keys there are; tokens not given match anything."""
-        return [self._key(item) for item in await self._present(tokens, headers_only=True)]
+        return [self._key(item) for item in await self._read_present(tokens, headers_only=True)]
 
     async def entries(self, *, strict: bool = False, **tokens: Any) -> list[KeyValueEntry]:
         """The values there are. For one that can't be read stands the one before it, where the bucket keeps
@@ -273,7 +273,7 @@ class Bucket:
             NewerRecord: with `strict`, one is of a version that this software does not read.
         """
         found = []
-        for item in await self._present(tokens, headers_only=False):
+        for item in await self._read_present(tokens, headers_only=False):
             try:
                 found.append(self._entry(item))
             except BadMessage as error:
@@ -325,7 +325,7 @@ class Bucket:
             return True
         return False
 
-    async def _present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.StreamMessage]:
+    async def _read_present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.StreamMessage]:
         subject = self.row.wildcard(**tokens)
         link = self._bus.link
         deadline = time.monotonic() + PATIENCE_S
@@ -424,27 +424,27 @@ class Bucket:
         current = False
         seen: set[str] = set()
 
-        async def now_current() -> None:
+        async def mark_current() -> None:
             nonlocal current
             current = True
             for gone in [key for key in known if key not in seen]:
                 revision = known.pop(gone)
-                await self._tell(handler, Change(gone, revision))
-            await self._tell(handler, Change("", 0))
+                await self._call_handler(handler, Change(gone, revision))
+            await self._call_handler(handler, Change("", 0))
 
         if reader.waiting == 0:
-            await now_current()
+            await mark_current()
         async with contextlib.aclosing(reader.follow()) as items:
             async for item in items:
                 if item is not None:
                     key = self._key(item)
                     seen.add(key)
-                    await self._changed(item, key, handler, mend, known)
+                    await self._apply_change(item, key, handler, mend, known)
                 if not current and (item is None or item.pending == 0):
-                    await now_current()
+                    await mark_current()
                     seen.clear()
 
-    async def _changed(
+    async def _apply_change(
         self,
         item: jetstream.StreamMessage,
         key: str,
@@ -454,7 +454,7 @@ class Bucket:
     ) -> None:
         if item.is_marker:
             if known.pop(key, None) is not None:
-                await self._tell(handler, Change(key, item.sequence))
+                await self._call_handler(handler, Change(key, item.sequence))
             return
         if known.get(key) == item.sequence:
             return
@@ -466,14 +466,14 @@ class Bucket:
             with contextlib.suppress(DmscError):
                 instead = await self._instead(item, error)
                 if fresh and instead is not None:
-                    await self._tell(handler, Change(key, item.sequence, instead.message))
+                    await self._call_handler(handler, Change(key, item.sequence, instead.message))
             if mend is not None and isinstance(judged(self.row, item, error), UnreadableRecord):
-                await self._mend(mend, key, item.sequence)
+                await self._call_mend(mend, key, item.sequence)
             return
         known[key] = item.sequence
-        await self._tell(handler, Change(key, item.sequence, message))
+        await self._call_handler(handler, Change(key, item.sequence, message))
 
-    async def _mend(self, mend: Mend, key: str, revision: int) -> None:
+    async def _call_mend(self, mend: Mend, key: str, revision: int) -> None:
         try:
             await mend(key, revision)
         except DmscError as error:  # somebody else has written meanwhile; or the bus is away: told anew after
@@ -482,7 +482,7 @@ class Bucket:
             self._bus.counters.handler_errors += 1
             log.error("record not mended", record=f"{self.row.bucket}.{key}", exc_info=error)
 
-    async def _tell(self, handler: WatchHandler, change: Change) -> None:
+    async def _call_handler(self, handler: WatchHandler, change: Change) -> None:
         try:
             await handler(change)
         except asyncio.CancelledError:

@@ -211,7 +211,7 @@ class ObjectStore:
                 try:
                     latest[item.subject] = _parse(item.data)
                 except ValueError:
-                    latest[item.subject] = await self._before(item.subject, item.sequence)
+                    latest[item.subject] = await self._earlier_record(item.subject, item.sequence)
         matching = [info for info in latest.values() if info and info.name.startswith(prefix)]
         return sorted(matching, key=lambda info: info.name)
 
@@ -231,9 +231,9 @@ class ObjectStore:
         try:
             return _parse(item.data)
         except ValueError:
-            return await self._before(item.subject, item.sequence)
+            return await self._earlier_record(item.subject, item.sequence)
 
-    async def _before(self, subject: str, sequence: int) -> ObjectInfo | None:
+    async def _earlier_record(self, subject: str, sequence: int) -> ObjectInfo | None:
         """The replacement of an unreadable metadata record: the first record of that subject, or None.
 
         Our own writes remove earlier records (`_write_meta`); the writer of the unreadable one did not. Its

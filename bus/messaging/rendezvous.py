@@ -103,7 +103,7 @@ class Rendezvous:
 
     async def set(self, key: str, value: bytes) -> int:
         """Writes a value and wakes those who wait for the key; returns its sequence in the stream."""
-        signed_value = self._sealed(key, value)
+        signed_value = self._signed(key, value)
         return await self._ask(
             lambda: jetstream.publish(self._bus.link, self._value_subject(key), signed_value)
         )
@@ -111,7 +111,7 @@ class Rendezvous:
     async def forget(self, key: str, sequence: int) -> None:
         """Removes what `set` wrote at `sequence`, unless it was replaced since."""
         with contextlib.suppress(Conflict):
-            await self._mark_gone(self._value_subject(key), {EXPECTED: str(sequence)})
+            await self._write_marker(self._value_subject(key), {EXPECTED: str(sequence)})
 
     async def get(self, key: str, *, timeout_s: float) -> bytes:
         """The key's value; waits up to `timeout_s` seconds for it to be written.
@@ -183,7 +183,7 @@ class Rendezvous:
         """Removes the key and its counter; returns whether there was one."""
         entry = await self._read(key)
         if await self._last(VALUES_STREAM, self._value_subject(key)) is not None:
-            await self._mark_gone(self._value_subject(key))
+            await self._write_marker(self._value_subject(key))
         counter = self._counter_subject(key)
         if await self._last(COUNTERS_STREAM, counter) is not None:
             await self._call(f"STREAM.PURGE.{COUNTERS_STREAM}", {"filter": counter})
@@ -216,7 +216,7 @@ class Rendezvous:
     async def _read(self, key: str) -> _Read | None:
         value = await self._last(VALUES_STREAM, self._value_subject(key))
         if value is not None:
-            return None if value.is_marker else _Read(self._opened(key, value.data), value.sequence)
+            return None if value.is_marker else _Read(self._verified(key, value.data), value.sequence)
         count = await self._last(COUNTERS_STREAM, self._counter_subject(key))
         return None if count is None else _Read(str(json.loads(count.data)["val"]).encode(), 0)
 
@@ -229,7 +229,7 @@ class Rendezvous:
 
     async def _write_after(self, key: str, value: bytes, entry: _Read | None) -> bool:
         """Writes if nobody else has written since `found` was read; returns whether it did."""
-        subject, signed_value = self._value_subject(key), self._sealed(key, value)
+        subject, signed_value = self._value_subject(key), self._signed(key, value)
         last = await self._last(VALUES_STREAM, subject) if entry is None else None
         if last is not None and not last.is_marker:
             return False
@@ -241,16 +241,16 @@ class Rendezvous:
             return False
         return True
 
-    async def _mark_gone(self, subject: str, headers: Mapping[str, str] | None = None) -> None:
+    async def _write_marker(self, subject: str, headers: Mapping[str, str] | None = None) -> None:
         """Writes a marker; a purge would need the right to purge other jobs' keys, too."""
         await self._ask(
             lambda: jetstream.publish(self._bus.link, subject, b"", {**DELETION, **(headers or {})})
         )
 
-    def _sealed(self, key: str, value: bytes) -> bytes:
+    def _signed(self, key: str, value: bytes) -> bytes:
         return value if self._secret is None else self._signature(self._secret, key, value) + value
 
-    def _opened(self, key: str, data: bytes) -> bytes:
+    def _verified(self, key: str, data: bytes) -> bytes:
         if self._secret is None:
             return data
         value = data[SIGNATURE_BYTES:]

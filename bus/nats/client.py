@@ -112,7 +112,7 @@ class NatsConnection:
         self._inbox = inboxes.of_connection(inbox_prefix)
         self._questions = PendingRequests(self._inbox)
         self._streams: set[asyncio.Queue[Msg | ConnectionLost]] = set()
-        self._feeds: list[DurableSubscription] = []
+        self._subscriptions: list[DurableSubscription] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._outbox = WriteBuffer(lambda: self.client, self.unreachable, self.online)
@@ -352,7 +352,7 @@ class NatsConnection:
         waiting.append(denied)
         try:
             await self._attach(feed)
-            self._feeds.append(feed)
+            self._subscriptions.append(feed)
             await self.barrier()
             if denied.done():
                 raise Refused(f"{self.name} may not listen on {subject}", subject=subject)
@@ -370,8 +370,8 @@ class NatsConnection:
 
         nats-py's own drain believes that flush() is a barrier, and may lose the last messages.
         """
-        if feed in self._feeds:
-            self._feeds.remove(feed)
+        if feed in self._subscriptions:
+            self._subscriptions.remove(feed)
         if drain_s > 0:
             with contextlib.suppress(nats.errors.Error, OSError, DmscError, TimeoutError):
                 async with asyncio.timeout(drain_s):
@@ -408,7 +408,7 @@ class NatsConnection:
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            for feed in self._feeds:
+            for feed in self._subscriptions:
                 if feed.is_of(error.sub):
                     feed.on_drop()
             return
@@ -488,7 +488,7 @@ class NatsConnection:
             try:
                 self._client = await self._dialer.dial(self._listener(), REDIAL_S)
                 await self._make_inbox()
-                for feed in list(self._feeds):
+                for feed in list(self._subscriptions):
                     await self._attach(feed)
                 await self._on_reconnected()
                 return

@@ -102,7 +102,7 @@ class Dialer:
         self._away_since = 0.0
         self._attempt_at = 0.0
 
-    def _encryption(self) -> dict[str, Any]:
+    def _tls_options(self) -> dict[str, Any]:
         """Options for TLS from the first byte, so that nobody in between can prevent it and get the token."""
         if not any(url.startswith("tls://") for url in self.servers):
             return {}
@@ -163,7 +163,7 @@ class Dialer:
                 servers=list(self.servers),
                 name=self._label,
                 **self._credentials(),
-                **self._encryption(),
+                **self._tls_options(),
                 error_cb=on_error,
                 disconnected_cb=listener.disconnected,
                 reconnected_cb=listener.reconnected,
@@ -197,7 +197,7 @@ class Dialer:
             raise self.unreachable(f"{reasons[-1] if reasons else 'no answer'}, tried for {timeout_s:g} s")
         finally:
             if not connected:
-                await _end(connecting)
+                await _cancel_fully(connecting)
                 await close(client)
 
     def refuses(self, error: BaseException) -> bool:
@@ -220,13 +220,13 @@ class Dialer:
         if isinstance(token, KeyUser):
             return {"nkeys_seed_str": token.seed}
         if isinstance(token, str) and (is_root(token) or is_credential(token)):
-            return self._chain(token)
+            return self._credential_callbacks(token)
         if isinstance(token, str) and ":" in token:
             user, _, password = token.partition(":")
             return {"user": user, "password": password}
         return {"token": token}
 
-    def _chain(self, token: str) -> dict[str, Any]:
+    def _credential_callbacks(self, token: str) -> dict[str, Any]:
         """Callbacks for a credential; nats-py calls both at each attempt, the signature's first."""
         from bus.security.credentials import (
             present,  # cryptography takes 50 ms to import, and not every process needs it
@@ -294,7 +294,7 @@ def jittered(pause_s: float) -> float:
     return pause_s * random.uniform(0.5, 1.0)
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def _cancel_fully(task: asyncio.Task[Any]) -> None:
     """Cancels a task until it has ended: nats-py swallows cancellation in some places."""
     while not task.done():
         task.cancel()
@@ -314,7 +314,7 @@ async def close(client: Client) -> None:
             await client.close()
     reconnecting = client._reconnection_task
     if reconnecting is not None and reconnecting is not asyncio.current_task():
-        await _end(reconnecting)  # it may have swallowed the cancellation and would dial for ever
+        await _cancel_fully(reconnecting)  # it may have swallowed the cancellation and would dial for ever
 
 
 def plain(error: BaseException) -> str:

@@ -93,7 +93,7 @@ class BusLiveness:
         self._clock = clock
         self._time = HeardTime(clock())
         self._holders = 0
-        self._beating: asyncio.Task[None] | None = None
+        self._beat_task: asyncio.Task[None] | None = None
         self._probes: ServerProbes | None = None
 
     def attend(self) -> None:
@@ -128,15 +128,15 @@ class BusLiveness:
             self._time.resume(self._clock())
             if self._probes is not None:
                 self._probes.hurry.set()
-            self._beating = self._link.spawn(self._beat(), "pulse")
+            self._beat_task = self._link.spawn(self._beat(), "pulse")
         self._holders += 1
         try:
             yield self
         finally:
             self._holders -= 1
-            if not self._holders and self._beating is not None:
-                self._beating.cancel()
-                self._beating = None
+            if not self._holders and self._beat_task is not None:
+                self._beat_task.cancel()
+                self._beat_task = None
                 if self._probes is not None:
                     self._probes.hurry.clear()
 

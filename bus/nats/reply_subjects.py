@@ -108,12 +108,12 @@ def asker_of(row: Subject, message: Msg) -> Requester:
     """
     match = _form.fullmatch(message.reply)
     if match is None:
-        raise _astray(message, "is not an inbox")
+        raise _bad_reply(message, "is not an inbox")
     kind, name, answerer, request_digest = match.groups()
     if answerer != row.answerer_on(message.subject):
-        raise _astray(message, "is an inbox for somebody else's answers")
+        raise _bad_reply(message, "is an inbox for somebody else's answers")
     if request_digest != digest(message.subject, message.data):
-        raise _astray(message, "is an inbox for the answer to another question")
+        raise _bad_reply(message, "is an inbox for the answer to another question")
     return Requester(kind, name, request_digest)
 
 
@@ -124,6 +124,6 @@ def another_sender(row: Subject, asker: Requester, sender: Sender) -> BadMessage
     )
 
 
-def _astray(message: Msg, why: str) -> BadMessage:
+def _bad_reply(message: Msg, why: str) -> BadMessage:
     reply = message.reply[:200] or "(none)"
     return BadMessage(f"{message.subject}: its reply subject {reply!r} {why}", reason="reply")

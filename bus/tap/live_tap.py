@@ -79,7 +79,7 @@ class Tap:
         self._window_s = window_s
         self._subscriptions: list[DurableSubscription] = []
         self._waiting: deque[RawMessage] = deque()
-        self._news = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._totals: Counter[str] = Counter()
         self._seconds: deque[tuple[int, Counter[str], Counter[str]]] = deque()
         self._started = time.time()
@@ -121,8 +121,8 @@ class Tap:
         decoded = 0
         while True:
             while not self._waiting:
-                self._news.clear()
-                await self._news.wait()
+                self._not_empty.clear()
+                await self._not_empty.wait()
             tapped = self.lens.look(self._waiting.popleft())
             if tapped is not None:
                 yield tapped
@@ -176,7 +176,7 @@ class Tap:
             self._waiting.popleft()
             self._on_drop()
         self._waiting.append(raw)
-        self._news.set()
+        self._not_empty.set()
 
     def _on_drop(self) -> None:
         self._dropped += 1
