@@ -325,7 +325,9 @@ class Bucket:
             return True
         return False
 
-    async def _read_present(self, tokens: dict[str, Any], *, headers_only: bool) -> list[jetstream.StreamMessage]:
+    async def _read_present(
+        self, tokens: dict[str, Any], *, headers_only: bool
+    ) -> list[jetstream.StreamMessage]:
         subject = self.row.wildcard(**tokens)
         link = self._bus.link
         deadline = time.monotonic() + PATIENCE_S

@@ -4,9 +4,8 @@ There is no MASTER_ADDR: the ranks of a group find each other through the bucket
 counters, the stream `RENDEZVOUS_COUNTERS` (`Nats-Incr`, ADR-49: compare-and-set counters collapse under a
 handful of writers). Two properties matter to c10d and are kept here:
 
-- Reads go through the stream's leader, never to a cache or a lagging replica: a rank that has waited for a
-key
-  must also see it.
+- Reads go through the stream's leader, never to a cache or a lagging replica: a rank that has waited
+  for a key must also see it.
 - A wait is a subscription to the key's own subject plus a read, so a waiting rank costs nothing.
 
 Keys are any text. Namespace and key become one base64url token each, so that the server can keep one job's

@@ -83,18 +83,18 @@ class EmbeddedServer:
         copies: How many servers keep each stream; limits are for one copy.
         token: The token that clients must present. With `user:password` the server also reports closed
             connections (`bus.messaging.disconnects`).
-        host: The interface to listen on. sync_always: Whether each write to a file is synced before it is
-        acknowledged: decisions then survive a
-            power cut, at the price of the disk's sync time per write.
+        host: The interface to listen on.
+        sync_always: Whether each write to a file is synced before it is acknowledged: decisions then survive
+            a power cut, at the price of the disk's sync time per write.
         max_store_bytes, max_memory_bytes: Limits of JetStream; streams reserve bytes from the first one.
-        max_payload_bytes: Most bytes of a message. monitor: The loopback port of NATS's monitoring pages
-        (`monitor_url`); 0 takes any free one, None serves
-            no pages. They show names, addresses and inboxes of all connections to everybody, without a token.
+        max_payload_bytes: Most bytes of a message.
+        monitor: The loopback port of NATS's monitoring pages (`monitor_url`); 0 takes any free one, None
+            serves no pages. They show names, addresses and inboxes of all connections to everybody, without
+            a token.
         tls: Files for encrypted connections (`tls://`) of clients and of the cluster's other servers; None:
-        no
-            encryption.
+            no encryption.
         peers: The server's place in a cluster; None for a single server. `bus.server.embedded_cluster` makes
-        it.
+            it.
     """
 
     def __init__(
