@@ -36,8 +36,7 @@ from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
 
 TURN_S = 0.005
-"""How often publishing yields to other tasks. It does not wait by itself, so a tight loop could otherwise
-starve the heartbeats."""
+"""How often publishing, which does not wait by itself, yields, so that loops do not starve the heartbeats."""
 KNOWN_SUBJECTS = 4_096
 """How many concrete subjects are cached, so as not to be built again at each publish."""
 REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
@@ -90,8 +89,7 @@ class Bus:
             name: The service's SID, which survives restarts.
             kind: The kind of the service.
             token: A credential or a mesh's root (`bus.security.credentials`), a user's token, or, for an
-                unguarded server, a token or `user:password`; or a function that returns the current one at
-                each dial.
+                unguarded server, a token or `user:password`; or a function that is called at each dial.
             incarnation: The incarnation, which does not survive restarts; random by default.
             connect_timeout_s: How long to try.
 
@@ -198,8 +196,6 @@ class Bus:
     ) -> Reply:
         """Sends a request, once or every `repeat_s` under one envelope id, and returns the answer.
 
-        The answer is a `Message`, usually of the row's `reply`.
-
         Raises:
             DmscError: whatever the service raised, as the same class.
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: see `NatsConnection.ask`.
@@ -227,22 +223,11 @@ class Bus:
         """Repeats a request under one envelope id until it is answered; survives lost messages and restarts.
 
         The service runs its handler once per id (`serve` remembers the answer), unless it was restarted in
-        between; therefore handlers of commands are idempotent.
-
-        Args:
-            row: The row of the command.
-            message: The command.
-            deadline_s: How long to try.
-            while_heard: Whether the deadline is in heard time (`pulse`), which stops while the bus is away or
-                stands still. For callers that take silence for death.
-            moving: Moves the deadline to `deadline_s` after the last reported progress
-                (`bus.wire.request_progress`) of this command, or of another one with the same `moving`. Work
-                that proceeds then has all the time that it takes.
-            cause: The message that caused this one; by default the one being handled.
-            may_repeat: Called before each repetition (a budget); if it returns False, the command goes on
-                waiting for its answer without repeating.
-            seal_to: The key to which secrets are sealed; by default that of the row's receivers.
-            tokens: The values of the row's tokens.
+        between; therefore handlers of commands are idempotent. `may_repeat` is called before each repetition
+        (a budget); if it returns False, the command only goes on waiting. With `while_heard` the deadline is
+        in heard time (`pulse`), which stops while the bus is away or stands still; for callers that take
+        silence for death. With `moving` the deadline is `deadline_s` after the last reported progress
+        (`bus.wire.request_progress`) of this command, or of another one with the same `moving`.
 
         Raises:
             DmscError: whatever the service raised.
@@ -392,8 +377,7 @@ class Bus:
     ) -> Subscription:
         """Like `serve`, for a handler that takes up to `most` pairs of message and envelope together.
 
-        The handler returns an answer or an error for each, in the same order. What it raises reaches all
-        askers.
+        It returns an answer or an error for each, in the same order. What it raises reaches all askers.
         """
         subscription = BatchSubscription(
             self,

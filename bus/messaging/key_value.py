@@ -1,9 +1,9 @@
-"""Typed key-value with expiry done right.
+"""Typed key-value buckets, with correct behaviour after expiries and interruptions.
 
-nats-py's own `get()` returns an empty entry after an expiry and its `create()` then fails; its watchers
-stall after a server restart and never learn of an expiry that happened meanwhile. Here a marker of any
-kind means absence, a create over a marker names the marker's revision, and a watch that was interrupted
-compares what it finds with what it knew.
+nats-py's own `get()` returns an empty entry after an expiry, and its `create()` then fails. Its watchers
+stall after a server restart and never learn of an expiry that happened meanwhile. Here a marker of any kind
+means absence, a create over a marker names the marker's revision, and a watch that was interrupted compares
+the present entries with those that it knew.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from schemas.errors import (
 log = get_logger("bus.messaging.key_value")
 
 ANSWER_S = 1.5
-"""A cluster that elects a stream's leader answers nobody: whoever asked before must ask again after, and
-should not notice late that it is over. Outlasts the sync of a busy disk."""
+"""Timeout of one call. A cluster that elects a stream's leader answers nobody; a request from before must be
+repeated after the election, and soon. The timeout outlasts the sync of a busy disk."""
 ANSWER_EACH_S = 0.005
-"""More for each message of a batch: a large one's acknowledgement waits behind all that came meanwhile."""
+"""Extra timeout per message of a batch: a large batch's acknowledgement waits behind other messages."""
 PAUSE_S = 0.05
-"""Before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
+"""Pause before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
 PATIENCE_S = 20.0
 """Longest wait for a bucket that the bus does not serve yet: it was just made, or its leader is elected."""
 BATCH_LEAST = 4
-"""From so many values on, a batch is worth its round trip."""
+"""The smallest number of values for which a batch is worth its round trip."""
 CREATE_ATTEMPTS = 5
-"""A create may find a marker that another writer replaces meanwhile; more often than this is a conflict."""
+"""Attempts of a create: another writer may replace the marker meanwhile; after this many it is a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class KeyValueEntry:
     message: Any
     envelope: Envelope
     stale: bool = False
-    """The newest value, of `revision`, can't be read: this is the last one before it that can."""
+    """The newest value, at `revision`, can't be read; `message` is the last readable value before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One of many writes: `message` None deletes; `revision` is what the key must have, 0: nothing."""
+    """One of many writes: `message` None deletes; `revision` is what the key must have, 0 if it is absent."""
 
     tokens: dict[str, Any]
     message: Sendable | None
@@ -82,7 +82,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a watch saw: a value, or `message=None` for deleted or expired. Key "" marks "now current"."""
+    """What a watch saw: a value, or `message=None` for deleted or expired. Key "" means "now current"."""
 
     key: str
     revision: int
@@ -91,11 +91,11 @@ class Change:
 
 WatchHandler = Callable[[Change], Awaitable[None]]
 Mend = Callable[[str, int], Awaitable[None]]
-"""Takes the key and the revision of a value that can't be read."""
+"""Called with the key and the revision of a value that can't be read."""
 
 
 class Watch:
-    """A running watch; `stop()` ends it, twice is fine."""
+    """A running watch; `stop()` ends it and is idempotent."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -115,9 +115,9 @@ class Watch:
 class Bucket:
     """The bucket of one row of the table of subjects; keys are made of the row's tokens.
 
-    Any call raises `BusUnreachable` at once when the connection is or gets lost, and `DeadlineExceeded`
-    when the bus does not answer in time. After either, a write may or may not have happened: read again
-    (`get(leader=True)`) before drawing conclusions.
+    Every call raises `BusUnreachable` at once when there is no connection or it breaks, and
+    `DeadlineExceeded` when the bus does not answer in time. After either, a write may or may not have
+    happened: read again with `get(leader=True)`.
     """
 
     def __init__(self, bus: BusPort, row: Subject) -> None:
@@ -130,17 +130,17 @@ class Bucket:
     # --- writing -------------------------------------------------------------------------------------------
 
     async def put(self, message: Sendable, *, ttl_s: float | None = None, **tokens: Any) -> int:
-        """Writes whatever was there before; returns the revision.
+        """Writes the value unconditionally; returns the revision.
 
-        `ttl_s` is rounded up to whole seconds, at least one: the server knows no finer.
+        `ttl_s` is rounded up to whole seconds, at least one, because the server has no finer unit.
         """
         return await self._write(message, None, ttl_s, tokens)
 
     async def create(self, message: Message, *, ttl_s: float | None = None, **tokens: Any) -> int:
-        """Writes only if the key is absent (never there, deleted, or expired); returns the revision.
+        """Writes only if the key is absent (never written, deleted, or expired); returns the revision.
 
         Raises:
-            Conflict: the key is there.
+            Conflict: the key exists.
         """
         expected = 0
         for _ in range(CREATE_ATTEMPTS):
@@ -151,7 +151,7 @@ class Bucket:
                 last = await jetstream.last(
                     self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
                 )
-                if last is not None and not last.is_marker and not await self._unusable(last):
+                if last is not None and not last.is_marker and not await self._is_unreadable(last):
                     raise Conflict(f"{self.row.name} {self.row.key(**tokens)} exists already") from None
                 expected = 0 if last is None else last.sequence
         raise Conflict(f"{self.row.name} {self.row.key(**tokens)}: others write it at the same time")
@@ -162,34 +162,33 @@ class Bucket:
         """Compare-and-set: writes only if the key still has `revision`; returns the new one.
 
         Raises:
-            Conflict: it moved on.
+            Conflict: the key has another revision.
             DeadlineExceeded, BusUnreachable: unknown whether it was written; read again through the leader.
         """
         return await self._write(message, revision, ttl_s, tokens)
 
     async def delete(self, *, revision: int | None = None, **tokens: Any) -> None:
-        """Removes the key, or with `revision` only if it still has that. The mark that watchers see goes
-        away by itself.
+        """Removes the key; with `revision`, only if it still has that one. The marker expires by itself.
 
         Raises:
-            Conflict: it moved on from `revision`.
+            Conflict: the key has another revision than `revision`.
         """
         headers = DELETION if revision is None else DELETION | {EXPECTED: str(revision)}
         await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
 
     async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
-        """Compare-and-sets of different keys. Each one's revision, or why it was not written: see `update`.
+        """Compare-and-set of many different keys; returns each key's revision or error (see `update`).
 
-        Values go in batches, each of which the server takes as a whole and syncs once; where it does not
-        take one, because one of the keys has moved on, they go one behind the other, as deletions do.
+        Values go in batches, each of which the server takes as a whole and syncs once. If it refuses a batch,
+        because a key has another revision, its values go one after the other, as deletions always do.
         """
-        found: dict[int, int | DmscError] = {}
+        outcome_of: dict[int, int | DmscError] = {}
         values = [place for place, writing in enumerate(writings) if writing.message is not None]
         for start in range(0, len(values), jetstream.BATCH_MOST):
             places = values[start : start + jetstream.BATCH_MOST]
             if len(places) < BATCH_LEAST:
                 continue
-            batch = [self._published(writings[place]) for place in places]
+            batch = [self._publication(writings[place]) for place in places]
             try:
                 revisions = await jetstream.publish_batch(
                     self._bus.link,
@@ -197,18 +196,18 @@ class Bucket:
                     batch,
                     timeout_s=ANSWER_S + len(batch) * ANSWER_EACH_S,
                 )
-                found.update(zip(places, revisions, strict=True))
+                outcome_of.update(zip(places, revisions, strict=True))
             except (BusUnreachable, DeadlineExceeded) as error:
-                found.update((place, error) for place in places)
+                outcome_of.update((place, error) for place in places)
             except DmscError as error:
                 log.debug("batch not taken", bucket=self.row.bucket, error=error.text)
-        left = [place for place in range(len(writings)) if place not in found]
-        singly = [self._published(writings[place]) for place in left]
+        remaining = [place for place in range(len(writings)) if place not in outcome_of]
+        singly = [self._publication(writings[place]) for place in remaining]
         outcomes = await jetstream.publish_many(self._bus.link, singly, timeout_s=ANSWER_S)
-        found.update(zip(left, outcomes, strict=True))
-        return [found[place] for place in range(len(writings))]
+        outcome_of.update(zip(remaining, outcomes, strict=True))
+        return [outcome_of[place] for place in range(len(writings))]
 
-    def _published(self, writing: Writing) -> tuple[str, bytes, dict[str, str]]:
+    def _publication(self, writing: Writing) -> tuple[str, bytes, dict[str, str]]:
         headers = {EXPECTED: str(writing.revision)}
         subject = self.row(**writing.tokens)
         if writing.message is None:
@@ -216,13 +215,12 @@ class Bucket:
         return subject, codec.encode(writing.message, self._bus.sender_map, self._bus.next_id()), headers
 
     async def revision(self, **tokens: Any) -> int:
-        """What an `update` of the key must name, as its leader has it: also that of the mark of a deleted
-        key; 0 where there is nothing."""
+        """The revision that an `update` must name, through the leader; also a marker's; 0 if nothing."""
         last = await jetstream.last(
             self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
         )
         if last is not None and not last.is_marker:
-            await self._unusable(last)  # kept, for it is about to be overwritten
+            await self._is_unreadable(last)  # keeps an unreadable value, which is about to be overwritten
         return 0 if last is None else last.sequence
 
     async def _write(
@@ -245,11 +243,11 @@ class Bucket:
     # --- reading -------------------------------------------------------------------------------------------
 
     async def get(self, *, leader: bool = False, **tokens: Any) -> KeyValueEntry | None:
-        """The present value, or None. `leader=True` where a decision hangs on it: never an older one.
+        """The present value, or None; with `leader`, never an older one, for decisions that depend on it.
 
         Raises:
-            UnreadableRecord: what stands there is no value of the row, and its bucket keeps none before it.
-            NewerRecord: it is of a version that this software does not read.
+            UnreadableRecord: the value can't be read as one of the row, and its bucket keeps no earlier ones.
+            NewerRecord: the value has a version that this software does not read.
         """
         item = await jetstream.last(
             self._bus.link, self._stream, self.row(**tokens), leader=leader, timeout_s=ANSWER_S
@@ -259,69 +257,71 @@ class Bucket:
         try:
             return self._entry(item)
         except BadMessage as error:
-            return await self._instead(item, error)
+            return await self._replacement(item, error)
 
     async def keys(self, **tokens: Any) -> list[str]:
-        """The keys there are; tokens not given match anything."""
+        """The present keys; tokens that are not given match anything."""
         return [self._key(item) for item in await self._read_present(tokens, headers_only=True)]
 
     async def entries(self, *, strict: bool = False, **tokens: Any) -> list[KeyValueEntry]:
-        """The values there are. For one that can't be read stands the one before it, where the bucket keeps
-        that; else it is counted and left out.
+        """The present values.
+
+        A value that can't be read is replaced by the one before it if the bucket keeps earlier ones;
+        otherwise it is counted and left out.
 
         Raises:
-            NewerRecord: with `strict`, one is of a version that this software does not read.
+            NewerRecord: with `strict`, a value has a version that this software does not read.
         """
-        found = []
+        entries = []
         for item in await self._read_present(tokens, headers_only=False):
             try:
-                found.append(self._entry(item))
+                entries.append(self._entry(item))
             except BadMessage as error:
                 try:
-                    instead = await self._instead(item, error)
+                    replacement = await self._replacement(item, error)
                 except UnreadableRecord:
                     continue
                 except NewerRecord:
                     if strict:
                         raise
                     continue
-                if instead is not None:
-                    found.append(instead)
-        return found
+                if replacement is not None:
+                    entries.append(replacement)
+        return entries
 
-    async def _instead(self, item: jetstream.StreamMessage, error: BadMessage) -> KeyValueEntry | None:
-        """What stands for a value that can't be read; None: there was nothing before it.
+    async def _replacement(self, item: jetstream.StreamMessage, error: BadMessage) -> KeyValueEntry | None:
+        """The replacement of a value that can't be read: the value before it, or None if there was none.
 
         Raises:
-            UnreadableRecord, NewerRecord: nothing does.
+            UnreadableRecord, NewerRecord: there is no replacement.
         """
         await dead_letter(self._bus, self.row, item.subject, item.data, error)
         await quarantine(self._bus, self.row, item, error)
-        found = judged(self.row, item, error)
-        if isinstance(found, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
-            raise found from error
+        verdict = judged(self.row, item, error)
+        if isinstance(verdict, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
+            raise verdict from error
         previous: KeyValueEntry | None = None
         async with OrderedConsumer.open(self._bus.link, self._stream, item.subject, start=1) as reader:
-            async for each in reader.present():
-                if each.is_marker:
+            async for earlier in reader.present():
+                if earlier.is_marker:
                     previous = None
-                elif each.sequence < item.sequence:
+                elif earlier.sequence < item.sequence:
                     with contextlib.suppress(BadMessage):
-                        previous = self._entry(each)
+                        previous = self._entry(earlier)
         return previous and replace(previous, revision=item.sequence, stale=True)
 
-    async def _unusable(self, item: jetstream.StreamMessage) -> bool:
-        """Whether what stands there is as good as nothing; then it is kept elsewhere.
+    async def _is_unreadable(self, item: jetstream.StreamMessage) -> bool:
+        """Whether the value can't be read; if so, it is kept elsewhere and counts as absent.
 
         Raises:
-            NewerRecord: it is of a version that this software does not read.
+            NewerRecord: the value has a version that this software does not read.
         """
         try:
             self._entry(item)
         except BadMessage as error:
             await quarantine(self._bus, self.row, item, error)
-            if isinstance(found := judged(self.row, item, error), NewerRecord):
-                raise found from error
+            if isinstance(verdict := judged(self.row, item, error), NewerRecord):
+                raise verdict from error
             return True
         return False
 
@@ -355,10 +355,8 @@ class Bucket:
     # --- watching ------------------------------------------------------------------------------------------
 
     async def guard(self, mend: Mend | None = None, **tokens: Any) -> Watch:
-        """Watches for values that can't be read, as a service that writes this row: each is kept elsewhere,
-        then `mend(key, revision)` is called; without it, what was there before is written again, or the key
-        removed.
-        """
+        """Watches for unreadable values, as a service that writes this row: each is kept elsewhere, then
+        `mend(key, revision)` is called; by default it restores the value before it, or removes the key."""
 
         async def ignore(change: Change) -> None:
             return None
@@ -366,9 +364,9 @@ class Bucket:
         return await self.watch(ignore, mend=mend or self.put_back, **tokens)
 
     async def put_back(self, key: str, revision: int) -> None:
-        """Writes what stood there before `revision`, which can't be read; was that nothing, the key goes."""
+        """Restores the value before `revision`, which can't be read; removes the key if there was none."""
         tokens: dict[str, Any] | None = self.row.matches(f"{self.row.prefix}.{key}")
-        if tokens is None:  # no key of this row: nobody reads it
+        if tokens is None:  # no key of this row, so nobody reads it
             return
         entry = await self.get(leader=True, **tokens)
         if entry is None:
@@ -377,16 +375,16 @@ class Bucket:
             await self.update(entry.message, revision=entry.revision, **tokens)
 
     async def watch(self, handler: WatchHandler, *, mend: Mend | None = None, **tokens: Any) -> Watch:
-        """Calls `handler(change)`: first every present value, then `Change("")`, then each change.
+        """Calls `handler(change)`: first for every present value, then `Change("")`, then for each change.
 
-        One at a time and in order of revision. After an interruption of any kind the watch is made
-        anew: what changed meanwhile is told, keys that went away meanwhile as `message=None`, what
-        stayed the same is not repeated, and another `Change("")` says that it is current again.
-        A value that can't be read changes nothing, but that `mend(key, revision)` is called; a watch that
-        begins with one is told the value before it, where the bucket keeps that.
+        Calls come one at a time and in order of revision. After an interruption of any kind the watch is made
+        anew: the handler gets what changed meanwhile, keys that disappeared as `message=None`, nothing that
+        stayed the same, and another `Change("")` once the watch is current again. For a value that can't be
+        read, only `mend(key, revision)` is called. If the watch knew no value of that key yet, the handler
+        gets the value before it, if the bucket keeps earlier ones.
 
         Raises:
-            NotFound, BusUnreachable: at the start; later interruptions are mended.
+            NotFound, BusUnreachable: at the start; the watch recovers from later interruptions.
         """
         subject = self.row.wildcard(**tokens)
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -429,9 +427,9 @@ class Bucket:
         async def mark_current() -> None:
             nonlocal current
             current = True
-            for gone in [key for key in known if key not in seen]:
-                revision = known.pop(gone)
-                await self._call_handler(handler, Change(gone, revision))
+            for missing_key in [key for key in known if key not in seen]:
+                revision = known.pop(missing_key)
+                await self._call_handler(handler, Change(missing_key, revision))
             await self._call_handler(handler, Change("", 0))
 
         if reader.waiting == 0:
@@ -466,9 +464,9 @@ class Bucket:
             fresh = key not in known
             known[key] = item.sequence
             with contextlib.suppress(DmscError):
-                instead = await self._instead(item, error)
-                if fresh and instead is not None:
-                    await self._call_handler(handler, Change(key, item.sequence, instead.message))
+                replacement = await self._replacement(item, error)
+                if fresh and replacement is not None:
+                    await self._call_handler(handler, Change(key, item.sequence, replacement.message))
             if mend is not None and isinstance(judged(self.row, item, error), UnreadableRecord):
                 await self._call_mend(mend, key, item.sequence)
             return
@@ -478,7 +476,7 @@ class Bucket:
     async def _call_mend(self, mend: Mend, key: str, revision: int) -> None:
         try:
             await mend(key, revision)
-        except DmscError as error:  # somebody else has written meanwhile; or the bus is away: told anew after
+        except DmscError as error:  # another writer was first, or the bus is away and the watch sees it again
             log.info("record not mended", record=f"{self.row.bucket}.{key}", reason=error.text)
         except Exception as error:
             self._bus.counters.handler_errors += 1
@@ -498,5 +496,5 @@ class Bucket:
 
 
 def whole_seconds(ttl_s: float) -> int:
-    """A time to live as the server takes it: whole seconds, rounded up, at least one."""
+    """A time to live in the server's unit: whole seconds, rounded up, at least one."""
     return max(1, math.ceil(ttl_s))

@@ -1,15 +1,15 @@
-"""One NATS connection, looked after: kept, made again, asked through, closed in any state.
+"""One NATS connection that survives disconnects, carries requests, and can be closed in any state.
 
-What nats-py does not do by itself, and why this file exists (DESIGN §3):
+nats-py lacks the following, which is why this file exists (DESIGN §3):
 
-* A request in flight waits out its timeout when the connection breaks. Here every question hangs on
-  the link's own inbox and is failed the moment the connection is lost.
-* A refused subscribe or publish is told only to `error_cb`. Here it is matched with whoever asked.
-* `flush()` writes its PING ahead of what is still pending, and a cancelled `flush()` kills the read
-  loop when its PONG arrives. Here a barrier is a message to ourselves, behind all others.
-* An expired or revoked credential closes the client for good. Here a new client is dialled, with a
+* In nats-py, a request in flight waits out its timeout when the connection breaks. Here every request
+  waits on the connection's own inbox and fails the moment the connection is lost.
+* nats-py reports a refused subscribe or publish only to `error_cb`. Here it is matched with its caller.
+* nats-py's `flush()` writes its PING ahead of what is still pending, and a cancelled `flush()` kills the
+  read loop when its PONG arrives. Here a barrier is a message to ourselves, behind all others.
+* An expired or revoked credential closes nats-py's client for good. Here a new client is dialled with a
   fresh token, and every subscription is made again.
-* `close()` raises while disconnected with data pending.
+* nats-py's `close()` raises while disconnected with data pending.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"
 
 
 class JetStreamBroker(Protocol):
-    """Who asks JetStream for a connection that may not: `bus.guard.brokered_jetstream.BrokeredJetStream`."""
+    """Calls JetStream for a connection that may not do so itself: `BrokeredJetStream` in `bus.guard`."""
 
     @property
     def scope(self) -> str: ...
@@ -67,11 +67,11 @@ class JetStreamBroker(Protocol):
 
 
 class ConnectionLost:
-    """Put into every open stream when the connection breaks."""
+    """The marker that every open message stream receives when the connection breaks."""
 
 
 def asked_to_end() -> bool:
-    """Whether this very task is being cancelled, or something inside it merely raised CancelledError."""
+    """Whether the current task is being cancelled, as opposed to code inside it raising CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -99,9 +99,9 @@ class NatsConnection:
     ) -> None:
         self.name = name
         self.stats = ConnectionStats()
-        self.broker: JetStreamBroker | None = None  # asks JetStream for us; None: we do
+        self.broker: JetStreamBroker | None = None  # calls JetStream for us; None: we call it ourselves
         self.online = asyncio.Event()
-        self._awake = asyncio.Event()  # online or closing: nobody waits for a link that is gone
+        self._awake = asyncio.Event()  # online or closing: nobody waits for a closed connection
         self.back: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next reconnect
         self.on_reconnect: list[Callback] = []
         self._dialer = Dialer(
@@ -115,14 +115,14 @@ class NatsConnection:
         self._subscriptions: list[DurableSubscription] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._outbox = WriteBuffer(lambda: self.client, self.unreachable, self.online)
+        self._write_buffer = WriteBuffer(lambda: self.client, self.unreachable, self.online)
         self._refusal: str | None = None
         self._closing = False
 
     # --- life ------------------------------------------------------------------------------------------
 
     async def open(self, timeout_s: float) -> None:
-        """Dials.
+        """Connects.
 
         Raises:
             Refused: the server is there and does not accept the token.
@@ -133,10 +133,10 @@ class NatsConnection:
         await self._make_inbox()
 
     async def wait_online(self) -> None:
-        """Waits out a disconnect.
+        """Waits until the connection is online.
 
         Raises:
-            BusUnreachable: the link is being closed.
+            BusUnreachable: the connection is being closed.
         """
         await self._awake.wait()
         if self._closing:
@@ -162,8 +162,7 @@ class NatsConnection:
         return self._dialer.servers
 
     def cluster(self) -> dict[str, Dialer]:
-        """One for each server that this connection may move to, as far as it knows, by address; none where
-        the server is one alone."""
+        """A dialer for each server of a cluster by address; empty if there is only one server."""
         if not self.online.is_set() or not self.client._server_info.get("cluster"):
             return {}
         pool = [(server.uri.geturl(), server.tls_name) for server in self.client._server_pool]
@@ -171,12 +170,12 @@ class NatsConnection:
 
     @property
     def guarded(self) -> bool:
-        """Whether the server holds us to what we may."""
+        """Whether the server enforces permissions on this connection."""
         return self._dialer.guarded
 
     @property
     def wants_signatures(self) -> bool:
-        """Whether the server, as it last said, has a nonce signed: those with a guard do."""
+        """Whether the server asked for a signed nonce; servers with an auth callout do."""
         return bool(self.client._server_info.get("nonce"))
 
     @property
@@ -192,7 +191,7 @@ class NatsConnection:
         return self._dialer.unreachable()
 
     async def close(self) -> None:
-        """Ends it, whatever state it is in; what is pending is sent if that takes less than a second."""
+        """Closes the connection in any state; pending data is sent if that takes less than a second."""
         if self._closing:
             return
         if self.online.is_set():
@@ -211,7 +210,7 @@ class NatsConnection:
         self._streams.clear()
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
-        """A task that this link owns: ended with it, its failure logged."""
+        """A task that this connection owns: it is cancelled at the close, and its failure is logged."""
         task: asyncio.Task[Any] = asyncio.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -232,8 +231,10 @@ class NatsConnection:
         answerer: str = inboxes.JETSTREAM,
         patient: bool = False,
     ) -> PendingRequest:
-        """`with link.question(subject, payload) as (inbox, asked):` an inbox for one answer to this, which
-        nobody but `answerer` can give (`bus.nats.reply_subjects`), and where it will be."""
+        """A pending request, for `with … as (inbox, request)`; the answer arrives in `request.answer`.
+
+        Only `answerer` can publish to the inbox (`bus.nats.reply_subjects`).
+        """
         return self._questions.new(subject, payload, answerer, patient=patient)
 
     async def ask(
@@ -246,8 +247,10 @@ class NatsConnection:
         repeat_s: float | None = None,
         answerer: str = inboxes.JETSTREAM,
     ) -> Msg:
-        """One question, one answer. With `repeat_s` it is said again every so often: whoever listens may have
-        come after it was said, and a tap that was there hides from us that nobody else was.
+        """Sends a request and returns its answer.
+
+        With `repeat_s` the request is sent again at that interval. The service may have subscribed only after
+        the first sending; and if a tap listened then, the server does not report that nobody else did.
 
         Raises:
             BusUnreachable: not connected, or the connection broke meanwhile (at once, not at the timeout).
@@ -257,38 +260,36 @@ class NatsConnection:
         """
         if not self.online.is_set():
             raise self.unreachable()
-        with self.question(subject, payload, answerer=answerer) as (inbox, asked):
+        with self.question(subject, payload, answerer=answerer) as (inbox, request):
             await self.send(subject, payload, reply=inbox, headers=headers)
             # Cheaper than asyncio.timeout, and this is on the way of every request.
-            timer = asyncio.get_running_loop().call_later(timeout_s, asked.expire, timeout_s)
+            timer = asyncio.get_running_loop().call_later(timeout_s, request.expire, timeout_s)
             try:
                 while repeat_s is not None:
-                    await asyncio.wait((asked.answer,), timeout=repeat_s)
-                    if asked.answer.done():
+                    await asyncio.wait((request.answer,), timeout=repeat_s)
+                    if request.answer.done():
                         break
                     await self.send(subject, payload, reply=inbox, headers=headers)
-                return await asked.answer
+                return await request.answer
             finally:
                 timer.cancel()
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[tuple[str, asyncio.Queue[Msg | ConnectionLost]]]:
-        """An inbox for many messages; whoever asks for them bounds their number. `ConnectionLost` ends it.
-
-        A subscription of its own: JetStream delivers under the subject of the stored message, so the
-        common inbox could not tell whom it is for.
-        """
+        """An inbox for many messages; the requester bounds their number. `ConnectionLost` comes last."""
+        # It has its own subscription: JetStream delivers under the subject of the stored message, so the
+        # common inbox could not tell which reader a delivery is for.
         if not self.online.is_set():
             raise self.unreachable()
         queue: asyncio.Queue[Msg | ConnectionLost] = asyncio.Queue()
 
-        async def arrived(message: Msg) -> None:
+        async def enqueue(message: Msg) -> None:
             queue.put_nowait(message)
 
         inbox = f"{self._inbox}.{inboxes.JETSTREAM}.stream.{secrets.token_hex(8)}"
         self._streams.add(queue)
         try:
-            sub = await self.client.subscribe(inbox, cb=arrived)
+            sub = await self.client.subscribe(inbox, cb=enqueue)
         except nats.errors.Error:
             self._streams.discard(queue)
             raise self.unreachable() from None
@@ -302,26 +303,27 @@ class NatsConnection:
     def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Publishes; see `WriteBuffer.send`."""
-        return self._outbox.send(subject, payload, reply=reply, headers=headers)
+        """Publishes one message; see `WriteBuffer.send`."""
+        return self._write_buffer.send(subject, payload, reply=reply, headers=headers)
 
     def write(self, commands: bytes, count: int) -> Coroutine[Any, Any, None]:
-        """Many publications in one piece; see `WriteBuffer.write`."""
-        return self._outbox.write(commands, count)
+        """Publishes many messages in one write; see `WriteBuffer.write`."""
+        return self._write_buffer.write(commands, count)
 
     async def barrier(self, timeout_s: float | None = 10.0) -> None:
-        """Returns once the server has read everything that was sent before. None: however long that takes.
+        """Returns once the server has read everything that was sent before.
 
-        It is a message to our own inbox: it queues behind what is pending, the server handles one
-        connection's commands in order, and refusals of earlier ones arrive before it does.
+        The barrier is a message to our own inbox. It queues behind what is pending, and the server handles
+        one connection's commands in order, so refusals of earlier commands arrive before it. Without
+        `timeout_s` it waits as long as that takes.
         """
         if not self.online.is_set():
             raise self.unreachable()
-        with self.question(self._inbox, answerer=inboxes.SELF) as (inbox, asked):
+        with self.question(self._inbox, answerer=inboxes.SELF) as (inbox, request):
             await self.client.publish(inbox)
             try:
                 async with asyncio.timeout(timeout_s):
-                    await asked.answer
+                    await request.answer
             except TimeoutError:
                 raise DeadlineExceeded(f"the bus did not keep up within {timeout_s or 0:g} s") from None
 
@@ -336,7 +338,7 @@ class NatsConnection:
         pending_limit: int = 65_536,
         on_drop: Callable[[], None] = lambda: None,
     ) -> DurableSubscription:
-        """Listens; returns once the server has the subscription. Without a callback, take from the feed.
+        """Subscribes; returns once the server has it. Without a callback, take messages from its own queue.
 
         Raises:
             Refused: the server does not let this identity listen there.
@@ -344,58 +346,56 @@ class NatsConnection:
         """
         if not self.online.is_set():
             raise self.unreachable()
-        feed = DurableSubscription(
+        subscription = DurableSubscription(
             subject, queue=queue, callback=callback, pending_limit=pending_limit, on_drop=on_drop
         )
         denied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._subscribing.setdefault(subject.lower(), [])
         waiting.append(denied)
         try:
-            await self._attach(feed)
-            self._subscriptions.append(feed)
+            await self._attach(subscription)
+            self._subscriptions.append(subscription)
             await self.barrier()
             if denied.done():
                 raise Refused(f"{self.name} may not listen on {subject}", subject=subject)
         except BaseException:
-            await self.unsubscribe(feed)
+            await self.unsubscribe(subscription)
             raise
         finally:
             waiting.remove(denied)
             if not waiting:
                 self._subscribing.pop(subject.lower(), None)
-        return feed
+        return subscription
 
-    async def unsubscribe(self, feed: DurableSubscription, *, drain_s: float = 0.0) -> None:
-        """Stops listening. With `drain_s`, what has been sent to us is still handled, for at most that long.
-
-        nats-py's own drain believes that flush() is a barrier, and may lose the last messages.
-        """
-        if feed in self._subscriptions:
-            self._subscriptions.remove(feed)
+    async def unsubscribe(self, subscription: DurableSubscription, *, drain_s: float = 0.0) -> None:
+        """Ends a subscription; messages already sent to us are handled first, for at most `drain_s`."""
+        # nats-py's own drain takes flush() for a barrier and may lose the last messages.
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
         if drain_s > 0:
             with contextlib.suppress(nats.errors.Error, OSError, DmscError, TimeoutError):
                 async with asyncio.timeout(drain_s):
-                    await self._drain(feed)
+                    await self._drain(subscription)
         with contextlib.suppress(nats.errors.Error, OSError):
-            await feed.detach()
+            await subscription.detach()
 
-    async def _drain(self, feed: DurableSubscription) -> None:
+    async def _drain(self, subscription: DurableSubscription) -> None:
         if self.online.is_set():
-            with contextlib.suppress(DmscError):  # lost meanwhile: then nothing more comes
-                await feed.silence(self.client)
+            with contextlib.suppress(DmscError):  # the connection broke meanwhile: nothing more comes
+                await subscription.silence(self.client)
                 await self.barrier()
-        await feed.messages.join()
+        await subscription.messages.join()
 
-    async def _attach(self, feed: DurableSubscription) -> None:
+    async def _attach(self, subscription: DurableSubscription) -> None:
         try:
-            await feed.attach(self.client)
+            await subscription.attach(self.client)
         except (nats.errors.Error, OSError):
             raise self.unreachable() from None
 
     async def _make_inbox(self) -> None:
         await self.client.subscribe(f"{self._inbox}.*.*.*", cb=self._questions.answered)
 
-    # --- what nats-py tells us ---------------------------------------------------------------------------
+    # --- callbacks from nats-py --------------------------------------------------------------------------
 
     def _listener(self) -> Listener:
         return Listener(
@@ -408,9 +408,9 @@ class NatsConnection:
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            for feed in self._subscriptions:
-                if feed.is_of(error.sub):
-                    feed.on_drop()
+            for subscription in self._subscriptions:
+                if subscription.is_of(error.sub):
+                    subscription.on_drop()
             return
         denial = _denial.search(str(error).lower())
         if denial is not None:
@@ -424,7 +424,7 @@ class NatsConnection:
         log.debug("bus error", error=dial.plain(error))
 
     def _on_denied(self, what: str, subject: str) -> None:
-        """The server answers in lower case (nats-py lowers it), so subjects are compared that way."""
+        """Matches a refusal with its caller, in lower case, because nats-py lowers the server's text."""
         self.stats.denied += 1
         if what == "subscription":
             waiting = self._subscribing.get(subject)
@@ -465,12 +465,12 @@ class NatsConnection:
             self.spawn(callback(), "on reconnect")
 
     async def _on_lame_duck(self) -> None:
-        """The server announces its end: go to another one while there is time."""
+        """Moves to another server, because this one has announced its shutdown."""
         if self._client is not None and len(self._client.server_pool) > 1:
             self.spawn(self._client.force_reconnect(), "lame duck")
 
     async def _on_closed(self, client: Client) -> None:
-        """Closed, and not by us: the server took the credential away, or an error it does not forgive."""
+        """Redials after a close that we did not ask for: a revoked credential or a fatal protocol error."""
         if self._closing or client is not self._client:
             return
         reason = dial.plain(client.last_error) if client.last_error else "closed by the server"
@@ -482,14 +482,14 @@ class NatsConnection:
         self.spawn(self._redial(), "redial")
 
     async def _redial(self) -> None:
-        """A new client in place of one that was closed for good, with all that hung on the old one."""
+        """Replaces a client that was closed for good, and makes its subscriptions again."""
         pause = RECONNECT_FIRST_S
         while True:
             try:
                 self._client = await self._dialer.dial(self._listener(), REDIAL_S)
                 await self._make_inbox()
-                for feed in list(self._subscriptions):
-                    await self._attach(feed)
+                for subscription in list(self._subscriptions):
+                    await self._attach(subscription)
                 await self._on_reconnected()
                 return
             except Refused as error:

@@ -5,8 +5,8 @@ Each connection has a keyring (curve25519):
 * Its *own pair* is made by the process and never stored. A process that announces its public half gets
   secrets for itself alone: a node agent for orders that start instances, a gateway for a fresh token.
 * The *pairs of kinds* are derived from the mesh's root: all authorizers share one, all gateways share one,
-  all orchestrators share one. A root can derive them all. A credential carries the pair of its own kind and the
-  public halves of the others (`bus.security.credentials`), so no key has to be requested or trusted.
+  all orchestrators share one. A root can derive them all. A credential carries the pair of its own kind and
+  the public halves of the others (`bus.security.credentials`), so no key has to be requested or trusted.
 
 A sealed text is bound to its place (`about`): copied into another message, it can't be opened there.
 On an unguarded bus (a plain token, or none) there are no pairs of kinds, and nothing is sealed to them.
