@@ -40,7 +40,7 @@ from benchmarks.fuzz_messages import Fuzzer
 from bus import subjects
 from bus.connection import Bus
 from bus.guard.permissions import of_role
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.subject import Delivery, Subject
 from bus.subjects import SUBJECTS
 from bus.tap.live_tap import Tap
@@ -93,8 +93,8 @@ def asker(data: bytes) -> str:
     sender = codec.peek(data).get("sender")
     if isinstance(sender, dict) and is_token(name := str(sender.get("name"))):
         with contextlib.suppress(ValueError):
-            return inboxes.inbox_of(EntityKind(str(sender.get("kind"))), name)
-    return inboxes.inbox_of(inboxes.USER, "fuzz")
+            return reply_subjects.inbox_of(EntityKind(str(sender.get("kind"))), name)
+    return reply_subjects.inbox_of(reply_subjects.USER, "fuzz")
 
 
 class Storm:
@@ -106,11 +106,11 @@ class Storm:
         self._waiting: dict[str, tuple[Subject, bool]] = {}
         self._answered = asyncio.Event()
         self._targets = {row: itertools.cycle(concrete(row, names)) for row in ROWS}
-        self._connection = secrets.token_hex(inboxes.RANDOM_BYTES)
+        self._connection = secrets.token_hex(reply_subjects.RANDOM_BYTES)
         self.found = Found()
 
     async def listen(self) -> None:
-        await self._client.subscribe(f"{inboxes.INBOX}.*.*.{self._connection}.>", cb=self._answer)
+        await self._client.subscribe(f"{reply_subjects.INBOX}.*.*.{self._connection}.>", cb=self._answer)
         letters = subjects.DEAD_LETTER.wildcard()
         await self._client.subscribe(letters, cb=self._letter, pending_msgs_limit=-1, pending_bytes_limit=-1)
 
@@ -147,7 +147,7 @@ class Storm:
             inbox = ""
             if row.delivery is Delivery.REQUEST:
                 answerer = row.answerer_on(subject)
-                question = inboxes.question(subject, one.data, answerer)
+                question = reply_subjects.question(subject, one.data, answerer)
                 inbox = f"{asker(one.data)}.{self._connection}.{answerer}.{question}"
                 self._waiting[inbox] = (row, refusable)
             await self._client.publish(subject, one.data, reply=inbox)

@@ -14,8 +14,7 @@ import typer
 
 from dmsc.commands.jobs import chaos, jobs, replay, runs, simulate, train
 from dmsc.commands.mesh import demo, doctor, nodes, run, up
-from dmsc.commands.observe import dashboard, faults, logs, store, tap
-from dmsc.commands.observe import top as board
+from dmsc.commands.observe import dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import policy, policy_versions
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
 from dmsc.version import __version__
@@ -69,8 +68,8 @@ app.command(rich_help_panel=_jobs)(chaos.chaos)
 app.command(rich_help_panel=_jobs)(simulate.simulate)
 app.command(rich_help_panel=_watch)(jobs.status)
 app.command(rich_help_panel=_watch)(dashboard.dashboard)
-app.command(rich_help_panel=_watch)(board.top)
-app.command(rich_help_panel=_watch)(board.routes)
+app.command(rich_help_panel=_watch)(top.top)
+app.command(rich_help_panel=_watch)(top.routes)
 app.command(rich_help_panel=_watch)(nodes.nodes)
 app.command(rich_help_panel=_watch)(faults.faults)
 app.command(rich_help_panel=_watch)(logs.logs)

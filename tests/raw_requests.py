@@ -6,15 +6,16 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.subjects import lookup
 
 
 def reply_to(subject: str, payload: bytes, prefix: str = "_INBOX.user.raw") -> str:
     """A reply subject below `prefix` for the answer to this; where no row has the subject, just an inbox."""
     found = lookup(subject)
-    answerer = found[0].answerer_on(subject) if found else inboxes.JETSTREAM
-    return f"{inboxes.of_connection(prefix)}.{answerer}.{inboxes.question(subject, payload, answerer)}"
+    answerer = found[0].answerer_on(subject) if found else reply_subjects.JETSTREAM
+    connection = reply_subjects.of_connection(prefix)
+    return f"{connection}.{answerer}.{reply_subjects.question(subject, payload, answerer)}"
 
 
 async def raw_request(client: Client, subject: str, payload: bytes, *, timeout_s: float) -> Msg:

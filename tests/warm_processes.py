@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from dmsc.launch import prefork_server as zygote
+from dmsc.launch import prefork_server
 from dmsc.launch.incubation import incubating
 from entities.cluster.fork_server_process import INCUBATOR
 from workers.process.prefork import end_with_parent
@@ -40,7 +40,7 @@ PRELOADED = [
     "dmsc.cli",
     "dmsc.client.client",
     "dmsc.launch.mesh",
-    *zygote.PRELOADED,
+    *prefork_server.PRELOADED,
     __name__,
 ]
 

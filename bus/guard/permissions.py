@@ -23,7 +23,7 @@ from functools import lru_cache
 from bus import subjects
 from bus.guard.broker_caller import BELOW, BROKER, BrokerCaller, callers_of_role
 from bus.messaging import rendezvous, stream_specs, streams
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.nats.reply_subjects import inbox_of
 from bus.security.identity import ANY, Identity
 from bus.subject import Delivery, Names, Subject
@@ -198,7 +198,7 @@ def _of_role(role: Role) -> _Lists:
 
 def _ask(lists: _Lists, inbox: str) -> None:
     """Allows receiving answers, and messages to oneself."""
-    lists.publish.add(f"{inbox}.*.{inboxes.SELF}.*")
+    lists.publish.add(f"{inbox}.*.{reply_subjects.SELF}.*")
     lists.subscribe.add(f"{inbox}.>")
 
 
@@ -241,13 +241,13 @@ def _receive(lists: _Lists, row: Subject, identity: Identity) -> None:
     if row.bucket is not None or identity.kind in _HISTORIANS:
         _read_stored(lists, row, pattern)
     if row.delivery is Delivery.REQUEST and identity.kind in row.receivers:
-        lists.publish.add(inboxes.answering(row.answered_by, _answers_as(row, identity)))
+        lists.publish.add(reply_subjects.answering(row.answered_by, _answers_as(row, identity)))
 
 
 def _answers_as(row: Subject, identity: Identity) -> str:
     """The name under which `identity` serves this row; `*` for a mesh's owner, which serves under any."""
     if row.answerer_token is None:
-        return inboxes.ANYBODY
+        return reply_subjects.ANYBODY
     if row.answerer_token == "module":
         return identity.module
     return identity.cluster if row.answerer_token == "cluster" else identity.name
@@ -337,7 +337,7 @@ def _use_rendezvous(lists: _Lists, job: str) -> None:
 def _act_as_broker(lists: _Lists) -> None:
     """Allows what a broker does for others, by its own decision (`bus.guard.call_rights`)."""
     lists.subscribe.add(f"{BROKER}.>")
-    lists.publish.add(inboxes.answering(K.BROKER))
+    lists.publish.add(reply_subjects.answering(K.BROKER))
     for config in streams.stream_configs(1):
         stream = config["name"]
         lists.publish.update(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from bus import subjects as rows
+from bus import subjects
 from bus.subject import Subject
 from schemas import names
 from schemas.base import Message
@@ -39,35 +39,35 @@ _OF_PEER = _Follows("the job of its peer", lambda said: names.job_of(said.peer))
 _OF_REPORTER = _Follows("the job of its reporter", lambda said: names.job_of(said.reporter))
 
 _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
-    rows.REGISTRATION: {"sid": ("record.sid", _SENDER)},
-    rows.STATE_CHANGE: {"sid": ("sid", _SENDER)},
-    rows.INSTANCE_RECORD: {"agent": (_SENDER,), "sid": ("record.sid",)},
-    rows.INSTANCE_STATE: {"agent": (_SENDER,), "sid": ("sid",)},
-    rows.HEARTBEAT: {"sid": ("sid", _SENDER)},
-    rows.ACCESS: {"gateway": ("gateway", _SENDER)},
-    rows.USER_COMMAND: {"gateway": ("gateway", _SENDER)},
-    rows.EXPLAIN_ACCESS: {"gateway": ("gateway", _SENDER)},
-    rows.COMPUTE: {"cluster": ("cluster",)},
-    rows.MESH_REGISTRATION: {"sid": ("sid", _SENDER, _OF_CLUSTER)},
-    rows.NODE_STATUS: {"sid": ("sid", _SENDER, _AGENT)},
-    rows.QOS_REPORT: {"sid": ("sid", _SENDER, _REPORTER)},
-    rows.TERMINATION: {"job": ("job",), "sid": ("sid", _SENDER)},
-    rows.TOPOLOGY: {"agent": (_SENDER,), "job": ("job",)},
-    rows.ANALYSIS_FAILED: {"agent": (_SENDER,), "job": ("job",)},
-    rows.SAMPLE_WRITTEN: {"agent": (_SENDER,), "job": ("job",)},
-    rows.FAULT_REPORT: {"sid": ("reporter", _SENDER)},
-    rows.STEP_CLAIM: {"job": ("job",), "sid": ("owner.sid", _SENDER)},
-    rows.NOTICE: {"job": ("job",)},
-    rows.NOTICE_ANSWER: {"job": ("job",)},
-    rows.STORE_QUERY: {"job": ("job",)},
-    rows.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
-    rows.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
-    rows.SUGGESTION: {"owner": ("owner",), "module": ("module",)},
-    rows.POLICY_SCORE: {"owner": ("owner",), "module": ("module",)},
-    rows.MODULE_LIFECYCLE: {"owner": ("owner",), "module": ("module", _MODULE)},
-    rows.LINK_FAULT: {"job": ("job", _OF_PEER, _OF_REPORTER)},
-    rows.LOG: {"sid": (_SENDER,)},
-    rows.DEAD_LETTER: {"sid": ("service", _SENDER)},
+    subjects.REGISTRATION: {"sid": ("record.sid", _SENDER)},
+    subjects.STATE_CHANGE: {"sid": ("sid", _SENDER)},
+    subjects.INSTANCE_RECORD: {"agent": (_SENDER,), "sid": ("record.sid",)},
+    subjects.INSTANCE_STATE: {"agent": (_SENDER,), "sid": ("sid",)},
+    subjects.HEARTBEAT: {"sid": ("sid", _SENDER)},
+    subjects.ACCESS: {"gateway": ("gateway", _SENDER)},
+    subjects.USER_COMMAND: {"gateway": ("gateway", _SENDER)},
+    subjects.EXPLAIN_ACCESS: {"gateway": ("gateway", _SENDER)},
+    subjects.COMPUTE: {"cluster": ("cluster",)},
+    subjects.MESH_REGISTRATION: {"sid": ("sid", _SENDER, _OF_CLUSTER)},
+    subjects.NODE_STATUS: {"sid": ("sid", _SENDER, _AGENT)},
+    subjects.QOS_REPORT: {"sid": ("sid", _SENDER, _REPORTER)},
+    subjects.TERMINATION: {"job": ("job",), "sid": ("sid", _SENDER)},
+    subjects.TOPOLOGY: {"agent": (_SENDER,), "job": ("job",)},
+    subjects.ANALYSIS_FAILED: {"agent": (_SENDER,), "job": ("job",)},
+    subjects.SAMPLE_WRITTEN: {"agent": (_SENDER,), "job": ("job",)},
+    subjects.FAULT_REPORT: {"sid": ("reporter", _SENDER)},
+    subjects.STEP_CLAIM: {"job": ("job",), "sid": ("owner.sid", _SENDER)},
+    subjects.NOTICE: {"job": ("job",)},
+    subjects.NOTICE_ANSWER: {"job": ("job",)},
+    subjects.STORE_QUERY: {"job": ("job",)},
+    subjects.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},
+    subjects.NODE_SAMPLE: {"agent": (_SENDER, _AGENT)},
+    subjects.SUGGESTION: {"owner": ("owner",), "module": ("module",)},
+    subjects.POLICY_SCORE: {"owner": ("owner",), "module": ("module",)},
+    subjects.MODULE_LIFECYCLE: {"owner": ("owner",), "module": ("module", _MODULE)},
+    subjects.LINK_FAULT: {"job": ("job", _OF_PEER, _OF_REPORTER)},
+    subjects.LOG: {"sid": (_SENDER,)},
+    subjects.DEAD_LETTER: {"sid": ("service", _SENDER)},
 }
 """For each row on which a party speaks: its tokens, and the fields that must say the same."""
 

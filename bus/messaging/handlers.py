@@ -13,10 +13,10 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from bus.logs import get_logger
-from bus.messaging import attribution as spoken_names
+from bus.messaging import attribution
 from bus.messaging.dead_letters import dead_letter
 from bus.messaging.port import BusPort
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.nats.client import asked_to_end
 from bus.nats.durable_subscription import DurableSubscription
 from bus.subject import Subject
@@ -149,7 +149,7 @@ class Subscription:
         self._pending_limit = pending_limit
         self._ignored = ignored
         self._memory = ReplyCache()
-        check = spoken_names.check_of(row)
+        check = attribution.check_of(row)
         # On an unguarded bus, a subject does not prove who its sender is.
         self._check_names = check if check is not None and bus.link.guarded else None
         self._subscription: DurableSubscription | None = None
@@ -278,15 +278,15 @@ class Subscription:
             The message, its envelope and its call; or, if it can't be read, the error to answer; or None if
             nobody may be answered.
         """
-        asker: inboxes.Requester | None = None
+        asker: reply_subjects.Requester | None = None
         try:
             refuse_stored(raw)
-            asker = inboxes.asker_of(self.row, raw)
+            asker = reply_subjects.asker_of(self.row, raw)
             codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
             if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
                 other_asker, asker = asker, None
-                raise inboxes.another_sender(self.row, other_asker, envelope.sender)
+                raise reply_subjects.another_sender(self.row, other_asker, envelope.sender)
             if self._check_names is not None:
                 self._check_names(raw.subject, message, envelope)
         except BadMessage as error:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bus.logs import get_logger
-from bus.messaging import attribution as spoken_names
-from bus.messaging import stream_specs
+from bus.messaging import attribution, stream_specs
 from bus.messaging.dead_letters import dead_letter
 from bus.messaging.port import BusPort
 from bus.nats import jetstream
@@ -318,7 +317,7 @@ async def _items(reader: OrderedConsumer, follow: bool) -> AsyncGenerator[jetstr
 async def _decoded(bus: BusPort, row: Subject, item: jetstream.StreamMessage) -> StreamRecord | None:
     try:
         message, envelope = codec.decode(item.data, row.schema)
-        check = spoken_names.check_of(row)
+        check = attribution.check_of(row)
         if check is not None and bus.link.guarded:  # the server checked only the subject of a stored message
             check(item.subject, message, envelope)
     except BadMessage as error:

@@ -27,8 +27,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from bus.logs import get_logger
-from bus.nats import dialer as dial
-from bus.nats import reply_subjects as inboxes
+from bus.nats import dialer, reply_subjects
 from bus.nats.dialer import RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
 from bus.nats.durable_subscription import DurableSubscription as DurableSubscription
 from bus.nats.durable_subscription import MessageCallback
@@ -109,7 +108,7 @@ class NatsConnection:
         )
         self._client: Client | None = None
         self.inbox_prefix = inbox_prefix
-        self._inbox = inboxes.of_connection(inbox_prefix)
+        self._inbox = reply_subjects.of_connection(inbox_prefix)
         self._questions = PendingRequests(self._inbox)
         self._streams: set[asyncio.Queue[Msg | ConnectionLost]] = set()
         self._subscriptions: list[DurableSubscription] = []
@@ -166,7 +165,7 @@ class NatsConnection:
         if not self.online.is_set() or not self.client._server_info.get("cluster"):
             return {}
         pool = [(server.uri.geturl(), server.tls_name) for server in self.client._server_pool]
-        return {dial.bare(url): self._dialer.at(url, tls_name, "echo") for url, tls_name in pool}
+        return {dialer.bare(url): self._dialer.at(url, tls_name, "echo") for url, tls_name in pool}
 
     @property
     def guarded(self) -> bool:
@@ -206,7 +205,7 @@ class NatsConnection:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._client is not None:
-            await dial.close(self._client)
+            await dialer.close(self._client)
         self._streams.clear()
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
@@ -228,7 +227,7 @@ class NatsConnection:
         subject: str,
         payload: bytes = b"",
         *,
-        answerer: str = inboxes.JETSTREAM,
+        answerer: str = reply_subjects.JETSTREAM,
         patient: bool = False,
     ) -> PendingRequest:
         """A pending request, for `with … as (inbox, request)`; the answer arrives in `request.answer`.
@@ -245,7 +244,7 @@ class NatsConnection:
         timeout_s: float,
         headers: dict[str, str] | None = None,
         repeat_s: float | None = None,
-        answerer: str = inboxes.JETSTREAM,
+        answerer: str = reply_subjects.JETSTREAM,
     ) -> Msg:
         """Sends a request and returns its answer.
 
@@ -286,7 +285,7 @@ class NatsConnection:
         async def enqueue(message: Msg) -> None:
             queue.put_nowait(message)
 
-        inbox = f"{self._inbox}.{inboxes.JETSTREAM}.stream.{secrets.token_hex(8)}"
+        inbox = f"{self._inbox}.{reply_subjects.JETSTREAM}.stream.{secrets.token_hex(8)}"
         self._streams.add(queue)
         try:
             sub = await self.client.subscribe(inbox, cb=enqueue)
@@ -319,7 +318,7 @@ class NatsConnection:
         """
         if not self.online.is_set():
             raise self.unreachable()
-        with self.question(self._inbox, answerer=inboxes.SELF) as (inbox, request):
+        with self.question(self._inbox, answerer=reply_subjects.SELF) as (inbox, request):
             await self.client.publish(inbox)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -418,10 +417,10 @@ class NatsConnection:
             return
         if self._dialer.refuses(error) and self._client is not None and not self.online.is_set():
             if self._refusal is None:
-                log.error("the bus refuses this connection", service=self.name, reason=dial.plain(error))
-            self._refusal = dial.plain(error)
+                log.error("the bus refuses this connection", service=self.name, reason=dialer.plain(error))
+            self._refusal = dialer.plain(error)
             return
-        log.debug("bus error", error=dial.plain(error))
+        log.debug("bus error", error=dialer.plain(error))
 
     def _on_denied(self, what: str, subject: str) -> None:
         """Matches a refusal with its caller, in lower case, because nats-py lowers the server's text."""
@@ -473,7 +472,7 @@ class NatsConnection:
         """Redials after a close that we did not ask for: a revoked credential or a fatal protocol error."""
         if self._closing or client is not self._client:
             return
-        reason = dial.plain(client.last_error) if client.last_error else "closed by the server"
+        reason = dialer.plain(client.last_error) if client.last_error else "closed by the server"
         if "authorization" in reason.lower() or "authentication" in reason.lower():
             self._refusal = reason
         self._set_offline()
@@ -496,5 +495,5 @@ class NatsConnection:
                 self._refusal = self._refusal or error.text
             except (DmscError, nats.errors.Error, OSError) as error:
                 log.debug("redial failed", error=str(error))
-            await asyncio.sleep(dial.jittered(pause))
+            await asyncio.sleep(dialer.jittered(pause))
             pause = min(pause * 2, RECONNECT_MOST_S)

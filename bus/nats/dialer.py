@@ -12,7 +12,7 @@ from typing import Any
 
 from nats.aio.client import Client, Server
 
-from bus.nats import tls_trust as trust
+from bus.nats import tls_trust
 from bus.nats.reply_subjects import inbox_of, inbox_of_token
 from bus.security import renewal
 from bus.security.identity import is_credential, is_root
@@ -107,7 +107,7 @@ class Dialer:
         if not any(url.startswith("tls://") for url in self.servers):
             return {}
         named = {"tls_hostname": self._tls_name} if self._tls_name else {}
-        return {"tls": trust.context(), "tls_handshake_first": True, **named}
+        return {"tls": tls_trust.context(), "tls_handshake_first": True, **named}
 
     def at(self, url: str, tls_name: str | None, label: str) -> Dialer:
         """A dialer with the same identity, pinned to one server."""
@@ -150,8 +150,8 @@ class Dialer:
                     refused.set_result(plain(error))
             elif VIOLATION in str(error).lower():
                 unanswered = True
-            if trust.is_distrust(error) and not distrusted.done():
-                distrusted.set_result(trust.distrusted(f"the bus at {self.where}", error))
+            if tls_trust.is_distrust(error) and not distrusted.done():
+                distrusted.set_result(tls_trust.distrusted(f"the bus at {self.where}", error))
             await listener.error(error)
 
         async def on_closed() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 from nats.aio.msg import Msg
 
-from bus.nats import reply_subjects as inboxes
-from bus.wire import request_progress as progress
+from bus.nats import reply_subjects
+from bus.wire import request_progress
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoResponders, Refused
 
 
@@ -58,7 +58,7 @@ class PendingRequests:
         self._open: dict[str, PendingRequest] = {}
 
     def new(self, subject: str, payload: bytes, answerer: str, *, patient: bool) -> PendingRequest:
-        inbox = f"{self._inbox}.{answerer}.{inboxes.question(subject, payload, answerer)}"
+        inbox = f"{self._inbox}.{answerer}.{reply_subjects.question(subject, payload, answerer)}"
         return PendingRequest(self._open, inbox, subject, patient)
 
     async def answered(self, message: Msg) -> None:
@@ -72,7 +72,7 @@ class PendingRequests:
             else:
                 request.fail(NoResponders(f"nobody listens on {request.subject}", subject=request.subject))
             return
-        so_far = progress.told_in(message.headers, message.data)
+        so_far = request_progress.told_in(message.headers, message.data)
         if so_far is None:
             request.answer.set_result(message)
         elif request.patient:

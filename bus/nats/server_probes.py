@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 
 from bus.logs import get_logger
 from bus.nats import dialer as dial
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.nats.dialer import Dialer, Listener
 from schemas.errors import DmscError
 
@@ -100,7 +100,7 @@ class ServerProbes:
         self._ends[server] = ended
         why = "its connection has ended"
         try:
-            subject = f"{inboxes.of_connection(self._link.inbox_prefix)}.{inboxes.SELF}.echo"
+            subject = f"{reply_subjects.of_connection(self._link.inbox_prefix)}.{reply_subjects.SELF}.echo"
             own = f"{self._link.inbox_prefix}."
 
             async def repeat(message: Msg) -> None:
@@ -135,7 +135,7 @@ class ServerProbes:
     async def _echo(self, subject: str, ended: asyncio.Future[None]) -> bool:
         """Whether an echo came back, however late, before the connection ended and before `SILENT_MOST_S`."""
         silent_s = 0.0
-        with self._link.question(subject, answerer=inboxes.SELF, patient=True) as (inbox, request):
+        with self._link.question(subject, answerer=reply_subjects.SELF, patient=True) as (inbox, request):
             while silent_s < SILENT_MOST_S:
                 if self._link.online.is_set():
                     await self._link.client.publish(subject, reply=inbox)

@@ -13,6 +13,8 @@ from types import ModuleType
 
 from bus.subject import Subject
 from bus.subjects import faults, jobs, mesh, node_agents, policies, registry, signals, stage_state, step
+
+# Each module's `__all__` says what a star brings, and stands in ours below.
 from bus.subjects.faults import *  # noqa: F403
 from bus.subjects.jobs import *  # noqa: F403
 from bus.subjects.mesh import *  # noqa: F403

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypedDict, TypeVar
 
 import httpx
 
-from bus.nats import tls_trust as trust
+from bus.nats import tls_trust
 from dmsc.client.sse import EventParser
 from dmsc.version import __version__
 from schemas.base import Message
@@ -63,7 +63,7 @@ def headers(token: str | None) -> dict[str, str]:
 def verify(urls: Sequence[str]) -> ssl.SSLContext | bool:
     """How gateways' certificates are verified. Raises `BadInput` if the CA's file can't be used."""
     if any(url.startswith("https://") for url in urls):
-        return trust.context()
+        return tls_trust.context()
     return True
 
 
@@ -135,8 +135,8 @@ def unreachable(urls: list[str], error: Exception) -> DmscError:
         return error
     cause: BaseException | None = error
     while cause is not None:
-        if trust.is_distrust(cause):
-            return Refused(trust.distrusted(f"the gateway at {', '.join(urls)}", cause))
+        if tls_trust.is_distrust(cause):
+            return Refused(tls_trust.distrusted(f"the gateway at {', '.join(urls)}", cause))
         cause = cause.__cause__ or cause.__context__
     reason = str(error) or type(error).__name__
     return Unavailable(

@@ -162,7 +162,7 @@ def certify(options: MeshOptions, folder: StateFolder, by: StateFolder | None = 
 
     A CA is made if the folder has none. With `by`, that folder's CA signs the certificate instead.
     """
-    from bus.nats import tls_trust as trust
+    from bus.nats import tls_trust
     from dmsc.state.certificates import CertificateFiles, make_certificates, still_good
 
     hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
@@ -175,7 +175,7 @@ def certify(options: MeshOptions, folder: StateFolder, by: StateFolder | None = 
     if not still_good(files, hosts):
         authority = None if by is None else CertificateFiles(by.tls.ca.parent)
         make_certificates(files.folder, hosts, by=authority)
-    trust.believe(files.ca)
+    tls_trust.believe(files.ca)
 
 
 def _pids(bus: EmbeddedCluster | HostsBus, supervisor: Supervisor) -> dict[str, int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bus.connection import Bus
 from bus.messaging.rendezvous import reductions_of
-from bus.wire import request_progress as progress
+from bus.wire import request_progress
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.step import Member
 from workers.links.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S, slowest_bytes_per_s
@@ -209,7 +209,7 @@ class ReductionGroup:
             silent = [self.members[rank] for rank in await self._build.silent()]
             if silent:
                 return _silent(self.members[self.rank], silent, self.name)
-            progress.moved()
+            request_progress.moved()
 
     def release(self) -> None:
         """Ends the group: an all-reduce that waits in this process fails at once. Idempotent."""

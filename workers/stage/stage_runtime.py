@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bus.wire import request_progress as progress
+from bus.wire import request_progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.errors import Ack, Conflict, Fenced, PeerUnreachable
 from schemas.files import PublishFile
@@ -215,7 +215,7 @@ class StageRuntime(StageFlow):
             and self._prepared.step == order.step
         ):
             return self._prepared.vote
-        progress.follow(self.compute.computed)
+        request_progress.follow(self.compute.computed)
         reduce_ms = 0.0
         if len(self.group.members) == 1:
             microbatches, (gradients, checksum, norms) = await self.compute.submit(
@@ -264,7 +264,7 @@ class StageRuntime(StageFlow):
             return StepApplied(member=self.member, version=self.version)
         if order.quarantined:
             return await self._skip(order)
-        progress.follow(self.compute.computed)  # updating a large stage's weights takes long
+        request_progress.follow(self.compute.computed)  # updating a large stage's weights takes long
         prepared = self._prepared
         if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
             raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
@@ -375,7 +375,7 @@ class StageRuntime(StageFlow):
     async def wait_state(self, order: StateWait) -> StateReady:
         """Answers once this instance holds the state of `order.version`."""
         self._check_epoch(order.epoch)
-        progress.follow(self.compute.computed)  # the compute thread only takes over the state meanwhile
+        request_progress.follow(self.compute.computed)  # which only takes over the state
         return await self.state.wait_for(order.version, order.within_s)
 
     async def keep_copy(self, order: CopyTo) -> Ack:

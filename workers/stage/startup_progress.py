@@ -16,7 +16,7 @@ import psutil
 
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
-from bus.wire import request_progress as progress
+from bus.wire import request_progress
 from bus.wire.correlation import stand_alone
 from bus.wire.request_progress import RequestProgress
 from schemas.errors import DmscError
@@ -52,12 +52,12 @@ class _Advance(NamedTuple):
 async def progress_told(presence: RegistrationClient) -> AsyncIterator[None]:
     """Reports progress to the registry while it is open, after every `TELL_S` in which there was some."""
     transfer = RequestProgress()
-    token = progress.present.set(transfer)
+    token = request_progress.present.set(transfer)
     reports = asyncio.create_task(_report(presence, transfer), name="progress of getting ready")
     try:
         yield
     finally:
-        progress.present.reset(token)
+        request_progress.present.reset(token)
         reports.cancel()
         await asyncio.gather(reports, return_exceptions=True)
 

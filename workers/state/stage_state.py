@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from bus.connection import Bus
-from bus.wire import request_progress as progress
+from bus.wire import request_progress
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, NotFound
 from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
@@ -151,7 +151,7 @@ class StageState:
             DamagedCheckpoint, Conflict: The checkpoint can't be used; nothing was changed.
         """
         stage = self._stage
-        progress.follow(self._thread.computed)
+        request_progress.follow(self._thread.computed)
         await self.checkpoints.close()
         async with self._loading:
             if order.checkpoint is None:

@@ -100,11 +100,11 @@ def tap(
     """
     from dmsc.process.interrupts import interrupts
     from dmsc.state.settings import find_bus
-    from dmsc.tapping import session as tapping
+    from dmsc.tapping import session
     from dmsc.tapping.printing import Printer
     from dmsc.tapping.role import given_token
 
-    request = tapping.TapRequest(
+    request = session.TapRequest(
         patterns=tuple(pattern or [">"]),
         filters=tuple(filter_ or ()),
         replies=replies,
@@ -118,15 +118,15 @@ def tap(
     )
     printer = Printer(raw=raw, json=json, ids=ids)
     if read is not None:
-        tapping.read(read, request, printer)
+        session.read(read, request, printer)
         return
     address = find_bus(bus, bus_token, state)
     if address.token is None:  # the bus takes a user's own token, too, and permits what the role may
         address = replace(address, token=given_token(token))
-    role = tapping.TapRole(gateway, token, state)
+    role = session.TapRole(gateway, token, state)
 
     async def listen() -> None:
         with interrupts():  # a recording is closed in order, whichever signal ends the command
-            await tapping.listen(address, request, printer, role)
+            await session.listen(address, request, printer, role)
 
     run_async(listen())

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from entities.orchestrator.policy import module_reputation as module_standing
+from entities.orchestrator.policy import module_reputation
 from entities.orchestrator.policy.module_reputation import STRANGERS, Key, ModuleReputation, ReputationConfig
 from entities.orchestrator.policy.suggestion_rules import JobFacts, lag_of, nonsense_in, weights_in_force
 from schemas import names
@@ -137,7 +137,7 @@ def register(
     config: ReputationConfig = ReputationConfig(),
 ) -> ArbitrationState:
     """Notes the state that a module reports; suggestions of unregistered modules are declined."""
-    return replace(state, modules=module_standing.register(state.modules, lifecycle, now, config))
+    return replace(state, modules=module_reputation.register(state.modules, lifecycle, now, config))
 
 
 def withdraw(
@@ -202,7 +202,7 @@ def arbitrate(
     known = state.modules.get(key)
     if known is None or known.owner != suggestion.owner or (sid is not None and known.sid not in (None, sid)):
         key = STRANGERS
-    standing, within_rate = module_standing.heard(
+    standing, within_rate = module_reputation.heard(
         state.modules.get(key, ModuleReputation()), now, config.standing
     )
     if now < standing.suspended_until:
@@ -217,15 +217,17 @@ def arbitrate(
     else:
         nonsense = nonsense_in(suggestion, facts)
         outcome, state = _judge(state, suggestion, standing, facts, now, received_at, nonsense, config)
-        standing = module_standing.judged(
+        standing = module_reputation.judged(
             standing,
             adopted=outcome.adopted,
             nonsense=bool(nonsense),
             lagging=lag_of(suggestion, facts) > config.max_lag_steps,
         )
-    why = "" if key == STRANGERS else module_standing.suspension(standing, config.standing, nonsense=nonsense)
+    why = (
+        "" if key == STRANGERS else module_reputation.suspension(standing, config.standing, nonsense=nonsense)
+    )
     if why:
-        standing = module_standing.suspend(standing, why, now, config.standing)
+        standing = module_reputation.suspend(standing, why, now, config.standing)
         text = f"suspended for {config.standing.suspension_s:.0f} s: {why}"
         outcome = replace(_no(text), suspended=True)
     return outcome, _keep(state, key, standing)
@@ -270,10 +272,12 @@ def _judge(
     config: ArbitrationConfig,
 ) -> tuple[Outcome, ArbitrationState]:
     """Checks one suggestion of a registered module that is within its rate."""
-    standing = module_standing.as_promoted(standing, (suggestion.module, suggestion.version), state.promoted)
+    standing = module_reputation.as_promoted(
+        standing, (suggestion.module, suggestion.version), state.promoted
+    )
     job = suggestion.job
     age = 0.0 if received_at is None else now - received_at
-    if not module_standing.serves(standing, job):
+    if not module_reputation.serves(standing, job):
         return _no(f"{_name(suggestion)} is not enabled for job {job}"), state
     if standing.state not in (ModuleState.ACTIVE, ModuleState.SHADOW):
         return _no(f"{_name(suggestion)} is {standing.state.value}, not active"), state

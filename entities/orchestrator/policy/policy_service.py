@@ -11,7 +11,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.policy import module_reputation as module_standing
+from entities.orchestrator.policy import module_reputation
 from entities.orchestrator.policy.arbitration import (
     ArbitrationConfig,
     ArbitrationState,
@@ -96,7 +96,7 @@ class PolicyService:
         known = self._state.modules.get((message.module, message.version))
         if (
             known is not None
-            and known.state not in module_standing.OVER
+            and known.state not in module_reputation.OVER
             and known.sid is not None
             and (known.sid, known.owner) != (message.sid, message.owner)
             and self._alive(known.sid)
@@ -106,7 +106,7 @@ class PolicyService:
         self._note(message)
         return Ack()
 
-    def standings(self) -> dict[module_standing.Key, ModuleState]:
+    def standings(self) -> dict[module_reputation.Key, ModuleState]:
         """The state of each version of each module, as the module reports it."""
         modules = self._state.modules.items()
         return {key: reputation.state for key, reputation in modules if reputation.sid is not None}
@@ -123,7 +123,7 @@ class PolicyService:
 
         Without a version, each version is in the state that it reports.
         """
-        promoted = module_standing.promote(self._state.promoted, module, version)
+        promoted = module_reputation.promote(self._state.promoted, module, version)
         self._state = replace(self._state, promoted=promoted)
         if retracted is not None:
             self._state = withdraw(self._state, module, retracted, time.monotonic())
@@ -131,7 +131,7 @@ class PolicyService:
     def _note(self, message: ModuleLifecycle) -> None:
         """Takes over a module's state; suggestions that it may not make any more lapse."""
         key, now = (message.module, message.version), time.monotonic()
-        known = self._state.modules.get(key, module_standing.ModuleReputation())
+        known = self._state.modules.get(key, module_reputation.ModuleReputation())
         crashes, suspended = known.crashes, known.suspended_for
         self._state = register(self._state, message, now, self._config.standing)
         gone_quiet = message.state is ModuleState.SHADOW and known.state is ModuleState.ACTIVE
@@ -155,7 +155,7 @@ class PolicyService:
             modules=tuple(
                 _status(key, reputation, reputation.sid is None or self._alive(reputation.sid), now)
                 for key, reputation in known
-                if key != module_standing.STRANGERS
+                if key != module_reputation.STRANGERS
             )
         )
 
@@ -175,7 +175,7 @@ class PolicyService:
             Conflict: the module can't carry the order out.
             Unavailable: it does not answer.
         """
-        (_, version), standing = module_standing.running(self._state.modules, module, version)
+        (_, version), standing = module_reputation.running(self._state.modules, module, version)
         order = ModuleOrder(op=op, jobs=jobs, reason=reason)
         answer = await self._bus.command(
             subjects.MODULE_ORDER, order, deadline_s=ORDER_DEADLINE_S, sid=standing.sid
@@ -183,7 +183,7 @@ class PolicyService:
         self._note(answer)
         key = (module, version)
         if key in self._state.modules:
-            obeyed = module_standing.ordered(self._state.modules[key], op, jobs)
+            obeyed = module_reputation.ordered(self._state.modules[key], op, jobs)
             self._state = replace(self._state, modules={**self._state.modules, key: obeyed})
             await self.keep()
         log.info("module ordered", module=module, version=version, op=op, jobs=jobs, reason=reason)
@@ -213,7 +213,7 @@ class PolicyService:
 
     def _due_orders(self, module: str, version: str) -> list[tuple[ModuleOp, tuple[str, ...]]]:
         standing = self._state.modules.get((module, version))
-        return [] if standing is None else list(module_standing.due_orders(standing))
+        return [] if standing is None else list(module_reputation.due_orders(standing))
 
     async def keep(self) -> None:
         """Saves the reputations of modules for the next orchestrator."""

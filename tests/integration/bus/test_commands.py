@@ -9,8 +9,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from bus.wire import codec
-from bus.wire import request_progress as progress
+from bus.wire import codec, request_progress
 from bus.wire.request_progress import RequestProgress
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, DeadlineExceeded, NoResponders
@@ -164,7 +163,7 @@ async def test_a_command_outlives_its_deadline_while_its_service_gets_on(connect
     async def slow(message, envelope):
         nonlocal took_s
         while asker.counters.repeats < 8 or loop.time() - began < 2 * LIMIT_S:
-            progress.moved()
+            request_progress.moved()
             await asyncio.sleep(0.005)
         took_s = loop.time() - began
         return Ack(note="done")
@@ -188,7 +187,7 @@ async def test_a_command_ends_when_its_service_gets_no_further(connect: Connect,
 
     async def stuck(message, envelope):
         for _ in range(moves):
-            progress.moved()
+            request_progress.moved()
         await asyncio.Event().wait()
 
     await service.serve(subjects.STATE_CHANGE, stuck)
@@ -211,7 +210,7 @@ async def test_who_did_not_ask_for_progress_is_not_told(connect: Connect) -> Non
     go_on = asyncio.Event()
 
     async def slow(message, envelope):
-        progress.moved(5)
+        request_progress.moved(5)
         await go_on.wait()
         return Ack(note="done")
 
@@ -222,9 +221,9 @@ async def test_who_did_not_ask_for_progress_is_not_told(connect: Connect) -> Non
     inbox = await asker.raw.subscribe(reply)
     for _ in range(3):
         await asker.raw.publish(subject, payload, reply=reply)
-    await asker.raw.publish(subject, payload, reply=reply, headers={progress.WANTED: "1"})
+    await asker.raw.publish(subject, payload, reply=reply, headers={request_progress.WANTED: "1"})
     told = await inbox.next_msg(timeout=PATIENCE_S)
-    assert (told.data, told.headers) == (b"", {progress.SO_FAR: "5"})
+    assert (told.data, told.headers) == (b"", {request_progress.SO_FAR: "5"})
     go_on.set()
     answer = await inbox.next_msg(timeout=PATIENCE_S)
     assert codec.decode_answer(answer.data) == Ack(note="done")
@@ -240,7 +239,7 @@ async def test_what_is_no_count_is_neither_an_answer_nor_progress(connect: Conne
     async def confused(message) -> None:
         nonlocal told
         told += 1
-        await service.link.send(message.reply, b"", headers={progress.SO_FAR: f"{told} pieces"})
+        await service.link.send(message.reply, b"", headers={request_progress.SO_FAR: f"{told} pieces"})
 
     await service.link.subscribe(subjects.STATE_CHANGE(sid="a"), confused)
     with pytest.raises(DeadlineExceeded, match="no answer on"):

@@ -16,8 +16,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats import dialer as dial
-from bus.nats import jetstream
+from bus.nats import dialer, jetstream
 from bus.nats.liveness import GAP_S
 from bus.server.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
@@ -389,7 +388,7 @@ async def test_a_hung_publisher_can_be_cancelled(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nats-py's forced flush swallows cancellation; the bus waits in a way that can be cancelled."""
-    monkeypatch.setattr(dial, "PING_INTERVAL_S", NEVER_S)  # no missing pong ends the wait
+    monkeypatch.setattr(dialer, "PING_INTERVAL_S", NEVER_S)  # no missing pong ends the wait
     async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
         os.kill(own_server.pid, signal.SIGSTOP)
         try:

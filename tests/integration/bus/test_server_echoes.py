@@ -15,7 +15,7 @@ import pytest
 
 from bus.connection import Bus
 from bus.guard.guard_keys import GuardKeys
-from bus.nats import server_probes as server_echoes
+from bus.nats import server_probes
 from bus.nats.liveness import GAP_S, BusLiveness
 from bus.security.credentials import new_root
 from bus.server.embedded import EmbeddedServer
@@ -93,7 +93,7 @@ async def test_nobody_waits_for_a_server_that_died(tmp_path: Path) -> None:
 async def test_a_server_that_is_silent_for_longer_than_its_clients_wait_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_echoes, "SILENT_MOST_S", 3.0)
+    monkeypatch.setattr(server_probes, "SILENT_MOST_S", 3.0)
     async with (
         EmbeddedCluster(tmp_path / "nats", size=3, sync_always=False) as cluster,
         Bus.connect(cluster.urls[0], name="judge", kind=EntityKind.CLIENT) as judge,
@@ -114,7 +114,7 @@ async def test_one_server_alone_gets_no_connection_more(tmp_path: Path) -> None:
     ):
         judge.pulse.attend()
         with judge.pulse.held():
-            await until_it_goes(judge.pulse, 2 * server_echoes.LOOK_S)
+            await until_it_goes(judge.pulse, 2 * server_probes.LOOK_S)
             connections = psutil.Process(server.pid).net_connections("tcp")
             to_clients = [one for one in connections if one.status == psutil.CONN_ESTABLISHED]
             assert len(to_clients) == 1

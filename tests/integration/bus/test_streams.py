@@ -9,8 +9,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging import stream_specs
-from bus.nats import jetstream
-from bus.nats import ordered_consumer as reader
+from bus.nats import jetstream, ordered_consumer
 from bus.subject import ROOT
 from schemas.envelope import EntityKind
 from schemas.errors import NotFound
@@ -60,8 +59,8 @@ async def test_a_quiet_stream_is_followed_over_many_requests(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request for messages ends after a while; the next one takes over without a gap."""
-    monkeypatch.setattr(reader, "EXPIRES_S", 0.3)
-    monkeypatch.setattr(reader, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(ordered_consumer, "EXPIRES_S", 0.3)
+    monkeypatch.setattr(ordered_consumer, "HEARTBEAT_S", 0.1)
     alice, bob = await connect("alice"), await connect("bob")
     asked = 0
     send = bob.link.send

@@ -10,7 +10,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from bus.tap import rendering as tap_render
+from bus.tap import rendering
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace, recorded
@@ -93,7 +93,7 @@ async def test_a_flood_is_dropped_here_counted_and_felt_by_nobody(bus: Bus, watc
         assert tap.seen + tap.dropped >= 5000
         assert (
             f"{tap.dropped:,} dropped"
-            in tap_render.render_rates(tap.rates(), seen=tap.seen, dropped=tap.dropped)[-1]
+            in rendering.render_rates(tap.rates(), seen=tap.seen, dropped=tap.dropped)[-1]
         )
         [rate] = tap.rates()
         assert rate.name == "node sample"
@@ -128,7 +128,7 @@ async def test_requests_are_seen_and_their_answers_if_wanted(bus: Bus, watcher: 
     assert reply.message == Ack(note="gone")
     assert reply.answers == "dmsc.v1.registry.release"
     assert reply.latency_ms is not None
-    assert "reply to release job after" in str(tap_render.render(reply))
+    assert "reply to release job after" in str(rendering.render(reply))
 
 
 async def test_a_tap_alone_makes_no_responder(bus: Bus, own_server: EmbeddedServer, watcher: Bus) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats import tls_trust as trust
+from bus.nats import tls_trust
 from bus.server.embedded import EmbeddedServer, Tls
 from bus.server.embedded_cluster import EmbeddedCluster
 from dmsc.state.certificates import make_certificates, still_good
@@ -38,7 +38,7 @@ async def ask_around(one: Bus, other: Bus) -> None:
 @pytest.fixture
 def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tls:
     made = certify(tmp_path / "tls")
-    monkeypatch.setenv(trust.VARIABLE, str(made.ca))
+    monkeypatch.setenv(tls_trust.VARIABLE, str(made.ca))
     return made
 
 
@@ -73,7 +73,7 @@ async def test_a_server_of_another_ca_is_refused_with_one_line(
         assert str(tls.ca) in caught.value.text
         assert "\n" not in caught.value.text
         assert "s3cret" not in caught.value.text
-        monkeypatch.setenv(trust.VARIABLE, str(other.ca))
+        monkeypatch.setenv(tls_trust.VARIABLE, str(other.ca))
         async with Bus.connect(server.url, name="one", kind=EntityKind.CLIENT, token="s3cret"):
             pass
 
@@ -130,12 +130,12 @@ async def test_servers_of_a_cluster_speak_tls_to_each_other(tls: Tls, tmp_path: 
 
 def test_a_ca_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = tmp_path / "ca.pem"
-    monkeypatch.setenv(trust.VARIABLE, str(nothing))
+    monkeypatch.setenv(tls_trust.VARIABLE, str(nothing))
     with pytest.raises(BadInput, match=r"ca\.pem: No such file"):
-        trust.context()
+        tls_trust.context()
     nothing.write_text("not a certificate")
     with pytest.raises(BadInput, match="see `dmsc cert`"):
-        trust.context()
+        tls_trust.context()
 
 
 def test_keys_are_private_and_a_ca_stays(tmp_path: Path) -> None:

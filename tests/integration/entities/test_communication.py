@@ -8,7 +8,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.job import ingress_gateway as entry_gateway
+from entities.orchestrator.job import ingress_gateway
 from entities.orchestrator.job.ingress_gateway import IngressGateway, next_entry
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
@@ -105,7 +105,7 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
 async def test_a_job_without_a_gateway_waits_for_one_and_says_so(
     dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_gateway, "QUIET_S", 0.01)
+    monkeypatch.setattr(ingress_gateway, "QUIET_S", 0.01)
     said: asyncio.Queue[str] = asyncio.Queue()
     mesh = MeshView()
     communication = PolicyDistribution(await dial("orchestrator", EntityKind.ORCHESTRATOR), mesh)

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from bus.connection import Bus
 from bus.guard.broker_caller import BrokerCaller
 from bus.guard.brokered_jetstream import BrokeredJetStream
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery
 from bus.subjects import DEAD_LETTER, DOOR, JOB_EVENT, MODULE_QUESTION, SUBJECTS
@@ -70,7 +70,7 @@ async def ask_broker_for_large_things(bus: Bus) -> None:
     """Calls of 8 MB, which it refuses; and what is stored, of which it passes on 8 MB at a time."""
     who = BrokerCaller(EntityKind.CLIENT, "any", "a")
     for shape in SHAPES.values():
-        with bus.link.question(who.subject, shape, answerer=inboxes.BROKER) as (inbox, asked):
+        with bus.link.question(who.subject, shape, answerer=reply_subjects.BROKER) as (inbox, asked):
             await bus.link.send(who.subject, shape, reply=inbox)
             async with asyncio.timeout(PATIENCE_S):
                 refusal = json.loads((await asked.answer).data)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.nats import tls_trust as trust
+from bus.nats import tls_trust
 from dmsc.client.async_client import AsyncClient
 from dmsc.state.certificates import make_certificates
 from entities.authorizer import Authorizer
@@ -30,11 +30,11 @@ async def test_the_ca_decides_whether_a_gateway_is_believed(
     await start(gateway)
     assert gateway.url is not None
     assert gateway.url.startswith("https://127.0.0.1:")
-    monkeypatch.setenv(trust.VARIABLE, str(files.ca))
+    monkeypatch.setenv(tls_trust.VARIABLE, str(files.ca))
     async with AsyncClient(gateway.url, token="olga") as client:
         assert (await client.whoami()).user == "olga"
     other = make_certificates(tmp_path / "other", ["127.0.0.1"])
-    monkeypatch.setenv(trust.VARIABLE, str(other.ca))
+    monkeypatch.setenv(tls_trust.VARIABLE, str(other.ca))
     async with AsyncClient(gateway.url, token="olga") as client:
         with pytest.raises(Refused) as caught:
             await client.whoami()

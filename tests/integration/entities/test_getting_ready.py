@@ -22,14 +22,14 @@ from tests.entity_records import instance, job
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
 from workers.instance import Instance, InstancePayload
-from workers.stage import startup_progress as getting_ready
+from workers.stage import startup_progress
 from workers.stage.data_runtime import DataRuntime
 from workers.stage.startup_progress import progress_told
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(getting_ready, "TELL_S", 0.1)
+    monkeypatch.setattr(startup_progress, "TELL_S", 0.1)
 
 
 async def reason(bus: Bus) -> str:
@@ -70,8 +70,8 @@ async def test_it_says_how_far_it_is_for_as_long_as_it_gets_on(registry: Service
 async def test_who_does_nothing_says_nothing(
     registry: ServiceRegistry, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(getting_ready, "IDLE_SHARE", 10.0)  # the test's own process is not idle
-    monkeypatch.setattr(getting_ready, "READ_BYTES", 1 << 40)
+    monkeypatch.setattr(startup_progress, "IDLE_SHARE", 10.0)  # the test's own process is not idle
+    monkeypatch.setattr(startup_progress, "READ_BYTES", 1 << 40)
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     async with (
         RegistrationClient(bus, instance(state=InstanceState.PENDING)) as presence,

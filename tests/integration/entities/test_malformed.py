@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
 from entities.authorizer import Authorizer
@@ -49,8 +49,8 @@ async def raw_client(server: EmbeddedServer) -> Client:
 async def asked(client: Client, row: Subject, subject: str, data: bytes) -> bytes:
     """What whoever serves `row` answers to these bytes."""
     answerer = row.answerer_on(subject)
-    connection = inboxes.of_connection(inboxes.inbox_of(EntityKind.CLIENT, "intruder"))
-    reply = f"{connection}.{answerer}.{inboxes.question(subject, data, answerer)}"
+    connection = reply_subjects.of_connection(reply_subjects.inbox_of(EntityKind.CLIENT, "intruder"))
+    reply = f"{connection}.{answerer}.{reply_subjects.question(subject, data, answerer)}"
     answers = await client.subscribe(reply, max_msgs=1)
     await client.publish(subject, data, reply=reply)
     return (await answers.next_msg(timeout=PATIENCE_S)).data

@@ -15,12 +15,12 @@ from bus import subjects
 from bus.connection import Bus
 from bus.nats.liveness import GAP_S
 from bus.server.embedded import EmbeddedServer
-from entities.orchestrator.job import model_analysis as model_work
+from entities.orchestrator.job import model_analysis
 from entities.orchestrator.job.bus_outages import BusOutages
 from entities.orchestrator.job.model_analysis import ModelAnalysis
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.membership import joining as recruits
+from entities.orchestrator.membership import joining
 from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
@@ -96,7 +96,7 @@ TOPOLOGY = ModelTopology(
 async def test_a_bus_that_stands_still_before_an_analysis_is_acknowledged_costs_no_analyst(
     own_server: EmbeddedServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_work, "ACCEPT_S", LIMIT_S, raising=False)
+    monkeypatch.setattr(model_analysis, "ACCEPT_S", LIMIT_S, raising=False)
     bus, mesh = await dial("orchestrator", EntityKind.ORCHESTRATOR), MeshView()
     journal: Any = Journal()
     work, analyst = ModelAnalysis(bus, mesh, journal), Analyst(TOPOLOGY)
@@ -163,7 +163,7 @@ class Homeless:
 async def test_a_bus_that_stands_still_parks_no_job_for_want_of_room(
     own_server: EmbeddedServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recruits, "PARKED_AFTER_S", LIMIT_S)
+    monkeypatch.setattr(joining, "PARKED_AFTER_S", LIMIT_S)
     bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     homeless: Any = Homeless()
     tasks = GuardedTasks()

@@ -20,7 +20,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from bus.nats import tls_trust as trust
+from bus.nats import tls_trust
 from dmsc.client.async_client import AsyncClient
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
@@ -182,7 +182,7 @@ async def test_strangers_in_a_tls_handshake_keep_nobody_out(
     door = HttpConfig(waiting=8, connections=16, **PATIENT)
     gateway = await gateway_with(dial, start, door, tls=(files.server, files.server_key))
     await strangers.come(gateway.url, 40, SILENT, b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n")
-    monkeypatch.setenv(trust.VARIABLE, str(files.ca))
+    monkeypatch.setenv(tls_trust.VARIABLE, str(files.ca))
     async with AsyncClient(gateway.url, token="olga") as client:
         assert (await client.whoami()).user == "olga"
     assert gateway._connections is not None

@@ -16,7 +16,7 @@ from bus.server.embedded import EmbeddedServer
 from bus.tap.causal_tree import CausalTree, TreeNode
 from bus.tap.message import TappedMessage
 from dmsc.state.settings import BusAddress
-from dmsc.tapping import session as tapping
+from dmsc.tapping import session
 from dmsc.tapping.printing import Printer
 from dmsc.tapping.session import TapRequest, TapRole
 from entities.authorizer import Authorizer
@@ -71,7 +71,7 @@ async def listening(
 ) -> AsyncIterator[Seen]:
     seen = Seen()
     address = BusAddress(servers=(server.url,))
-    task = asyncio.create_task(tapping.listen(address, wanted, seen, door or TapRole()))
+    task = asyncio.create_task(session.listen(address, wanted, seen, door or TapRole()))
     try:
         yield seen
     finally:
@@ -155,7 +155,7 @@ async def test_the_tree_that_a_message_caused_from_history_and_then_live(
     await bus.serve(subjects.RELEASE_JOB, release)
     past = Seen()
     address = BusAddress(servers=(own_server.url,))
-    await tapping.listen(address, TapRequest(follow=root, past=True), past, TapRole())
+    await session.listen(address, TapRequest(follow=root, past=True), past, TapRole())
     assert past.trees == [[(root, 0), (child, 1)]]
     async with listening(own_server, TapRequest(follow=root)) as seen:
         await seen.until(lambda: seen.trees)
@@ -210,9 +210,9 @@ async def test_a_viewer_taps_what_a_viewer_may(
         (TapRequest(), "nobody", Refused, "unknown token"),
     ):
         with pytest.raises(error, match=text):
-            await tapping.listen(address, wanted, Seen(), TapRole(gateway.url, whose))
+            await session.listen(address, wanted, Seen(), TapRole(gateway.url, whose))
     with pytest.raises(Unavailable, match="without --token and DMSC_TOKEN the bus's decides"):
-        await tapping.listen(address, TapRequest(), Seen(), TapRole("http://127.0.0.1:9", "vera"))
+        await session.listen(address, TapRequest(), Seen(), TapRole("http://127.0.0.1:9", "vera"))
 
 
 def test_options_that_exclude_each_other_are_told() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.guard import auth_callout as callout
+from bus.guard import auth_callout
 from bus.guard.auth_callout import Caller
 from bus.guard.guard_keys import GuardKeys
 from bus.security.credentials import Credential, delegate, issue, new_root
@@ -250,7 +250,7 @@ async def test_an_instance_comes_back_to_an_authorizer_that_has_yet_to_read_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The authorizer is started anew while a job recovers, and the job's instance loses its connection."""
-    monkeypatch.setattr(callout, "HELD_S", 0.05)
+    monkeypatch.setattr(auth_callout, "HELD_S", 0.05)
     async with mesh(tmp_path) as (url, root, config), AsyncExitStack() as stack:
         keys = GuardKeys.read(tmp_path / "guard.json")
         async with guarding(config):

@@ -10,14 +10,13 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.nats.reply_subjects import inbox_of, inbox_of_token
 from bus.security.credentials import delegate, issue
 from bus.security.identity import Identity
 from bus.subject import Delivery
 from bus.subjects import SUBJECTS
-from bus.wire import codec
-from bus.wire import request_progress as progress
+from bus.wire import codec, request_progress
 from bus.wire.request_progress import RequestProgress
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
@@ -52,7 +51,7 @@ def token_of(mesh: Guarded, who: Identity) -> str:
 def reply(subject: str, payload: bytes, *, asker: str = "", answerer: str = "service-registry._") -> str:
     """As `INSTANCE` itself would name it."""
     asker = asker or inbox_of(INSTANCE.kind, INSTANCE.name)
-    return f"{asker}.{RANDOM}.{answerer}.{inboxes.question(subject, payload, answerer)}"
+    return f"{asker}.{RANDOM}.{answerer}.{reply_subjects.question(subject, payload, answerer)}"
 
 
 async def test_who_is_asked_answers_in_its_own_name_and_nobody_gets_a_right_by_being_asked(
@@ -213,7 +212,7 @@ async def test_word_of_progress_comes_from_who_may_answer_and_from_nobody_else(m
     forged = asyncio.Event()
 
     async def export(message: ExportOrder, envelope: Envelope) -> Exported:
-        progress.moved(3)
+        request_progress.moved(3)
         await forged.wait()
         return Exported(member=Member(sid=INSTANCE.name, incarnation="i"), version=1, url="bus://a", bytes=9)
 
@@ -242,7 +241,7 @@ async def test_word_of_progress_comes_from_who_may_answer_and_from_nobody_else(m
             )
         )
         inbox = await asyncio.wait_for(asked, PATIENCE_S)
-        head = f"NATS/1.0\r\n{progress.SO_FAR}: 99\r\n\r\n".encode()
+        head = f"NATS/1.0\r\n{request_progress.SO_FAR}: 99\r\n\r\n".encode()
         stranger.writer.write(f"HPUB {inbox} {len(head)} {len(head)}\r\n".encode() + head + b"\r\n")
         lines = await stranger.until_pong()
         assert any(b"Permissions Violation for Publish" in line and inbox.encode() in line for line in lines)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bus import subjects as rows
+from bus import subjects
 from bus.connection import Bus
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.security.credentials import issue
 from bus.security.identity import Identity
 from bus.subject import Subject
@@ -66,29 +66,29 @@ LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE
 @pytest.mark.parametrize(
     ("row", "listener", "speaker", "name", "forged", "tokens"),
     [
-        (rows.HEARTBEAT, SRD, instance(), OTHER, BEAT, {"sid": OWN}),
-        (rows.HEARTBEAT, SRD, instance(), OTHER, BEAT.model_copy(update={"sid": OWN}), {"sid": OWN}),
-        (rows.STATE_CHANGE, SRD, instance(), OWN, CHANGE, {"sid": OWN}),
-        (rows.STATE_CHANGE, SRD, instance(), OTHER, CHANGE.model_copy(update={"sid": OWN}), {"sid": OWN}),
-        (rows.INSTANCE_STATE, SRD, AGENT, "a-n", CHANGE, {"agent": "a-n", "sid": OWN}),
-        (rows.INSTANCE_STATE, SRD, AGENT, "b-n", CHANGE, {"agent": "a-n", "sid": OTHER}),
-        (rows.STEP_CLAIM, SMO, instance(), OTHER, CLAIM, {"job": "j", "sid": OWN}),
-        (rows.NODE_STATUS, SMO, AGENT, "a-n", STATUS, {"sid": "a-n"}),
-        (rows.NODE_SAMPLE, SMO, AGENT, "a-n", NodeSample(cluster="b", node="n"), {"agent": "a-n"}),
+        (subjects.HEARTBEAT, SRD, instance(), OTHER, BEAT, {"sid": OWN}),
+        (subjects.HEARTBEAT, SRD, instance(), OTHER, BEAT.model_copy(update={"sid": OWN}), {"sid": OWN}),
+        (subjects.STATE_CHANGE, SRD, instance(), OWN, CHANGE, {"sid": OWN}),
+        (subjects.STATE_CHANGE, SRD, instance(), OTHER, CHANGE.model_copy(update={"sid": OWN}), {"sid": OWN}),
+        (subjects.INSTANCE_STATE, SRD, AGENT, "a-n", CHANGE, {"agent": "a-n", "sid": OWN}),
+        (subjects.INSTANCE_STATE, SRD, AGENT, "b-n", CHANGE, {"agent": "a-n", "sid": OTHER}),
+        (subjects.STEP_CLAIM, SMO, instance(), OTHER, CLAIM, {"job": "j", "sid": OWN}),
+        (subjects.NODE_STATUS, SMO, AGENT, "a-n", STATUS, {"sid": "a-n"}),
+        (subjects.NODE_SAMPLE, SMO, AGENT, "a-n", NodeSample(cluster="b", node="n"), {"agent": "a-n"}),
         (
-            rows.ANALYSIS_FAILED,
+            subjects.ANALYSIS_FAILED,
             SMO,
             AGENT,
             "b-n",
             AnalysisFailed(job="j", code="x", text="forged"),
             {"agent": "a-n", "job": "j"},
         ),
-        (rows.MESH_REGISTRATION, SMO, ROUTER, "router-a", REGISTRATION, {"sid": "router-a"}),
-        (rows.QOS_REPORT, SMO, ROUTER, "router-a", REPORT, {"sid": "router-a"}),
-        (rows.FAULT_REPORT, SMO, ROUTER, "router-a", FAULT, {"sid": "router-a"}),
-        (rows.LINK_FAULT, ROUTER, instance(), OWN, LINK, {"cluster": "a", "job": "j"}),
+        (subjects.MESH_REGISTRATION, SMO, ROUTER, "router-a", REGISTRATION, {"sid": "router-a"}),
+        (subjects.QOS_REPORT, SMO, ROUTER, "router-a", REPORT, {"sid": "router-a"}),
+        (subjects.FAULT_REPORT, SMO, ROUTER, "router-a", FAULT, {"sid": "router-a"}),
+        (subjects.LINK_FAULT, ROUTER, instance(), OWN, LINK, {"cluster": "a", "job": "j"}),
         (
-            rows.LINK_FAULT,
+            subjects.LINK_FAULT,
             ROUTER,
             instance(),
             OWN,
@@ -96,14 +96,14 @@ LIFECYCLE = ModuleLifecycle(module="mine", version="1", state=ModuleState.ACTIVE
             {"cluster": "a", "job": "j"},
         ),
         (
-            rows.LINK_FAULT,
+            subjects.LINK_FAULT,
             ROUTER,
             instance(),
             OWN,
             LINK.model_copy(update={"reporter": OTHER, "peer": "j-s1-r0"}),
             {"cluster": "a", "job": "j"},
         ),
-        (rows.MODULE_LIFECYCLE, SMO, MODULE, "mine", LIFECYCLE, {"owner": MESH, "module": "mine"}),
+        (subjects.MODULE_LIFECYCLE, SMO, MODULE, "mine", LIFECYCLE, {"owner": MESH, "module": "mine"}),
     ],
 )
 async def test_nobody_is_spoken_of_in_anothers_name(
@@ -132,7 +132,7 @@ async def test_nobody_is_spoken_of_in_anothers_name(
         await listen(row, handle, **{key: value for key, value in tokens.items() if key == "cluster"})
         payload = codec.encode(forged, sender, "forged-1")
         subject, answerer = row(**tokens), row.answerer(tokens)
-        question = inboxes.question(subject, payload, answerer)
+        question = reply_subjects.question(subject, payload, answerer)
         reply = f"_INBOX.{speaker.kind}.{name}.{'0' * 16}.{answerer}.{question}"
         attacker.writer.write(f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
         await attacker.until_pong()
@@ -150,8 +150,8 @@ async def test_who_speaks_of_itself_is_heard(mesh: Guarded) -> None:
 
     token = issue(mesh.root, instance())
     async with bus_of(mesh, SRD) as registry, bus_of(mesh, instance(), token) as bus:
-        await registry.subscribe(rows.HEARTBEAT, handle)
-        await bus.publish(rows.HEARTBEAT, BEAT.model_copy(update={"sid": OWN}), sid=OWN)
+        await registry.subscribe(subjects.HEARTBEAT, handle)
+        await bus.publish(subjects.HEARTBEAT, BEAT.model_copy(update={"sid": OWN}), sid=OWN)
         async with asyncio.timeout(PATIENCE_S):
             assert (await heard.get()).sid == OWN
 
@@ -179,10 +179,10 @@ async def test_a_researchers_module_suggests_under_the_researchers_name(mesh: Gu
         bus_of(mesh, SMO) as orchestrator,
         Bus.connect(mesh.url, name=RESEARCHERS, kind=K.FUNCTIONAL_MODULE, token=token) as module,
     ):
-        await orchestrator.subscribe(rows.SUGGESTION, handle)
+        await orchestrator.subscribe(subjects.SUGGESTION, handle)
         for owner in (MESH, "bob", RESEARCHERS):  # in the message; the subject is the server's
             said = SUGGESTION.model_copy(update={"owner": owner})
-            await module.publish(rows.SUGGESTION, said, owner=RESEARCHERS, module=RESEARCHERS)
+            await module.publish(subjects.SUGGESTION, said, owner=RESEARCHERS, module=RESEARCHERS)
         async with asyncio.timeout(PATIENCE_S):
             assert (await heard.get()).owner == RESEARCHERS
         assert heard.empty()
@@ -196,10 +196,10 @@ async def test_what_a_stream_has_kept_speaks_of_nobody_else_either(mesh: Guarded
         bus_of(mesh, instance()) as member,
         bus_of(mesh, Identity(name="tap", kind=K.TAP), mesh.root) as reader,
     ):
-        await member.publish(rows.INSTANCE_SAMPLE, sample, job="j", sid=OWN)
+        await member.publish(subjects.INSTANCE_SAMPLE, sample, job="j", sid=OWN)
         own = entity_records.sample(OWN)
-        await member.publish(rows.INSTANCE_SAMPLE, own, job="j", sid=OWN)
+        await member.publish(subjects.INSTANCE_SAMPLE, own, job="j", sid=OWN)
         await member.barrier()
-        found = [item.message async for item in reader.history(rows.INSTANCE_SAMPLE)]
+        found = [item.message async for item in reader.history(subjects.INSTANCE_SAMPLE)]
         assert found == [own]
         assert reader.counters.dead_letters == 1

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats import reply_subjects as inboxes
+from bus.nats import reply_subjects
 from bus.security.credentials import issue
 from bus.security.identity import Identity
 from bus.wire import codec
@@ -244,7 +244,7 @@ def bus_token(mesh: Guarded, who: Identity) -> str:
 async def ask(attacker: Any, subject: str, message: Message, sender: Sender, answerer: str) -> None:
     """A request as a client of one's own makes it: the answer goes to the sender that it names."""
     payload = codec.encode(message, codec.sender_map(sender), "forged-1")
-    question = inboxes.question(subject, payload, answerer)
+    question = reply_subjects.question(subject, payload, answerer)
     reply = f"_INBOX.{sender.kind}.{sender.name}.{'0' * 16}.{answerer}.{question}"
     attacker.writer.write(f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
     await attacker.until_pong()

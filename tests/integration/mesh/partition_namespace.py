@@ -24,7 +24,7 @@ from pathlib import Path
 from bus import subjects
 from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
-from dmsc.launch import prefork_server as zygote
+from dmsc.launch import prefork_server
 from entities.cluster.fork_server_process import INCUBATOR
 from schemas.job import JobRecord, JobSpec
 from tests import warm_processes
@@ -39,7 +39,7 @@ STEPS, MICROBATCHES, SEED = 4, 4, 11
 NO_INCUBATOR = {INCUBATOR: "none"}
 """Its abstract socket is in one namespace: a node in another does not reach it."""
 
-PRELOADED = ["tests.integration.mesh.own_mesh", "dmsc.cli", *zygote.PRELOADED]
+PRELOADED = ["tests.integration.mesh.own_mesh", "dmsc.cli", *prefork_server.PRELOADED]
 """All but torch: who needs that is not forked from here."""
 
 

@@ -27,7 +27,7 @@ from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.integration.mesh.undisturbed import undisturbed
 from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
 from tests.patience import PATIENCE_S
-from workers.telemetry import device_telemetry as telemetry
+from workers.telemetry import device_telemetry
 
 OVER = (InstanceState.FAULTED, InstanceState.GONE)
 
@@ -284,7 +284,7 @@ def test_an_instance_leaves_a_device_whose_driver_tells_of_an_error(
 ) -> None:
     """From the driver's event in the instance's own process to the same weights on another node."""
     monkeypatch.setattr(
-        telemetry, "_probe", telemetry._probe
+        device_telemetry, "_probe", device_telemetry._probe
     )  # the plain loop builds the model in this process
     struck = tmp_path / "struck"
     spec = long_job("ailing", 1)

@@ -10,7 +10,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats import tls_trust as trust
+from bus.nats import tls_trust
 from bus.server.embedded import find_binary
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind
@@ -62,7 +62,7 @@ def holders(folder: Path, secrets: dict[str, bytes]) -> list[str]:
 def test_no_planted_secret_is_found_where_it_does_not_belong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    monkeypatch.delenv(tls_trust.VARIABLE, raising=False)
     find_binary()
     state, outside = tmp_path / "state", tmp_path / "outside"
     state.mkdir()

@@ -22,10 +22,9 @@ from schemas.step import Member
 from tests.conftest import Connect
 from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
 from tests.patience import PATIENCE_S
-from workers.links import hop_exchange as links
+from workers.links import hop_exchange
 from workers.links.reduction import ReductionGroup
-from workers.transport import gloo, reachability
-from workers.transport import link_authentication as link_proof
+from workers.transport import gloo, link_authentication, reachability
 
 
 class Interceptor:
@@ -329,7 +328,7 @@ async def test_close_leaves_no_thread_and_no_socket(connect: Connect, held: Any)
 async def test_withdrawn_offers_go_and_the_next_ones_arrive(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "WITHDRAWN_S", 0.3)
+    monkeypatch.setattr(hop_exchange, "WITHDRAWN_S", 0.3)
     one, two = await make("one"), await make("two")
     two.answer = "later"
     cancelled = asyncio.create_task(one.send(two, 0, numbered(0)))
@@ -428,14 +427,14 @@ async def test_a_reduction_group_takes_no_stranger(connect: Connect) -> None:
 
 
 def test_a_proof_fits_one_challenge_one_group_and_one_rank() -> None:
-    good = link_proof.proof(SECRET, "g", 0, b"n" * 32, b"c" * 32)
-    assert good == link_proof.proof(SECRET, "g", 0, b"n" * 32, b"c" * 32)
+    good = link_authentication.proof(SECRET, "g", 0, b"n" * 32, b"c" * 32)
+    assert good == link_authentication.proof(SECRET, "g", 0, b"n" * 32, b"c" * 32)
     others = [
-        link_proof.proof(OTHER, "g", 0, b"n" * 32, b"c" * 32),
-        link_proof.proof(SECRET, "h", 0, b"n" * 32, b"c" * 32),
-        link_proof.proof(SECRET, "g", 1, b"n" * 32, b"c" * 32),
-        link_proof.proof(SECRET, "g", 0, b"m" * 32, b"c" * 32),
-        link_proof.proof(SECRET, "g", 0, b"n" * 32, b"d" * 32),
+        link_authentication.proof(OTHER, "g", 0, b"n" * 32, b"c" * 32),
+        link_authentication.proof(SECRET, "h", 0, b"n" * 32, b"c" * 32),
+        link_authentication.proof(SECRET, "g", 1, b"n" * 32, b"c" * 32),
+        link_authentication.proof(SECRET, "g", 0, b"m" * 32, b"c" * 32),
+        link_authentication.proof(SECRET, "g", 0, b"n" * 32, b"d" * 32),
     ]
     assert good not in others
     assert len(set(others)) == 5

@@ -15,7 +15,7 @@ from torch import nn
 
 from schemas.telemetry import DeviceSample
 from workers.models.padded import padded_gpt
-from workers.telemetry import device_telemetry as telemetry
+from workers.telemetry import device_telemetry
 from workers.telemetry.cuda_probe import CudaProbe
 
 XID = 79
@@ -67,5 +67,5 @@ class Probe:
 
 def ailing_gpt(struck: str, **sizes: Any) -> nn.Sequential:
     probe = Probe(Path(struck))
-    telemetry._probe = lambda device: probe
+    device_telemetry._probe = lambda device: probe
     return padded_gpt(**sizes)

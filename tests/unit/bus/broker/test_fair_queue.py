@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.broker import fair_queue as turns
-from bus.broker import quotas as allowance
+from bus.broker import fair_queue, quotas
 from bus.broker.fair_queue import FairQueue
 from bus.broker.quotas import BrokerQuotas, Spending
 from schemas.errors import RateLimited, Refused
@@ -47,21 +46,21 @@ def test_what_is_done_makes_room_for_the_same_party() -> None:
     assert (waiting.take(), waiting.waiting, waiting.running.total()) == (None, 0, 0)
 
 
-@pytest.mark.parametrize("size", [1, turns.WAITING_BYTES])
+@pytest.mark.parametrize("size", [1, fair_queue.WAITING_BYTES])
 def test_too_much_of_one_party_is_dropped_and_nothing_of_another(size: int) -> None:
     waiting: FairQueue[int] = FairQueue()
-    added = sum(waiting.add("flood", call, size) for call in range(turns.WAITING_MOST + 10))
-    assert added == (turns.WAITING_MOST if size == 1 else 1)
-    assert waiting.dropped["flood"] == turns.WAITING_MOST + 10 - added
+    added = sum(waiting.add("flood", call, size) for call in range(fair_queue.WAITING_MOST + 10))
+    assert added == (fair_queue.WAITING_MOST if size == 1 else 1)
+    assert waiting.dropped["flood"] == fair_queue.WAITING_MOST + 10 - added
     assert waiting.add("bystander", 1, 1)
 
 
 def test_all_together_are_bounded_and_what_was_taken_counts_no_more() -> None:
     waiting: FairQueue[int] = FairQueue()
-    added = [waiting.add(f"party{number}", number, turns.WAITING_BYTES) for number in range(5)]
+    added = [waiting.add(f"party{number}", number, fair_queue.WAITING_BYTES) for number in range(5)]
     assert added == [True, True, True, False, False]
     assert waiting.take() == ("party0", 0)
-    assert waiting.add("party4", 4, turns.WAITING_BYTES)
+    assert waiting.add("party4", 4, fair_queue.WAITING_BYTES)
 
 
 def test_spending_counts_what_lies_within_the_window() -> None:
@@ -76,7 +75,7 @@ def test_spending_counts_what_lies_within_the_window() -> None:
 
 def test_stores_readers_and_meeting_points_have_their_bounds() -> None:
     taken = BrokerQuotas()
-    open_questions = [taken.asking_store("j1") for _ in range(allowance.STORES_OF_ONE)]
+    open_questions = [taken.asking_store("j1") for _ in range(quotas.STORES_OF_ONE)]
     for question in open_questions:
         question.__enter__()
     with pytest.raises(RateLimited, match="j1"), taken.asking_store("j1"):
@@ -86,12 +85,12 @@ def test_stores_readers_and_meeting_points_have_their_bounds() -> None:
     open_questions[0].__exit__(None, None, None)
     with taken.asking_store("j1"):
         pass
-    for _ in range(allowance.READERS_MOST):
+    for _ in range(quotas.READERS_MOST):
         taken.open_reader("one", 0.0)
     with pytest.raises(RateLimited, match="readers"):
         taken.open_reader("one", 1.0)
-    taken.open_reader("one", allowance.READERS_S)
-    taken.write_meeting_point("j1", allowance.MEETING_BYTES - allowance.VALUE_BYTES, 0.0)
+    taken.open_reader("one", quotas.READERS_S)
+    taken.write_meeting_point("j1", quotas.MEETING_BYTES - quotas.VALUE_BYTES, 0.0)
     with pytest.raises(Refused, match="job j1 has written 64 MiB"):
         taken.write_meeting_point("j1", 1, 1.0)
     taken.write_meeting_point("j2", 1, 1.0)

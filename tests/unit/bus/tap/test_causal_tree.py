@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from bus import subjects
-from bus.tap import causal_tree as tap_tree
+from bus.tap import causal_tree
 from bus.tap.causal_tree import CausalTree, draw, draw_node
 from bus.tap.message import TappedMessage
 from bus.wire.correlation import correlated
@@ -110,8 +110,8 @@ def test_messages_in_a_circle_end() -> None:
 
 
 def test_what_waits_and_what_is_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tap_tree, "WAITING", 10)
-    monkeypatch.setattr(tap_tree, "NODES", 4)
+    monkeypatch.setattr(causal_tree, "WAITING", 10)
+    monkeypatch.setattr(causal_tree, "NODES", 4)
     tree = CausalTree("root")
     tree.add_all(release(f"o{index}", f"nobody{index}") for index in range(100))
     assert len(tree._waiting) == 10

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from bus import subjects
 from bus.subjects import SUBJECTS
-from bus.tap import rendering as tap_render
+from bus.tap import rendering
 from bus.tap.live_tap import SubjectRate
 from bus.tap.message import decode
 from bus.wire import codec
@@ -65,10 +65,10 @@ def test_every_rows_message_is_decoded_and_shown(row):
     assert tapped.message == type(message).model_validate(redact(type(message), message.model_dump()))
     assert tapped.envelope is not None
     assert tapped.envelope.sender.name == "me"
-    line = str(tap_render.render(tapped))
+    line = str(rendering.render(tapped))
     assert row.name in line
     assert "\n" not in line
-    assert json.loads(tap_render.as_json(tapped))["row"] == row.name
+    assert json.loads(rendering.as_json(tapped))["row"] == row.name
 
 
 GOOD = codec.encode(
@@ -93,10 +93,10 @@ def test_truncated_msgpack_is_a_problem_not_a_crash(cut):
     tapped = decode(SUBJECT, GOOD[:cut], at=0.0)
     assert tapped.message is None
     assert tapped.problem
-    line = tap_render.render(tapped)
+    line = rendering.render(tapped)
     assert line.tone == "problem"
     assert f"unreadable, {cut:,} bytes" in line.summary
-    assert json.loads(tap_render.as_json(tapped))["problem"] == tapped.problem
+    assert json.loads(rendering.as_json(tapped))["problem"] == tapped.problem
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_what_is_wrong_is_said_and_the_sender_is_known_where_it_can_be(change, p
 def test_arbitrary_bytes_on_a_foreign_subject():
     tapped = decode("some.thing.else", b"\xff\x00not ours", at=0.0)
     assert tapped.row is None
-    assert tap_render.render(tapped).what == "unknown subject"
-    assert "b'\\xff\\x00not ours'" in tap_render.render_raw(tapped)
+    assert rendering.render(tapped).what == "unknown subject"
+    assert "b'\\xff\\x00not ours'" in rendering.render_raw(tapped)
 
 
 def test_a_newer_minor_version_is_read():
@@ -135,11 +135,11 @@ def test_key_value_marks_are_words():
     key = subjects.ROUTE_TABLE(job="j", cluster="east", stage=0)
     assert decode(key, b"", at=0.0, operation="DEL").note == "deleted"
     assert decode(key, b"", at=0.0, operation="MaxAge").note == "expired"
-    assert tap_render.render(decode(key, b"", at=0.0, operation="DEL")).summary == "deleted"
+    assert rendering.render(decode(key, b"", at=0.0, operation="DEL")).summary == "deleted"
 
 
 def test_a_line_has_the_fields_that_say_something():
-    line = tap_render.render(decode(SUBJECT, GOOD, at=0.0))
+    line = rendering.render(decode(SUBJECT, GOOD, at=0.0))
     assert (line.sender, line.subject, line.what) == ("me", "policy.suggestion.system.m", "policy suggestion")
     assert line.summary == (
         "version=1 job=j action={action=set_weights stage=0 weights={a=1 b=0.5}} confidence=0.8 "
@@ -149,7 +149,7 @@ def test_a_line_has_the_fields_that_say_something():
         job="j", sid="s", incarnation="i", cluster="c", node="n", stage=0, step=4, queue=2
     )
     data = codec.encode(sample, SENDER, "e")
-    line = tap_render.render(decode(subjects.INSTANCE_SAMPLE(job="j", sid="s"), data, at=0.0))
+    line = rendering.render(decode(subjects.INSTANCE_SAMPLE(job="j", sid="s"), data, at=0.0))
     assert line.summary == "incarnation=i cluster=c node=n stage=0 step=4 queue=2"  # no job, sid, no defaults
 
 
@@ -160,12 +160,12 @@ def test_a_bearer_token_is_never_shown_not_even_of_a_damaged_request():
     envelope["body"]["action"] = 7
     for data in (good, msgpack.packb(envelope)):
         tapped = decode(subjects.ACCESS(gateway="a"), data, at=0.0)
-        shown = str(tap_render.render(tapped)) + tap_render.as_json(tapped) + tap_render.render_raw(tapped)
+        shown = str(rendering.render(tapped)) + rendering.as_json(tapped) + rendering.render_raw(tapped)
         assert "s3cret" not in shown
-        assert "***" in tap_render.as_json(tapped)
+        assert "***" in rendering.as_json(tapped)
 
 
 def test_the_table_of_rates():
-    lines = tap_render.render_rates([SubjectRate("notice", 1234.5, 99_000.0, 5000)], seen=5001, dropped=1)
+    lines = rendering.render_rates([SubjectRate("notice", 1234.5, 99_000.0, 5000)], seen=5001, dropped=1)
     assert lines[1].split() == ["1,234.5", "99.0", "5,000", "notice"]
     assert lines[-1] == "5,001 seen, 1 dropped"

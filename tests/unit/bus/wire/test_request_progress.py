@@ -6,21 +6,21 @@ import asyncio
 import threading
 import time
 
-from bus.wire import request_progress as progress
+from bus.wire import request_progress
 from bus.wire.request_progress import SO_FAR, RequestProgress, in_thread, told_in
 from tests.patience import PATIENCE_S
 
 
 async def test_work_that_a_command_begins_counts_for_it_in_tasks_and_threads() -> None:
     mine, others = RequestProgress(), RequestProgress()
-    progress.moved(7)  # of no command: for nobody
+    request_progress.moved(7)  # of no command: for nobody
 
     async def work() -> None:
-        progress.present.set(mine)
-        progress.moved()
-        await asyncio.create_task(asyncio.to_thread(progress.moved, 10))
-        progress.follow(others)
-        progress.follow(others)
+        request_progress.present.set(mine)
+        request_progress.moved()
+        await asyncio.create_task(asyncio.to_thread(request_progress.moved, 10))
+        request_progress.follow(others)
+        request_progress.follow(others)
 
     await asyncio.create_task(work())
     assert mine.so_far == 11
@@ -39,7 +39,7 @@ def test_only_an_empty_message_with_the_header_is_a_word_on_progress() -> None:
 
 async def test_a_thread_that_computes_gets_on_and_one_that_is_stuck_does_not() -> None:
     mine = RequestProgress()
-    progress.present.set(mine)
+    request_progress.present.set(mine)
     stuck, go_on = threading.Event(), threading.Event()
 
     def work() -> str:

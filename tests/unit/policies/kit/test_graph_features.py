@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from bus import subjects
-from policies.kit import graph_features as graph
+from policies.kit import graph_features
 from policies.kit.policy import Policy
 from policies.trial import Trial
 from schemas.task_graph import JobTopology, TaskEdge, TaskGraph
@@ -36,29 +36,29 @@ def trial() -> Trial:
 
 def test_a_jobs_dependencies_by_its_topology_or_by_the_order_of_stages():
     here = trial()
-    nodes, matrix = graph.dependencies(here.view)
+    nodes, matrix = graph_features.dependencies(here.view)
     assert nodes == ["s0-r0", "s1-r0", "s1-r1"]
     assert matrix.tolist() == [[0.0, 0.5, 0.5], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     edges = (TaskEdge(upstream=0, downstream=1, bytes_per_microbatch=100),)
     topology = JobTopology(job="job", epoch=1, graph=TaskGraph(units=(), edges=edges))
     here.hear(subjects.JOB_TOPOLOGY, topology)
-    assert graph.dependencies(here.view)[1][0].tolist() == [0.0, 50.0, 50.0]
+    assert graph_features.dependencies(here.view)[1][0].tolist() == [0.0, 50.0, 50.0]
 
 
 def test_measured_links():
     here = Trial(Looking())
     link = {"peer": "b", "sent_bytes": 10, "transfers": 4, "transfer_ms": 20.0}
     here.samples(service_ms={"a": 1.0}, links=(link,))
-    assert graph.measured_links(here.view, ["a", "b"]).tolist() == [[0.0, 5.0], [0.0, 0.0]]
+    assert graph_features.measured_links(here.view, ["a", "b"]).tolist() == [[0.0, 5.0], [0.0, 0.0]]
 
 
 def test_a_chain_by_hand():
-    assert graph.hops(CHAIN).tolist() == [[0.0, 1.0, 2.0], [np.inf, 0.0, 1.0], [np.inf, np.inf, 0.0]]
-    assert graph.shortest(3 * CHAIN)[0].tolist() == [0.0, 3.0, 6.0]
-    out, into = graph.degrees(CHAIN)
+    assert graph_features.hops(CHAIN).tolist() == [[0.0, 1.0, 2.0], [np.inf, 0.0, 1.0], [np.inf, np.inf, 0.0]]
+    assert graph_features.shortest(3 * CHAIN)[0].tolist() == [0.0, 3.0, 6.0]
+    out, into = graph_features.degrees(CHAIN)
     assert (out.tolist(), into.tolist()) == ([1.0, 1.0, 0.0], [0.0, 1.0, 1.0])
-    assert graph.rank(CHAIN).argmax() == 2
-    middle = graph.spectral_embedding(CHAIN, 1)[:, 0]
+    assert graph_features.rank(CHAIN).argmax() == 2
+    middle = graph_features.spectral_embedding(CHAIN, 1)[:, 0]
     assert abs(middle[1]) < 1e-9
     assert np.sign(middle[0]) == -np.sign(middle[2])
 
@@ -66,15 +66,15 @@ def test_a_chain_by_hand():
 @given(MATRICES)
 @settings(max_examples=60)
 def test_laws(matrix):
-    assert np.isclose(graph.rank(matrix).sum(), 1.0)
-    whole = graph.normalised(matrix)
+    assert np.isclose(graph_features.rank(matrix).sum(), 1.0)
+    whole = graph_features.normalised(matrix)
     assert np.allclose(whole, whole.T)
     assert np.abs(np.linalg.eigvalsh(whole)).max() <= 1 + 1e-9
-    values = np.linalg.eigvalsh(graph.laplacian(matrix))
+    values = np.linalg.eigvalsh(graph_features.laplacian(matrix))
     assert values.min() >= -1e-9
     assert values.max() <= 2 + 1e-9
-    assert graph.spectral_embedding(matrix, 3).shape == (len(matrix), 3)
-    distance = graph.shortest(matrix)
+    assert graph_features.spectral_embedding(matrix, 3).shape == (len(matrix), 3)
+    distance = graph_features.shortest(matrix)
     assert (np.diag(distance) == 0).all()
     for via in range(len(matrix)):
         assert (distance <= distance[:, via, None] + distance[None, via, :] + 1e-9).all()

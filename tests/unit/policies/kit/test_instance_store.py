@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.kit import instance_store as module
+from policies.kit import instance_store
 from policies.kit.instance_store import InstanceStore
 from schemas.errors import NoResponders, NotFound
 from schemas.step import Member
@@ -18,12 +18,12 @@ from workers.store.store_schema import COLUMNS
 @pytest.mark.parametrize(
     ("table", "record"),
     [
-        ("metrics", module.StoredMetrics),
-        ("versions", module.StoredVersion),
-        ("events", module.StoredEvent),
-        ("configuration", module.StoredConfiguration),
-        ("snapshots", module.StoredSnapshot),
-        ("audit", module.StoredOrder),
+        ("metrics", instance_store.StoredMetrics),
+        ("versions", instance_store.StoredVersion),
+        ("events", instance_store.StoredEvent),
+        ("configuration", instance_store.StoredConfiguration),
+        ("snapshots", instance_store.StoredSnapshot),
+        ("audit", instance_store.StoredOrder),
     ],
 )
 def test_records_have_the_columns_of_their_table(table: Any, record: Any) -> None:

@@ -14,7 +14,7 @@ import pytest_asyncio
 import torch
 
 from bus.files.artifacts import open_artifacts
-from bus.wire import request_progress as progress
+from bus.wire import request_progress
 from bus.wire.request_progress import RequestProgress
 from schemas.checkpoint import CheckpointOrder, CheckpointWait
 from schemas.errors import Conflict, NotFound
@@ -23,7 +23,7 @@ from schemas.step import Member
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.compute.model import build, slice_stage
 from workers.compute.optimizer import StageOptimizer
-from workers.state import checkpoint as checkpoint_module
+from workers.state import checkpoint
 from workers.state.checkpoint_files import read_folder, write_folder
 from workers.state.checkpoint_writer import CheckpointWriter
 
@@ -51,7 +51,7 @@ class Bench:
             self.disk.wait(10)
             return write_folder(*given)
 
-        monkeypatch.setattr(checkpoint_module, "write_folder", slow_write)
+        monkeypatch.setattr(checkpoint, "write_folder", slow_write)
         self.writer = CheckpointWriter(
             cast(Any, None),
             Member(sid="s", incarnation="i"),
@@ -135,11 +135,11 @@ async def test_who_waits_for_a_checkpoint_hears_of_the_progress_of_its_writing(b
     ordered, waited = RequestProgress(), RequestProgress()
 
     async def order() -> None:
-        progress.present.set(ordered)
+        request_progress.present.set(ordered)
         await bench.writer.take(bench.order("a"))
 
     async def wait() -> None:
-        progress.present.set(waited)
+        request_progress.present.set(waited)
         await bench.writer.wait(bench.query("a"))
 
     await asyncio.create_task(order())

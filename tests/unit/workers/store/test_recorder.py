@@ -27,7 +27,7 @@ from schemas.step import (
 from schemas.store import StoreQuery, StoreTable
 from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
 from schemas.weights_digest import weights_sha256
-from workers.store import recorder as chronicle
+from workers.store import recorder
 from workers.store.local_store import LocalStore
 from workers.store.recorder import StoreRecorder
 
@@ -165,7 +165,7 @@ async def test_an_abort_is_an_event_that_names_the_fenced(store: LocalStore) -> 
 
 async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
-    monkeypatch.setattr(chronicle.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: clock)
     entries = StoreRecorder(store, 0)
     for step in range(20):
         entries.sample(
@@ -182,7 +182,7 @@ async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch
                 device=DeviceSample(device="cpu"),
             )
         )
-        clock += chronicle.METRICS_S / 4
+        clock += recorder.METRICS_S / 4
     entries.event("state", "active")
     metrics = await records(store, "metrics")
     assert [each["step"] for each in metrics] == [0, 4, 8, 12, 16]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entities.orchestrator.policy import module_reputation as module_standing
+from entities.orchestrator.policy import module_reputation
 from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, lapse, register, withdraw
 from entities.orchestrator.policy.promotion_rules import (
     PromotionConfig,
@@ -191,7 +191,7 @@ def test_from_the_switch_on_only_the_promoted_version_is_adopted() -> None:
     before, state = arbitrate(state, suggestion("1", 3.0), FACTS, 1.0)
     shadowed, state = arbitrate(state, suggestion("2", 4.0), FACTS, 10.0)
     assert (before.adopted, shadowed.adopted) == (True, False)
-    state = replace(state, promoted=module_standing.promote(state.promoted, "m", "2"))
+    state = replace(state, promoted=module_reputation.promote(state.promoted, "m", "2"))
     late, state = arbitrate(state, suggestion("1", 5.0), FACTS, 20.0)
     after, state = arbitrate(state, suggestion("2", 4.0), FACTS, 20.0)
     assert late.reason.startswith("in shadow, would have been adopted")
@@ -200,6 +200,6 @@ def test_from_the_switch_on_only_the_promoted_version_is_adopted() -> None:
     assert not lapses, "what holds goes on holding"
     lapses, state = lapse(withdraw(state, "m", "2", 21.0), {"j": FACTS}, 21.0)
     assert [one.reason for one in lapses] == ["the weights of m lapsed"]
-    state = replace(state, promoted=module_standing.promote(state.promoted, "m", None))
+    state = replace(state, promoted=module_reputation.promote(state.promoted, "m", None))
     back, _ = arbitrate(state, suggestion("1", 3.0), FACTS, 30.0)
     assert back.adopted, "as they say themselves again"
