@@ -38,6 +38,14 @@ FORMER = {
 }
 """A module's former name → its present name. Kept for one release."""
 
+FORMER_CLASSES = {
+    "bus.buckets": {"Entry": "KeyValueEntry"},
+    "bus.presence": {"Presence": "RegistrationClient"},
+    "bus.streams": {"Recorded": "StreamRecord"},
+    "policies.instance_store": {"Stored": "StoredRow"},
+}
+"""A module's former name → former and present names of its classes that were renamed."""
+
 
 class _Finder(MetaPathFinder, Loader):
     def find_spec(
@@ -55,7 +63,10 @@ class _Finder(MetaPathFinder, Loader):
             DeprecationWarning,
             stacklevel=2,
         )
-        sys.modules[name] = importlib.import_module(FORMER[name])
+        present = importlib.import_module(FORMER[name])
+        for former_class, present_class in FORMER_CLASSES.get(name, {}).items():
+            setattr(present, former_class, getattr(present, present_class))
+        sys.modules[name] = present
 
 
 def keep_former_names() -> None:

@@ -309,6 +309,10 @@ class LiveInstanceView(Part):
     standby: bool = Field(False, description="keeps up, and works when no other replica lives")
 
 
+InstanceView = LiveInstanceView
+"""Its former name, which goes with the next release."""
+
+
 class WeightsManifest(Part):
     """The trained weights: safetensors shards with an index in the Hugging Face layout.
 

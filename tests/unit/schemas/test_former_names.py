@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from schemas.callables import FORMER_BALANCERS
-from schemas.former_names import FORMER
+from schemas.former_names import FORMER, FORMER_CLASSES
 from schemas.routing import RoutingSpec
 from tests.patience import PATIENCE_S
 from workers.routing.algorithms import balancer
@@ -30,6 +30,8 @@ def test_a_users_module_of_before_imports_what_it_did() -> None:
         "from policies.trial import Trial\n"
         "from bus import subjects\n"
         "from bus.credentials import issue\n"
+        "from bus.streams import Recorded\n"
+        "from schemas.job import InstanceView\n"
         "import workers.balancers\n"
         "assert workers.balancers.Balancer\n"
     )
@@ -48,3 +50,12 @@ def test_a_users_module_of_before_imports_what_it_did() -> None:
 def test_a_job_file_of_before_names_its_balancer(name: str) -> None:
     spec = RoutingSpec(algorithm=name)
     assert type(balancer(spec.algorithm, 1)).__name__ == name.partition(":")[2]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", sorted(FORMER_CLASSES))
+def test_a_former_class_is_the_class_of_today(name: str) -> None:
+    sys.modules.pop(name, None)
+    module = importlib.import_module(name)
+    for former, now in FORMER_CLASSES[name].items():
+        assert getattr(module, former) is getattr(module, now)
