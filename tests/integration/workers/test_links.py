@@ -387,7 +387,7 @@ async def test_whoever_passes_the_rendezvous_has_to_prove_it_on_the_link_too(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As somebody does who connects to a listening port, knowing or guessing what gloo expects there."""
-    monkeypatch.setattr(rendezvous.Rendezvous, "_opened", lambda self, key, data: data[32:])
+    monkeypatch.setattr(rendezvous.Rendezvous, "_verified", lambda self, key, data: data[32:])
     two = await make("two", secret=SECRET, build_timeout_s=5.0)
     stranger = await make("stranger", secret=OTHER, build_timeout_s=5.0)
     with pytest.raises(PeerUnreachable, match="prove"):
