@@ -34,13 +34,12 @@ from bus.wire.request_progress import WANTED, RequestProgress
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
+from schemas.limits import REPEAT_FIRST_S, REPEAT_MOST_S
 
 TURN_S = 0.005
 """How often publishing, which does not wait by itself, yields, so that loops do not starve the heartbeats."""
 KNOWN_SUBJECTS = 4_096
 """How many concrete subjects are cached, so as not to be built again at each publish."""
-REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
-"""Bounds of the pause before a command is repeated, which doubles between them; none after a reconnect."""
 
 
 class Bus:

@@ -6,7 +6,7 @@ quotas, URLs, secrets, the audit chain). All other packages import it; it import
 and has no wire format: `bus.wire` encodes messages, and `bus.subjects` says which message is on which
 subject.
 
-- `base`, `envelope`, `marks`, `errors`: what all messages share
+- `base`, `envelope`, `marks`, `errors`, `limits`: what all messages, or two sides of the mesh, share
 - `signals`, `registry`, `step`, `job`, `task_graph`, `data_plane`, `cluster`, `fault`, `policy`: the mesh
 - `door`, `pages`, `access`, `audit`, `quota`, `urls`, `secrets`: clients and users
 - `explain`, `redaction`: explain input errors, hide secrets

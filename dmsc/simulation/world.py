@@ -19,11 +19,9 @@ from dmsc.simulation.scenarios.traces import Traced, read_trace
 from dmsc.simulation.training import SimulatedJob
 from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from schemas.errors import BadInput
+from schemas.limits import TICK_S
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
-
-TICK_S = 0.1
-"""Seconds between ticks of step machines, like `step_loop.TICK_S`; only in scenarios with deaths or joins."""
 
 
 @dataclass(frozen=True, slots=True)

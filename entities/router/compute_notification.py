@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from entities.router.core import ALIKE, CHANGE, member_of, policy_weight
+from entities.router.core import CHANGE, member_of, policy_weight
 from entities.router.load_statistics import Figures, LoadStatistics, relative
 from entities.router.memo import Memo
+from schemas.limits import ALIKE
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, ComputeEntry, StageLoad
 from schemas.step import Member

@@ -17,12 +17,10 @@ from entities.router.load_statistics import LoadStatistics, relative, usual
 from entities.router.memo import Memo
 from entities.router.outlier_ejection import WELL, InstanceHealth
 from schemas.data_plane import RouteEntry
+from schemas.limits import ALIKE
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
-
-ALIKE = 0.15
-"""Service times that differ from the stage's median by at most this share of it count as equal."""
 
 CHANGE = 0.35
 """A table is rewritten only if a service time, relative to the median, changed by more than this share.

@@ -23,6 +23,7 @@ from bus.subjects import NOTICE, NOTICE_ANSWER
 from schemas.data_plane import HopLoad, MicrobatchNotice, NoticeAnswer
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, PeerUnreachable, Unavailable
+from schemas.limits import REPEAT_FIRST_S, REPEAT_MOST_S
 from schemas.step import Member
 from schemas.telemetry import LinkSample
 from workers.links.link_quality import LinkCost, LinkReporting
@@ -40,8 +41,6 @@ Answer = Literal["accepted", "held", "stale", "later"]
 Outcome = Literal["delivered", "held", "stale", "withdrawn"]
 VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale": "stale"}
 
-REPEAT_FIRST_S, REPEAT_MOST_S = 0.2, 2.0
-"""Pauses before an unanswered notice is repeated: doubling from first to most; none after a reconnect."""
 ATTEMPTS = 3
 """Links tried for one offer before its peer counts as unreachable."""
 WITHDRAWN_S = 5.0

@@ -22,8 +22,9 @@ from bus.connection import Bus
 from bus.messaging.rendezvous import reductions_of
 from bus.wire import request_progress
 from schemas.errors import BadInput, PeerUnreachable
+from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.step import Member
-from workers.links.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S, slowest_bytes_per_s
+from workers.links.tensor_link import LEAST_BYTES_PER_S, slowest_bytes_per_s
 from workers.transport import gloo
 
 TIMEOUT_S = 5.0

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from schemas.data_plane import TensorMeta
 from schemas.errors import DmscError, PeerUnreachable
+from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.telemetry import LinkSample
 from workers.links.link_quality import LinkBothWays
 from workers.transport import gloo
@@ -61,16 +62,13 @@ PING_PATIENCE_S = 10.0
 """Timeout of a ping: after it, another may be sent."""
 WORD_BYTES = 8
 FOREVER = timedelta(days=365)
-SLOWEST_BYTES_PER_S = 4e6
-"""A transfer may take its timeout plus its size at this rate before its link counts as broken; or its size at
-a quarter of the measured rate, if that is less."""
 LEAST_BYTES_PER_S = 64e3
-"""Lower bound of that rate, whatever was measured."""
+"""Lower bound of the rate at which a link counts as broken, whatever was measured."""
 KEPT_RECEIPTS = 1024
 
 
 def slowest_bytes_per_s(measured_bytes_per_s: float | None) -> float:
-    """The slowest rate at which a link may move before it counts as broken."""
+    """The slowest rate at which a link may move: `SLOWEST_BYTES_PER_S`, or a quarter of the measured rate."""
     if measured_bytes_per_s is None:
         return SLOWEST_BYTES_PER_S
     return min(SLOWEST_BYTES_PER_S, max(measured_bytes_per_s / 4, LEAST_BYTES_PER_S))

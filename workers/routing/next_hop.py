@@ -17,6 +17,7 @@ from statistics import median
 from bus.logs import get_logger
 from schemas.data_plane import HopLoad, RouteTable
 from schemas.errors import DmscError
+from schemas.limits import ALIKE
 from schemas.step import Member
 from workers.links.link_quality import LinkCost
 from workers.routing.algorithms import balancer
@@ -24,10 +25,6 @@ from workers.routing.balancers import UNKNOWN_MS, Balancer, Candidate
 from workers.routing.expected_completion import TRIAL_PART
 
 log = get_logger("routing")
-
-ALIKE = 0.15
-"""Service times within this share of the stage's median count as equal to it, so that noise does not matter.
-A new figure within half of it of the old one is ignored."""
 
 SLOWEST_MS = 1e7
 """Almost three hours per microbatch. A report above that, or not above 0, is ignored."""

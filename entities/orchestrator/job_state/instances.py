@@ -17,6 +17,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import JobSpec, LiveInstanceView
+from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
@@ -28,8 +29,6 @@ START_DEADLINE_S = 20.0
 NO_PROGRESS_S = 120.0
 """Without any of it, what gets ready, or moves a stage's state in pieces, counts as stuck; with it, it may
 take for ever. A dead instance is noticed long before."""
-SLOWEST_BYTES_PER_S = 4e6
-"""What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
 
 
 class MemberLost(DmscError):

@@ -26,9 +26,9 @@ from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
 from schemas.job import JobSpec, StepPhases
+from schemas.limits import TICK_S
 from schemas.step import Member, MicrobatchClaim, Phase
 
-TICK_S = 0.1
 PAUSE_S = 0.2
 """How long `pause` waits: as long as an order waits before it is repeated."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from schemas.limits import SLOWEST_BYTES_PER_S
 from workers.links.reduction import TIMEOUT_S, ReductionPatience
-from workers.links.tensor_link import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
+from workers.links.tensor_link import LEAST_BYTES_PER_S
 
 SUM_BYTES = int(SLOWEST_BYTES_PER_S) * 60
 

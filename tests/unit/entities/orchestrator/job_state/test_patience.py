@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.job_state.instances import NO_PROGRESS_S, SLOWEST_BYTES_PER_S, JobInstances
+from entities.orchestrator.job_state.instances import NO_PROGRESS_S, JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
+from schemas.limits import SLOWEST_BYTES_PER_S
 
 
 def of(*memory_bytes: int) -> JobInstances:
