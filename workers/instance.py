@@ -51,6 +51,7 @@ from bus.subjects import (
     STEP_STATUS,
     STORE_QUERY,
 )
+from bus.tasks import TaskSet
 from bus.wire import secret_urls
 from bus.wire.correlation import correlate, stand_alone
 from schemas.cluster import InstanceStart
@@ -145,7 +146,7 @@ class Instance:
         self._stop = asyncio.Event()
         self._failure: DmscError | None = None
         self._was_ready = False
-        self._reports: set[asyncio.Task[None]] = set()
+        self._reports = TaskSet()
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -282,9 +283,7 @@ class Instance:
     def _admitted(self, presence: RegistrationClient) -> None:
         """Marks a newcomer to a running job as active: routers may name it from now on."""
         if presence.record.state is InstanceState.PENDING:
-            work = asyncio.create_task(self._activate(presence))
-            self._reports.add(work)
-            work.add_done_callback(self._reports.discard)
+            self._reports.create(self._activate(presence))
 
     async def _activate(self, presence: RegistrationClient) -> None:
         with contextlib.suppress(DmscError):
@@ -392,9 +391,7 @@ class Instance:
     def _link_broke(self, runtime: StageRuntime | DataRuntime, peer: Member, error: PeerUnreachable) -> None:
         """Reports a broken link to the router: it may be the first sign of a death."""
         self.chronicle.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
-        report = asyncio.create_task(runtime.link_broke(peer, error))
-        self._reports.add(report)
-        report.add_done_callback(self._reports.discard)
+        self._reports.create(runtime.link_broke(peer, error))
 
     def _fail(self, error: DmscError) -> None:
         if self._failure is None:

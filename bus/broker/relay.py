@@ -25,6 +25,7 @@ from bus.guard.jetstream_calls import STORES, AskStore, BrokerPublication, Call,
 from bus.logs import get_logger
 from bus.messaging.dead_letters import dead_letter
 from bus.messaging.handlers import DRAIN_S, Subscription, refuse_stored
+from bus.tasks import TaskSet
 from bus.wire import codec
 from schemas.base import Message
 from schemas.broker import BrokerRequest
@@ -77,20 +78,17 @@ class BrokerRelay(Subscription):
         self.refused: Counter[str] = Counter()
         self.turns: FairQueue[tuple[BrokerCaller | None, Msg]] = FairQueue()
         self._quotas = BrokerQuotas()
-        self._running: set[asyncio.Task[None]] = set()
+        self._calls = TaskSet()
         self._jobs = JobObjects(bus)
         self._handle = self._enqueue
 
     async def _stop(self, drain: bool) -> None:
         await super()._stop(drain)
-        if drain and self._running:
+        if drain:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_S):
-                    while self._running:
-                        await asyncio.wait(self._running)
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+                    await self._calls.wait()
+        await self._calls.close()
 
     async def _enqueue(self, raw: Msg) -> None:
         asker = BrokerCaller.of_subject(raw.subject)
@@ -105,9 +103,7 @@ class BrokerRelay(Subscription):
     def _start_calls(self) -> None:
         while (next_call := self.turns.take()) is not None:
             party, (asker, raw) = next_call
-            task = asyncio.create_task(self._run_call(party, asker, raw), name=f"relay for {party}")
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._calls.create(self._run_call(party, asker, raw), name=f"relay for {party}")
 
     async def _run_call(self, party: str, asker: BrokerCaller | None, raw: Msg) -> None:
         try:

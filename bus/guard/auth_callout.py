@@ -24,6 +24,7 @@ from bus.messaging.disconnects import ACCOUNT
 from bus.nats.client import NatsConnection
 from bus.nats.dialer import KeyUser
 from bus.security import nats_jwt
+from bus.tasks import TaskSet
 from schemas.errors import BusUnreachable, DmscError, Refused
 
 log = get_logger("bus.guard.auth_callout")
@@ -106,7 +107,7 @@ class AuthCallout:
         self.counters = AuthCalloutCounters()
         self._keys = keys
         self._policy = door
-        self._waiting_tasks: set[asyncio.Task[None]] = set()
+        self._waiting_tasks = TaskSet()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -152,9 +153,7 @@ class AuthCallout:
             await link.subscribe(QUESTIONS, on_message, queue=QUEUE_GROUP)
             yield callout
         finally:
-            for task in callout._waiting_tasks:
-                task.cancel()
-            await asyncio.gather(*callout._waiting_tasks, return_exceptions=True)
+            await callout._waiting_tasks.close()
             await link.close()
 
     async def answer(self, link: NatsConnection, message: Msg) -> None:
@@ -208,9 +207,7 @@ class AuthCallout:
                 return
             await self._send(link, message, self._sealed(answer, sealed_by))
 
-        task = asyncio.create_task(wait(), name=f"hold {caller.name[:100]}")
-        self._waiting_tasks.add(task)
-        task.add_done_callback(self._waiting_tasks.discard)
+        self._waiting_tasks.create(wait(), name=f"hold {caller.name[:100]}")
 
     def _leave_unanswered(self, caller: Caller, error: NotKnownYet) -> None:
         self.counters.unanswered += 1

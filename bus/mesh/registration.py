@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bus import subjects
 from bus.logs import get_logger
+from bus.tasks import TaskSet
 from bus.wire.correlation import stand_alone
 from schemas.errors import DmscError, Fenced, IllegalTransition, Unavailable
 from schemas.registry import (
@@ -50,7 +51,7 @@ class RegistrationClient:
         self.record = with_metrics(record, bus.metrics_url)
         self._bus = bus
         self._register_s = register_s
-        self._running: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet()
         self._again = asyncio.Event()
         self._forget_callback: Callable[[], None] = lambda: None
         self.fenced = asyncio.Event()
@@ -58,20 +59,15 @@ class RegistrationClient:
     async def __aenter__(self) -> RegistrationClient:
         self.lease = await self._register(self._register_s)
         self._forget_callback = self._bus.on_reconnect(self._on_reconnect)
-        self._running = [
-            asyncio.create_task(self._send_heartbeats(), name=f"heartbeat {self.record.sid}"),
-            asyncio.create_task(self._renew_registration(), name=f"registration {self.record.sid}"),
-        ]
+        self._tasks.create(self._send_heartbeats(), name=f"heartbeat {self.record.sid}")
+        self._tasks.create(self._renew_registration(), name=f"registration {self.record.sid}")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._forget_callback()
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-        self._running = []
+        await self._tasks.close()
         if self.record.state in (InstanceState.GONE, InstanceState.FAULTED):
             return  # a fault stays readable until the record is released or replaced
         with contextlib.suppress(DmscError, TimeoutError):

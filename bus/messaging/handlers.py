@@ -20,6 +20,7 @@ from bus.nats import reply_subjects
 from bus.nats.client import asked_to_end
 from bus.nats.durable_subscription import DurableSubscription
 from bus.subject import Subject
+from bus.tasks import TaskSet
 from bus.wire import codec
 from bus.wire.correlation import handling
 from bus.wire.packed import Sendable
@@ -153,7 +154,7 @@ class Subscription:
         # On an unguarded bus, a subject does not prove who its sender is.
         self._check_names = check if check is not None and bus.link.guarded else None
         self._subscription: DurableSubscription | None = None
-        self._workers: set[asyncio.Task[None]] = set()
+        self._workers = TaskSet()
         self._idle = 0
         self._stopped: asyncio.Task[None] | None = None
 
@@ -182,18 +183,14 @@ class Subscription:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await self._bus.link.unsubscribe(subscription, drain_s=DRAIN_S if drain else 0.0)
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await self._workers.close()
         self._bus.forget(self)
 
     # --- workers -------------------------------------------------------------------------------------------
 
     def _start_worker(self, subscription: DurableSubscription) -> None:
         self._idle += 1
-        worker = asyncio.create_task(self._work(subscription), name=f"{self.subject} worker")
-        self._workers.add(worker)
-        worker.add_done_callback(self._workers.discard)
+        self._workers.create(self._work(subscription), name=f"{self.subject} worker")
 
     async def _work(self, subscription: DurableSubscription) -> None:
         """Takes messages one after the other; one worker always waits, until `concurrency` are busy."""

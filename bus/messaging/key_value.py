@@ -26,6 +26,7 @@ from bus.nats.client import asked_to_end
 from bus.nats.jetstream import DELETION, EXPECTED
 from bus.nats.ordered_consumer import OrderedConsumer
 from bus.subject import Subject
+from bus.tasks import cancel
 from bus.wire import codec
 from bus.wire.packed import Sendable
 from schemas.base import Message
@@ -101,15 +102,11 @@ class Watch:
         self.task: asyncio.Task[None] | None = None
 
     async def stop(self, drain: bool = True) -> None:
-        task = self.task
-        if task is None or task is asyncio.current_task():
-            self.task = None
-            if task is not None:
-                task.cancel()
-            return
-        self.task = None
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        task, self.task = self.task, None
+        if task is None or task is not asyncio.current_task():
+            await cancel(task)
+        else:
+            task.cancel()  # a handler stops its own watch, and can't wait for itself
 
 
 class Bucket:

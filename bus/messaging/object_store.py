@@ -24,6 +24,7 @@ from bus.logs import get_logger
 from bus.nats import jetstream
 from bus.nats.client import NatsConnection
 from bus.nats.ordered_consumer import OrderedConsumer
+from bus.tasks import cancel
 from bus.wire.request_progress import moved
 from schemas.errors import BadMessage, Conflict, DmscError, NotFound, Unavailable
 
@@ -114,9 +115,7 @@ class ObjectStore:
             if uploads:
                 # A chunk in flight would arrive after the purge and stay for ever.
                 await asyncio.wait(uploads, timeout=SETTLE_S)
-            for task in uploads:
-                task.cancel()
-            await asyncio.gather(*uploads, return_exceptions=True)
+            await cancel(*uploads)
             await self._purge(nuid)
             raise
         if previous is not None:
@@ -194,9 +193,7 @@ class ObjectStore:
                     return
                 yield item.data
         finally:
-            for task in reads:
-                task.cancel()
-            await asyncio.gather(*reads, return_exceptions=True)
+            await cancel(*reads)
 
     async def _next(self, subject: str, sequence: int) -> jetstream.StreamMessage | None:
         return await jetstream.next_from(

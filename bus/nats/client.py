@@ -33,6 +33,7 @@ from bus.nats.durable_subscription import DurableSubscription as DurableSubscrip
 from bus.nats.durable_subscription import MessageCallback
 from bus.nats.pending_requests import PendingRequest, PendingRequests
 from bus.nats.write_buffer import WriteBuffer
+from bus.tasks import TaskSet
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, Refused
 
@@ -113,7 +114,7 @@ class NatsConnection:
         self._streams: set[asyncio.Queue[Msg | ConnectionLost]] = set()
         self._subscriptions: list[DurableSubscription] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet(self._log_failure)
         self._write_buffer = WriteBuffer(lambda: self.client, self.unreachable, self.online)
         self._refusal: str | None = None
         self._closing = False
@@ -200,25 +201,18 @@ class NatsConnection:
         self.online.clear()
         self._awake.set()
         self._drop_waiting()
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._client is not None:
             await dialer.close(self._client)
         self._streams.clear()
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
         """A task that this connection owns: it is cancelled at the close, and its failure is logged."""
-        task: asyncio.Task[Any] = asyncio.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
+        return self._tasks.create(coroutine, name=name)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background task failed", task=task.get_name(), error=repr(error))
+    @staticmethod
+    def _log_failure(task: asyncio.Task[Any], error: BaseException) -> None:
+        log.error("background task failed", task=task.get_name(), error=repr(error))
 
     # --- asking ----------------------------------------------------------------------------------------
 

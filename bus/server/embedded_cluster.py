@@ -17,6 +17,7 @@ from typing import Any
 from bus.logs import get_logger
 from bus.server.embedded import EmbeddedServer, Peers
 from bus.server.store_watch import StoreWatch
+from bus.tasks import cancel
 from schemas.errors import BadInput, DmscError
 
 log = get_logger("bus.server.embedded")
@@ -154,9 +155,7 @@ class EmbeddedCluster:
                 return f"died ({ended.result()}, port {server.port})"
             return f"can't go on ({unusable.result()}, port {server.port})"
         finally:
-            for task in (ended, unusable):
-                task.cancel()
-            await asyncio.gather(ended, unusable, return_exceptions=True)
+            await cancel(ended, unusable)
 
 
 def _stored_size(folder: Path) -> int | None:

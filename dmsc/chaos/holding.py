@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 
+from bus.tasks import TaskSet
 from dmsc.chaos.patience import persistently
 from dmsc.chaos.processes import ProcessHandle, resume
 from dmsc.client.async_client import AsyncClient
@@ -28,7 +29,7 @@ class Holding:
         self._client = client
         self._frozen = frozen
         self._say = say
-        self._ends: set[asyncio.Task[None]] = set()
+        self._ends = TaskSet()
         self._closed: set[str] = set()
 
     async def __aenter__(self) -> Holding:
@@ -38,9 +39,7 @@ class Holding:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         resume(self._frozen)  # first, because no gateway answers while the server is stopped
-        for end in self._ends:
-            end.cancel()
-        await asyncio.gather(*self._ends, return_exceptions=True)
+        await self._ends.close()
         await self._open_mesh()
 
     def thaw_after(self, delay_s: float, held: Sequence[ProcessHandle]) -> None:
@@ -51,7 +50,7 @@ class Holding:
             resume(held)
             self._frozen[:] = [handle for handle in self._frozen if handle not in held]
 
-        self._begin(end())
+        self._ends.create(end())
 
     async def close_mesh(self, delay_s: float) -> None:
         """Cordon all nodes for `delay_s` seconds."""
@@ -66,7 +65,7 @@ class Holding:
             await asyncio.sleep(delay_s)
             await self._open_mesh()
 
-        self._begin(end())
+        self._ends.create(end())
 
     async def _open_mesh(self) -> None:
         for sid in sorted(self._closed):
@@ -77,8 +76,3 @@ class Holding:
             except DmscError as error:
                 self._say(f"{sid} is still cordoned: dmsc uncordon {sid} ({error.text})")
             self._closed.discard(sid)
-
-    def _begin(self, end: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(end)
-        self._ends.add(task)
-        task.add_done_callback(self._ends.discard)

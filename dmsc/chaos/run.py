@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bus.connection import Bus
 from bus.subjects import REGISTRY_RECORD
+from bus.tasks import cancel
 from dmsc.chaos import history, report, store_faults
 from dmsc.chaos.history import ComputedWork
 from dmsc.chaos.holding import Holding
@@ -135,9 +136,7 @@ class Chaos:
                     injecting.result()
                 await ending
             finally:
-                for task in (injecting, ending):
-                    task.cancel()
-                await asyncio.gather(injecting, ending, return_exceptions=True)
+                await cancel(injecting, ending)
         return await self._report(job, spec, options, clean, watched, faults)
 
     # --- the faults ---------------------------------------------------------------------------------------
@@ -248,9 +247,7 @@ class Chaos:
 
     async def _free_disks(self) -> None:
         """Free the disks that were filled."""
-        for task in self._filled:
-            task.cancel()
-        await asyncio.gather(*self._filled, return_exceptions=True)
+        await cancel(*self._filled)
         self._filled.clear()
 
     async def _records(self) -> list[ServiceRecord]:

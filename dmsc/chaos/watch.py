@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from bus.connection import Bus
 from bus.messaging.key_value import Change
 from bus.subjects import STEP_CLAIM, STEP_DECISION
+from bus.tasks import cancel
 from dmsc.chaos.history import ComputedWork, Decided, count_work
 from dmsc.client.async_client import AsyncClient
 from schemas.job import ENDED, JobEvent, JobState
@@ -83,8 +84,7 @@ async def watching(
         yield watched
         await following
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await cancel(following)
         await decisions.stop()
 
 

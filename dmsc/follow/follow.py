@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
+from bus.tasks import cancel
 from dmsc.console.exit_codes import ExitCode
 from dmsc.follow.curve import WRITER, RunCurve
 from dmsc.follow.live_view import LiveView, PlainView, View
@@ -89,9 +90,7 @@ async def follow(
                     return ExitCode.INTERRUPTED
                 watching.result()
             finally:
-                for task in (watching, leave, *cancelling):
-                    task.cancel()
-                await asyncio.gather(watching, leave, *cancelling, return_exceptions=True)
+                await cancel(watching, leave, *cancelling)
             view.show(run, None)
             final = await client.job(record.job)
             (out / "record.json").write_text(final.model_dump_json(indent=2) + "\n")
@@ -179,8 +178,7 @@ async def _watch(client: AsyncClient, run: RunState, view: View, curve: RunCurve
                 {taking, reading}, timeout=_redraw_s, return_when=asyncio.FIRST_COMPLETED
             )
             if taking not in done:
-                taking.cancel()
-                await asyncio.gather(taking, return_exceptions=True)
+                await cancel(taking)
                 continue
             event = taking.result()
             run.apply(event)
@@ -188,10 +186,7 @@ async def _watch(client: AsyncClient, run: RunState, view: View, curve: RunCurve
             view.show(run, event)
         await reading
     finally:
-        tasks = (reading, loading, measuring)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(reading, loading, measuring)
 
 
 async def _cancel(client: AsyncClient, job: str, view: View, leave: Callable[[], None]) -> None:

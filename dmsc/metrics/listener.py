@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bus.logs import get_logger
+from bus.tasks import cancel
 from entities.http_server.acceptor import Acceptor
 from entities.http_server.connection_limits import LATE, LONG, ConnectionBounds, OpenConnections
 from entities.metrics import Render
@@ -115,9 +116,7 @@ class _Scrape(asyncio.Protocol):
 
     async def end(self) -> None:
         self._transport.abort()
-        if self._answering is not None:
-            self._answering.cancel()
-            await asyncio.gather(self._answering, return_exceptions=True)
+        await cancel(self._answering)
 
     # --- what the room asks ---------------------------------------------------------------------------------
     def lateness(self, now: float, bounds: ConnectionBounds) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.log_shipping import ship_logs
 from bus.logs import bind, get_logger
+from bus.tasks import cancel
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
 from dmsc.process.composition import ServicePart
@@ -156,8 +157,7 @@ async def _run(
             await entity.run()
         finally:
             metrics.exposition.remove(entity)
-            logs.cancel()
-            await asyncio.gather(logs, return_exceptions=True)
+            await cancel(logs)
         if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # a functional module may be ordered to leave
             raise DmscError(f"{part.sid} ended by itself; see its log")
 

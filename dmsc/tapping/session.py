@@ -18,6 +18,7 @@ from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace, recorded
 from bus.tap.rendering import render_rates
+from bus.tasks import background, cancel
 from dmsc.state.settings import BusAddress
 from dmsc.tapping import role as tap_role
 from dmsc.tapping.printing import Printer, note
@@ -207,12 +208,8 @@ async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
             await asyncio.sleep(CLOSED_OFF_S)
             recorder.close_off()
 
-    working = asyncio.create_task(work())
-    try:
+    async with background(work()):
         yield
-    finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
 
 
 async def _rates(bus: Bus, request: TapRequest, may: May | None) -> None:
@@ -236,8 +233,7 @@ async def _rates(bus: Bus, request: TapRequest, may: May | None) -> None:
                     if shown == request.count:
                         return
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel(task)
             print_rates()
 
 

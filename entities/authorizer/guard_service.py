@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from bus.connection import Bus
 from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
+from bus.tasks import background
 from entities.authorizer.audit.audit_trail import AuditTrail
 from entities.authorizer.audit.refusals import Refusals
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer, Reporter
@@ -73,16 +74,11 @@ async def following(
     directory: UserDirectory, jobs: JobStates, config: AuthorizerConfig, refusals: Refusals
 ) -> AsyncIterator[None]:
     """Keep `directory` and `jobs` current and write `refusals` to the audit stream, until the block ends."""
-    tasks = (
-        asyncio.create_task(_refresh_directory(directory, config.check_s)),
-        asyncio.create_task(_follow_bus(directory, jobs, config, refusals)),
-    )
-    try:
+    async with (
+        background(_refresh_directory(directory, config.check_s)),
+        background(_follow_bus(directory, jobs, config, refusals)),
+    ):
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _refresh_directory(directory: UserDirectory, every_s: float) -> None:

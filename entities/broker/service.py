@@ -10,6 +10,7 @@ from bus.broker.relay import BrokerRelay
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
+from bus.tasks import background, cancel
 from entities.metrics import BROKER_CALLS, BROKER_DROPPED, BROKER_REFUSED, BROKER_WAITING, MetricReading
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
@@ -48,8 +49,7 @@ class Broker:
                 ready.set()
             await asyncio.Event().wait()
         finally:
-            registration.cancel()
-            await asyncio.gather(registration, return_exceptions=True)
+            await cancel(registration)
             await self.relay.stop()
 
     async def _keep_registered(self) -> None:
@@ -90,9 +90,5 @@ async def brokering(servers: Sequence[str], token: str | None, name: str) -> Asy
                     log.warning("broker is not on the bus", service=name, reason=error.text)
             await asyncio.sleep(AGAIN_S)
 
-    broker = asyncio.create_task(serve(), name=name)
-    try:
+    async with background(serve(), name=name):
         yield
-    finally:
-        broker.cancel()
-        await asyncio.gather(broker, return_exceptions=True)

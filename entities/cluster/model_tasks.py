@@ -26,6 +26,7 @@ from bus.logs import get_logger
 from bus.security.credentials import Credential, root_of
 from bus.security.identity import is_credential
 from bus.subject import Subject
+from bus.tasks import cancel
 from entities.cluster.core import Exit, ProcessWork
 from entities.cluster.file_reach import reach_of
 from entities.cluster.fork_server_client import ForkServerClient, Spawned, work_of
@@ -122,10 +123,7 @@ class ShortLivedWorkers:
 
     async def forget(self, job: str) -> None:
         """Drop a job's topology and end its workers; returns once they are gone."""
-        tasks = [task for key, (_, task) in self._running.items() if key[1] == job]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*[task for key, (_, task) in self._running.items() if key[1] == job])
         self.topologies.pop(job, None)
         self._specs.pop(job, None)
 

@@ -15,6 +15,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
+from bus.tasks import background, cancel
 from entities.election.leadership import LeaderCandidate
 from entities.metrics import MetricReading
 from entities.orchestrator.leader import Leader, OrchestratorConfig
@@ -63,8 +64,7 @@ class Orchestrator:
                 try:
                     await self._lead(lease_task, ready)
                 finally:
-                    lease_task.cancel()
-                    await asyncio.gather(lease_task, return_exceptions=True)
+                    await cancel(lease_task)
         finally:
             await self._candidate.release()
             await watch.stop()
@@ -86,8 +86,7 @@ class Orchestrator:
                         await asyncio.wait({lead_task})
                 return lead_task.result()
             finally:
-                lead_task.cancel()
-                await asyncio.gather(lead_task, return_exceptions=True)
+                await cancel(lead_task)
 
     async def _stand_aside(self, ready: asyncio.Event) -> None:
         """Registers as a standby that does not lead: a record of a newer version must not be overwritten."""
@@ -148,12 +147,8 @@ class Orchestrator:
     @contextlib.asynccontextmanager
     async def _presence(self, record: ServiceRecord) -> AsyncIterator[None]:
         """Keeps `record` registered while the block runs; the block does not wait for the registry."""
-        registration_task = asyncio.create_task(self._keep_present(record), name=f"presence {record.sid}")
-        try:
+        async with background(self._keep_present(record), name=f"presence {record.sid}"):
             yield
-        finally:
-            registration_task.cancel()
-            await asyncio.gather(registration_task, return_exceptions=True)
 
     async def _keep_present(self, record: ServiceRecord) -> None:
         while True:

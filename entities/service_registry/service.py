@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
+from bus.tasks import TaskSet, cancel
 from entities.election.leadership import LeaderCandidate
 from entities.service_registry.core import RegistryCore
 from entities.service_registry.leader import RegistryLeader, ServiceRegistryConfig
@@ -43,7 +44,7 @@ class ServiceRegistry:
         self.config = config or ServiceRegistryConfig()
         self.leader: RegistryLeader | None = None
         self._bus = bus
-        self._deregistrations: set[asyncio.Task[None]] = set()
+        self._deregistrations = TaskSet()
         self._candidate = LeaderCandidate(bus, self.config.lead, role=ROLE, node=self.config.node)
 
     @property
@@ -68,7 +69,7 @@ class ServiceRegistry:
                 await self._lead(ready)
         finally:
             await self._candidate.release()
-            await asyncio.gather(*self._deregistrations, return_exceptions=True)
+            await self._deregistrations.wait()
 
     async def _stand_by(self, ready: asyncio.Event) -> None:
         """Wait for the lead, registered as a standby."""
@@ -82,8 +83,7 @@ class ServiceRegistry:
                     await asyncio.wait({election})
             election.result()
         finally:
-            election.cancel()
-            await asyncio.gather(election, return_exceptions=True)
+            await cancel(election)
 
     async def _lead(self, ready: asyncio.Event) -> None:
         """Lead until another registry does."""
@@ -107,8 +107,7 @@ class ServiceRegistry:
             log.error("leading no more", term=term, reason=renewal.result())
         finally:
             for task in (serving, renewal):  # requests in flight are answered while the lead is still ours
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await cancel(task)
             self.leader = None
 
     @contextlib.asynccontextmanager
@@ -120,7 +119,6 @@ class ServiceRegistry:
         finally:
             registration.cancel()  # not awaited: it deregisters with a leader, which may be this process
             self._deregistrations.add(registration)
-            registration.add_done_callback(self._deregistrations.discard)
 
     async def _keep_registered(self) -> None:
         incarnation = self._bus.sender.incarnation

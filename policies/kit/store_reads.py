@@ -13,6 +13,7 @@ from functools import partial
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.tasks import cancel
 from policies.kit.instance_store import InstanceStore
 from schemas.errors import DmscError
 from schemas.store import StoreQuery, StoreRows
@@ -53,10 +54,7 @@ class StoreReader:
 
     async def close(self) -> None:
         """Gives up the reads under way."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._tasks.values())
 
     def _ended(self, key: str, _: asyncio.Task[None]) -> None:
         self._tasks.pop(key)

@@ -20,6 +20,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
 from bus.subjects import NOTICE, NOTICE_ANSWER
+from bus.tasks import TaskSet
 from schemas.data_plane import HopLoad, MicrobatchNotice, NoticeAnswer
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, PeerUnreachable, Unavailable
@@ -136,7 +137,7 @@ class HopExchange:
         self._offers: dict[tuple[str, int], _Offer] = {}
         self._open: set[_Offer] = set()
         self._later: dict[tuple[str, int], MicrobatchNotice] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet(self._task_failed)
         self._subscriptions: list[Subscription] = []
         self._closed = False
 
@@ -158,11 +159,9 @@ class HopExchange:
         self._closed = True
         for subscription in self._subscriptions:
             await subscription.stop(drain=False)
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel_all()
         await self._table.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     # --- sending ------------------------------------------------------------------------------------------
     async def send(
@@ -448,17 +447,11 @@ class HopExchange:
 
     # --- tasks --------------------------------------------------------------------------------------------
     def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
+        return self._tasks.create(work, name=name)
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None and not isinstance(error, PeerUnreachable):
+    @staticmethod
+    def _task_failed(task: asyncio.Task[Any], error: BaseException) -> None:
+        if not isinstance(error, PeerUnreachable):
             log.error("hop exchange", task=task.get_name(), error=repr(error), exc_info=error)
 
 

@@ -12,6 +12,7 @@ import torch
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.rendezvous import links_of
+from bus.tasks import TaskSet
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
 from workers.links.link_quality import LinkBothWays
@@ -129,8 +130,7 @@ class LinkTable:
         self._broken = broken
         self._slots: OrderedDict[tuple[str, str], LinkSlot] = OrderedDict()
         self._fenced: set[tuple[str, str]] = set()
-        self._builds: set[asyncio.Task[None]] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()  # those that build links, and those that wait for their end
         self.counts: dict[str, LinkCounts] = {}
         self._qualities: OrderedDict[tuple[str, str], LinkBothWays] = OrderedDict()
 
@@ -222,7 +222,7 @@ class LinkTable:
             slot.ready.set_exception(reason)
         if slot.link is not None:
             slot.link.close(error)
-            self._wait_for(slot.link)
+            self._tasks.create(slot.link.closed_fully())
 
     def fence(self, peer: Member) -> None:
         """Ends the links to this incarnation and never builds one again."""
@@ -236,8 +236,7 @@ class LinkTable:
         """Ends all links; returns when their threads have ended and their sockets are closed."""
         for slot in self._slots.values():
             self.drop(slot)
-        while self._builds or self._ending:
-            await asyncio.wait(self._builds | self._ending)
+        await self._tasks.wait()
         self._slots.clear()
 
     # --- building ------------------------------------------------------------------------------------------
@@ -263,9 +262,7 @@ class LinkTable:
             build_timeout_s=self._config.build_timeout_s,
             secret=self._config.secret,
         )
-        task = asyncio.create_task(self._build(slot, slot.build), name=f"build link {slot.name}")
-        self._builds.add(task)
-        task.add_done_callback(self._builds.discard)
+        self._tasks.create(self._build(slot, slot.build), name=f"build link {slot.name}")
         return slot
 
     async def _build(self, slot: LinkSlot, build: GroupBuild) -> None:
@@ -300,7 +297,7 @@ class LinkTable:
     def _over(self, slot: LinkSlot, error: PeerUnreachable | None) -> None:
         """Records that a link broke, was closed by the peer, or could not be built."""
         if slot.link is not None:
-            self._wait_for(slot.link)
+            self._tasks.create(slot.link.closed_fully())
         if slot.over:
             return
         slot.over = True
@@ -314,11 +311,6 @@ class LinkTable:
                 counts.refused += isinstance(error, LinkRefused)
             if slot.link is not None or self._bus.connected:  # else the bus is away, not the peer
                 self._broken(slot.peer, error)
-
-    def _wait_for(self, link: TensorLink) -> None:
-        task = asyncio.create_task(link.closed_fully())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
 
     def _evict(self) -> None:
         """Drops idle links, least recently used first, while there are too many; keeps busy ones."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bus.connection import Bus
 from bus.messaging.rendezvous import reductions_of
+from bus.tasks import TaskSet
 from bus.wire import request_progress
 from schemas.errors import BadInput, PeerUnreachable
 from schemas.limits import SLOWEST_BYTES_PER_S
@@ -80,7 +81,7 @@ class ReductionGroup:
         self._built = built
         self._build = build
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         self._rendezvous_tasks: tuple[asyncio.Task[None], ...] = ()
 
     @classmethod
@@ -143,16 +144,10 @@ class ReductionGroup:
             silent = [members[rank] for rank in error.fields.get("unreached", ())]
             raise (_silent(me, silent, error.text) if silent else error) from None
         group._rendezvous_tasks = (
-            group._start(build.announce(), f"announce {name}"),
-            group._start(build.locate(), f"locate {name}"),
+            group._tasks.create(build.announce(), name=f"announce {name}"),
+            group._tasks.create(build.locate(), name=f"locate {name}"),
         )
         return group
-
-    def _start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     @property
     def released(self) -> bool:
@@ -178,8 +173,8 @@ class ReductionGroup:
             return tensor
         limit = timedelta(seconds=self._timeout_s if timeout_s is None else timeout_s)
         work = partial(_reduce, self._built[0], tensor, limit)
-        reducing = self._start(gloo.in_thread("all-reduce", work), f"reduce {self.name}")
-        watching = self._start(self._watch(), f"watch {self.name}")
+        reducing = self._tasks.create(gloo.in_thread("all-reduce", work), name=f"reduce {self.name}")
+        watching = self._tasks.create(self._watch(), name=f"watch {self.name}")
         try:
             first: set[asyncio.Future[Any]] = {reducing, self._over, watching}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -220,7 +215,7 @@ class ReductionGroup:
             task.cancel()
         built, self._built = self._built, None
         if built is not None:
-            self._start(self._free(built[0]), f"release {self.name}")
+            self._tasks.create(self._free(built[0]), name=f"release {self.name}")
 
     async def _free(self, group: gloo.GlooGroup) -> None:
         await gloo.in_thread("release-group", partial(gloo.release, group))
@@ -230,8 +225,7 @@ class ReductionGroup:
 
     async def released_fully(self) -> None:
         """Returns once all tasks and threads of the group have ended."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     def _error(self, text: str) -> PeerUnreachable:
         return PeerUnreachable(f"reduction group {self.name}: {text}", group=self.name)

@@ -13,6 +13,7 @@ from torch import Tensor
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import LINK_FAULT
+from bus.tasks import TaskSet
 from schemas.cluster import InstanceStart
 from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
@@ -43,7 +44,6 @@ class HopRuntime(ABC):
     exchange: HopExchange | None = None
     shelf: ReplicaBuffer = field(default_factory=ReplicaBuffer)
     _fenced: set[Member] = field(default_factory=set)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def role(self) -> str:
@@ -53,6 +53,7 @@ class HopRuntime(ABC):
     def __post_init__(self) -> None:
         self.job = self.start.job
         self.epoch = self.start.epoch
+        self._tasks = TaskSet(self._task_failed)
         spec = self.start.spec
         balancer(spec.routing.algorithm)  # so that failing user code fails here, not at the first microbatch
         self.binder = Binder(
@@ -211,23 +212,16 @@ class HopRuntime(ABC):
         )
 
     def _track(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        self._tasks.create(work)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
+    def _task_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
         if not isinstance(error, DmscError):
             log.error(f"{self.role} failed", sid=self.member.sid, exc_info=error)
             error = DmscError(f"{self.role} failed: {describe(error)}")
         self.failed(error)
 
     def _cancel_tasks(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel_all()
 
     async def close(self) -> None:
         """Cancels deliveries that are under way."""

@@ -16,6 +16,7 @@ import psutil
 
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
+from bus.tasks import cancel
 from bus.wire import request_progress
 from bus.wire.correlation import stand_alone
 from bus.wire.request_progress import RequestProgress
@@ -58,8 +59,7 @@ async def progress_told(presence: RegistrationClient) -> AsyncIterator[None]:
         yield
     finally:
         request_progress.present.reset(token)
-        reports.cancel()
-        await asyncio.gather(reports, return_exceptions=True)
+        await cancel(reports)
 
 
 async def _report(presence: RegistrationClient, transfer: RequestProgress) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from bus.tasks import background
 from entities.authorizer.connections.job_states import JobStates
 from entities.authorizer.disconnection import Disconnections
 from schemas.access import Revocation
@@ -59,13 +60,8 @@ class Expulsions:
 
     @asynccontextmanager
     async def carried_out(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._end_revoked()), asyncio.create_task(self._end_jobs())]
-        try:
+        async with background(self._end_revoked()), background(self._end_jobs()):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _end_revoked(self) -> None:
         while True:

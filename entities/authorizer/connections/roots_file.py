@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bus.logs import get_logger
 from bus.security.trust_roots import TrustRoots
+from bus.tasks import background
 from entities.authorizer.access.reloaded_file import ReloadedFile
 from entities.authorizer.disconnection import Disconnections
 from schemas.errors import DmscError
@@ -46,12 +47,8 @@ class RootsFile:
                 self._file.refresh()
                 await self._close_old(2 * every_s)
 
-        task = asyncio.create_task(follow(), name="roots")
-        try:
+        async with background(follow(), name="roots"):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _close_old(self, again_s: float) -> None:
         """Close connections by the old root once; by the second look all guards have read the file, too."""

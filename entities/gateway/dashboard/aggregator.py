@@ -21,6 +21,7 @@ from bus.messaging.handlers import Subscription
 from bus.messaging.key_value import Change, Watch
 from bus.subject import Subject
 from bus.tap.sampled_subscription import SampledSubscription
+from bus.tasks import cancel
 from entities.gateway.dashboard.view_model import PAGE, MeshViewModel, OverviewPart
 from entities.gateway.dashboard.viewers import Viewer, sse
 from schemas.base import Message
@@ -178,9 +179,7 @@ class DashboardAggregator:
             self._stop_timer = None
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         self._tasks = []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
         subscriptions, self._subscriptions = self._subscriptions, []
         watch, self._watch = self._watch, None
         notices, self._notices = self._notices, None

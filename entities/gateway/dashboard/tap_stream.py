@@ -20,6 +20,7 @@ from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from bus.tap.rendering import as_json, render
 from bus.tap.scope import may, shown
+from bus.tasks import cancel
 from entities.gateway.dashboard.viewers import sse
 from schemas.door import TapScope
 from schemas.envelope import EntityKind
@@ -139,8 +140,7 @@ class TapSessions:
                     quiet = 0.0
                     yield b": listening\n\n"
         finally:
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            await cancel(reader)
 
 
 def _shown(tapped: TappedMessage, body_chars: int) -> dict[str, Any]:

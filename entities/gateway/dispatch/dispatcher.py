@@ -16,6 +16,7 @@ from typing import NamedTuple
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.tasks import cancel
 from entities.gateway.dispatch.rules import EntryChoice, choose_entries
 from entities.presence.registry_view import RegistryFollower
 from entities.qos.fault_reporter import FaultReporter
@@ -200,9 +201,7 @@ class Dispatcher:
         finally:
             failed = not call.done() or call.cancelled() or call.exception() is not None
             self._qos.add_call(key.job, 1e3 * (time.monotonic() - begun), failed=failed)
-            for task in (call, superseded):
-                task.cancel()
-            await asyncio.gather(call, superseded, return_exceptions=True)
+            await cancel(call, superseded)
 
     def _report(self, key: StepKey, sid: str, record: ServiceRecord | None, error: Unavailable) -> None:
         now = self._follower.view.records.get(sid)

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.tasks import background
 from schemas.door import DatasetOwner, UploadHold, UserUploads
 from schemas.errors import (
     Conflict,
@@ -81,12 +82,8 @@ class Uploads:
         upload = Upload(self, access, name, size, hold_s, claim)
         try:
             await upload.take(max(1, size))
-            renewal = asyncio.create_task(upload.keep())
-            try:
+            async with background(upload.keep()):
                 yield upload
-            finally:
-                renewal.cancel()
-                await asyncio.gather(renewal, return_exceptions=True)
         finally:
             await asyncio.shield(upload.end())
 

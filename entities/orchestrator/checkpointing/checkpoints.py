@@ -19,6 +19,7 @@ from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from bus.logs import get_logger
 from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
+from bus.tasks import cancel
 from entities.job_files.checkpoint_catalog import CheckpointFolder, Opener, checkpoints_at, read_manifest
 from entities.job_files.node_files import files_of
 from entities.orchestrator.checkpointing.checkpoint_schedule import (
@@ -401,8 +402,7 @@ class Checkpoints:
         """Gives up a checkpoint in progress, and leaves the store as it is. Twice is fine."""
         writing, self._writing = self._writing, None
         if writing is not None and not writing.done():
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            await cancel(writing)
 
     async def close(self) -> None:
         """Removes unfinished and too old checkpoints, after the job and its instances have ended."""

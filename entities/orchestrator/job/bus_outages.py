@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from bus.logs import get_logger
+from bus.tasks import cancel
 from schemas.errors import Unavailable
 
 log = get_logger("orchestrator")
@@ -58,6 +59,4 @@ class BusOutages:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, AGAIN_MOST_S)
         finally:
-            if saying is not None:
-                saying.cancel()
-                await asyncio.gather(saying, return_exceptions=True)
+            await cancel(saying)

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from bus.tasks import cancel
 from entities.orchestrator.job.training import Training
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
@@ -131,9 +132,7 @@ class Parking:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await cancel(*waits)
         self._before = None
         self._resumed.clear()
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import QOS_POLICY
+from bus.tasks import cancel
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.errors import DmscError, Unavailable
 from schemas.signals import CommunicationPolicy, StagePolicy
@@ -80,9 +81,7 @@ class PolicyDistribution:
         """Ends all deliveries."""
         deliveries = list(self._deliveries.values())
         self._deliveries.clear()
-        for delivery in deliveries:
-            delivery.cancel()
-        await asyncio.gather(*deliveries, return_exceptions=True)
+        await cancel(*deliveries)
 
     def revise(
         self,
