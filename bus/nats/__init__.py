@@ -9,6 +9,7 @@ It never decodes a message and knows no row of the table of subjects.
 client.py                NatsConnection: connect, ask, send, subscribe, survive a reconnect, close
 dialer.py                one attempt to connect, credentials, reconnect pauses
 durable_subscription.py  a subscription that moves to each new client
+nats_internals.py        all access to private attributes of nats-py
 pending_requests.py      requests that wait for an answer
 reply_subjects.py        what an inbox's name says about who may answer
 write_buffer.py          outgoing messages: order and back-pressure

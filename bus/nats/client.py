@@ -31,6 +31,7 @@ from bus.nats import dialer, reply_subjects
 from bus.nats.dialer import RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
 from bus.nats.durable_subscription import DurableSubscription as DurableSubscription
 from bus.nats.durable_subscription import MessageCallback
+from bus.nats.nats_internals import server_info, server_pool
 from bus.nats.pending_requests import PendingRequest, PendingRequests
 from bus.nats.write_buffer import WriteBuffer
 from bus.tasks import TaskSet
@@ -163,9 +164,9 @@ class NatsConnection:
 
     def cluster(self) -> dict[str, Dialer]:
         """A dialer for each server of a cluster by address; empty if there is only one server."""
-        if not self.online.is_set() or not self.client._server_info.get("cluster"):
+        if not self.online.is_set() or not server_info(self.client).get("cluster"):
             return {}
-        pool = [(server.uri.geturl(), server.tls_name) for server in self.client._server_pool]
+        pool = server_pool(self.client)
         return {dialer.bare(url): self._dialer.at(url, tls_name, "echo") for url, tls_name in pool}
 
     @property
@@ -176,7 +177,7 @@ class NatsConnection:
     @property
     def wants_signatures(self) -> bool:
         """Whether the server asked for a signed nonce; servers with an auth callout do."""
-        return bool(self.client._server_info.get("nonce"))
+        return bool(server_info(self.client).get("nonce"))
 
     @property
     def closing(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from nats.aio.client import Client, Server
 
 from bus.nats import tls_trust
+from bus.nats.nats_internals import drop_pending, reconnection_task
 from bus.nats.reply_subjects import inbox_of, inbox_of_token
 from bus.security import renewal
 from bus.security.identity import is_credential, is_root
@@ -308,11 +309,9 @@ async def close(client: Client) -> None:
     with contextlib.suppress(Exception):
         async with asyncio.timeout(CLOSE_S):
             if not client.is_connected:
-                # Nothing can be sent any more; close() would try to, raise, and leave its tasks running.
-                client._pending.clear()
-                client._pending_data_size = 0
+                drop_pending(client)
             await client.close()
-    reconnecting = client._reconnection_task
+    reconnecting = reconnection_task(client)
     if reconnecting is not None and reconnecting is not asyncio.current_task():
         await _cancel_fully(reconnecting)  # it may have swallowed the cancellation and would dial for ever
 

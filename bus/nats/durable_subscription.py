@@ -9,6 +9,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from bus.nats.nats_internals import handled, share_queue, stop_deliveries
+
 PENDING_BYTES = 64 << 20
 """Most bytes of a subscription's waiting messages; more are dropped and counted, like those beyond
 `pending_limit`."""
@@ -53,16 +55,13 @@ class DurableSubscription:
                 pending_bytes_limit=PENDING_BYTES,
             )
             return
-        # nats-py offers its queue only through an iterator that makes a task for each message: replace it.
         sub = await client.subscribe(
             self.subject,
             queue=self._queue,
             pending_msgs_limit=self._pending_limit,
             pending_bytes_limit=PENDING_BYTES,
         )
-        early, sub._pending_queue = sub._pending_queue, self.messages
-        while not early.empty() and not self.messages.full():
-            self.messages.put_nowait(early.get_nowait())
+        share_queue(sub, self.messages)
         self._sub = sub
 
     def is_of(self, sub: object) -> bool:
@@ -71,13 +70,13 @@ class DurableSubscription:
     def done(self, message: Msg) -> None:
         """Marks a message that was taken from `messages` as handled."""
         self.messages.task_done()
-        if self._sub is not None and self._sub._id == message._sid:
-            self._sub._pending_size -= len(message.data)  # nats-py also bounds the bytes
+        if self._sub is not None:
+            handled(self._sub, message)
 
     async def silence(self, client: Client) -> None:
         """Tells the server to send no more; messages that it has already sent are still received."""
         if self._sub is not None:
-            await client._send_unsubscribe(self._sub._id)
+            await stop_deliveries(client, self._sub)
 
     async def detach(self) -> None:
         """Removes the subscription here and at the server."""

@@ -22,6 +22,7 @@ from bus.logs import get_logger
 from bus.nats import dialer as dial
 from bus.nats import reply_subjects
 from bus.nats.dialer import Dialer, Listener
+from bus.nats.nats_internals import server_info
 from schemas.errors import DmscError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class ServerProbes:
                 await asyncio.sleep(dial.jittered(LOOK_S))
                 continue
             try:
-                server = str(client._server_info.get("server_id", place))
+                server = str(server_info(client).get("server_id", place))
                 other_end = self._ends.get(server)
                 if other_end is None:
                     await self._listen(place, server, client, ended)

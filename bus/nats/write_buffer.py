@@ -9,6 +9,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from bus.nats.dialer import BUFFER_BYTES
+from bus.nats.nats_internals import write_commands
 from schemas.errors import BadMessage, BusUnreachable, DmscError
 
 PRESSURE_BYTES = 1 << 20
@@ -89,9 +90,7 @@ class WriteBuffer:
             raise self._full()
         client.stats["out_msgs"] += count
         client.stats["out_bytes"] += len(commands)
-        await client._send_command(commands)
-        if client._flush_queue is not None and client._flush_queue.empty():
-            await client._flush_pending()
+        await write_commands(client, commands)
 
     def _full(self) -> BusUnreachable:
         waiting = f"{BUFFER_BYTES >> 20} MiB wait to be sent, no more is kept"
