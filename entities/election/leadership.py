@@ -5,8 +5,8 @@ If that renewal succeeds, nobody else has led meanwhile, because the compare-and
 revision. If another candidate has the next term, the lead is lost (`keep` returns). This holds for a leader
 that was frozen or cut off, and for one whose server was away.
 
-A holder that is sure of its lead rewrites a record that can't be read or was removed. A holder that is not
-sure gives up the lead, because somebody else may have led meanwhile. A candidate that meets such a record
+A holder that is certain of its lead rewrites a record that can't be read or was removed. A holder that is not
+certain gives up the lead, because somebody else may have led meanwhile. A candidate that meets such a record
 waits a whole lease for its holder to rewrite it. Then it takes a term above every earlier one: each term took
 a write, so no term is above the record's revision.
 """
@@ -26,18 +26,15 @@ from bus.logs import get_logger
 from entities.election.lease import (
     LeadershipLeaseConfig,
     Silence,
+    certain_until,
     claimable,
     is_same_leadership,
     next_claim,
-    sure_until,
 )
 from schemas.errors import Conflict, DeadlineExceeded, DmscError, NewerRecord, UnreadableRecord
 from schemas.leadership import Leadership
 
 log = get_logger("leadership")
-
-RELEASE_S = 1.0
-"""Limit for releasing the lease; after it the lease expires by silence."""
 
 _Result = TypeVar("_Result")
 
@@ -74,9 +71,9 @@ class LeaderCandidate:
         return self.claim.term if self.claim is not None else 0
 
     @property
-    def sure(self) -> bool:
+    def is_certain(self) -> bool:
         """Whether this candidate leads and nobody else can have the lead at this moment."""
-        return self.claim is not None and now() < sure_until(self._written, self.claim.lease_s)
+        return self.claim is not None and now() < certain_until(self._written, self.claim.lease_s)
 
     async def won(self) -> int:
         """Wait until this candidate leads; return the term."""
@@ -120,13 +117,13 @@ class LeaderCandidate:
                 log.debug("the lease was not renewed", term=self.term, reason=error.text)
 
     async def confirmed(self) -> None:
-        """Return at once while the lead is surely ours; else wait for a successful renewal, or for ever.
+        """Return at once while the lead is certainly ours; else wait for a successful renewal, or for ever.
 
         That renewal must have begun after this call: the answer to an earlier one may have lain in our socket
         while this process was frozen. If the lead is lost, the caller is cancelled here and so answers
         nobody.
         """
-        if self.sure:
+        if self.is_certain:
             return
         start = now()
         self._due.set()
@@ -139,7 +136,7 @@ class LeaderCandidate:
         if claim is None:
             return
         with contextlib.suppress(DmscError, TimeoutError):
-            async with asyncio.timeout(RELEASE_S):
+            async with asyncio.timeout(self.config.release_s):
                 release = claim.model_copy(update={"released": True})
                 await self._bucket.update(release, revision=self._revision, role=self._role)
 
@@ -196,7 +193,7 @@ class LeaderCandidate:
                 other, revision = await self._read()
             except NewerRecord as error:
                 return error.text
-            if other is None and not self.sure:
+            if other is None and not self.is_certain:
                 return "the record of the lease was removed, or can't be read, while this one was away"
             if other is not None and not is_same_leadership(other, self.claim):
                 return f"term {other.term} is led by {other.incarnation} (pid {other.pid} on {other.node})"

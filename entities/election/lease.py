@@ -15,7 +15,7 @@ from schemas.leadership import Leadership
 
 RENEWALS = 4
 """Renewals per lease: three may be lost before another candidate may claim."""
-SURE = 0.75
+CERTAIN = 0.75
 """Share of the lease for which its holder trusts its last renewal; the rest allows for unequal clocks."""
 LATE = 2
 """The time since the last look counts as at most this many times `look_s`: a candidate that looks later than
@@ -30,6 +30,7 @@ class LeadershipLeaseConfig:
     lease_s: float = 1.0  # shorter finds a dead leader sooner; must outlast a pause of the leader's process
     look_s: float = 0.2  # how often a candidate reads it; failover: lease_s + look_s if looks are on time
     attempt_s: float = 1.0  # limit per read or write; a store that elects its leader does not answer
+    release_s: float = 1.0  # limit for giving up the lead; after it the lease expires by silence
 
     def __post_init__(self) -> None:
         if not 0 < LATE * self.look_s < self.lease_s:  # one late look must not count as a whole lease
@@ -86,6 +87,6 @@ def is_same_leadership(record: Leadership, other: Leadership) -> bool:
     return (record.incarnation, record.term) == (other.incarnation, other.term)
 
 
-def sure_until(written_at: float, lease_s: float) -> float:
+def certain_until(written_at: float, lease_s: float) -> float:
     """Time until which a holder may act without a new renewal, if its last one began at `written_at`."""
-    return written_at + SURE * lease_s
+    return written_at + CERTAIN * lease_s

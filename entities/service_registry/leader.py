@@ -24,7 +24,7 @@ from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from entities.service_registry.record_authority import refuse_foreign, refuse_others_state, refuse_strange
 from entities.service_registry.writer import RegistryWriter
 from schemas.envelope import EntityKind, Envelope, Sender
-from schemas.errors import Ack, BadMessage, DmscError, Refused
+from schemas.errors import Ack, BadMessage, DmscError, NewerRecord, Refused
 from schemas.registry import (
     Endpoint,
     Heartbeat,
@@ -66,7 +66,7 @@ class ServiceRegistryConfig:
 
 
 class RegistryLeader:
-    """One term of a registry. `serve` ends only by cancellation."""
+    """One term of a registry."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class RegistryLeader:
         self._holder = connection_name(bus.sender)
         self._now = bus.pulse.now
         self._large_batch = False
-        self.drain = True
-        """Whether requests in flight are still answered at the end; not once another registry leads."""
+        self.refused: NewerRecord | None = None
+        self._drain = True  # whether requests in flight are still answered at the end
         self._termination_reports: dict[str, set[str]] = {}
         self._writer = RegistryWriter(
             bus.bucket(subjects.REGISTRY_RECORD),
@@ -96,13 +96,29 @@ class RegistryLeader:
         )
         self.advertiser = RegistryAdvertiser(bus, self.core, config.advertise, confirmed, 0)
 
-    async def serve(self, began: Callable[[], None]) -> None:
-        """Take over the bucket's records, call `began`, then serve until cancelled."""
+    async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
+        """Leads until `keeping` ends, or until it meets a record of a newer version; returns why.
+
+        If another registry leads, requests in flight are not answered any more.
+        """
         self._bus.pulse.attend()
         with self._bus.pulse.held():  # leases use its clock: a server that stands still silences everybody
-            await self._serve(began)
+            serving = asyncio.create_task(self._serve(began), name="serve")
+            try:
+                await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    serving.result()
+                self._drain = False
+                return keeping.result()
+            except NewerRecord as error:
+                self.refused = error
+                return error.text
+            finally:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
 
-    async def _serve(self, began: Callable[[], None]) -> None:
+    async def _serve(self, began: Callable[[], Awaitable[None]]) -> None:
+        """Take over the bucket's records, call `began`, then serve until cancelled."""
         moved = await self._reload()
         forget = self._bus.on_reconnect(self._on_reconnect)
         subscriptions: list[Subscription] = []
@@ -128,11 +144,11 @@ class RegistryLeader:
                 tasks.create_task(self.advertiser.deltas(), name="advertise")
                 tasks.create_task(self.advertiser.full(), name="advertise-full")
                 log.info("registry ready", records=len(self.core), revision=self.advertiser.revision)
-                began()
+                await began()
                 try:
                     await self._watch_silence()
                 finally:
-                    stops = [subscription.stop(drain=self.drain) for subscription in subscriptions]
+                    stops = [subscription.stop(drain=self._drain) for subscription in subscriptions]
                     await asyncio.gather(*stops, return_exceptions=True)
         finally:
             forget()

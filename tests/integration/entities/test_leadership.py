@@ -52,11 +52,11 @@ async def test_one_leads_and_the_next_follows_when_it_falls_silent(own_server: E
         second = asyncio.create_task(two.won())
         async with keeping(one):
             assert await stays_pending(second, 3 * LEASE.lease_s)
-            assert one.sure
+            assert one.is_certain
             await one.confirmed()
         # from here on it renews no more: as if it were dead, or frozen
         assert await asyncio.wait_for(second, PATIENCE_S) == 2
-        assert not one.sure
+        assert not one.is_certain
         asked = asyncio.create_task(one.confirmed())
         async with keeping(one) as waking, keeping(two):
             reason = await asyncio.wait_for(waking, PATIENCE_S)
@@ -88,7 +88,7 @@ async def test_an_outage_of_the_bus_deposes_nobody(own_server: EmbeddedServer) -
             await own_server.kill()
             asked = asyncio.create_task(one.confirmed())
             await asyncio.sleep(3 * LEASE.lease_s)  # the outage itself
-            assert not one.sure
+            assert not one.is_certain
             late = asyncio.create_task(one.confirmed())
             assert await stays_pending(late, 0.1)
             await own_server.start()

@@ -8,10 +8,10 @@ from entities.election.lease import (
     LATE,
     LeadershipLeaseConfig,
     Silence,
+    certain_until,
     claimable,
     is_same_leadership,
     next_claim,
-    sure_until,
 )
 from schemas.leadership import Leadership
 
@@ -62,8 +62,8 @@ def test_terms_grow_by_one_and_begin_at_one() -> None:
 
 def test_the_holder_is_sure_for_less_than_others_wait() -> None:
     config = LeadershipLeaseConfig()
-    assert sure_until(10.0, config.lease_s) < 10.0 + config.lease_s
-    assert sure_until(10.0, config.lease_s) > 10.0 + 2 * config.renew_s
+    assert certain_until(10.0, config.lease_s) < 10.0 + config.lease_s
+    assert certain_until(10.0, config.lease_s) > 10.0 + 2 * config.renew_s
 
 
 def test_a_look_must_be_shorter_than_the_lease() -> None:
