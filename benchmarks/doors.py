@@ -122,7 +122,7 @@ async def guard(keys_file: Path, url: str) -> None:
     keeper = ConnectionAuthorizer(
         GuardKeys.read(keys_file), lambda: (), lambda event, **fields: None, jobs=jobs
     )
-    async with keeper.at_door([url], "first"), keeper.at_door([url], "second"):
+    async with keeper.answering([url], "first"), keeper.answering([url], "second"):
         print("ready", flush=True)
         await asyncio.Event().wait()
 

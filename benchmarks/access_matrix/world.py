@@ -403,9 +403,9 @@ async def running(folder: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
         known = JobStates()
-        guards = [Guard(keys, lambda: users, tell=_quietly, jobs=known) for _ in range(2)]
+        guards = [Guard(keys, lambda: users, report=_quietly, jobs=known) for _ in range(2)]
         for number, guard in enumerate(guards):
-            await stack.enter_async_context(guard.at_door([server.url], f"guard-{number}"))
+            await stack.enter_async_context(guard.answering([server.url], f"guard-{number}"))
         services = []
         for who in SERVICES:
             token = issue(root, who)

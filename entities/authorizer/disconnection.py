@@ -17,11 +17,8 @@ from bus.security.credentials import id_of
 from schemas.errors import DmscError, Unavailable
 from schemas.names import job_of
 
-log = get_logger("authorizer.evictions")
+log = get_logger("authorizer.disconnections")
 
-AGAIN_S = 0.3
-"""Pause before the second look, which finds clients that were accepted just before the first one and not yet
-listed by the server."""
 USER_PREFIX = "user:"
 BETWEEN = "/"
 """Separator between a name and the ids of its credentials."""
@@ -40,7 +37,8 @@ def connection_of(user: str) -> str:
 class Disconnections:
     """Closes connections in one account, through the servers' system account.
 
-    It connects anew for each call, because calls are rare.
+    It connects anew for each call, because calls are rare. It looks twice, `second_look_s` apart: the second
+    look finds clients that were accepted just before the first one and not yet listed by the server.
     """
 
     def __init__(
@@ -50,14 +48,16 @@ class Disconnections:
         *,
         name: str = "authorizer",
         account: str = ACCOUNT,
+        second_look_s: float = 0.3,
     ) -> None:
         self._account = account
         self._servers = list(servers)
         self._keys = keys
         self._name = name
+        self._second_look_s = second_look_s
         self.ended = 0
 
-    async def throw_out(self, name: str) -> int | None:
+    async def disconnect(self, name: str) -> int | None:
         """Close every connection of the user `name`, or of the entity or instance with that SID.
 
         Returns their number, or None if not all servers answered, which is logged: connections there stay
@@ -66,11 +66,11 @@ class Disconnections:
         names = {name, connection_of(name)}
         return await self._close(lambda as_: as_.partition(BETWEEN)[0] in names, name)
 
-    async def throw_out_credential(self, id: str) -> int | None:
+    async def disconnect_credential(self, id: str) -> int | None:
         """Close the connections by this credential or by one that was signed with it."""
         return await self._close(lambda as_: id in as_.split(BETWEEN)[1:], f"credential {id}")
 
-    async def throw_out_other_roots(self, root: str, again_s: float) -> int:
+    async def disconnect_other_roots(self, root: str, again_s: float) -> int:
         """Close the connections by a credential of any root but this one (public).
 
         Two rotations in quick succession leave some connections of the root before last. Those of authorizers
@@ -78,9 +78,9 @@ class Disconnections:
         them.
 
         Args:
-            root: the public root whose connections stay. again_s: pause before a second look, for connections
-            that a guard accepted that had not read of the
-                rotation yet.
+            root: the public root whose connections stay.
+            again_s: pause before a second look, for connections that a guard accepted that had not read of
+                the rotation yet.
 
         Raises:
             DmscError: the servers can't be reached; the remaining connections are not closed.
@@ -93,21 +93,21 @@ class Disconnections:
 
         return await self._close_in_two_looks(is_other, again_s, first=("authorizer", "orchestrator"))
 
-    async def throw_out_jobs(self, jobs: Collection[str]) -> int | None:
+    async def disconnect_jobs(self, jobs: Collection[str]) -> int | None:
         """Close the connections of these jobs' instances."""
         return await self._close(lambda as_: job_of(as_.partition(BETWEEN)[0]) in jobs, "instances")
 
-    async def _close(self, is_wanted: Callable[[str], bool], who: str) -> int | None:
+    async def _close(self, is_match: Callable[[str], bool], who: str) -> int | None:
         try:
-            return await self._close_in_two_looks(is_wanted, AGAIN_S)
+            return await self._close_in_two_looks(is_match, self._second_look_s)
         except DmscError as error:
-            log.error("not thrown out everywhere yet", who=who, error=error.text)
+            log.error("not disconnected everywhere yet", who=who, error=error.text)
             return None
 
     async def _close_in_two_looks(
-        self, is_wanted: Callable[[str], bool], again_s: float, first: tuple[str, ...] = ()
+        self, is_match: Callable[[str], bool], again_s: float, first: tuple[str, ...] = ()
     ) -> int:
-        """Close the connections whose server-side name meets `is_wanted`, in two looks `again_s` apart.
+        """Close the connections whose server-side name meets `is_match`, in two looks `again_s` apart.
 
         Raises:
             DmscError: a server can't be reached, or did not answer; the connections at the others are closed.
@@ -118,7 +118,7 @@ class Disconnections:
             for look in range(2):
                 if look:
                     await asyncio.sleep(again_s)
-                matching = await connections.of(is_wanted, self._account)
+                matching = await connections.of(is_match, self._account)
                 silent = connections.silent
                 for connection in sorted(
                     matching, key=lambda item: not item.as_.startswith(first or item.as_)
@@ -127,7 +127,7 @@ class Disconnections:
                     if (connection.server, connection.number) not in ended:
                         ended.add((connection.server, connection.number))
                         self.ended += 1
-                        log.warning("thrown out", who=connection.as_, connection=connection.name[:120])
+                        log.warning("disconnected", who=connection.as_, connection=connection.name[:120])
         if silent:
             raise Unavailable(f"{silent} of the servers did not say who is connected there")
         return len(ended)

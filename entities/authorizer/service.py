@@ -32,7 +32,7 @@ from entities.authorizer.audit.rate_limited_records import RateLimitedRecordsCon
 from entities.authorizer.audit.refusals import Refusals
 from entities.authorizer.disconnection import Disconnections
 from entities.authorizer.users.directory import UserDirectory
-from entities.authorizer.users.operations import ThrowOut, TokenConfig, UserOperations, nobody_to_throw_out
+from entities.authorizer.users.operations import Disconnect, TokenConfig, UserOperations, no_connections
 from entities.authorizer.users.records import UserRecords
 from schemas import names
 from schemas.access import (
@@ -77,9 +77,11 @@ class AuthorizerConfig:
     valid_s: float = 5.0  # how long a gateway may cache a permission; a removed user is refused after this
     check_s: float = 0.5  # how often the files are checked for changes
     tokens: TokenConfig = field(default_factory=TokenConfig)
-    folding: RateLimitedRecordsConfig = field(default_factory=RateLimitedRecordsConfig)  # of refused requests
-    # of refused connections: one record of who, from where and why, then only counts
-    door_folding: RateLimitedRecordsConfig = field(default_factory=lambda: RateLimitedRecordsConfig(each=1))
+    refused_requests: RateLimitedRecordsConfig = field(default_factory=RateLimitedRecordsConfig)
+    # one record of who, from where and why, then only counts
+    refused_connections: RateLimitedRecordsConfig = field(
+        default_factory=lambda: RateLimitedRecordsConfig(each=1)
+    )
 
     def __post_init__(self) -> None:
         if self.check_s <= 0 or self.valid_s < 0:
@@ -89,11 +91,11 @@ class AuthorizerConfig:
 class Authorizer:
     """The authorizer's service.
 
-    `throw_out` closes the bus connections of a user, by name; it is called when the user's tokens are
+    `disconnect` closes the bus connections of a user, by name; it is called when the user's tokens are
     revoked.
     """
 
-    def __init__(self, bus: Bus, config: AuthorizerConfig, throw_out: ThrowOut = nobody_to_throw_out) -> None:
+    def __init__(self, bus: Bus, config: AuthorizerConfig, disconnect: Disconnect = no_connections) -> None:
         """Raises `BadInput` with one line if a file is missing or wrong."""
         self.config = config
         self.directory = UserDirectory(config.tokens_file, config.user_key)
@@ -101,12 +103,11 @@ class Authorizer:
         self.archive: AuditArchive | None = None
         if config.audit_folder is not None:
             self.archive = AuditArchive(config.audit_folder, self.directory.key, config.sid)
-        self.audit = AuditTrail(bus, config.sid, Refusals(config.sid, config.folding), self.archive)
-        self.evictions: Disconnections | None = None
+        self.audit = AuditTrail(bus, config.sid, Refusals(config.sid, config.refused_requests), self.archive)
         if config.keys_file is not None:
-            self.evictions = Disconnections(config.servers, GuardKeys.read(config.keys_file), name=config.sid)
-            throw_out = self.evictions.throw_out
-        self._operations = UserOperations(bus, self.directory, self.audit, throw_out, config.tokens)
+            keys = GuardKeys.read(config.keys_file)
+            disconnect = Disconnections(config.servers, keys, name=config.sid).disconnect
+        self._operations = UserOperations(bus, self.directory, self.audit, disconnect, config.tokens)
         self._bus = bus
         self._jobs = bus.bucket(subjects.JOB_RECORD)
 
@@ -158,9 +159,11 @@ class Authorizer:
         user = await self.directory.recognise(message.token)
         ruling = await self._rule(user, message.action, message.resource)
         decision = ruling.decision
-        await self._record_ruling(
-            ruling, user, message.action, message.resource, message.gateway, asked=envelope.id
-        )
+        fields = about(decision, message.action, message.resource, message.gateway)
+        if not decision.allow:
+            self.audit.refused(**{**fields, "user": user.name})
+        elif ruling.audited:  # raises `Unavailable` if it can't be recorded: then it may not be done
+            await self.audit.act("act", request_id=envelope.id, **fields)
         log.info(
             "access",
             allow=decision.allow,
@@ -194,46 +197,35 @@ class Authorizer:
             )
         return replace(ruling, decision=decision)
 
-    async def _record_ruling(
-        self,
-        ruling: Ruling,
-        user: User | UnknownUser,
-        action: str,
-        resource: str,
-        gateway: str,
-        asked: str = "",
-    ) -> None:
-        """Record a ruling; raises `Unavailable` if an allowed act can't be recorded: it may not be done."""
-        fields = about(ruling.decision, action, resource, gateway)
-        if not ruling.decision.allow:
-            self.audit.refused(**{**fields, "user": user.name})
-        elif ruling.audited:
-            await self.audit.act("act", asked=asked, **fields)
-
     # --- commands ----------------------------------------------------------------------------------------
+    async def _permitted_user(self, token: str, action: str, resource: str, gateway: str) -> User:
+        """The user of a token, who may do this.
+
+        Raises:
+            Refused: the user may not do it, or the token belongs to nobody; that is audited.
+        """
+        user = await self.directory.recognise(token)
+        decision = (await self._rule(user, action, resource)).decision
+        if not decision.allow or isinstance(user, UnknownUser):
+            self.audit.refused(**{**about(decision, action, resource, gateway), "user": user.name})
+            raise Refused(decision.reason, user=decision.user)
+        return user
+
     async def _user_command(self, message: UserCommand, envelope: Envelope) -> UserAnswer | SealedAnswer:
-        user = await self.directory.recognise(message.token)
         action = f"user.{message.op}"
-        ruling = await self._rule(user, action, message.name)
-        if not ruling.decision.allow or isinstance(user, UnknownUser):
-            await self._record_ruling(ruling, user, action, message.name, message.gateway)
-            raise Refused(ruling.decision.reason, user=ruling.decision.user)
+        user = await self._permitted_user(message.token, action, message.name, message.gateway)
         log.info("user command", op=message.op, user=message.name, by=user.name)
         answer = await self._operations.carry_out(message, user)
         if not message.answer_key:
             return answer
-        about = answer_about(message.answer_key)
+        context = answer_about(message.answer_key)
         return SealedAnswer(
-            sealed=self._bus.keyring.seal(answer.model_dump_json(), message.answer_key, about)
+            sealed=self._bus.keyring.seal(answer.model_dump_json(), message.answer_key, context)
         )
 
     async def _explain(self, message: ExplainAccess, envelope: Envelope) -> AccessExplanation:
-        user = await self.directory.recognise(message.token)
-        subject = message.user or user.name
-        ruling = await self._rule(user, "access.explain", subject)
-        if not ruling.decision.allow or isinstance(user, UnknownUser):
-            await self._record_ruling(ruling, user, "access.explain", subject, message.gateway)
-            raise Refused(ruling.decision.reason, user=ruling.decision.user)
+        subject = message.user or (await self.directory.recognise(message.token)).name
+        user = await self._permitted_user(message.token, "access.explain", subject, message.gateway)
         about_user = user if subject == user.name else self._user(subject)
         owner = await self._owner(message.action, message.resource)
         return explain(self.rules.policy, about_user, message.action, message.resource, owner)

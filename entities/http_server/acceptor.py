@@ -21,12 +21,6 @@ ACCEPTED = 64
 TURNS = 8
 """It takes at least this many turns to accept as many connections as may wait for a request: so a request
 that has arrived is read before new connections evict its connection."""
-HANDSHAKE_S = 10.0
-"""Limit of a TLS handshake."""
-PAUSE_S = 0.1
-"""Pause after a failed accept."""
-TOLD_S = 1.0
-"""Least time between two log lines about failed accepts."""
 
 
 class Acceptor:
@@ -85,11 +79,11 @@ class Acceptor:
         self._warn(f"no connection can be taken: {error.strerror}")
         self._room.end_oldest()
         self._loop.remove_reader(self._sock.fileno())
-        self._retry = self._loop.call_later(PAUSE_S, self.start)
+        self._retry = self._loop.call_later(self._room.bounds.accept_again_s, self.start)
 
     def _warn(self, event: str) -> None:
         self._unlogged += 1
-        if self._loop.time() - self._logged_at >= TOLD_S:
+        if self._loop.time() - self._logged_at >= self._room.bounds.log_every_s:
             port = self._sock.getsockname()[1]
             log.warning(event, port=port, times=self._unlogged, open=len(self._room))
             self._unlogged, self._logged_at = 0, self._loop.time()
@@ -101,7 +95,7 @@ class Acceptor:
                 self._protocol,
                 connection,
                 ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+                ssl_handshake_timeout=None if self._tls is None else self._room.bounds.handshake_s,
             )
         except (OSError, TimeoutError):  # includes SSLError: the client speaks no TLS, or is too slow
             connection.close()

@@ -16,8 +16,6 @@ from typing import Protocol
 
 from entities.metrics import HTTP_CONNECTIONS, HTTP_CUT, MetricReading
 
-SWEEP_S = 1.0
-"""Interval between checks of all connections; deadlines are this precise."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -32,6 +30,10 @@ class ConnectionBounds:
     body_s: float = 30.0  # without a byte of an incomplete body
     body_bytes_per_s: float = 1_024.0  # least average rate of a body
     answer_s: float = 60.0  # without the client reading its answer
+    sweep_s: float = 1.0  # interval between checks of all connections; deadlines are this precise
+    handshake_s: float = 10.0  # of TLS
+    accept_again_s: float = 0.1  # pause after a failed accept
+    log_every_s: float = 1.0  # least time between two log lines about failed accepts
 
     def __post_init__(self) -> None:
         if not 1 <= self.waiting <= self.connections:
@@ -97,7 +99,7 @@ class OpenConnections:
         self._waiting.pop(connection, None)
         self._waiting[connection] = loop.time()
         if self._next_sweep is None:
-            self._next_sweep = loop.call_later(SWEEP_S, self._sweep)
+            self._next_sweep = loop.call_later(self.bounds.sweep_s, self._sweep)
 
     def asks(self, connection: ClientConnection) -> None:
         """Note that the head of a request has arrived."""
@@ -132,7 +134,7 @@ class OpenConnections:
             if why:
                 self.end(connection, why)
         remaining = self._waiting or self._busy
-        self._next_sweep = loop.call_later(SWEEP_S, self._sweep) if remaining else None
+        self._next_sweep = loop.call_later(self.bounds.sweep_s, self._sweep) if remaining else None
 
     def end(self, connection: ClientConnection, why: str) -> None:
         self.cut[why] += 1

@@ -141,9 +141,7 @@ def _entries(root: Any) -> list[Any]:
 def _parse_rule(entry: Any, line: int, place: str) -> Rule:
     if not isinstance(entry, dict):
         raise BadInput(f"{place}: a rule has a name and actions, at least")
-    unknown = [key for key in entry if key not in _KEYS]
-    if unknown:
-        raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; a rule has {', '.join(_KEYS)}")
+    _refuse_unknown_keys(entry, _KEYS, place, "a rule")
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         raise BadInput(f"{place}: name: must be a text; it stands in reasons and in the audit")
@@ -151,11 +149,7 @@ def _parse_rule(entry: Any, line: int, place: str) -> Rule:
     actions = _texts(entry, "actions", place)
     if not actions:
         raise BadInput(f"{place}: actions: must be a list of actions or patterns (* is all)")
-    roles = _texts(entry, "roles", place)
-    unknown_roles = [role for role in roles if role not in {valid.value for valid in Role}]
-    if unknown_roles:
-        roles_text = ", ".join(role.value for role in Role)
-        raise BadInput(f"{place}: roles: {unknown_roles[0]!r} is not one of {roles_text}")
+    roles = _roles(entry, place)
     effect = entry.get("effect", "allow")
     if effect not in ("allow", "deny"):
         raise BadInput(f"{place}: effect: must be allow or deny")
@@ -168,7 +162,7 @@ def _parse_rule(entry: Any, line: int, place: str) -> Rule:
     return Rule(
         name=name,
         line=line,
-        roles=frozenset(Role(role) for role in roles),
+        roles=roles,
         users=frozenset(_texts(entry, "users", place)),
         actions=actions,
         resources=_texts(entry, "resources", place),
@@ -182,15 +176,8 @@ def _parse_quota(entry: Any, place: str) -> QuotaRule:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
         raise BadInput(f"{place}: a quota has a name, and limits: {', '.join(_QUOTA_KEYS[3:])}")
     place = f"{place}: {entry['name']}"
-    unknown = [key for key in entry if key not in _QUOTA_KEYS]
-    if unknown:
-        raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; a quota has {', '.join(_QUOTA_KEYS)}")
-    roles = _texts(entry, "roles", place)
-    unknown_roles = [role for role in roles if role not in {valid.value for valid in Role}]
-    if unknown_roles:
-        raise BadInput(
-            f"{place}: roles: {unknown_roles[0]!r} is not one of {', '.join(role.value for role in Role)}"
-        )
+    _refuse_unknown_keys(entry, _QUOTA_KEYS, place, "a quota")
+    roles = _roles(entry, place)
     for key in _QUOTA_KEYS[3:]:
         limit = entry.get(key)
         if limit is not None and (
@@ -208,7 +195,22 @@ def _parse_quota(entry: Any, place: str) -> QuotaRule:
         datasets=entry.get("datasets"),
     )
     users = frozenset(_texts(entry, "users", place))
-    return QuotaRule(roles=frozenset(Role(role) for role in roles), users=users, quota=quota)
+    return QuotaRule(roles=roles, users=users, quota=quota)
+
+
+def _refuse_unknown_keys(entry: dict[str, Any], keys: Sequence[str], place: str, what: str) -> None:
+    unknown = [key for key in entry if key not in keys]
+    if unknown:
+        raise BadInput(f"{place}: unknown key {str(unknown[0])!r}; {what} has {', '.join(keys)}")
+
+
+def _roles(entry: dict[str, Any], place: str) -> frozenset[Role]:
+    roles = _texts(entry, "roles", place)
+    valid = [role.value for role in Role]
+    for role in roles:
+        if role not in valid:
+            raise BadInput(f"{place}: roles: {role!r} is not one of {', '.join(valid)}")
+    return frozenset(Role(role) for role in roles)
 
 
 def _texts(entry: dict[str, Any], key: str, place: str) -> tuple[str, ...]:
@@ -249,14 +251,12 @@ def decide(
                 decision=AccessDecision(allow=False, reason=reason, rule=rule.name, **about), rule=rule
             )
         owner_text = " what is theirs" if rule.own else ""
-        decision = AccessDecision(
-            allow=True,
-            reason=f"{user.role} may {action}{owner_text} (rule {rule.name})",
-            valid_s=0.0 if rule.audit else valid_s,
-            rule=rule.name,
-            **about,
+        reason = f"{user.role} may {action}{owner_text} (rule {rule.name})"
+        allowed_s = 0.0 if rule.audit else valid_s
+        return Ruling(
+            decision=AccessDecision(allow=True, reason=reason, valid_s=allowed_s, rule=rule.name, **about),
+            rule=rule,
         )
-        return Ruling(decision=decision, rule=rule)
     if any(rule.own and rule.effect == "allow" for rule in matching):
         owner_text = f"it is {owner}'s" if owner else f"no such {action.partition('.')[0]}, or nobody's"
         reason = f"{user.role} {user.name} may {action} only what is theirs; {resource}: {owner_text}"
@@ -295,18 +295,12 @@ def _views(
 ) -> list[RuleView]:
     views = []
     for rule in rules:
-        why = rule.misfit(user, action, resource)
-        if rule is deciding:
-            views.append(
-                RuleView(
-                    name=rule.name,
-                    line=rule.line,
-                    decides=True,
-                    why="allows it" if rule.effect == "allow" else "denies it",
-                )
-            )
-            break
-        if not why:
+        decides = rule is deciding
+        if decides:
+            why = "allows it" if rule.effect == "allow" else "denies it"
+        elif not (why := rule.misfit(user, action, resource)):
             why = f"only for what is their own; this is {owner}'s" if owner else "only for what is their own"
-        views.append(RuleView(name=rule.name, line=rule.line, decides=False, why=why))
+        views.append(RuleView(name=rule.name, line=rule.line, decides=decides, why=why))
+        if decides:
+            break
     return views

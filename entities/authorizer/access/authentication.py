@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,20 +114,11 @@ class UnknownUser:
     missing: bool = False
 
 
-def identify(users: Users | tuple[User, ...], token: str, now: float | None = None) -> User | None:
-    """The user of a token; None if it is unknown, has expired or was revoked.
-
-    `now` is in seconds since the epoch; by default the present time.
-    """
-    user = recognise(users, token, now or time.time())
-    return user if isinstance(user, User) else None
-
-
 def recognise(users: Users | tuple[User, ...], token: str, now: float) -> User | UnknownUser:
     """The user of a token, or the reason why it is not valid."""
     if not isinstance(users, Users):
         users = Users(listed=users)
-    if user_tokens.looks_like_one(token):
+    if user_tokens.is_signed(token):
         return _by_signature(users, token, now)
     user = _by_hash(users.listed, token)
     if user is None:

@@ -21,8 +21,6 @@ from schemas.errors import BadInput
 
 ISSUER = "dmsc"
 MOST_CHARACTERS = 4096
-SKEW_S = 30.0
-"""Largest accepted lead of the clock of an authorizer that issued a token."""
 
 
 def _encode(data: bytes) -> str:
@@ -50,7 +48,7 @@ class TokenRefused(Exception):
     """The token is not valid; the text says why, for the user who sent it."""
 
 
-def looks_like_one(token: str) -> bool:
+def is_signed(token: str) -> bool:
     """Whether this looks like a JSON web token, not like a plain token of the users' file."""
     return token.startswith("eyJ") and token.count(".") == 2
 
@@ -68,8 +66,11 @@ def issue(key: SigningKey, claims: Claims) -> str:
     return f"{content}.{_encode(key.sign(content.encode()).signature)}"
 
 
-def read(key: VerifyKey, token: str, now: float) -> Claims:
-    """The claims of a valid token that this mesh's key has signed; raises `TokenRefused` otherwise."""
+def read(key: VerifyKey, token: str, now: float, *, skew_s: float = 30.0) -> Claims:
+    """The claims of a valid token that this mesh's key has signed; raises `TokenRefused` otherwise.
+
+    The clock of the authorizer that issued the token may be ahead of ours by `skew_s`.
+    """
     header, _, rest = token.partition(".")
     body, _, signature = rest.partition(".")
     if len(token) > MOST_CHARACTERS or header != HEADER:
@@ -90,7 +91,7 @@ def read(key: VerifyKey, token: str, now: float) -> Claims:
         raise TokenRefused("this token is not one of this mesh's")
     if now >= claims.expires_at:
         raise TokenRefused(f"this token of {claims.subject} has expired; ask for a new one")
-    if claims.issued_at > now + SKEW_S:
+    if claims.issued_at > now + skew_s:
         raise TokenRefused(f"this token of {claims.subject} is from the future; are the clocks right?")
     return claims
 

@@ -34,8 +34,6 @@ from schemas.errors import BadInput, DmscError, Unavailable
 
 log = get_logger("audit")
 
-LOOK_S = 1.0
-"""How often the stream is checked, besides after each record of our own."""
 SEGMENT_BYTES = 32 << 20
 BATCH = 500
 MOST_BEHIND = 20_000
@@ -59,8 +57,15 @@ class AuditArchive:
     """
 
     def __init__(
-        self, folder: Path, key: SigningKey | None, authorizer: str, most_behind: int = MOST_BEHIND
+        self,
+        folder: Path,
+        key: SigningKey | None,
+        authorizer: str,
+        most_behind: int = MOST_BEHIND,
+        check_s: float = 1.0,
     ) -> None:
+        """`check_s` is how often the stream is checked, besides after each record of our own."""
+        self._check_s = check_s
         self._folder = folder
         self._key = key
         self._authorizer = authorizer
@@ -76,7 +81,7 @@ class AuditArchive:
             raise BadInput(f"{folder}: {error.strerror}; the audit's records are kept there") from None
 
     @property
-    def kept(self) -> int:
+    def archived(self) -> int:
         """The number of the last archived record; 0 if there is none."""
         return 0 if self._last is None else self._last.record.number
 
@@ -88,9 +93,9 @@ class AuditArchive:
                 archived.
         """
         self._changed.set()
-        if last - self.kept > self._most_behind:
+        if last - self.archived > self._most_behind:
             why = self._problem or "it is being written"
-            raise Unavailable(f"the archive of the audit is {last - self.kept:,} records behind ({why})")
+            raise Unavailable(f"the archive of the audit is {last - self.archived:,} records behind ({why})")
 
     def wrote(self) -> None:
         """Note that the stream has a new record."""
@@ -111,28 +116,28 @@ class AuditArchive:
                     log.error("audit archive not written", folder=str(self._folder), reason=text)
                 self._problem = text
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(self._check_s):
                     await self._changed.wait()
 
     async def _catch_up(self, bus: Bus) -> None:
         last = await bus.last_sequence(subjects.AUDIT)
-        if last < self.kept:
-            self._begin_chain(f"the stream ends at record {last}, and record {self.kept} was there")
-        if last == self.kept:
+        if last < self.archived:
+            self._begin_chain(f"the stream ends at record {last}, and record {self.archived} was there")
+        if last == self.archived:
             return
         batch: list[AuditEntry] = []
-        async with contextlib.aclosing(bus.history(subjects.AUDIT, start=max(1, self.kept))) as items:
+        async with contextlib.aclosing(bus.history(subjects.AUDIT, start=max(1, self.archived))) as items:
             async for item in items:
                 if not isinstance(item.message, AuditRecord):
                     continue
                 entry = AuditEntry(sequence=item.sequence, record=item.message)
-                if self._last is not None and entry.record.number == self.kept:
+                if self._last is not None and entry.record.number == self.archived:
                     if entry.record.hash != self._last.record.hash:
-                        self._begin_chain(f"record {self.kept} of the stream is another than it was")
+                        self._begin_chain(f"record {self.archived} of the stream is another than it was")
                         return  # the next check, at once, reads the stream from its beginning
                     continue
-                if self.kept and not batch and entry.record.number > self.kept + 1:
-                    gap = f"{self.kept + 1} to {entry.record.number - 1}"
+                if self.archived and not batch and entry.record.number > self.archived + 1:
+                    gap = f"{self.archived + 1} to {entry.record.number - 1}"
                     self._begin_chain(f"records {gap} fell out while nobody kept them")
                 batch.append(entry)
                 if len(batch) >= BATCH:

@@ -19,16 +19,12 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from entities.authorizer.audit.audit_archive import AuditArchive
 from entities.authorizer.audit.rate_limited_records import Refusal
-from entities.authorizer.audit.refusals import Refusals, made
+from entities.authorizer.audit.refusals import Refusals, new_record
 from schemas.audit import AuditKind, AuditRecord, chained
 from schemas.errors import Conflict, DmscError, Unavailable
 from schemas.signals import AccessDecision, Role
 
 log = get_logger("audit")
-
-DEADLINE_S = 8.0
-"""Limit for writing one record; a server cluster that elects its leader takes most of it."""
-PAUSE_S = 0.02
 
 
 class AuditTrail:
@@ -40,23 +36,37 @@ class AuditTrail:
         authorizer: str,
         refusals: Refusals | None = None,
         archive: AuditArchive | None = None,
+        *,
+        deadline_s: float = 8.0,
+        retry_s: float = 0.02,
     ) -> None:
-        """`refusals` is given if others share it, too, and it outlives this; `archive` copies the records."""
+        """Make the writer.
+
+        Args:
+            bus: the mesh's bus.
+            authorizer: the authorizer's SID.
+            refusals: given if others share it, too, and it outlives this.
+            archive: copies the records.
+            deadline_s: limit for writing one record; a cluster that elects its leader takes most of it.
+            retry_s: pause before the next attempt.
+        """
+        self._deadline_s = deadline_s
+        self._retry_s = retry_s
         self._archive = archive
         self.refusals = refusals or Refusals(authorizer)
         self._bus = bus
         self._authorizer = authorizer
         self._write_lock = asyncio.Lock()
 
-    async def act(self, kind: AuditKind, *, asked: str = "", **what: Any) -> None:
+    async def act(self, kind: AuditKind, *, request_id: str = "", **what: Any) -> None:
         """Record an act that is about to be done. Raises `Unavailable` on failure: it must not be done then.
 
-        `asked` is the envelope id of the request. A repeated request may reach several authorizers, and the
-        stream keeps one record of it.
+        `request_id` is the envelope id of the request. A repeated request may reach several authorizers, and
+        the stream keeps one record of it.
         """
-        id = _record_id(asked, kind, what) if asked else None
+        id = _record_id(request_id, kind, what) if request_id else None
         try:
-            await self._write(made(self._authorizer, kind, id=id, allow=True, **what))
+            await self._write(new_record(self._authorizer, kind, id=id, allow=True, **what))
         except DmscError as error:
             raise Unavailable(
                 f"not done: the audit stream can't be written ({error.text}); try again"
@@ -116,7 +126,7 @@ class AuditTrail:
         """Append a record to the chain; it may take several attempts, as other authorizers write as well."""
         failure: DmscError | None = None
         async with self._write_lock:
-            deadline = time.monotonic() + DEADLINE_S
+            deadline = time.monotonic() + self._deadline_s
             while time.monotonic() < deadline:
                 try:
                     last, before = await self._bus.tail(subjects.AUDIT)
@@ -140,13 +150,13 @@ class AuditTrail:
                     failure = None
                 except Unavailable as error:
                     failure = error
-                await asyncio.sleep(PAUSE_S * random.uniform(0.5, 1.5))
+                await asyncio.sleep(self._retry_s * random.uniform(0.5, 1.5))
         raise failure or Unavailable("other authorizers write at the same time")
 
 
-def _record_id(asked: str, kind: AuditKind, what: dict[str, Any]) -> str:
+def _record_id(request_id: str, kind: AuditKind, what: dict[str, Any]) -> str:
     """The id of an act's record. It depends on the act, so acts with the same envelope id hide no other."""
-    text = json.dumps([asked, kind, what], sort_keys=True)
+    text = json.dumps([request_id, kind, what], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

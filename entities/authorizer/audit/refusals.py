@@ -45,7 +45,7 @@ class Refusals:
         """Add a refusal; `more` has further fields of the record. Never raises, never waits."""
         if self._limiter.take(group, refusal, time.monotonic()):
             if len(self.waiting) < WAITING:
-                self.waiting.append(made(self._authorizer, kind, **_fields(refusal), **more))
+                self.waiting.append(new_record(self._authorizer, kind, **_fields(refusal), **more))
             else:
                 self.unwritten += 1
         self._changed.set()
@@ -53,7 +53,9 @@ class Refusals:
     def close(self) -> list[AuditRecord]:
         """End the window; return the records of refusals that were only counted."""
         return [
-            made(self._authorizer, "folded", count=aggregate.count, **_fields(aggregate.last, aggregate))
+            new_record(
+                self._authorizer, "folded", count=aggregate.count, **_fields(aggregate.last, aggregate)
+            )
             for aggregate in self._limiter.close()
         ]
 
@@ -66,7 +68,7 @@ class Refusals:
         return self._limiter.due(time.monotonic()) == 0.0
 
 
-def made(authorizer: str, kind: AuditKind, *, id: str | None = None, **fields: Any) -> AuditRecord:
+def new_record(authorizer: str, kind: AuditKind, *, id: str | None = None, **fields: Any) -> AuditRecord:
     """A record that is not in the chain yet; without `id` it gets a unique one."""
     short_fields = {
         key: value[:_SHORT] if isinstance(value, str) and not isinstance(value, Role) else value

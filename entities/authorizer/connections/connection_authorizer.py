@@ -36,13 +36,11 @@ from schemas.signals import Role
 
 log = get_logger("authorizer.callout")
 
-USER_CONNECTION_S = 24 * 3600.0
-"""A user must reconnect after this; a removed user's connections are closed at once (`disconnection`)."""
 REMEMBERED = 100
 """Most texts of refusals kept."""
 NAME_MOST = 120
 """Characters of the name that a caller gives itself, for logs and the audit."""
-TOLD_MOST = 1_000
+LOGGED_MOST = 1_000
 """Refusals logged one by one; then only each hundredth, so that a million attempts fill no disk."""
 
 PresentUsers = Callable[[], Users | tuple[User, ...]]
@@ -74,26 +72,29 @@ class ConnectionAuthorizer:
         self,
         keys: GuardKeys,
         users: PresentUsers,
-        tell: Reporter | None = None,
+        report: Reporter | None = None,
         *,
         roots: PresentRoots | None = None,
         account: str = ACCOUNT,
         refusals: Refusals | None = None,
         jobs: Jobs | None = None,
         revocations_read: asyncio.Event | None = None,
+        user_connection_s: float = 24 * 3600.0,
     ) -> None:
         """Make an authorizer of connections.
 
         Args:
             keys: the guard's keys.
             users: returns the present users and revocations.
-            tell: takes the lines about accepted connections; by default they go to the log.
+            report: takes the lines about accepted connections; by default they go to the log.
             roots: the roots by which credentials are checked; by default those of `keys`.
             account: the account that connections are put into.
             refusals: takes refused connections, for the audit stream.
             jobs: the jobs; without them no instance may connect.
             revocations_read: until it is set, only authorizers may connect; None: `users` has all revocations
                 already.
+            user_connection_s: a user must reconnect after this; a removed user's connections are closed at
+                once (`disconnection`).
         """
         self.account = account
         self.granted: Counter[str] = Counter()  # by kind or role
@@ -102,13 +103,14 @@ class ConnectionAuthorizer:
         self._keys = keys
         self.roots: PresentRoots = roots or (lambda: keys.roots)
         self._users = users
-        self._tell: Reporter = tell or log.info
+        self._report: Reporter = report or log.info
         self._refusals = refusals
         self._jobs = jobs
         self._revocations_read = revocations_read
+        self._user_connection_s = user_connection_s
 
     @contextlib.asynccontextmanager
-    async def at_door(
+    async def answering(
         self, servers: Sequence[str], name: str, *, patience_s: float = 30.0
     ) -> AsyncIterator[AuthCallout]:
         """Answer the servers until the block ends.
@@ -119,7 +121,7 @@ class ConnectionAuthorizer:
         async with AuthCallout.running(
             servers, self._keys, self, name=name, patience_s=patience_s
         ) as callout:
-            self._tell("guarding the bus", service=name)
+            self._report("guarding the bus", service=name)
             yield callout
 
     def decide(self, caller: Caller) -> ConnectionGrant:
@@ -138,8 +140,13 @@ class ConnectionAuthorizer:
             raise
         self.granted[kind] += 1
         where = {} if self.account == ACCOUNT else {"account": self.account}
-        self._tell(
-            "let in", connection=caller.name[:NAME_MOST], host=caller.host, as_=grant.name, what=kind, **where
+        self._report(
+            "connection accepted",
+            connection=caller.name[:NAME_MOST],
+            host=caller.host,
+            as_=grant.name,
+            what=kind,
+            **where,
         )
         return grant
 
@@ -227,7 +234,7 @@ class ConnectionAuthorizer:
         module = module_of(user, caller.name.partition("/")[0], self._user_names())
         if module is not None:
             permissions = permissions.with_(of_users_module(module, user.name, inbox))
-        expires = int(now + USER_CONNECTION_S)
+        expires = int(now + self._user_connection_s)
         if user.expires_at is not None:  # the connection expires with the token
             expires = min(expires, int(user.expires_at))
         return user.role, ConnectionGrant(connection_of(user.name), permissions, expires, self.account)
@@ -251,9 +258,9 @@ class ConnectionAuthorizer:
             refusal = refused_connection(caller, error)
             self._refusals.add(refusal, "connection", refusal)
         total = self.refused.total()
-        if total <= TOLD_MOST or total % 100 == 0:
+        if total <= LOGGED_MOST or total % 100 == 0:
             who = {"connection": caller.name[:NAME_MOST], "host": caller.host}
-            log.warning("not let in", **who, reason=error.text, refused=total)
+            log.warning("connection refused", **who, reason=error.text, refused=total)
 
 
 def refused_connection(caller: Caller, error: Refused) -> Refusal:

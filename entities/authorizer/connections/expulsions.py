@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from bus.tasks import background
 from entities.authorizer.connections.job_states import JobStates
 from entities.authorizer.disconnection import Disconnections
+from entities.background import running
 from schemas.access import Revocation
 
-SKEW_S = 30.0
-"""How far the clock of the process that revokes may be behind ours."""
-TICK_S = 1e-6
-"""Least time between two revocations of one user."""
-LAST_WORDS_S = 3.0
-"""How long an instance that is being stopped may still write its log after its job has ended."""
-AGAIN_FIRST_S, AGAIN_MOST_S = 1.0, 30.0
-"""First and longest pause before a retry."""
+
+@dataclass(frozen=True, kw_only=True)
+class ExpulsionConfig:
+    """Timing of expulsions."""
+
+    skew_s: float = 30.0  # how far the clock of the process that revokes may be behind ours
+    apart_s: float = 1e-6  # least time between two revocations of one user
+    stopping_s: float = 3.0  # how long an instance may still write its log after its job has ended
+    retry_first_s: float = 1.0
+    retry_most_s: float = 30.0
 
 
 class Expulsions:
@@ -34,15 +37,18 @@ class Expulsions:
     revoked.
     """
 
-    def __init__(self, disconnections: Disconnections, jobs: JobStates) -> None:
+    def __init__(
+        self, disconnections: Disconnections, jobs: JobStates, config: ExpulsionConfig = ExpulsionConfig()
+    ) -> None:
+        self._config = config
         self._disconnections = disconnections
         self._jobs = jobs
-        self._since = time.time() - SKEW_S
+        self._since = time.time() - config.skew_s
         self._last_revocation: dict[tuple[str, str], float] = {}
         self._waiting: dict[tuple[str, str], None] = {}
         self._has_work = asyncio.Event()
         self._job_ended = asyncio.Event()
-        jobs.heard = self._job_ended.set
+        jobs.on_ended = self._job_ended.set
 
     def revoked(self, revocation: Revocation) -> None:
         key = (revocation.kind, revocation.id)
@@ -50,7 +56,7 @@ class Expulsions:
             if key not in self._last_revocation:
                 self._last_revocation[key] = revocation.at
                 self._queue(key)
-        elif revocation.at >= max(self._since, self._last_revocation.get(key, 0.0) + TICK_S):
+        elif revocation.at >= max(self._since, self._last_revocation.get(key, 0.0) + self._config.apart_s):
             self._last_revocation[key] = revocation.at
             self._queue(("user", revocation.user))
 
@@ -58,35 +64,34 @@ class Expulsions:
         self._waiting[key] = None
         self._has_work.set()
 
-    @asynccontextmanager
-    async def carried_out(self) -> AsyncIterator[None]:
-        async with background(self._end_revoked()), background(self._end_jobs()):
-            yield
+    def carried_out(self) -> AbstractAsyncContextManager[None]:
+        """Carry out expulsions until the block ends."""
+        return running(self._end_revoked(), self._end_jobs())
 
     async def _end_revoked(self) -> None:
         while True:
             await self._has_work.wait()
             self._has_work.clear()
-            pause_s = AGAIN_FIRST_S
+            pause_s = self._config.retry_first_s
             while self._waiting:
                 for kind, id in tuple(self._waiting):
                     if kind == "credential":
-                        ended = await self._disconnections.throw_out_credential(id)
+                        ended = await self._disconnections.disconnect_credential(id)
                     else:
-                        ended = await self._disconnections.throw_out(id)
+                        ended = await self._disconnections.disconnect(id)
                     if ended is not None:
                         self._waiting.pop((kind, id), None)
                 if self._waiting:
                     await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, AGAIN_MOST_S)
+                    pause_s = min(2 * pause_s, self._config.retry_most_s)
 
     async def _end_jobs(self) -> None:
         while True:
             await self._job_ended.wait()
             self._job_ended.clear()
-            pause_s = LAST_WORDS_S
+            pause_s = self._config.stopping_s
             while True:
                 await asyncio.sleep(pause_s)
-                if await self._disconnections.throw_out_jobs(self._jobs.ended) is not None:
+                if await self._disconnections.disconnect_jobs(self._jobs.ended) is not None:
                     break
-                pause_s = min(2 * pause_s, AGAIN_MOST_S)
+                pause_s = min(2 * pause_s, self._config.retry_most_s)

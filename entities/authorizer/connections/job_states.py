@@ -12,7 +12,7 @@ from schemas.job import ENDED
 
 
 class JobStates:
-    """The jobs in `going` and `ended`; `heard` is called when a job ends, and once for all earlier ends.
+    """The jobs in `going` and `ended`; `on_ended` is called when a job ends, and once for all earlier ends.
 
     A job in neither set is not known: its record is not read yet, or there is no such job.
     """
@@ -20,7 +20,7 @@ class JobStates:
     def __init__(self) -> None:
         self.going: set[str] = set()
         self.ended: set[str] = set()
-        self.heard: Callable[[], None] = lambda: None
+        self.on_ended: Callable[[], None] = lambda: None
         self._added = asyncio.Event()
         self._watch: Watch | None = None
         self._current = False
@@ -47,7 +47,7 @@ class JobStates:
                 self.going &= self._initial
                 self._initial = None
             self._current = True
-            self.heard()
+            self.on_ended()
         elif change.message is None:
             self.going.discard(job)
             self.ended.discard(job)
@@ -56,7 +56,7 @@ class JobStates:
             if job not in self.ended:
                 self.ended.add(job)
                 if self._current:
-                    self.heard()
+                    self.on_ended()
         elif job not in self.going:
             self.ended.discard(job)
             self.going.add(job)

@@ -8,8 +8,7 @@ server itself closes the remaining connections.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from bus.logs import get_logger
@@ -17,6 +16,7 @@ from bus.security.trust_roots import TrustRoots
 from bus.tasks import background
 from entities.authorizer.access.reloaded_file import ReloadedFile
 from entities.authorizer.disconnection import Disconnections
+from entities.background import running
 from schemas.errors import DmscError
 
 log = get_logger("authorizer")
@@ -37,18 +37,15 @@ class RootsFile:
     def present(self) -> TrustRoots:
         return self._file.value
 
-    @asynccontextmanager
-    async def followed(self, every_s: float) -> AsyncIterator[None]:
+    def followed(self, every_s: float) -> AbstractAsyncContextManager[None]:
         """Check the file every `every_s` until the block ends."""
+        return running(self._follow(every_s), name="roots")
 
-        async def follow() -> None:
-            while True:
-                await asyncio.sleep(every_s)
-                self._file.refresh()
-                await self._close_old(2 * every_s)
-
-        async with background(follow(), name="roots"):
-            yield
+    async def _follow(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            self._file.refresh()
+            await self._close_old(2 * every_s)
 
     async def _close_old(self, again_s: float) -> None:
         """Close connections by the old root once; by the second look all guards have read the file, too."""
@@ -57,7 +54,7 @@ class RootsFile:
             return
         if roots.before and roots.handed_over and self._disconnections is not None:
             try:
-                ended = await self._disconnections.throw_out_other_roots(roots.root, again_s)
+                ended = await self._disconnections.disconnect_other_roots(roots.root, again_s)
                 roots.note_ended(self._path)
             except (DmscError, OSError) as error:  # the next check tries again
                 log.error("connections by the old root not ended yet", reason=str(error))

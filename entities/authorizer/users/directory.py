@@ -28,7 +28,7 @@ log = get_logger("authorizer")
 
 
 class UserDirectory:
-    """The present users in `users`, for `identify`. `key` signs tokens; None: only the file's tokens exist.
+    """The present users in `users`, for `recognise`. `key` signs tokens; None: only the file's tokens exist.
 
     `read` is set once all earlier revocations are known; until then no token or credential can be called
     valid.

@@ -26,12 +26,12 @@ from schemas.access import IssuedToken, Revocation, UserAnswer, UserCommand, Use
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, DmscError, NotFound
-from schemas.registry import Resolve, owner_of
+from schemas.registry import Resolve, ServiceRecord, owner_of
 from schemas.signals import Role
 
 log = get_logger("authorizer")
 
-ThrowOut = Callable[[str], Awaitable[int | None]]
+Disconnect = Callable[[str], Awaitable[int | None]]
 """Closes the bus connections of a user; returns their number."""
 
 ATTEMPTS = 5
@@ -39,7 +39,7 @@ REMEMBERED_TOKENS = 32
 """Tokens listed per user; older ones stay valid until they expire or the user is revoked."""
 
 
-async def nobody_to_throw_out(name: str) -> int | None:
+async def no_connections(name: str) -> int | None:
     """Close nothing, in meshes where users have no connections to the bus."""
     return 0
 
@@ -50,10 +50,7 @@ class TokenConfig:
 
     default_s: float = 8 * 3600.0
     most_s: float = 90 * 86_400.0  # also how long the revocation of a whole user is kept
-
-
-CLUSTERS_S = 2.0
-"""Limit for the registry's answer about clusters and modules."""
+    names_s: float = 2.0  # limit for the registry's answer about the names of clusters and modules
 
 
 class UserOperations:
@@ -64,7 +61,7 @@ class UserOperations:
         bus: Bus,
         directory: UserDirectory,
         audit: AuditTrail,
-        throw_out: ThrowOut = nobody_to_throw_out,
+        disconnect: Disconnect = no_connections,
         config: TokenConfig | None = None,
     ) -> None:
         self._bus = bus
@@ -72,7 +69,7 @@ class UserOperations:
         self._revocations = bus.bucket(subjects.REVOCATION)
         self._directory = directory
         self._audit = audit
-        self._throw_out = throw_out
+        self._disconnect_user = disconnect
         self._config = config or TokenConfig()
 
     async def carry_out(self, command: UserCommand, actor: User) -> UserAnswer:
@@ -126,10 +123,13 @@ class UserOperations:
         if not is_token(command.name):
             raise BadInput(f"user {command.name!r}: use letters, digits, - and _ only")
         names.refuse_taken("user", command.name)
-        if command.name in await self._clusters():
-            raise Conflict(f"there is a cluster {command.name}: choose another name")
-        if module := await self._module_named(command.name):
-            raise Conflict(f"there is a module {module} of the mesh's own: choose another name")
+        # agents are called `<cluster>-…` and modules `<module>-…`, like a user's modules `<user>-…`
+        for agent in await self._registered(EntityKind.CLUSTER):
+            if agent.endpoint.cluster == command.name:
+                raise Conflict(f"there is a cluster {command.name}: choose another name")
+        for module in await self._registered(EntityKind.FUNCTIONAL_MODULE):
+            if owner_of(module) is None and names.is_users(module.sid, command.name):
+                raise Conflict(f"there is a module {module.sid} of the mesh's own: choose another name")
         if command.role is None:
             raise BadInput(f"user {command.name}: which role? {', '.join(role.value for role in Role)}")
         if any(user.name == command.name for user in self._directory.users.listed):
@@ -153,26 +153,13 @@ class UserOperations:
             ) from None
         return self._answer(record, claims, actor)
 
-    async def _clusters(self) -> set[str]:
-        """The clusters' names: their agents are called `<cluster>-…`, like a user's modules `<user>-…`."""
+    async def _registered(self, kind: EntityKind) -> tuple[ServiceRecord, ...]:
+        """The registered services of a kind; none while the registry of a new mesh does not answer."""
         try:
-            answer = await resolve(self._bus, Resolve(kind=EntityKind.CLUSTER), timeout_s=CLUSTERS_S)
-        except DmscError as error:  # a mesh that is just starting; the user may try again
-            log.warning("clusters not known", reason=error.text)
-            return set()
-        return {record.endpoint.cluster for record in answer.records}
-
-    async def _module_named(self, name: str) -> str:
-        """A module of no user whose name would belong to a user `name`; empty if there is none."""
-        try:
-            answer = await resolve(
-                self._bus, Resolve(kind=EntityKind.FUNCTIONAL_MODULE), timeout_s=CLUSTERS_S
-            )
+            return (await resolve(self._bus, Resolve(kind=kind), timeout_s=self._config.names_s)).records
         except DmscError as error:
-            log.warning("modules not known", reason=error.text)
-            return ""
-        mesh_modules = (record.sid for record in answer.records if owner_of(record) is None)
-        return next((sid for sid in mesh_modules if names.is_users(sid, name)), "")
+            log.warning("names not known", kind=kind, reason=error.text)
+            return ()
 
     async def _token(self, command: UserCommand, actor: User) -> UserAnswer:
         self._refuse_listed(command.name)
@@ -194,21 +181,18 @@ class UserOperations:
     async def _revoke(self, command: UserCommand, actor: User) -> UserAnswer:
         listed = next((user for user in self._directory.users.listed if user.name == command.name), None)
         if listed is not None:
-            await self._audit_command(actor, command)
-            await self._write(self._revocation("token", listed.token_id, command, actor), None)
+            revocation = self._revocation("token", listed.token_id, command, actor)
             note = f"the token of {command.name} in the users' file is no longer valid"
         elif command.token_id is not None:
-            await self._record(command.name)
-            await self._audit_command(actor, command)
-            await self._write(
-                self._revocation("token", command.token_id, command, actor), self._config.most_s
-            )
+            revocation = self._revocation("token", command.token_id, command, actor)
             note = f"token {command.token_id} of {command.name} is no longer valid"
         else:
-            await self._record(command.name)
-            await self._audit_command(actor, command)
-            await self._write(self._revocation("user", command.name, command, actor), self._config.most_s)
+            revocation = self._revocation("user", command.name, command, actor)
             note = f"all earlier tokens of {command.name} are no longer valid"
+        if listed is None:
+            await self._record(command.name)  # fails with one line if there is no such user
+        await self._audit_command(actor, command)
+        await self._write(revocation, None if listed is not None else self._config.most_s)
         await self._disconnect(command, actor)
         return UserAnswer(
             users=tuple(user for user in await self._list() if user.name == command.name), note=note
@@ -227,7 +211,7 @@ class UserOperations:
 
     async def _disconnect(self, command: UserCommand, actor: User) -> None:
         """Close the user's connections, too. The tokens are revoked whether or not this works."""
-        ended = await self._throw_out(command.name)
+        ended = await self._disconnect_user(command.name)
         if ended:
             await self._audit.act(
                 "eviction",

@@ -128,7 +128,7 @@ async def test_a_guard_lets_a_judge_hear_each_server(tmp_path: Path, kind: Entit
     door = ConnectionAuthorizer(keys, lambda: (), jobs=AnyJob())
     async with (
         EmbeddedCluster(tmp_path / "nats", size=3, guard=keys, sync_always=False) as cluster,
-        door.at_door(list(cluster.urls), "guard-1"),
+        door.answering(list(cluster.urls), "guard-1"),
         Bus.connect(cluster.urls, name="judge", kind=kind, token=root, connect_timeout_s=30.0) as judge,
     ):
         judge.pulse.attend()

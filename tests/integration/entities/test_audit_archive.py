@@ -43,7 +43,7 @@ async def act(trail: AuditTrail, *numbers: int) -> None:
 
 async def kept(archive: AuditArchive, number: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while archive.kept != number:  # noqa: ASYNC110  # it has no event for it
+        while archive.archived != number:  # noqa: ASYNC110  # it has no event for it
             await asyncio.sleep(0.01)
 
 
@@ -106,7 +106,7 @@ async def test_a_stream_that_was_cut_off_or_written_anew_is_named(bus: Bus, tmp_
     assert "record 3 is another than the one that authorizer kept" in verify(forged, heads=heads).why
     # the next authorizer sees it, begins another chain, and forgets nothing of the first
     again = AuditArchive(folder, KEY, "authorizer")
-    assert again.kept == 3
+    assert again.archived == 3
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(again.run(bus))
         await kept(again, 4)
@@ -147,7 +147,7 @@ async def test_files_are_private_torn_lines_are_dropped_and_heads_are_signed(
     assert segment.path.stat().st_mode & 0o077 == folder.stat().st_mode & 0o077 == 0
     with segment.path.open("ab") as file:
         file.write(b'{"sequence": 3, "rec')  # the machine lost power here
-    assert AuditArchive(folder, KEY, "authorizer").kept == 2
+    assert AuditArchive(folder, KEY, "authorizer").archived == 2
     (folder / "1.head").write_text((folder / "1.head").read_text().replace('"number":2', '"number":1'))
     with pytest.raises(BadInput, match=r"1\.head: is no head that this mesh's authorizer has signed"):
         heads_of(folder, KEY.verify_key)

@@ -52,7 +52,7 @@ def config(folder: Path, sid: str = "authorizer") -> AuthorizerConfig:
         sid=sid,
         check_s=0.05,
         valid_s=NEVER_S,
-        folding=FOLDING,
+        refused_requests=FOLDING,
     )
 
 
@@ -125,11 +125,11 @@ async def test_a_revoked_users_connections_are_ended_and_that_is_recorded(
 ) -> None:
     thrown_out: list[str] = []
 
-    async def throw_out(name: str) -> int:
+    async def disconnect(name: str) -> int:
         thrown_out.append(name)
         return 2
 
-    service = Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config(folder), throw_out)
+    service = Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config(folder), disconnect)
     await start(service)
     await add(bus, "nina", "viewer")
     await command(bus, "root", "revoke", "nina")

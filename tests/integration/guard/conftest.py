@@ -73,7 +73,7 @@ async def guarded(folder: Path, responders: int = 2) -> AsyncIterator[Guarded]:
             ConnectionAuthorizer(keys, lambda: tuple(users), jobs=AnyJob()) for _ in range(responders)
         ]
         for number, doorkeeper in enumerate(doorkeepers):
-            await stack.enter_async_context(doorkeeper.at_door([server.url], f"guard-{number}"))
+            await stack.enter_async_context(doorkeeper.answering([server.url], f"guard-{number}"))
         yield Guarded(server, root, keys, users, doorkeepers)
 
 

@@ -78,7 +78,7 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
                 bus_token=root,
                 sid=sid,
                 check_s=0.05,
-                door_folding=FOLDING,
+                refused_connections=FOLDING,
             )
             await stack.enter_async_context(guarding(config))
         reader = Bus.connect(server.url, name="reader", kind=K.AUTHORIZER, token=root)

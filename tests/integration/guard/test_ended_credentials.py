@@ -126,7 +126,7 @@ async def test_only_an_authorizer_comes_in_before_a_guard_has_read_what_was_revo
     async with EmbeddedServer(tmp_path / "nats", guard=keys, sync_always=False) as server:
         user, token = users_token()
         door = ConnectionAuthorizer(keys, lambda: (user,), revocations_read=read)
-        async with door.at_door([server.url], "anew"):
+        async with door.answering([server.url], "anew"):
             for early in (token, issue(root, AGENT), issue(root, Identity(name="gateway-a", kind=K.GATEWAY))):
                 await shut(server.url, early, door, "waits until what was revoked is known here")
             async with wire(server.url, issue(root, Identity(name="authorizer", kind=K.AUTHORIZER))) as one:
@@ -159,8 +159,8 @@ class Counting(Disconnections):
         super().__init__(*given, **more)
         self.failed = asyncio.Event()
 
-    async def throw_out_credential(self, id: str) -> int | None:
-        ended = await super().throw_out_credential(id)
+    async def disconnect_credential(self, id: str) -> int | None:
+        ended = await super().disconnect_credential(id)
         if ended is None:
             self.failed.set()
         return ended
@@ -175,7 +175,7 @@ async def test_a_server_that_stands_still_ends_the_connection_once_it_goes_on(tm
         evictions, jobs = Counting([first.url], keys), JobStates()
         expulsions = Expulsions(evictions, jobs)
         async with (
-            door.at_door([first.url], "one"),
+            door.answering([first.url], "one"),
             expulsions.carried_out(),
             asyncio.timeout(PATIENCE_S),
             wire(second.url, agent) as there,
@@ -263,9 +263,9 @@ async def test_an_instance_comes_back_to_an_authorizer_that_has_yet_to_read_the_
             )
         jobs = JobStates()
         door = Late(keys, lambda: (), jobs=jobs)
-        async with door.at_door([url], "anew"), asyncio.timeout(PATIENCE_S):
+        async with door.answering([url], "anew"), asyncio.timeout(PATIENCE_S):
             back = lost.link.back
-            await Disconnections([url], keys, name="anew").throw_out_credential(Credential.parse(token).id)
+            await Disconnections([url], keys, name="anew").disconnect_credential(Credential.parse(token).id)
             await door.left.wait()
             assert not lost.connected
             assert "no record of the job of j1-s0-r0 is known here" in door.reasons

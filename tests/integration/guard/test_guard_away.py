@@ -33,7 +33,7 @@ async def test_without_a_guard_nobody_comes_in_and_whoever_waits_does_when_it_is
             await Bus.connect(
                 mesh.url, name="x", kind=K.CLIENT, token=mesh.root, connect_timeout_s=1.5
             ).__aenter__()
-        async with ConnectionAuthorizer(mesh.keys, lambda: (), jobs=AnyJob()).at_door([mesh.url], "late"):
+        async with ConnectionAuthorizer(mesh.keys, lambda: (), jobs=AnyJob()).answering([mesh.url], "late"):
             async with asyncio.timeout(PATIENCE_S):
                 await began
 

@@ -290,7 +290,7 @@ async def test_a_user_who_is_removed_while_connected_is_out_and_stays_out(mesh: 
     async with wire(mesh.url, token) as connection, other as bystander:
         mesh.users[:] = [user for user in mesh.users if user.role is not Role.RESEARCHER]
         began = asyncio.get_running_loop().time()
-        throwing = asyncio.create_task(Disconnections([mesh.url], mesh.keys).throw_out("researcher-one"))
+        throwing = asyncio.create_task(Disconnections([mesh.url], mesh.keys).disconnect("researcher-one"))
         async with asyncio.timeout(PATIENCE_S):
             while await connection.reader.readline():
                 pass
