@@ -34,6 +34,7 @@ from entities.authorizer.disconnection import Disconnections
 from entities.authorizer.users.directory import UserDirectory
 from entities.authorizer.users.operations import Disconnect, TokenConfig, UserOperations, no_connections
 from entities.authorizer.users.records import UserRecords
+from entities.presence.entity_record import entity_record
 from schemas import names
 from schemas.access import (
     AccessExplanation,
@@ -47,7 +48,7 @@ from schemas.base import is_token
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
 from schemas.job import JobRecord
-from schemas.registry import Endpoint, InstanceState, Resolve, ServiceRecord, owner_of
+from schemas.registry import InstanceState, Resolve, owner_of
 from schemas.signals import AccessDecision, AccessRequest, Role
 
 log = get_logger("authorizer")
@@ -129,7 +130,13 @@ class Authorizer:
                     (subjects.EXPLAIN_ACCESS, self._explain),
                 ):
                     subscriptions.append(await self._bus.serve(row, server, queue_group=QUEUE_GROUP))
-                async with RegistrationClient(self._bus, self._record()):
+                record = entity_record(
+                    EntityKind.AUTHORIZER,
+                    self.config.sid,
+                    self._bus.sender.incarnation,
+                    node=self.config.node,
+                )
+                async with RegistrationClient(self._bus, record):
                     log.info(
                         "authorizer ready",
                         users=len(self.directory.users.listed),
@@ -269,13 +276,3 @@ class Authorizer:
             return owner
         # the record only claims an owner; on a guarded bus a user's modules bear the user's name
         return owner if names.is_users(module, owner) else None
-
-    def _record(self) -> ServiceRecord:
-        return ServiceRecord(
-            sid=self.config.sid,
-            prefix="entity/authorizer",
-            kind=EntityKind.AUTHORIZER,
-            incarnation=self._bus.sender.incarnation,
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster="mesh", node=self.config.node),
-        )

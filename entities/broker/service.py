@@ -9,23 +9,23 @@ from contextlib import asynccontextmanager
 from bus.broker.relay import BrokerRelay
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import RegistrationClient
-from bus.tasks import background, cancel
+from entities.background import running
 from entities.metrics import BROKER_CALLS, BROKER_DROPPED, BROKER_REFUSED, BROKER_WAITING, MetricReading
+from entities.presence.entity_record import entity_record, stay_registered
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
 
 log = get_logger("broker")
 
-AGAIN_S = 0.5
 NODE = "mesh"
 
 
 class Broker:
     """One broker; any number of them share the calls."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, retry_s: float = 0.5) -> None:
+        """`retry_s` is the pause before a registration that failed is tried again."""
+        self._retry_s = retry_s
         self.relay = BrokerRelay(bus)
         self._bus = bus
 
@@ -39,42 +39,28 @@ class Broker:
         yield BROKER_WAITING(self.relay.turns.waiting)
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Serve until cancelled; calls under way are answered first."""
+        """Serve until cancelled; calls under way are answered first.
+
+        Serving does not wait for the registration, because the registry may start later.
+        """
         await self._bus.listen(self.relay)
-        name = f"presence of {self._bus.sender.name}"
-        registration = asyncio.create_task(self._keep_registered(), name=name)
+        sender = self._bus.sender
+        record = entity_record(EntityKind.BROKER, sender.name, sender.incarnation, node=NODE)
+        registration = stay_registered(self._bus, record, log.info, retry_s=self._retry_s)
         try:
-            log.debug("broker ready", service=self._bus.sender.name)
-            if ready is not None:
-                ready.set()
-            await asyncio.Event().wait()
+            async with running(registration, name=f"presence of {sender.name}"):
+                log.debug("broker ready", service=sender.name)
+                if ready is not None:
+                    ready.set()
+                await asyncio.Event().wait()
         finally:
-            await cancel(registration)
             await self.relay.stop()
-
-    async def _keep_registered(self) -> None:
-        """Register in the registry and retry; serving does not wait for it, as it may start later."""
-        while True:
-            try:
-                async with RegistrationClient(self._bus, self._record()):
-                    await asyncio.Event().wait()
-            except DmscError as error:
-                log.info("broker is not registered yet", reason=error.text)
-                await asyncio.sleep(AGAIN_S)
-
-    def _record(self) -> ServiceRecord:
-        return ServiceRecord(
-            sid=self._bus.sender.name,
-            prefix="entity/broker",
-            kind=EntityKind.BROKER,
-            incarnation=self._bus.sender.incarnation,
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster="mesh", node=NODE),
-        )
 
 
 @asynccontextmanager
-async def brokering(servers: Sequence[str], token: str | None, name: str) -> AsyncIterator[None]:
+async def brokering(
+    servers: Sequence[str], token: str | None, name: str, *, retry_s: float = 0.5
+) -> AsyncIterator[None]:
     """Run a broker for the time of the block; it reconnects until the bus can be reached."""
 
     async def serve() -> None:
@@ -88,7 +74,7 @@ async def brokering(servers: Sequence[str], token: str | None, name: str) -> Asy
                 if error.code != last_code:
                     last_code = error.code
                     log.warning("broker is not on the bus", service=name, reason=error.text)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(retry_s)
 
-    async with background(serve(), name=name):
+    async with running(serve(), name=name):
         yield

@@ -25,13 +25,15 @@ from bus.security import renewal
 from bus.security.identity import Identity, is_credential, is_root
 from bus.subject import Subject
 from entities import metrics
-from entities.cluster.config import ClusterConfig
+from entities.cluster.config import ClusterConfig, NodeContext
 from entities.cluster.core import judge_process, offer_slots
+from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader
 from entities.cluster.fork_server_client import ForkServerClient, last_lines, probe_process
 from entities.cluster.instances import NodeInstances
 from entities.cluster.model_tasks import ShortLivedWorkers
 from entities.cluster.store_folders import StoreFolders
+from entities.presence.entity_record import entity_record
 from schemas.base import Message
 from schemas.cluster import (
     Analyse,
@@ -49,7 +51,7 @@ from schemas.cluster import (
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError, NotFound, Unavailable
 from schemas.leadership import Leadership
-from schemas.registry import Capability, Endpoint, InstanceState, ServiceRecord
+from schemas.registry import Capability, ServiceRecord
 from schemas.task_graph import TopologyReleased
 from schemas.telemetry import NodeSample
 from schemas.urls import UrlRules
@@ -57,12 +59,7 @@ from schemas.urls import UrlRules
 log = get_logger("cluster")
 
 _LOG_LINES = 12  # of a judged instance, in the answer
-_LAST_REPORTS_S = 2.0  # limit for reporting the last instances' ends to the registry at shutdown
-_STRIKES = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
-RENEWAL_S = 0.25
-"""How often an agent checks for a new credential."""
-_TELL_ATTEMPTS, _TELL_DEADLINE_S = 120, 30.0
-"""In all an hour of time in which the bus is heard: a leader answers nobody while the bus takes no writes."""
+_FAULT_SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "resume": signal.SIGCONT}
 
 
 class ClusterAgent:
@@ -85,56 +82,20 @@ class ClusterAgent:
             confinement=config.confinement,
         )
         closed = config.confinement.closed if config.confinement is not None else ()
-        place = {
-            "cluster": config.cluster,
-            "node": config.node,
-            "servers": list(config.servers),
-            "urls": None if config.allow_urls is None else list(config.allow_urls),
-        }
-        rules = None if config.allow_urls is None else UrlRules.of(config.allow_urls, os.getcwd())
-        self._instances = NodeInstances(
-            self._processes,
-            agent=config.sid,
-            module=f"{config.worker_package}.instance",
-            place={
-                **place,
-                "agent": config.sid,
-                "address": config.address,
-                "ports": list(config.ports) if config.ports else None,
-            },
-            logs=config.logs,
-            stores=self._stores,
+        allowed = config.allow_urls
+        context = NodeContext(
+            config=config,
+            processes=self._processes,
+            files=FileRules(closed)
+            if allowed is None
+            else FileRules(closed, UrlRules.of(allowed, os.getcwd())),
             credential=self._credential,
-            start=self._task,
-            tell=self._tell,
-            on_change=self._changed.set,
-            closed=closed,
-            rules=rules,
+            start_task=self._task,
+            send=self._send,
         )
-        self._workers = ShortLivedWorkers(
-            self._processes,
-            agent=config.sid,
-            package=config.worker_package,
-            place=place,
-            logs=config.logs,
-            credential=self._credential,
-            start=self._task,
-            tell=self._tell,
-            timeout_s=config.analysis_timeout_s,
-            alone_s=config.analysis_alone_s,
-            closed=closed,
-            rules=rules,
-        )
-
-        self._files = NodeFileReader(
-            self._processes,
-            package=config.worker_package,
-            node=config.sid,
-            logs=config.logs,
-            urls=config.allow_urls,
-            closed=closed,
-            rules=rules,
-        )
+        self._instances = NodeInstances(context, self._stores, self._changed.set)
+        self._workers = ShortLivedWorkers(context)
+        self._files = NodeFileReader(context)
 
     def _credential(self, sid: str, job: str) -> str | None:
         """An instance's credential: the agent's own, narrowed to its SID and job; a plain token unchanged."""
@@ -197,7 +158,7 @@ class ClusterAgent:
         token = self._config.token
         last_credential = token
         while token is not None:
-            await asyncio.sleep(RENEWAL_S)
+            await asyncio.sleep(self._config.times.renewal_check_s)
             present = renewal.look(token)
             if present != last_credential:
                 count = await asyncio.to_thread(self._instances.renew_credentials)
@@ -222,7 +183,9 @@ class ClusterAgent:
             question.sid,
             question.incarnation,
             ledger=self._instances.ledger,
-            sight=probe_process(instance.pid) if instance is not None and instance.pid is not None else None,
+            observation=probe_process(instance.pid)
+            if instance is not None and instance.pid is not None
+            else None,
             warm=self._processes.ready is not None,
             topology=self._workers.topologies.get(question.job) if question.job is not None else None,
         )
@@ -239,8 +202,8 @@ class ClusterAgent:
         if instance is None or instance.pid is None:
             raise NotFound(f"{order.sid} {order.incarnation} does not run on {self._config.sid}")
         with suppress(ProcessLookupError):  # it ended before
-            os.kill(instance.pid, _STRIKES[order.fault])
-        log.warning("struck", sid=order.sid, fault=order.fault, pid=instance.pid, user=order.user)
+            os.kill(instance.pid, _FAULT_SIGNALS[order.fault])
+        log.warning("fault injected", sid=order.sid, fault=order.fault, pid=instance.pid, user=order.user)
         return Struck(
             agent=self._config.sid,
             sid=order.sid,
@@ -266,7 +229,7 @@ class ClusterAgent:
         await asyncio.to_thread(self._stores.drop, order.job)
         return TopologyReleased(job=order.job, cluster=self._config.cluster, node=self._config.node)
 
-    # --- telling the mesh -----------------------------------------------------------------------------------
+    # --- reports to the mesh --------------------------------------------------------------------------------
     def _status(self) -> NodeStatus:
         fork_server = self._processes.ready
         return NodeStatus(
@@ -283,22 +246,22 @@ class ClusterAgent:
 
     def _record(self) -> ServiceRecord:
         config, slots = self._config, self._instances.ledger.slots
-        return ServiceRecord(
-            sid=config.sid,
-            prefix=f"entity/cluster/{config.cluster}",
-            kind=EntityKind.CLUSTER,
-            incarnation=self._bus.sender.incarnation,
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(
-                cluster=config.cluster, node=config.node, pid=os.getpid(), address=config.address
-            ),
-            capability=Capability(
-                device=self._device(),
-                device_name=slots[0].device_name if slots else "",
-                memory_bytes=sum(slot.memory_bytes for slot in slots),
-            ),
-            tags=(f"cluster:{config.cluster}", f"node:{config.node}"),
+        record = entity_record(
+            EntityKind.CLUSTER,
+            config.sid,
+            self._bus.sender.incarnation,
+            node=config.node,
+            cluster=config.cluster,
+            pid=os.getpid(),
+            address=config.address,
         )
+        capability = Capability(
+            device=self._device(),
+            device_name=slots[0].device_name if slots else "",
+            memory_bytes=sum(slot.memory_bytes for slot in slots),
+        )
+        tags = (f"cluster:{config.cluster}", f"node:{config.node}")
+        return record.model_copy(update={"capability": capability, "tags": tags})
 
     async def _report_status(self) -> None:
         """Send the status at the start, on each change and reconnect, and periodically for a new leader."""
@@ -313,7 +276,11 @@ class ClusterAgent:
                 reported = True
             except DmscError as error:
                 if reported:
-                    log.warning("orchestrator not told of this node", node=self._config.sid, error=error.text)
+                    log.warning(
+                        "status of this node not received by the orchestrator",
+                        node=self._config.sid,
+                        error=error.text,
+                    )
                 reported = False
             with suppress(TimeoutError):
                 async with asyncio.timeout(every):
@@ -331,7 +298,7 @@ class ClusterAgent:
                 cpu=self._cpu,
                 memory_used_bytes=memory.total - memory.available,
                 memory_total_bytes=memory.total,
-                instances=len(self._instances.ledger.held),
+                instances=len(self._instances.ledger.instances),
             )
             with suppress(DmscError):  # a lost sample does no harm
                 await self._bus.publish(subjects.NODE_SAMPLE, sample, agent=self._config.sid)
@@ -345,22 +312,23 @@ class ClusterAgent:
         yield metrics.NODE_MEMORY(memory.total - memory.available, **place)
         yield metrics.NODE_MEMORY_TOTAL(memory.total, **place)
         yield metrics.NODE_SLOTS(len(self._instances.ledger.slots), **place)
-        yield metrics.NODE_INSTANCES(len(self._instances.ledger.held), **place)
+        yield metrics.NODE_INSTANCES(len(self._instances.ledger.instances), **place)
 
-    async def _tell(self, row: Subject, message: Message, **tokens: Any) -> None:
+    async def _send(self, row: Subject, message: Message, **tokens: Any) -> None:
         """Send a command that should arrive even if its receiver is being restarted; give up in the end.
 
         Raises:
             DmscError: the receiver refuses it.
         """
-        for _ in range(_TELL_ATTEMPTS):
+        times = self._config.times
+        for _ in range(times.command_attempts):
             try:
                 await self._bus.command(
-                    row, message, deadline_s=_TELL_DEADLINE_S, while_heard=True, cause=None, **tokens
+                    row, message, deadline_s=times.command_s, while_heard=True, cause=None, **tokens
                 )
                 return
             except Unavailable as error:
-                log.warning(f"{row.name} not heard", node=self._config.sid, error=error.text, **tokens)
+                log.warning(f"{row.name} not received", node=self._config.sid, error=error.text, **tokens)
 
     # --- lifecycle ------------------------------------------------------------------------------------------
     @asynccontextmanager
@@ -394,7 +362,7 @@ class ClusterAgent:
                 self._bus.command(
                     subjects.INSTANCE_STATE,
                     change,
-                    deadline_s=_LAST_REPORTS_S,
+                    deadline_s=self._config.times.last_reports_s,
                     agent=self._config.sid,
                     sid=change.sid,
                 )

@@ -1,15 +1,21 @@
-"""A node agent's settings, checked when they are made."""
+"""A node agent's settings, checked when they are made, and what its parts share."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import shutil
 import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Protocol
 
-from entities.cluster.fork_server_client import Confinement
-from schemas.base import is_token
+from bus.subject import Subject
+from entities.cluster.file_reach import FileRules
+from entities.cluster.fork_server_client import Confinement, ForkServerClient
+from schemas.base import Message, is_token
 from schemas.errors import BadInput
 from schemas.names import agent_name, misplaced
 
@@ -17,6 +23,33 @@ from schemas.names import agent_name, misplaced
 def default_node() -> str:
     """This machine's host name as one subject token."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname()).strip("-")[:60] or "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterTimes:
+    """Periods and limits of a node agent."""
+
+    process_check_s: float = 0.2
+    """How often process states are checked: a stopped process does not report it, and its missing heartbeats
+    are noticed much later."""
+    renewal_check_s: float = 0.25
+    """How often an agent checks for a new credential."""
+    start_ready_s: float = 30.0
+    """How long a start waits for a fork server that is being restarted."""
+    worker_ready_s: float = 30.0
+    """The same for a short-lived worker."""
+    file_ready_s: float = 10.0
+    """The same for a worker that opens files."""
+    read_s: float = 20.0
+    """Limit of one read: an object storage that does not answer delays others by no more than this."""
+    remove_s: float = 120.0
+    """Limit of one removal: an object storage removes objects one by one. The next removal takes the rest."""
+    command_s: float = 30.0
+    """Deadline of one attempt of a command that should arrive even if its receiver is being restarted."""
+    command_attempts: int = 120
+    """In all an hour in which the bus is heard: a leader answers nobody while the bus takes no writes."""
+    last_reports_s: float = 2.0
+    """Limit for reporting the last instances' ends to the registry at shutdown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +96,7 @@ class ClusterConfig:
     """Folders and URLs that jobs may name besides the working directory and the bus; None: all."""
     confinement: Confinement | None = None
     """Isolation of users' code from the rest of this machine; None: no isolation."""
+    times: ClusterTimes = ClusterTimes()
 
     def __post_init__(self) -> None:
         for name, value in (("cluster", self.cluster), ("node", self.node)):
@@ -86,3 +120,53 @@ class ClusterConfig:
     def store_root(self) -> Path:
         """This agent's own folder of stores: several agents of a machine may share the one above."""
         return (self.stores or self.logs.absolute().parent / "stores") / self.sid
+
+
+class CommandSender(Protocol):
+    """Sends a command that should arrive even if its receiver is restarting; raises its refusal."""
+
+    async def __call__(self, row: Subject, message: Message, **tokens: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContext:
+    """What the parts of a node agent share."""
+
+    config: ClusterConfig
+    processes: ForkServerClient
+    """The fork server that runs instances and workers."""
+    files: FileRules
+    """The files that jobs may use on this node."""
+    credential: Callable[[str, str], str | None]
+    """Returns the credential of a process for the bus; arguments: SID and job."""
+    start_task: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+    """Runs a coroutine as one of the agent's tasks."""
+    send: CommandSender
+    """Sends commands to the registry and the orchestrator."""
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The part of the processes' payload that is the same for all."""
+        config = self.config
+        return {
+            "cluster": config.cluster,
+            "node": config.node,
+            "servers": list(config.servers),
+            "urls": None if config.allow_urls is None else list(config.allow_urls),
+        }
+
+    @asynccontextmanager
+    async def worker_folder(self, name: str, ready_s: float) -> AsyncIterator[Path]:
+        """A new folder for the result of one worker, removed at the end of the block.
+
+        Raises:
+            Unavailable: the fork server is not ready within `ready_s`.
+        """
+        await self.processes.wait_ready(ready_s)
+        assert self.processes.scratch is not None
+        folder = self.processes.scratch / name
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 from schemas.cluster import InstanceStart, Judgement, Slot
 from schemas.errors import Conflict, Fenced, Refused
@@ -83,13 +84,13 @@ class ProcessLedger:
     """Which incarnation holds which slot. Every change returns a new ledger."""
 
     slots: tuple[Slot, ...] = ()
-    held: Mapping[str, LocalIncarnation] = field(default_factory=dict)
+    instances: Mapping[str, LocalIncarnation] = field(default_factory=dict)
     ended: tuple[tuple[LocalIncarnation, str], ...] = ()  # with the reason, oldest first
     epochs: Mapping[str, int] = field(default_factory=dict)
 
     def with_slots(self, slots: tuple[Slot, ...]) -> ProcessLedger:
         """The same instances on newly offered slots, after a restart of the fork server."""
-        holders = {instance.slot: instance.sid for instance in self.held.values()}
+        holders = {instance.slot: instance.sid for instance in self.instances.values()}
         return replace(
             self,
             slots=tuple(slot.model_copy(update={"busy_with": holders.get(slot.index)}) for slot in slots),
@@ -106,7 +107,7 @@ class ProcessLedger:
         sid, newest = start.unit.sid, self.epochs.get(start.job, start.epoch)
         if start.epoch < newest:
             raise Fenced(f"{where}: start of {sid} is of epoch {start.epoch}, the job is at epoch {newest}")
-        current = self.held.get(sid)
+        current = self.instances.get(sid)
         if current is not None:
             if current.incarnation == start.incarnation:
                 return self, None
@@ -145,8 +146,8 @@ class ProcessLedger:
 
     def withdraw(self, instance: LocalIncarnation) -> ProcessLedger:
         """Drop an instance that was never spawned: its slot is free, and its start may be repeated."""
-        remaining = {sid: other for sid, other in self.held.items() if sid != instance.sid}
-        return replace(self, held=remaining).with_slots(self.slots)
+        remaining = {sid: other for sid, other in self.instances.items() if sid != instance.sid}
+        return replace(self, instances=remaining).with_slots(self.slots)
 
     def release(self, instance: LocalIncarnation, why: str) -> ProcessLedger:
         """Note that the instance has ended: its slot is free, and this incarnation never starts again."""
@@ -158,11 +159,11 @@ class ProcessLedger:
 
     def find(self, sid: str, incarnation: str) -> LocalIncarnation | None:
         """Exactly this incarnation, if it is here."""
-        instance = self.held.get(sid)
+        instance = self.instances.get(sid)
         return instance if instance is not None and instance.incarnation == incarnation else None
 
     def of_job(self, job: str) -> tuple[LocalIncarnation, ...]:
-        return tuple(instance for instance in self.held.values() if instance.job == job)
+        return tuple(instance for instance in self.instances.values() if instance.job == job)
 
     def find_ended(self, sid: str, incarnation: str) -> tuple[LocalIncarnation, str] | None:
         """This incarnation and how it ended, if it ran here."""
@@ -172,7 +173,7 @@ class ProcessLedger:
         )
 
     def _with_instance(self, instance: LocalIncarnation) -> ProcessLedger:
-        return replace(self, held={**self.held, instance.sid: instance}).with_slots(self.slots)
+        return replace(self, instances={**self.instances, instance.sid: instance}).with_slots(self.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,23 +230,22 @@ class ProcessObservation:
         return self.note or self.state
 
 
-WORKS = 0.02
-"""Least share of a core that a computing worker uses; a worker that hangs uses none."""
-MOVES_BYTES_PER_S = 64 << 10
-"""Least rate of a worker that waits for a disk or a store, and so hardly uses a core."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessWork:
     """The work that a process has done since it began."""
+
+    LEAST_CORES: ClassVar[float] = 0.02
+    """Least share of a core that a computing worker uses; a worker that hangs uses none."""
+    LEAST_BYTES_PER_S: ClassVar[int] = 64 << 10
+    """Least rate of a worker that waits for a disk or a store, and so hardly uses a core."""
 
     cpu_s: float = 0.0
     moved_bytes: int = 0
 
     def gets_on(self, before: ProcessWork, period_s: float) -> bool:
         """Whether it made progress since `before`, a period ago."""
-        computed = self.cpu_s - before.cpu_s >= WORKS * period_s
-        return computed or self.moved_bytes - before.moved_bytes >= MOVES_BYTES_PER_S * period_s
+        computed = self.cpu_s - before.cpu_s >= self.LEAST_CORES * period_s
+        return computed or self.moved_bytes - before.moved_bytes >= self.LEAST_BYTES_PER_S * period_s
 
 
 def process_state(status: str, pid: int, cpu_s: float) -> ProcessObservation:
@@ -263,7 +263,7 @@ def judge_process(
     incarnation: str,
     *,
     ledger: ProcessLedger,
-    sight: ProcessObservation | None,
+    observation: ProcessObservation | None,
     warm: bool,
     topology: ModelTopology | None,
 ) -> Judgement:
@@ -273,47 +273,31 @@ def judge_process(
         sid: the instance.
         incarnation: the suspected incarnation.
         ledger: the incarnations of this node.
-        sight: its process now; None if it has none.
+        observation: its process now; None if it has none.
         warm: whether the fork server lives; without it the node can start no instance.
         topology: the job's layer graph if this node analysed it.
     """
+    judgement = partial(Judgement, sid=sid, incarnation=incarnation)
     instance, why = ledger.find(sid, incarnation), ""
     ended = ledger.find_ended(sid, incarnation)
     if instance is None and ended is not None:
         instance, why = ended
-        sight = None
+        observation = None
     elif instance is None:
-        other = ledger.held.get(sid)
-        return Judgement(
-            sid=sid,
-            incarnation=incarnation,
-            process="unknown",
-            scope="instance",
-            kind="structural",
-            evidence=f"{sid} is here as incarnation {other.incarnation}"
-            if other
-            else f"{sid} never ran here",
-        )
+        other = ledger.instances.get(sid)
+        evidence = f"{sid} is here as incarnation {other.incarnation}" if other else f"{sid} never ran here"
+        return judgement(process="unknown", scope="instance", kind="structural", evidence=evidence)
     elif instance.pid is None:
-        sight = ProcessObservation(state="running", note="being started")
-    state: ProcessState = "gone" if sight is None else sight.state
+        observation = ProcessObservation(state="running", note="being started")
+    state: ProcessState = "gone" if observation is None else observation.state
     if state == "running":
-        return Judgement(
-            sid=sid,
-            incarnation=incarnation,
-            process=state,
-            scope="none",
-            kind="transient",
-            evidence=str(sight),
-        )
-    return Judgement(
-        sid=sid,
-        incarnation=incarnation,
+        return judgement(process=state, scope="none", kind="transient", evidence=str(observation))
+    return judgement(
         process=state,
         scope="instance" if warm else "node",
         kind="transient" if state == "stopped" else "structural",
         broken=broken_dependencies(instance, topology),
-        evidence=why or str(sight or "no process"),
+        evidence=why or str(observation or "no process"),
     )
 
 

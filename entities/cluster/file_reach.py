@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from schemas.errors import BadInput
 from schemas.job import JobSpec
@@ -19,74 +19,61 @@ class FileReach:
     write: tuple[str, ...] = ()
 
 
-def reach_of(
-    job: str,
-    spec: JobSpec,
-    *,
-    closed: Sequence[str] = (),
-    more: Iterable[str] = (),
-    rules: UrlRules | None = None,
-) -> FileReach:
-    """The files that the processes of a job may use.
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    """The files of this node that jobs may use."""
 
-    Args:
-        job: its id; it may write only below `artifacts/JOB`.
-        spec: the job, with the URLs that it names.
-        closed: files and folders that no job may use, even if it names them.
-        more: other URLs to be read.
-        rules: the allowed URLs; None: all.
-    """
-    urls = (spec.data.source, spec.initial_weights, spec.resume_from, *more)
-    rules_or_all = rules or UrlRules(everything=True)
-    read = [
-        fixed_part(path)
-        for url in urls
-        if url and not rules_or_all.refusal(url) and (path := local_path(url)) is not None
-    ]
-    artifacts = None if rules_or_all.refusal(spec.artifacts, write=True) else local_path(spec.artifacts)
-    write = [] if artifacts is None else [os.path.join(artifacts, job)]
-    return FileReach(
-        tuple(path for path in read if not _lies_in(path, closed)),
-        tuple(path for path in write if not _lies_in(path, closed)),
-    )
+    closed: tuple[str, ...] = ()  # files and folders that no job may use, even if it names them
+    urls: UrlRules = field(default_factory=lambda: UrlRules(everything=True))  # that jobs may use
 
+    def of_job(self, job: str, spec: JobSpec, more: Iterable[str] = ()) -> FileReach:
+        """The files that the processes of a job may use.
 
-def reach_of_url(url: str, *, closed: Sequence[str] = (), rules: UrlRules | None = None) -> tuple[str, ...]:
-    """The files that a process may use that reads below one URL for another process.
+        Args:
+            job: its id; it may write only below `artifacts/JOB`.
+            spec: the job, with the URLs that it names.
+            more: other URLs to be read.
+        """
+        urls = (spec.data.source, spec.initial_weights, spec.resume_from, *more)
+        read = [
+            fixed_part(path)
+            for url in urls
+            if url and not self.urls.refusal(url) and (path := local_path(url)) is not None
+        ]
+        artifacts = None if self.urls.refusal(spec.artifacts, write=True) else local_path(spec.artifacts)
+        write = [] if artifacts is None else [os.path.join(artifacts, job)]
+        return FileReach(
+            tuple(path for path in read if not _lies_in(path, self.closed)),
+            tuple(path for path in write if not _lies_in(path, self.closed)),
+        )
 
-    Args:
-        url: a URL of any job, neither of the bus nor a secret.
-        closed: files and folders that no job may use, even if it names them.
-        rules: the allowed URLs; None: all.
+    def of_url(self, url: str) -> FileReach:
+        """The files that a process may use that reads below one URL for another process.
 
-    Raises:
-        BadInput: the URL is not allowed.
-    """
-    if rules is not None and (reason := rules.refusal(url)):
-        raise BadInput(reason)
-    path = local_path(url)
-    if path is not None and _lies_in(path, closed):
-        raise BadInput(f"{url} lies in a folder that no job may use")
-    return () if path is None else (path,)
+        Args:
+            url: a URL of any job, neither of the bus nor a secret.
 
+        Raises:
+            BadInput: the URL is not allowed.
+        """
+        return FileReach(read=self._allowed(url, local_path(url), write=False))
 
-def reach_of_removal(
-    job: str, artifacts: str, *, closed: Sequence[str] = (), rules: UrlRules | None = None
-) -> tuple[str, ...]:
-    """The folders that a process may write to that removes a job's checkpoints: its part of `artifacts`.
+    def of_removal(self, job: str, artifacts: str) -> FileReach:
+        """The files of a process that removes a job's checkpoints: it may write to its part of `artifacts`.
 
-    Raises:
-        BadInput: jobs may not write there.
-    """
-    if rules is not None and (reason := rules.refusal(artifacts, write=True)):
-        raise BadInput(reason)
-    path = local_path(artifacts)
-    if path is None:
-        return ()
-    own = os.path.join(path, job)
-    if _lies_in(own, closed):
-        raise BadInput(f"{artifacts} lies in a folder that no job may use")
-    return (own,)
+        Raises:
+            BadInput: jobs may not write there.
+        """
+        path = local_path(artifacts)
+        own = None if path is None else os.path.join(path, job)
+        return FileReach(write=self._allowed(artifacts, own, write=True))
+
+    def _allowed(self, url: str, path: str | None, *, write: bool) -> tuple[str, ...]:
+        if reason := self.urls.refusal(url, write=write):
+            raise BadInput(reason)
+        if path is not None and _lies_in(path, self.closed):
+            raise BadInput(f"{url} lies in a folder that no job may use")
+        return () if path is None else (path,)
 
 
 def _lies_in(path: str, folders: Iterable[str]) -> bool:

@@ -8,38 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entities.cluster.config import NodeContext
 from entities.cluster.core import Exit
-from entities.cluster.file_reach import reach_of_removal, reach_of_url
-from entities.cluster.fork_server_client import ForkServerClient
+from entities.cluster.file_reach import FileReach
 from entities.cluster.model_tasks import Failure, read_foreign, read_result
 from schemas.checkpoint import checkpoints_url
 from schemas.envelope import Envelope
 from schemas.errors import Ack, BadInput, ErrorReply, Unavailable
 from schemas.files import FilesRead, ReadFiles, RemoveCheckpoints
-from schemas.urls import BUS, SECRET, UrlRules
+from schemas.urls import BUS, SECRET
 
 BLOCK_BYTES = 8 << 20
 BLOCKS = 4
 """Cached blocks: this many concurrent downloads need a worker per block, any others one per piece."""
 AT_ONCE = 8
 """Most workers at once; further requests wait."""
-READ_S = 20.0
-"""Limit of one read: an object storage that does not answer delays other requests by no more than this."""
-REMOVE_S = 120.0
-"""Limit of one removal: an object storage removes objects one by one. The next removal takes the rest."""
 REMOVALS_AT_ONCE = 2
-_WAIT_READY_S = 10.0
-
-_Reach = tuple[tuple[str, ...], tuple[str, ...]]
-"""The paths that a worker may read, and write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +48,12 @@ class _Block:
 
 
 class NodeFileReader:
-    """Answers `ReadFiles` and `RemoveCheckpoints`.
+    """Answers `ReadFiles` and `RemoveCheckpoints`."""
 
-    Args:
-        processes: the fork server that runs the workers.
-        package: the package of the module `tasks.files`.
-        node: the agent's SID.
-        logs: folder of the workers' log.
-        urls: `--allow-url` of this node; None: any URL.
-        closed: files and folders that no job may use.
-        rules: the same as `urls`, parsed.
-    """
-
-    def __init__(
-        self,
-        processes: ForkServerClient,
-        *,
-        package: str,
-        node: str,
-        logs: Path,
-        urls: Sequence[str] | None,
-        closed: Sequence[str] = (),
-        rules: UrlRules | None = None,
-    ) -> None:
-        self._processes = processes
-        self._module = f"{package}.tasks.files"
-        self._node = node
-        self._logs = logs
-        self._urls = None if urls is None else list(urls)
-        self._closed = closed
-        self._rules = rules
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._config = context.config
+        self._node = context.config.sid
         self._numbers = itertools.count(1)
         self._reads = asyncio.Semaphore(AT_ONCE)
         self._removals = asyncio.Semaphore(REMOVALS_AT_ONCE)
@@ -103,8 +70,8 @@ class NodeFileReader:
         """
         self._check(order.url, order.secrets)
 
-        def reach() -> _Reach:
-            return reach_of_url(order.url, closed=self._closed, rules=self._rules), ()
+        def reach() -> FileReach:
+            return self._context.files.of_url(order.url)
 
         if order.what == "list":
             request = order.model_dump(include={"url", "what", "name", "after", "secrets"})
@@ -130,8 +97,8 @@ class NodeFileReader:
         """
         self._check(order.artifacts, order.secrets)
 
-        def reach() -> _Reach:
-            return (), reach_of_removal(order.job, order.artifacts, closed=self._closed, rules=self._rules)
+        def reach() -> FileReach:
+            return self._context.files.of_removal(order.job, order.artifacts)
 
         request = {
             "what": "remove",
@@ -155,45 +122,41 @@ class NodeFileReader:
                 self._blocks.popitem(last=False)
 
     async def _run(
-        self, request: dict[str, Any], reach: Callable[[], _Reach], *, removes: bool = False
+        self, request: dict[str, Any], reach: Callable[[], FileReach], *, removes: bool = False
     ) -> tuple[dict[str, Any], bytes]:
         """A worker's answer and the bytes that it read. `reach` resolves paths, which may block for ever."""
-        within_s = REMOVE_S if removes else READ_S
+        times = self._config.times
+        within_s = times.remove_s if removes else times.read_s
         async with self._removals if removes else self._reads:
             try:
                 async with asyncio.timeout(within_s):
-                    read, write = await asyncio.get_running_loop().run_in_executor(self._path_threads, reach)
-                    return await self._run_once(request, read, write)
+                    loop = asyncio.get_running_loop()
+                    return await self._run_once(
+                        request, await loop.run_in_executor(self._path_threads, reach)
+                    )
             except TimeoutError:
                 raise Unavailable(f"{request['url']}: no answer in {within_s:g} s on {self._node}") from None
 
-    async def _run_once(
-        self, request: dict[str, Any], read: Sequence[str], write: Sequence[str]
-    ) -> tuple[dict[str, Any], bytes]:
-        await self._processes.wait_ready(_WAIT_READY_S)
-        assert self._processes.scratch is not None
+    async def _run_once(self, request: dict[str, Any], reach: FileReach) -> tuple[dict[str, Any], bytes]:
         number = next(self._numbers)
-        folder = self._processes.scratch / f"read-{number}"  # `files-N` is the worker's own
-        folder.mkdir(mode=0o700)
-        result, data = folder / "result.json", folder / "data"
-        try:
-            child = await self._processes.spawn(
+        processes, name = self._context.processes, f"read-{number}"  # `files-N` is the worker's own folder
+        async with self._context.worker_folder(name, self._config.times.file_ready_s) as folder:
+            result, data = folder / "result.json", folder / "data"
+            child = await processes.spawn(
                 f"files-{number}",
-                self._module,
-                {**request, "urls": self._urls, "data": str(data)},
-                log_path=self._logs / f"{self._node}-files.log",
+                f"{self._config.worker_package}.tasks.files",
+                {**request, "urls": self._context.payload["urls"], "data": str(data)},
+                log_path=self._config.logs / f"{self._node}-files.log",
                 result=result,
-                read=read,
-                write=(str(folder), *write),
+                read=reach.read,
+                write=(str(folder), *reach.write),
             )
             try:
                 exit = await asyncio.shield(child.exit)
             except asyncio.CancelledError:
-                await self._processes.stop(child, 0.0)
+                await processes.stop(child, 0.0)
                 raise
             return await asyncio.to_thread(self._read_answer, result, data, request, exit)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def _read_answer(
         self, result: Path, data: Path, request: dict[str, Any], exit: Exit

@@ -31,15 +31,6 @@ from schemas.errors import Unavailable
 START_ATTEMPTS = 3
 """If the fork server fails this often without ever being ready, the agent ends with its last log line."""
 
-SPAWN_TIMEOUT_S = 30.0
-"""A fork takes milliseconds, and a costly import before it seconds; a server that takes longer is stopped or
-starved."""
-
-KILL_TIMEOUT_S = 5.0
-"""Limit from SIGKILL to the report of the exit; freeing tens of gigabytes takes seconds."""
-
-_CLOSE_GRACE_S = 3.0  # the server itself gives children 2 s
-_BACKOFF_S = (0.1, 5.0)  # between restarts: first, most
 _LAST_LINE_BYTES = 4096
 _LINE_LIMIT = 1 << 20
 
@@ -56,6 +47,22 @@ class ForkServerReady:
     method: str
     preload_s: float
     way: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkServerTimes:
+    """Limits and pauses of a fork server's client."""
+
+    spawn_s: float = 30.0
+    """A fork takes milliseconds, and a costly import before it seconds; a server that takes longer is stopped
+    or starved."""
+    kill_s: float = 5.0
+    """Limit from SIGKILL to the report of the exit; freeing tens of gigabytes takes seconds."""
+    close_s: float = 3.0
+    """Limit of an orderly end; the server itself gives children 2 s."""
+    restart_first_s: float = 0.1
+    """First pause before a restart; each further one is twice as long."""
+    restart_most_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +102,7 @@ class ForkServerClient:
         method: how it starts children: `auto`, `fork` or `spawn`.
         at_once: start the server at once; if false, `begin` starts it, because it takes a core for seconds.
         confinement: isolation of the children; None: they may do whatever this process's user may.
+        times: limits and pauses.
     """
 
     def __init__(
@@ -107,7 +115,9 @@ class ForkServerClient:
         method: str = "auto",
         at_once: bool = True,
         confinement: Confinement | None = None,
+        times: ForkServerTimes = ForkServerTimes(),
     ) -> None:
+        self._times = times
         self._confinement = confinement
         self._order_count = 0
         self._name = name
@@ -155,7 +165,7 @@ class ForkServerClient:
         else:
             self._supervisor.cancel()  # no server runs: nothing to wait for
         try:
-            await asyncio.wait({self._supervisor}, timeout=_CLOSE_GRACE_S)
+            await asyncio.wait({self._supervisor}, timeout=self._times.close_s)
         finally:
             self._kill_group()
             self._supervisor.cancel()
@@ -240,11 +250,11 @@ class ForkServerClient:
         self._children[name] = child
         self._send(order)
         try:
-            async with asyncio.timeout(SPAWN_TIMEOUT_S):
+            async with asyncio.timeout(self._times.spawn_s):
                 await asyncio.shield(child.pid)
         except TimeoutError:
             self.kill(child, signal.SIGKILL)  # obeyed right after the order to spawn it
-            text = f"{self._name}: the fork server made no process in {SPAWN_TIMEOUT_S:.0f} s"
+            text = f"{self._name}: the fork server made no process in {self._times.spawn_s:.0f} s"
             raise Unavailable(text) from None
         except asyncio.CancelledError:
             self.kill(child, signal.SIGKILL)
@@ -268,7 +278,7 @@ class ForkServerClient:
                 return await asyncio.wait_for(asyncio.shield(child.exit), grace_s)
         self.kill(child, signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(child.exit), KILL_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.shield(child.exit), self._times.kill_s)
         raise Unavailable(f"{self._name}: {child.name} does not end, even by SIGKILL")
 
     def _confined_fields(
@@ -296,7 +306,8 @@ class ForkServerClient:
 
     async def _supervise(self) -> None:
         await self._started.wait()
-        failures, pause = 0, _BACKOFF_S[0]
+        times = self._times
+        failures, pause_s = 0, times.restart_first_s
         while True:
             self._log_start = file_size(self.log_path)
             try:
@@ -309,9 +320,9 @@ class ForkServerClient:
             why = last_line(self.log_path, self._log_start)
             if not self._was_ready and failures >= START_ATTEMPTS:
                 raise Unavailable(f"{self._name}: the fork server does not start: {why} ({self.log_path})")
-            pause = _BACKOFF_S[0] if was_ready else min(pause * 2, _BACKOFF_S[1])
-            log.warning("fork server ended", node=self._name, last_log_line=why, restart_in_s=pause)
-            await asyncio.sleep(pause)
+            pause_s = times.restart_first_s if was_ready else min(pause_s * 2, times.restart_most_s)
+            log.warning("fork server ended", node=self._name, last_log_line=why, restart_in_s=pause_s)
+            await asyncio.sleep(pause_s)
             self.restarts += 1
 
     async def _run_once(self) -> bool:

@@ -27,8 +27,6 @@ INCUBATOR = "DMSC_INCUBATOR"
 SECRETS = ("DMSC_BUS_TOKEN", "DMSC_TOKEN", INCUBATOR)
 """Environment variables that instances do not inherit; they inherit the rest."""
 
-_ANSWER_S = 60.0
-"""Limit for the incubator's answer: it imports torch before the first one; later ones take milliseconds."""
 _CODE_ROOT = Path(__file__).resolve().parent.parent.parent  # the folder that holds our packages
 
 log = get_logger("cluster")
@@ -68,13 +66,17 @@ class ForkServerProcess:
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
-async def start(arguments: Sequence[str], channel: int, output: int) -> ForkServerProcess:
+async def start(
+    arguments: Sequence[str], channel: int, output: int, *, answer_s: float = 60.0
+) -> ForkServerProcess:
     """Run `python -m workers.process.fork_server ARGUMENTS` in a session of its own.
 
     Args:
         arguments: without `--fd`.
         channel: file descriptor of its end of the socket to this process.
         output: file descriptor for its output.
+        answer_s: limit for the incubator's answer: it imports torch before the first one; later ones take
+            milliseconds.
 
     Raises:
         OSError: the system starts no process.
@@ -88,10 +90,10 @@ async def start(arguments: Sequence[str], channel: int, output: int) -> ForkServ
     name = os.environ.get(INCUBATOR)
     if name and sys.platform == "linux":
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(answer_s):
                 return await _fork_from_incubator(name, arguments, environment, channel, output)
         except (OSError, TimeoutError) as error:
-            why = str(error) or f"no answer in {_ANSWER_S:.0f} s"
+            why = str(error) or f"no answer in {answer_s:.0f} s"
             log.warning("the incubator is of no use: the fork server is started afresh", why=why)
     child = subprocess.Popen(  # noqa: ASYNC220  # it only forks and executes
         [sys.executable, "-m", "workers.process.fork_server", "--fd", str(channel), *arguments],

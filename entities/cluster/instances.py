@@ -8,92 +8,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from bus import subjects
 from bus.logs import get_logger
-from bus.subject import Subject
 from bus.wire.correlation import current, current_cause
+from entities.cluster.config import NodeContext
 from entities.cluster.core import Exit, LocalIncarnation, ProcessLedger, explain_exit
-from entities.cluster.file_reach import reach_of
-from entities.cluster.fork_server_client import ForkServerClient, Spawned, probe_process
+from entities.cluster.fork_server_client import Spawned, probe_process
 from entities.cluster.store_folders import StoreFolders, renewal_of, write_for_instance
-from schemas.base import Message
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, Fenced, NotFound
 from schemas.registry import Endpoint, InstanceState, ServiceRecord, StateChange
 from schemas.signals import Registration
 from schemas.task_graph import UnitKind
-from schemas.urls import UrlRules
 
 log = get_logger("cluster")
 
-LOOK_S = 0.2
-"""How often process states are checked: a stopped process does not report it, and its missing heartbeats are
-noticed much later."""
 STOPPED_LOOKS = 2
 """Checks in a row that must find a process stopped until it counts as such. Load never stops a process."""
 
-_START_WAIT_S = 30.0  # a start waits this long for a fork server that is being restarted
-
-StartTask = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
-"""Runs a coroutine as one of the agent's tasks."""
-
-
-class CommandSender(Protocol):
-    """Sends a command that should arrive even if its receiver is restarting; raises its refusal."""
-
-    async def __call__(self, row: Subject, message: Message, **tokens: str) -> None: ...
-
 
 class NodeInstances:
-    """The instances in this node's slots.
+    """The instances in this node's slots. `on_change` is called when a slot was taken or became free."""
 
-    Args:
-        processes: the fork server that runs them.
-        agent: SID of the node agent.
-        module: the module that their processes run.
-        place: the part of their payload that is the same for all: cluster, node, addresses, servers.
-        logs: folder of their log files.
-        stores: folders of their local stores.
-        credential: returns an instance's credential for the bus; arguments: SID and job.
-        start: starts the tasks that watch them.
-        tell: sends the registry the reports of their ends.
-        on_change: called when a slot was taken or became free.
-        closed: files and folders that no job may use.
-        rules: the URLs that jobs may use; None: all.
-    """
-
-    def __init__(
-        self,
-        processes: ForkServerClient,
-        *,
-        agent: str,
-        module: str,
-        place: dict[str, Any],
-        logs: Path,
-        stores: StoreFolders,
-        credential: Callable[[str, str], str | None],
-        start: StartTask,
-        tell: CommandSender,
-        on_change: Callable[[], None],
-        closed: Sequence[str] = (),
-        rules: UrlRules | None = None,
-    ) -> None:
-        self._rules = rules
-        self._closed = closed
-        self._processes = processes
-        self._agent = agent
-        self._module = module
-        self._place = place
-        self._logs = logs
+    def __init__(self, context: NodeContext, stores: StoreFolders, on_change: Callable[[], None]) -> None:
+        self._context = context
+        self._config = context.config
+        self._processes = context.processes
         self._stores = stores
-        self._credential = credential
-        self._start_task = start
-        self._tell = tell
+        self._start_task = context.start_task
         self._on_change = on_change
         self._spawns: dict[str, asyncio.Task[Spawned | DmscError]] = {}
         self._stopped: Counter[tuple[str, str]] = Counter()
@@ -110,13 +56,16 @@ class NodeInstances:
             Refused, Conflict, Fenced: see `ProcessLedger.admit`.
             Unavailable: the fork server is away.
         """
-        ledger, instance = self.ledger.admit(order, self._agent)
+        ledger, instance = self.ledger.admit(order, self._config.sid)
         if instance is not None:
             self._commit(ledger)
             device = "cpu" if instance.slot is None else self.ledger.slots[instance.slot].device
             payload = {
-                **self._place,
-                "token": self._credential(instance.sid, instance.job),
+                **self._context.payload,
+                "agent": self._config.sid,
+                "address": self._config.address,
+                "ports": list(self._config.ports) if self._config.ports else None,
+                "token": self._context.credential(instance.sid, instance.job),
                 "start": order.model_dump(mode="json"),
                 "device": device,
                 "correlation": current(),
@@ -133,8 +82,8 @@ class NodeInstances:
     def renew_credentials(self) -> int:
         """Write new credentials to the instances' folders, read on their next connect; return the count."""
         count = 0
-        for instance in self.ledger.held.values():
-            text = self._credential(instance.sid, instance.job)
+        for instance in self.ledger.instances.values():
+            text = self._context.credential(instance.sid, instance.job)
             folder = self._stores.folder(instance.job, instance.sid)
             if text is not None and write_for_instance(folder, renewal_of(instance.incarnation), text):
                 count += 1
@@ -144,17 +93,17 @@ class NodeInstances:
         self, instance: LocalIncarnation, payload: dict[str, Any], order: InstanceStart
     ) -> Spawned | DmscError:
         """Spawn an instance that was admitted, and watch for its end."""
-        reach = reach_of(instance.job, order.spec, closed=self._closed, rules=self._rules)
+        reach = self._context.files.of_job(instance.job, order.spec)
         store = self._stores.folder(instance.job, instance.sid)
         with contextlib.suppress(OSError):  # then the instance runs without a store and logs that
             store.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            await self._processes.wait_ready(_START_WAIT_S)
+            await self._processes.wait_ready(self._config.times.start_ready_s)
             child = await self._processes.spawn(
                 f"{instance.sid}.{instance.incarnation}",
-                self._module,
+                f"{self._config.worker_package}.instance",
                 payload,
-                log_path=self._logs / f"{instance.sid}.log",
+                log_path=self._config.logs / f"{instance.sid}.log",
                 threads=order.spec.training.compute_threads,
                 needs=_needs(order),
                 read=reach.read,
@@ -165,7 +114,7 @@ class NodeInstances:
             self._spawns.pop(instance.sid, None)
             return error
         self._commit(self.ledger.spawned(instance, child.pid.result()))
-        log.info("instance started", node=self._agent, sid=instance.sid, pid=child.pid.result())
+        log.info("instance started", node=self._config.sid, sid=instance.sid, pid=child.pid.result())
         self._start_task(self._watch(instance, child))
         return child
 
@@ -175,10 +124,10 @@ class NodeInstances:
     async def look_for_stopped(self) -> None:
         """Report instances whose process the system shows as stopped, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._config.times.process_check_s)
             running = {
                 (instance.sid, instance.incarnation): instance
-                for instance in self.ledger.held.values()
+                for instance in self.ledger.instances.values()
                 if instance.pid is not None
             }
             for key, instance in running.items():
@@ -187,7 +136,9 @@ class NodeInstances:
                 self._stopped[key] = self._stopped[key] + 1 if observation.state == "stopped" else 0
                 if self._stopped[key] == STOPPED_LOOKS:
                     evidence = str(observation)
-                    log.warning("instance stopped", node=self._agent, sid=instance.sid, evidence=evidence)
+                    log.warning(
+                        "instance stopped", node=self._config.sid, sid=instance.sid, evidence=evidence
+                    )
                     change = StateChange(
                         sid=instance.sid,
                         incarnation=instance.incarnation,
@@ -206,7 +157,7 @@ class NodeInstances:
     async def _report(self, instance: LocalIncarnation, change: StateChange) -> None:
         """Report an instance's end to the registry, whether or not it was registered."""
         try:
-            await self._tell(subjects.INSTANCE_STATE, change, agent=self._agent, sid=change.sid)
+            await self._context.send(subjects.INSTANCE_STATE, change, agent=self._config.sid, sid=change.sid)
         except Fenced:
             pass  # it deregistered by itself, or was replaced
         except NotFound:
@@ -225,9 +176,7 @@ class NodeInstances:
             kind=EntityKind.INSTANCE,
             incarnation=instance.incarnation,
             state=change.state,
-            endpoint=Endpoint(
-                cluster=self._place["cluster"], node=self._place["node"], pid=instance.pid or 0
-            ),
+            endpoint=Endpoint(cluster=self._config.cluster, node=self._config.node, pid=instance.pid or 0),
             input_schema=instance.unit.input_schema,
             output_schema=instance.unit.output_schema,
             tags=instance.unit.tags,
@@ -236,8 +185,11 @@ class NodeInstances:
             reason=change.reason,
         )
         try:
-            await self._tell(
-                subjects.INSTANCE_RECORD, Registration(record=record), agent=self._agent, sid=instance.sid
+            await self._context.send(
+                subjects.INSTANCE_RECORD,
+                Registration(record=record),
+                agent=self._config.sid,
+                sid=instance.sid,
             )
         except DmscError as error:
             log.warning("registry refused a fault", sid=instance.sid, error=error.text)
@@ -250,7 +202,7 @@ class NodeInstances:
         self._spawns.pop(instance.sid, None)
         self._commit(self.ledger.release(present, reason))
         level = log.warning if state is InstanceState.FAULTED else log.info
-        level("instance ended", node=self._agent, sid=instance.sid, state=state.value, reason=reason)
+        level("instance ended", node=self._config.sid, sid=instance.sid, state=state.value, reason=reason)
         return StateChange(sid=instance.sid, incarnation=instance.incarnation, state=state, reason=reason)
 
     async def end(self, instance: LocalIncarnation, grace_s: float) -> None:
@@ -267,7 +219,7 @@ class NodeInstances:
         """
         spawns = [spawn for spawn in self._spawns.values() if spawn.done() and not spawn.cancelled()]
         children = {child.name: child for spawn in spawns if isinstance(child := spawn.result(), Spawned)}
-        remaining = tuple(self.ledger.held.values())
+        remaining = tuple(self.ledger.instances.values())
         for instance in remaining:
             self.ledger = self.ledger.order_end(instance)
         stops = (

@@ -12,9 +12,8 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,23 +25,19 @@ from bus.logs import get_logger
 from bus.security.credentials import Credential, root_of
 from bus.security.identity import is_credential
 from bus.subject import Subject
-from bus.tasks import cancel
+from entities.cluster.config import NodeContext
 from entities.cluster.core import Exit, ProcessWork
-from entities.cluster.file_reach import reach_of
-from entities.cluster.fork_server_client import ForkServerClient, Spawned, work_of
-from entities.cluster.instances import CommandSender, StartTask
+from entities.cluster.fork_server_client import Spawned, work_of
 from schemas.base import Message
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import Ack, DmscError, Refused, Unavailable
 from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
-from schemas.urls import UrlRules
 
 log = get_logger("cluster")
 
 _RESULT_BYTES = 64 << 20
 _ATTEMPTS = 3  # a failure by circumstance says nothing about the job
-_WAIT_READY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,51 +53,12 @@ class ShortLivedWorkers:
 
     A worker that makes progress has no time limit. An endless loop makes progress, too: it ends when its user
     cancels the job, and no other worker waits for it for longer than `alone_s`.
-
-    Args:
-        processes: the fork server that runs them.
-        agent: SID of the node agent.
-        package: the package of the modules `tasks.analysis` and `tasks.sample`.
-        place: the part of their payload that is the same for all: cluster, node, servers.
-        logs: folder of their log files.
-        credential: returns a worker's credential for the bus; arguments: SID and job.
-        start: starts the tasks that wait for them.
-        tell: sends results to the orchestrator.
-        timeout_s: longest time without progress: without computing, reading or writing.
-        alone_s: time after which the next worker begins beside the present one.
-        closed: files and folders that no job may use.
-        rules: the URLs that jobs may use; None: all.
     """
 
-    def __init__(
-        self,
-        processes: ForkServerClient,
-        *,
-        agent: str,
-        package: str,
-        place: dict[str, Any],
-        logs: Path,
-        credential: Callable[[str, str], str | None],
-        start: StartTask,
-        tell: CommandSender,
-        timeout_s: float,
-        alone_s: float,
-        closed: Sequence[str] = (),
-        rules: UrlRules | None = None,
-    ) -> None:
-        self._rules = rules
-        self._closed = closed
-        self._processes = processes
-        self._start = start
-        self._tell = tell
-        self._agent = agent
-        self._package = package
-        self._place = place
-        self._credential = credential
-        self._node = str(place["node"])
-        self._logs = logs
-        self._timeout_s = timeout_s
-        self._alone_s = alone_s
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._config = context.config
+        self._node = context.config.node
         self._alone_lock = asyncio.Lock()
         self._running: dict[tuple[str, str], tuple[Message, asyncio.Task[Any]]] = {}
         self._specs: dict[str, JobSpec] = {}
@@ -113,7 +69,7 @@ class ShortLivedWorkers:
         """Accept an order to analyse; a repetition starts no second worker, a known result is sent again."""
         topology = self.topologies.get(order.job)
         if topology is not None and self._specs.get(order.job) == order.spec:
-            self._start(self._answer(subjects.TOPOLOGY, topology, order.job))
+            self._context.start_task(self._answer(subjects.TOPOLOGY, topology, order.job))
             return Ack(note="known already")
         return self._accept("analysis", order.job, order, self._analyse(order, device))
 
@@ -135,7 +91,7 @@ class ShortLivedWorkers:
                 work.close()
                 return Ack(note="under way")
             task.cancel()
-        task = self._start(work)
+        task = self._context.start_task(work)
         self._running[key] = (order, task)
         task.add_done_callback(lambda ended: self._forget_task(key, ended))
         return Ack()
@@ -146,7 +102,7 @@ class ShortLivedWorkers:
 
     async def _answer(self, row: Subject, message: Message, job: str) -> None:
         try:
-            await self._tell(row, message, agent=self._agent, job=job)
+            await self._context.send(row, message, agent=self._config.sid, job=job)
         except DmscError as error:
             log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
 
@@ -183,7 +139,7 @@ class ShortLivedWorkers:
     ) -> dict[str, Any] | Failure:
         sid = f"{job}-{kind}"
         payload = {
-            **self._place,
+            **self._context.payload,
             "sid": sid,
             "job": job,
             "spec": spec.model_dump(mode="json"),
@@ -193,7 +149,7 @@ class ShortLivedWorkers:
         outcome: dict[str, Any] | Failure = Failure("unavailable", f"{self._node}: {kind} was not started")
         async with self._wait_for_turn(kind, job):
             for _ in range(_ATTEMPTS):
-                token = self._credential(sid, job)
+                token = self._context.credential(sid, job)
                 try:
                     outcome = await self._run_once(kind, job, {**payload, "token": token}, spec)
                 except DmscError as error:
@@ -208,7 +164,7 @@ class ShortLivedWorkers:
         That is so if the fork server was lost, or if the root of all credentials was replaced while the
         worker ran (ADR-0039).
         """
-        present = self._credential(sid, job) if failure.code == Refused.code else None
+        present = self._context.credential(sid, job) if failure.code == Refused.code else None
         if token is not None and present is not None and is_credential(token):
             return root_of(Credential.parse(present).chain[0]) != root_of(Credential.parse(token).chain[0])
         return failure.code == Unavailable.code
@@ -230,11 +186,11 @@ class ShortLivedWorkers:
                 f"{kind} takes long: others no longer wait for it",
                 node=self._node,
                 job=job,
-                seconds=self._alone_s,
+                seconds=self._config.analysis_alone_s,
             )
             release()
 
-        timer = asyncio.get_running_loop().call_later(self._alone_s, on_timeout)
+        timer = asyncio.get_running_loop().call_later(self._config.analysis_alone_s, on_timeout)
         try:
             yield
         finally:
@@ -244,34 +200,27 @@ class ShortLivedWorkers:
     async def _run_once(
         self, kind: str, job: str, payload: dict[str, Any], spec: JobSpec
     ) -> dict[str, Any] | Failure:
-        await self._processes.wait_ready(_WAIT_READY_S)
-        assert self._processes.scratch is not None
         self._runs += 1
-        folder = self._processes.scratch / f"{kind}-{self._runs}"
-        folder.mkdir(mode=0o700)
-        result = folder / "result.json"
-        weights = filter(None, [payload.get("weights_url")])
-        reach = reach_of(job, spec, closed=self._closed, rules=self._rules, more=weights)
-        child = await self._processes.spawn(
-            f"{kind}-{job}-{self._runs}",
-            f"{self._package}.tasks.{kind}",
-            payload,
-            log_path=self._logs / f"{job}-{kind}.log",
-            threads=spec.training.compute_threads,
-            result=result,
-            read=reach.read,
-            write=(str(folder),),
-        )
-        where = f"{kind} of the model on {self._node}"
-        try:
+        name = f"{kind}-{self._runs}"
+        async with self._context.worker_folder(name, self._config.times.worker_ready_s) as folder:
+            result = folder / "result.json"
+            reach = self._context.files.of_job(job, spec, filter(None, [payload.get("weights_url")]))
+            child = await self._context.processes.spawn(
+                f"{kind}-{job}-{self._runs}",
+                f"{self._config.worker_package}.tasks.{kind}",
+                payload,
+                log_path=self._config.logs / f"{job}-{kind}.log",
+                threads=spec.training.compute_threads,
+                result=result,
+                read=reach.read,
+                write=(str(folder),),
+            )
+            where = f"{kind} of the model on {self._node}"
             exit = await self._wait_for_exit(child)
             if exit is None:
-                return Failure(
-                    "no_progress", f"{where} made no progress for {self._timeout_s:.0f} s and was ended"
-                )
+                timeout_s = self._config.analysis_timeout_s
+                return Failure("no_progress", f"{where} made no progress for {timeout_s:.0f} s and was ended")
             return read_result(result, exit, where)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _wait_for_exit(self, child: Spawned) -> Exit | None:
         """Wait for the worker's exit; None if it was killed because it made no progress.
@@ -282,12 +231,12 @@ class ShortLivedWorkers:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._timeout_s):
+                    async with asyncio.timeout(self._config.analysis_timeout_s):
                         return await asyncio.shield(child.exit)
                 if not child.pid.done():
                     continue  # the fork server has its own deadline for that
                 before, work = work, work_of(child.pid.result())
-                if not work.gets_on(before, self._timeout_s):
+                if not work.gets_on(before, self._config.analysis_timeout_s):
                     break
             await self._kill(child)
             return None
@@ -297,7 +246,7 @@ class ShortLivedWorkers:
 
     async def _kill(self, child: Spawned) -> None:
         try:
-            await self._processes.stop(child, 0.0)
+            await self._context.processes.stop(child, 0.0)
         except DmscError as error:
             log.error("worker left behind", node=self._node, error=error.text)
 

@@ -16,16 +16,17 @@ from pathlib import Path
 
 from bus.logs import get_logger
 
-LEFT_BEHIND_S = 7 * 86_400.0
-"""Age without a write after which a job's folder is removed when an agent starts."""
-
 log = get_logger("cluster")
 
 
 class StoreFolders:
-    """The folders below `root`. With `keep` none is ever removed. All methods block briefly on the disk."""
+    """The folders below `root`. With `keep` none is ever removed. All methods block briefly on the disk.
 
-    def __init__(self, root: Path, *, keep: bool = False) -> None:
+    A job's folder without a write for `left_behind_s` is removed when an agent starts.
+    """
+
+    def __init__(self, root: Path, *, keep: bool = False, left_behind_s: float = 7 * 86_400.0) -> None:
+        self._left_behind_s = left_behind_s
         self._root = root.absolute()
         self._keep = keep
 
@@ -42,7 +43,7 @@ class StoreFolders:
         """Remove folders of jobs that ended while the agent was away; called when it starts."""
         if self._keep or not self._root.is_dir():
             return
-        oldest = time.time() - LEFT_BEHIND_S
+        oldest = time.time() - self._left_behind_s
         for job in self._root.iterdir():
             if max((path.lstat().st_mtime for path in (job, *job.rglob("*"))), default=0.0) < oldest:
                 _remove(job)

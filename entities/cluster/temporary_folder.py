@@ -18,8 +18,6 @@ from pathlib import Path
 PREFIX = "dmsc-node-"
 LOCK = ".lock"
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-FRESH_S = 60.0
-"""A folder younger than this may not have its lock yet."""
 
 
 class TemporaryFolder:
@@ -39,12 +37,15 @@ class TemporaryFolder:
             self._lock = -1
 
 
-def sweep(parent: Path) -> list[Path]:
-    """Remove the folders in `parent` that killed agents of this user have left; return them."""
+def sweep(parent: Path, *, fresh_s: float = 60.0) -> list[Path]:
+    """Remove the folders in `parent` that killed agents of this user have left; return them.
+
+    A folder younger than `fresh_s` may not have its lock yet.
+    """
     removed = []
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            if time.time() - folder.lstat().st_mtime < FRESH_S or not _is_abandoned(folder):
+            if time.time() - folder.lstat().st_mtime < fresh_s or not _is_abandoned(folder):
                 continue
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder)

@@ -17,13 +17,13 @@ from typing import Generic, Protocol, TypeVar
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.mesh.registration import RegistrationClient
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
+from entities.presence.entity_record import entity_record, stay_registered
 from schemas.envelope import EntityKind
-from schemas.errors import DmscError, NewerRecord
+from schemas.errors import NewerRecord
 from schemas.names import standby
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import InstanceState, ServiceRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,24 +152,14 @@ class LeaderService(ABC, Generic[LeaderT]):
     @contextlib.asynccontextmanager
     async def _registration(self, record: ServiceRecord) -> AsyncIterator[None]:
         """Keeps `record` registered while the block runs; neither its start nor its end waits for that."""
-        registration = asyncio.create_task(self._keep_registered(record), name=f"presence {record.sid}")
+        work = stay_registered(self._bus, record, self._log.warning, retry_s=self._times.register_again_s)
+        registration = asyncio.create_task(work, name=f"presence {record.sid}")
         self._registrations.add(registration)
         registration.add_done_callback(self._registrations.discard)
         try:
             yield
         finally:
             registration.cancel()  # not awaited: it deregisters with a registry, which may be this process
-
-    async def _keep_registered(self, record: ServiceRecord) -> None:
-        while True:
-            try:
-                async with RegistrationClient(self._bus, record) as registration:
-                    await registration.fenced.wait()
-                self._log.warning("the registry knows another one in our place", sid=record.sid)
-                return
-            except DmscError as error:
-                self._log.warning("not registered", sid=record.sid, reason=error.text)
-            await asyncio.sleep(self._times.register_again_s)
 
     def _standby_registration(self) -> contextlib.AbstractAsyncContextManager[None]:
         incarnation = self._bus.sender.incarnation
@@ -178,13 +168,7 @@ class LeaderService(ABC, Generic[LeaderT]):
         reason = f"does not lead: {refusal}" if refusal else "stands by"
         return self._registration(self._record(sid, incarnation, InstanceState.PENDING, reason))
 
-    def _record(self, sid: str, incarnation: str, state: InstanceState, reason: str = "") -> ServiceRecord:
-        return ServiceRecord(
-            sid=sid,
-            prefix=f"entity/{self._kind.value}",
-            kind=self._kind,
-            incarnation=incarnation,
-            state=state,
-            endpoint=Endpoint(cluster="mesh", node=self._node, pid=os.getpid()),
-            reason=reason,
+    def _record(self, sid: str, incarnation: str, state: InstanceState, reason: str) -> ServiceRecord:
+        return entity_record(
+            self._kind, sid, incarnation, node=self._node, state=state, reason=reason, pid=os.getpid()
         )

@@ -21,6 +21,7 @@ from bus.messaging.handlers import Subscription
 from bus.messaging.key_value import Watch
 from entities.detection.fail_slow import FailSlow, FailSlowConfig
 from entities.metrics import REFUSED_SAMPLES, ROUTE_CHANGES, MetricReading
+from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
 from entities.presence.mesh_registration import keep_registered
 from entities.presence.registry_view import FollowConfig, RegistryFollower
@@ -46,7 +47,7 @@ from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, DmscError
 from schemas.fault import FaultReport, LinkFault
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import (
     CommunicationPolicy,
     ComputeEntry,
@@ -479,20 +480,18 @@ class Router:
 
     # --- who we are ----------------------------------------------------------------------------------------
     def _record(self) -> ServiceRecord:
-        return ServiceRecord(
-            sid=self.config.sid,
-            prefix=f"entity/router/{self.config.cluster}",
-            kind=EntityKind.ROUTER,
-            incarnation=self._bus.sender.incarnation,
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
+        config = self.config
+        incarnation = self._bus.sender.incarnation
+        return entity_record(
+            EntityKind.ROUTER, config.sid, incarnation, node=config.node, cluster=config.cluster
         )
 
     def _registration(self) -> NodeRegistration:
+        record = self._record()
         return NodeRegistration(
-            sid=self.config.sid,
-            kind=EntityKind.ROUTER,
-            incarnation=self._bus.sender.incarnation,
-            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node),
+            sid=record.sid,
+            kind=record.kind,
+            incarnation=record.incarnation,
+            endpoint=record.endpoint,
             services=("routing", "telemetry"),
         )

@@ -19,6 +19,7 @@ from bus.messaging.handlers import Subscription
 from bus.nats.durable_subscription import DurableSubscription
 from bus.wire.packed import Packed, assemble
 from entities.election.lease import LeadershipLeaseConfig
+from entities.presence.entity_record import entity_record
 from entities.service_registry.advertiser import AdvertiseConfig, RegistryAdvertiser
 from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from entities.service_registry.record_authority import refuse_foreign, refuse_others_state, refuse_strange
@@ -26,7 +27,6 @@ from entities.service_registry.writer import RegistryWriter
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import Ack, BadMessage, DmscError, NewerRecord, Refused
 from schemas.registry import (
-    Endpoint,
     Heartbeat,
     InstanceState,
     ReleaseJob,
@@ -276,13 +276,12 @@ class RegistryLeader:
             if isinstance(entry.message, ServiceRecord) and entry.message.sid == entry.key:
                 records.append(entry.message)
                 self._writer.knows(entry.message.sid, entry.revision)
-        own_record = ServiceRecord(
-            sid=name,
-            prefix="entity/service-registry",
-            kind=EntityKind.SERVICE_REGISTRY,
-            incarnation=self._incarnation,
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster="mesh", node=self.config.node, metrics=self._bus.metrics_url),
+        own_record = entity_record(
+            EntityKind.SERVICE_REGISTRY,
+            name,
+            self._incarnation,
+            node=self.config.node,
+            metrics=self._bus.metrics_url,
         )
         now = self._now()
         moved = self.core.load(records, now) | self.core.register(own_record, now)

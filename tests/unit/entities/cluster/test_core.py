@@ -6,8 +6,6 @@ import pytest
 
 from entities.cluster.core import (
     ENDED_KEPT,
-    MOVES_BYTES_PER_S,
-    WORKS,
     Device,
     Exit,
     LocalIncarnation,
@@ -194,7 +192,7 @@ def test_an_end_is_a_fault_unless_ordered_or_clean(
     after, held = admitted(order())
     if ordered:
         after = after.order_end(held)
-    assert explain_exit(after.held[held.sid], exit) == (InstanceState(state), reason)
+    assert explain_exit(after.instances[held.sid], exit) == (InstanceState(state), reason)
 
 
 TOPOLOGY = ModelTopology(
@@ -241,7 +239,7 @@ class TestJudgement:
         after, held = admitted(order())
         after = after.spawned(held, 7)
         found = judge_process(
-            "j-s1-r0", "i1", ledger=after, sight=process_state(status, 7, 1.5), warm=True, topology=None
+            "j-s1-r0", "i1", ledger=after, observation=process_state(status, 7, 1.5), warm=True, topology=None
         )
         assert (found.process, found.scope, found.kind, len(found.broken)) == (process, scope, kind, broken)
         assert found.evidence == f"process 7 is {status}, 1.5 s of CPU time used"
@@ -249,25 +247,25 @@ class TestJudgement:
     def test_without_a_fork_server_the_whole_node_is_affected(self) -> None:
         after, held = admitted(order())
         after = after.release(held, "lost with the fork server")
-        found = judge_process("j-s1-r0", "i1", ledger=after, sight=None, warm=False, topology=None)
+        found = judge_process("j-s1-r0", "i1", ledger=after, observation=None, warm=False, topology=None)
         assert (found.process, found.scope, found.evidence) == ("gone", "node", "lost with the fork server")
 
     def test_one_being_started_is_not_at_fault(self) -> None:
         after, _ = admitted(order())
-        found = judge_process("j-s1-r0", "i1", ledger=after, sight=None, warm=True, topology=None)
+        found = judge_process("j-s1-r0", "i1", ledger=after, observation=None, warm=True, topology=None)
         assert (found.process, found.scope, found.evidence) == ("running", "none", "being started")
 
     def test_a_process_that_does_not_exist_is_gone_before_its_exit_is_reported(self) -> None:
         after, held = admitted(order())
         gone = ProcessObservation(state="gone", note="process 7 does not exist")
         found = judge_process(
-            "j-s1-r0", "i1", ledger=after.spawned(held, 7), sight=gone, warm=True, topology=None
+            "j-s1-r0", "i1", ledger=after.spawned(held, 7), observation=gone, warm=True, topology=None
         )
         assert (found.process, found.kind) == ("gone", "structural")
 
     def test_another_incarnation_is_named(self) -> None:
         after, _ = admitted(order())
-        found = judge_process("j-s1-r0", "i0", ledger=after, sight=None, warm=True, topology=None)
+        found = judge_process("j-s1-r0", "i0", ledger=after, observation=None, warm=True, topology=None)
         assert (found.process, found.evidence) == ("unknown", "j-s1-r0 is here as incarnation i1")
 
     def test_the_topology_tells_what_flowed_over_the_broken_edges(self) -> None:
@@ -285,8 +283,8 @@ class TestJudgement:
 def test_who_computes_or_moves_bytes_gets_on() -> None:
     before = ProcessWork(cpu_s=3.0, moved_bytes=10 << 20)
     assert not before.gets_on(before, 120.0)
-    assert ProcessWork(3.0 + 120 * WORKS, 10 << 20).gets_on(before, 120.0)
-    assert ProcessWork(3.0, (10 << 20) + 120 * MOVES_BYTES_PER_S).gets_on(before, 120.0)
+    assert ProcessWork(3.0 + 120 * ProcessWork.LEAST_CORES, 10 << 20).gets_on(before, 120.0)
+    assert ProcessWork(3.0, (10 << 20) + 120 * ProcessWork.LEAST_BYTES_PER_S).gets_on(before, 120.0)
     assert not ProcessWork(3.1, (10 << 20) + 1000).gets_on(before, 120.0), (
         "a line in a log now and then is no work"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entities.cluster.file_reach import reach_of
+from entities.cluster.file_reach import FileRules
 from schemas.job import JobSpec
 from schemas.urls import local_path
 
@@ -21,7 +21,7 @@ def test_a_job_reads_what_it_names_and_writes_below_its_own_folder(tmp_path: Pat
     named = spec(
         data={"source": f"file://{tmp_path}/data/*.txt"}, initial_weights="w", artifacts=f"{tmp_path}/runs"
     )
-    reached = reach_of("j1", named)
+    reached = FileRules().of_job("j1", named)
     assert reached.read == (f"{tmp_path}/data", os.path.abspath("w"))
     assert reached.write == (f"{tmp_path}/runs/j1",)
 
@@ -32,9 +32,9 @@ def test_nothing_closed_is_given_whatever_link_leads_there(tmp_path: Path) -> No
     link.symlink_to(state)
     for path in (state, link, state / "bus_token", link / "logs", tmp_path / "x" / ".." / "state"):
         named = spec(data={"source": str(path)}, artifacts=str(path))
-        assert reach_of("j1", named, closed=[str(state)]).read == ()
-        assert reach_of("j1", named, closed=[str(state)]).write == ()
-    assert reach_of("j1", spec(data={"source": f"{state}-2"}), closed=[str(state)]).read == (f"{state}-2",)
+        assert FileRules((str(state),)).of_job("j1", named).read == ()
+        assert FileRules((str(state),)).of_job("j1", named).write == ()
+    assert FileRules((str(state),)).of_job("j1", spec(data={"source": f"{state}-2"})).read == (f"{state}-2",)
 
 
 @pytest.mark.parametrize("url", ["bus://artifacts", "s3://bucket/x", "stdlib:", "memory://x"])

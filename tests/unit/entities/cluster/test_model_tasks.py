@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bus.security.credentials import delegate, issue, new_root
 from bus.security.identity import Identity
+from entities.cluster.config import ClusterConfig, NodeContext
+from entities.cluster.file_reach import FileRules
 from entities.cluster.model_tasks import Failure, ShortLivedWorkers
 from schemas.base import Message
 from schemas.cluster import Analyse
@@ -31,16 +32,14 @@ class Failing(ShortLivedWorkers):
         self.told: asyncio.Queue[Message] = asyncio.Queue()
         self.agent = issue(new_root(), AGENT)
         super().__init__(
-            None,  # type: ignore[arg-type]  # no process is started
-            agent=AGENT.name,
-            package="workers",
-            place={"node": "n"},
-            logs=Path(),
-            credential=self.credential_of,
-            start=self.begin,
-            tell=self.tell,
-            timeout_s=1.0,
-            alone_s=1.0,
+            NodeContext(
+                config=ClusterConfig(cluster="a", node="n", analysis_timeout_s=1.0, analysis_alone_s=1.0),
+                processes=None,  # type: ignore[arg-type]  # no process is started
+                files=FileRules(),
+                credential=self.credential_of,
+                start_task=self.begin,
+                send=self.tell,
+            )
         )
 
     def credential_of(self, sid: str, job: str) -> str | None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from entities.cluster.config import ClusterConfig
-from entities.cluster.store_folders import LEFT_BEHIND_S, StoreFolders
+from entities.cluster.store_folders import StoreFolders
+
+WEEK_S = 7 * 86_400.0
 
 
 def written(stores: StoreFolders, job: str, sid: str, age_s: float = 0.0) -> Path:
@@ -33,15 +35,15 @@ def test_a_jobs_stores_go_with_it_and_no_others(tmp_path: Path) -> None:
 
 def test_what_nobody_wrote_to_for_long_goes_when_the_agent_starts(tmp_path: Path) -> None:
     stores = StoreFolders(tmp_path)
-    old = written(stores, "old", "old-s0-r0", age_s=LEFT_BEHIND_S + 60)
-    young = written(stores, "young", "young-s0-r0", age_s=LEFT_BEHIND_S - 3600)
+    old = written(stores, "old", "old-s0-r0", age_s=WEEK_S + 60)
+    young = written(stores, "young", "young-s0-r0", age_s=WEEK_S - 3600)
     stores.drop_left_behind()
     assert not old.parent.exists()
     assert young.exists()
     StoreFolders(tmp_path / "none").drop_left_behind()
 
 
-@pytest.mark.parametrize("age_s", [0.0, LEFT_BEHIND_S * 2])
+@pytest.mark.parametrize("age_s", [0.0, WEEK_S * 2])
 def test_kept_ones_stay(tmp_path: Path, age_s: float) -> None:
     stores = StoreFolders(tmp_path, keep=True)
     folder = written(stores, "one", "one-s0-r0", age_s)

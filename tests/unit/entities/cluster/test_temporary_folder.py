@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from entities.cluster.temporary_folder import FRESH_S, TemporaryFolder, sweep
+from entities.cluster.temporary_folder import TemporaryFolder, sweep
 from tests.patience import PATIENCE_S
 
 HOLD = """
@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 def age(folder: Path) -> None:
-    then = time.time() - 2 * FRESH_S
+    then = time.time() - 120.0
     os.utime(folder, (then, then))
 
 
@@ -82,7 +82,7 @@ def test_no_link_is_followed_and_no_strangers_folder_touched(tmp_path: Path) -> 
     (tmp_path / ".lock").touch()
     for folder in (linked, open_to_all):
         age(folder)
-    then = time.time() - 2 * FRESH_S
+    then = time.time() - 120.0
     os.utime(link, (then, then), follow_symlinks=False)
     assert sweep(tmp_path) == []
     assert precious.read_text() == "keep"
