@@ -59,211 +59,185 @@ METRICS: list[Metric] = []
 """All rows, in the order of the documentation."""
 
 
-def _metric(name: str, kind: Kind, about: str, source: str, *labels: str) -> Metric:
-    row = Metric(f"dmsc_{name}", kind, about, source, labels)
-    METRICS.append(row)
-    return row
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Adds rows that have one source, and these labels first."""
+
+    source: str
+    labels: tuple[str, ...] = ()
+
+    def gauge(self, name: str, about: str, *labels: str) -> Metric:
+        return self._add(name, "gauge", about, labels)
+
+    def counter(self, name: str, about: str, *labels: str) -> Metric:
+        return self._add(name, "counter", about, labels)
+
+    def _add(self, name: str, kind: Kind, about: str, labels: tuple[str, ...]) -> Metric:
+        row = Metric(f"dmsc_{name}", kind, about, self.source, (*self.labels, *labels))
+        METRICS.append(row)
+        return row
 
 
-_SMO, _SR, _MIC, _MG = "orchestrator", "router", "node agent", "gateway"
-_BROKER = "broker"
-_EACH = "every process"
-_INSTANCE = ("job", "stage", "sid", "cluster")
-_DEVICE = ("cluster", "node", "device")
+_ORCHESTRATOR = _Rows("orchestrator")
+_JOB = _Rows("orchestrator", ("job",))
+_BROKER = _Rows("broker")
+_ROUTER = _Rows("router")
+_INSTANCE = _Rows("router", ("job", "stage", "sid", "cluster"))
+_LINK = _Rows("router", ("job", "sid", "peer", "cluster"))
+_DEVICE = _Rows("router", ("cluster", "node", "device"))
+_NODE = _Rows("node agent", ("cluster", "node"))
+_GATEWAY = _Rows("gateway", ("gateway",))
+_SERVICE = _Rows("every process", ("service",))
+_PROCESS = _Rows("every process")
 
 # --- jobs that have not ended, by the leading orchestrator ----------------------------------------------
-JOBS = _metric("jobs", "gauge", "jobs that have not ended, by state", _SMO, "state")
-JOB_STEP = _metric("job_step", "gauge", "steps decided so far", _SMO, "job")
-JOB_TOKENS = _metric("job_tokens_total", "counter", "tokens of the steps decided so far", _SMO, "job")
-JOB_TOKENS_PER_S = _metric("job_tokens_per_second", "gauge", "tokens/s of the last step", _SMO, "job")
-JOB_STEP_S = _metric("job_step_seconds", "gauge", "duration of the last step", _SMO, "job")
-JOB_LOSS = _metric("job_loss", "gauge", "mean training loss of the last step", _SMO, "job")
-JOB_VALIDATION_LOSS = _metric("job_validation_loss", "gauge", "loss of the last validation", _SMO, "job")
-JOB_CONVERGENCE = _metric(
+JOBS = _ORCHESTRATOR.gauge("jobs", "jobs that have not ended, by state", "state")
+JOB_STEP = _JOB.gauge("job_step", "steps decided so far")
+JOB_TOKENS = _JOB.counter("job_tokens_total", "tokens of the steps decided so far")
+JOB_TOKENS_PER_S = _JOB.gauge("job_tokens_per_second", "tokens/s of the last step")
+JOB_STEP_S = _JOB.gauge("job_step_seconds", "duration of the last step")
+JOB_LOSS = _JOB.gauge("job_loss", "mean training loss of the last step")
+JOB_VALIDATION_LOSS = _JOB.gauge("job_validation_loss", "loss of the last validation")
+JOB_CONVERGENCE = _JOB.gauge(
     "job_loss_decrease_per_million_tokens",
-    "gauge",
-    "loss-convergence speed: slope of a line through the last 50 losses, downwards positive",
-    _SMO,
-    "job",
+    "speed of convergence: the negative slope of a line through the last 50 losses",
 )
-JOB_GRADIENT_NORM = _metric("job_gradient_norm", "gauge", "before clipping, of the last step", _SMO, "job")
-JOB_LEARNING_RATE = _metric("job_learning_rate", "gauge", "of the last step", _SMO, "job")
-JOB_MODEL_FLOPS = _metric(
+JOB_GRADIENT_NORM = _JOB.gauge("job_gradient_norm", "gradient norm of the last step, before clipping")
+JOB_LEARNING_RATE = _JOB.gauge("job_learning_rate", "learning rate of the last step")
+JOB_MODEL_FLOPS = _JOB.gauge(
     "job_model_flops_per_second",
-    "gauge",
     "6 × parameters × tokens/s of the last step (Chowdhery et al. 2022, appendix B, without attention)",
-    _SMO,
-    "job",
 )
-JOB_MFU = _metric(
-    "job_mfu_ratio",
-    "gauge",
-    "model FLOP/s ÷ peak of the job's devices; only where the peak is told (`--peak-tflops`)",
-    _SMO,
-    "job",
+JOB_MFU = _JOB.gauge(
+    "job_mfu_ratio", "model FLOP/s ÷ peak of the job's devices; only if the peak is known (`--peak-tflops`)"
 )
-JOB_RECOVERIES = _metric("job_recoveries_total", "counter", "instances lost and replaced", _SMO, "job")
-JOB_ALERT = _metric("job_alert", "gauge", "1 while an alert is raised", _SMO, "job", "kind")
-JOB_ALERTS = _metric(
-    "job_alerts_total",
-    "counter",
-    "alerts raised since this orchestrator took the job up",
-    _SMO,
-    "job",
-    "kind",
+JOB_RECOVERIES = _JOB.counter("job_recoveries_total", "instances that were lost and replaced")
+JOB_ALERT = _JOB.gauge("job_alert", "1 while an alert is raised", "kind")
+JOB_ALERTS = _JOB.counter(
+    "job_alerts_total", "alerts raised since this orchestrator took over the job", "kind"
 )
 
 # --- brokers -------------------------------------------------------------------------------------------
-BROKER_CALLS = _metric("broker_calls_total", "counter", "calls that were asked for", _BROKER, "kind")
-BROKER_REFUSED = _metric("broker_refused_total", "counter", "of them not made", _BROKER, "kind")
-BROKER_DROPPED = _metric(
-    "broker_dropped_total", "counter", "calls dropped: too many of one asker waited", _BROKER
+BROKER_CALLS = _BROKER.counter("broker_calls_total", "calls that were requested", "kind")
+BROKER_REFUSED = _BROKER.counter("broker_refused_total", "requested calls that were refused", "kind")
+BROKER_DROPPED = _BROKER.counter(
+    "broker_dropped_total", "calls dropped because too many of one caller were waiting"
 )
-BROKER_WAITING = _metric("broker_waiting_calls", "gauge", "calls that wait for their turn", _BROKER)
+BROKER_WAITING = _BROKER.gauge("broker_waiting_calls", "calls that wait for their turn")
 
 # --- instances, by the router of their cluster ----------------------------------------------------------
-QUEUE = _metric("instance_queue_microbatches", "gauge", "waiting for its compute thread", _SR, *_INSTANCE)
-IN_FLIGHT = _metric("instance_in_flight_microbatches", "gauge", "held and not finished", _SR, *_INSTANCE)
-MICROBATCHES = _metric("instance_microbatches_total", "counter", "microbatches computed", _SR, *_INSTANCE)
-SERVICE_S = _metric(
-    "instance_service_seconds", "gauge", "compute per microbatch, forward and backward", _SR, *_INSTANCE
+QUEUE = _INSTANCE.gauge("instance_queue_microbatches", "microbatches that wait for its compute thread")
+IN_FLIGHT = _INSTANCE.gauge(
+    "instance_in_flight_microbatches", "microbatches that it has and has not finished"
 )
-FORWARD_S = _metric("instance_forward_seconds", "gauge", "of it forward", _SR, *_INSTANCE)
-BACKWARD_S = _metric("instance_backward_seconds", "gauge", "of it backward", _SR, *_INSTANCE)
-BUSY = _metric("instance_busy_ratio", "gauge", "part of the time in which it computed", _SR, *_INSTANCE)
-INSTANCE_TOKENS_PER_S = _metric(
-    "instance_tokens_per_second", "gauge", "tokens/s through it since its last sample", _SR, *_INSTANCE
+MICROBATCHES = _INSTANCE.counter("instance_microbatches_total", "microbatches computed")
+SERVICE_S = _INSTANCE.gauge("instance_service_seconds", "compute time per microbatch, forward and backward")
+FORWARD_S = _INSTANCE.gauge("instance_forward_seconds", "compute time per microbatch, forward")
+BACKWARD_S = _INSTANCE.gauge("instance_backward_seconds", "compute time per microbatch, backward")
+BUSY = _INSTANCE.gauge("instance_busy_ratio", "part of the time in which it computed")
+INSTANCE_TOKENS_PER_S = _INSTANCE.gauge(
+    "instance_tokens_per_second", "tokens/s through it since its last sample"
 )
-ALLREDUCE_S = _metric("instance_allreduce_seconds", "gauge", "its last all-reduce", _SR, *_INSTANCE)
-RESIDENT = _metric("instance_resident_bytes", "gauge", "resident memory of its process", _SR, *_INSTANCE)
-RETAINED = _metric(
-    "instance_retained_bytes", "gauge", "boundary tensors kept until the step is stable", _SR, *_INSTANCE
+ALLREDUCE_S = _INSTANCE.gauge("instance_allreduce_seconds", "duration of its last all-reduce")
+RESIDENT = _INSTANCE.gauge("instance_resident_bytes", "resident memory of its process")
+RETAINED = _INSTANCE.gauge(
+    "instance_retained_bytes", "memory of the boundary tensors that it keeps until the step is stable"
 )
-SENT = _metric("instance_sent_bytes_total", "counter", "sent over its tensor links", _SR, *_INSTANCE)
-RECEIVED = _metric("instance_received_bytes_total", "counter", "received over them", _SR, *_INSTANCE)
-TRANSFERS = _metric("instance_transfers_total", "counter", "transfers over them", _SR, *_INSTANCE)
-TRANSFER_S = _metric("instance_transfer_seconds_total", "counter", "time in them", _SR, *_INSTANCE)
-LINK_ERRORS = _metric("instance_link_errors_total", "counter", "transfers that failed", _SR, *_INSTANCE)
-BUBBLE = _metric(
+SENT = _INSTANCE.counter("instance_sent_bytes_total", "bytes sent over its tensor links")
+RECEIVED = _INSTANCE.counter("instance_received_bytes_total", "bytes received over its tensor links")
+TRANSFERS = _INSTANCE.counter("instance_transfers_total", "transfers over its tensor links")
+TRANSFER_S = _INSTANCE.counter("instance_transfer_seconds_total", "duration of these transfers in all")
+LINK_ERRORS = _INSTANCE.counter("instance_link_errors_total", "transfers that failed")
+BUBBLE = _ROUTER.gauge(
     "stage_bubble_ratio",
-    "gauge",
     "pipeline bubble: 1 − busy, mean over the stage's instances in this cluster",
-    _SR,
-    "job",
-    "stage",
-    "cluster",
+    *("job", "stage", "cluster"),
 )
-LINK_LATENCY_S = _metric(
-    "link_latency_seconds", "gauge", "of a transfer however small", _SR, "job", "sid", "peer", "cluster"
+LINK_LATENCY_S = _LINK.gauge("link_latency_seconds", "latency of a transfer of any size")
+LINK_BANDWIDTH = _LINK.gauge("link_bandwidth_bytes_per_second", "bandwidth, measured by its transfers")
+LINK_LOSS = _LINK.gauge("link_loss_ratio", "share of the transfers that had to be repeated")
+ROUTE_CHANGES = _ROUTER.counter(
+    "route_changes_total", "route tables written by this router", *("job", "stage", "cluster")
 )
-LINK_BANDWIDTH = _metric(
-    "link_bandwidth_bytes_per_second", "gauge", "by its transfers", _SR, "job", "sid", "peer", "cluster"
-)
-LINK_LOSS = _metric(
-    "link_loss_ratio", "gauge", "transfers that had to be made again", _SR, "job", "sid", "peer", "cluster"
-)
-ROUTE_CHANGES = _metric(
-    "route_changes_total", "counter", "route tables written by this router", _SR, "job", "stage", "cluster"
-)
-REFUSED_SAMPLES = _metric(
-    "samples_refused_total", "counter", "samples with figures that can't be", _SR, "cluster"
-)
+REFUSED_SAMPLES = _ROUTER.counter("samples_refused_total", "samples with impossible figures", "cluster")
 
 # --- devices of instances, by the same router -----------------------------------------------------------
-UTILIZATION = _metric("device_utilization_ratio", "gauge", "as the driver tells it", _SR, *_DEVICE)
-DEVICE_MEMORY = _metric("device_memory_used_bytes", "gauge", "in use, by whomever", _SR, *_DEVICE)
-DEVICE_MEMORY_TOTAL = _metric("device_memory_total_bytes", "gauge", "what it has", _SR, *_DEVICE)
-TEMPERATURE = _metric("device_temperature_celsius", "gauge", "of the chip", _SR, *_DEVICE)
-POWER = _metric("device_power_watts", "gauge", "drawn now", _SR, *_DEVICE)
-ENERGY = _metric("device_energy_joules_total", "counter", "since its driver came up", _SR, *_DEVICE)
-ECC_ERRORS = _metric("device_ecc_errors_total", "counter", "uncorrected, since then", _SR, *_DEVICE)
-XID_ERRORS = _metric("device_xid_errors_total", "counter", "critical errors told", _SR, *_DEVICE)
-ECC_CORRECTED = _metric(
-    "device_ecc_corrected_errors_total", "counter", "corrected, since its driver came up", _SR, *_DEVICE
+UTILIZATION = _DEVICE.gauge("device_utilization_ratio", "utilization as the driver reports it")
+DEVICE_MEMORY = _DEVICE.gauge("device_memory_used_bytes", "device memory in use, by all processes")
+DEVICE_MEMORY_TOTAL = _DEVICE.gauge("device_memory_total_bytes", "device memory")
+TEMPERATURE = _DEVICE.gauge("device_temperature_celsius", "temperature of the chip")
+POWER = _DEVICE.gauge("device_power_watts", "present power draw")
+ENERGY = _DEVICE.counter("device_energy_joules_total", "energy used since its driver was loaded")
+ECC_ERRORS = _DEVICE.counter(
+    "device_ecc_errors_total", "uncorrected memory errors since its driver was loaded"
 )
-CLOCK = _metric("device_clock_hertz", "gauge", "now; of `sm` or `memory`", _SR, *_DEVICE, "domain")
-THROTTLED = _metric(
-    "device_throttled", "gauge", "1 while its clocks are lowered for this reason", _SR, *_DEVICE, "reason"
+XID_ERRORS = _DEVICE.counter("device_xid_errors_total", "critical errors that the driver reported")
+ECC_CORRECTED = _DEVICE.counter(
+    "device_ecc_corrected_errors_total", "corrected memory errors since its driver was loaded"
 )
-POWER_LIMIT = _metric("device_power_limit_watts", "gauge", "what it may draw", _SR, *_DEVICE)
-PCIE_SENT = _metric("device_pcie_sent_bytes_total", "counter", "to its host, by all processes", _SR, *_DEVICE)
-PCIE_RECEIVED = _metric("device_pcie_received_bytes_total", "counter", "from its host", _SR, *_DEVICE)
-NVLINK_SENT = _metric("device_nvlink_sent_bytes_total", "counter", "over all its NVLinks", _SR, *_DEVICE)
-NVLINK_RECEIVED = _metric("device_nvlink_received_bytes_total", "counter", "over them", _SR, *_DEVICE)
-JOB_ENERGY = _metric(
+CLOCK = _DEVICE.gauge("device_clock_hertz", "present clock of `sm` or `memory`", "domain")
+THROTTLED = _DEVICE.gauge("device_throttled", "1 while its clocks are lowered for this reason", "reason")
+POWER_LIMIT = _DEVICE.gauge("device_power_limit_watts", "highest power that it may draw")
+PCIE_SENT = _DEVICE.counter("device_pcie_sent_bytes_total", "bytes sent to its host, by all processes")
+PCIE_RECEIVED = _DEVICE.counter("device_pcie_received_bytes_total", "bytes received from its host")
+NVLINK_SENT = _DEVICE.counter("device_nvlink_sent_bytes_total", "bytes sent over all its NVLinks")
+NVLINK_RECEIVED = _DEVICE.counter("device_nvlink_received_bytes_total", "bytes received over all its NVLinks")
+JOB_ENERGY = _ROUTER.counter(
     "job_energy_joules_total",
-    "counter",
-    "of the devices of its instances, halved, … where jobs share one",
-    _SR,
-    "job",
-    "cluster",
+    "energy of the devices of its instances, in equal parts where several jobs share a device",
+    *("job", "cluster"),
 )
-JOB_ENERGY_COST = _metric(
+JOB_ENERGY_COST = _ROUTER.counter(
     "job_energy_cost_total",
-    "counter",
-    "the same at the price of `--energy-price`; ÷ tokens it is the cost per token",
-    _SR,
-    "job",
-    "cluster",
+    "cost of that energy at the price of `--energy-price`; ÷ tokens it is the cost per token",
+    *("job", "cluster"),
 )
 
 # --- nodes, by their agents -----------------------------------------------------------------------------
-NODE_CPU = _metric("node_cpu_ratio", "gauge", "busy, over all cores", _MIC, "cluster", "node")
-NODE_MEMORY = _metric("node_memory_used_bytes", "gauge", "main memory in use", _MIC, "cluster", "node")
-NODE_MEMORY_TOTAL = _metric("node_memory_total_bytes", "gauge", "main memory", _MIC, "cluster", "node")
-NODE_SLOTS = _metric("node_slots", "gauge", "slots that the node offers", _MIC, "cluster", "node")
-NODE_INSTANCES = _metric("node_instances", "gauge", "instances that it runs", _MIC, "cluster", "node")
+NODE_CPU = _NODE.gauge("node_cpu_ratio", "busy part of all cores")
+NODE_MEMORY = _NODE.gauge("node_memory_used_bytes", "main memory in use")
+NODE_MEMORY_TOTAL = _NODE.gauge("node_memory_total_bytes", "main memory")
+NODE_SLOTS = _NODE.gauge("node_slots", "slots that the node offers")
+NODE_INSTANCES = _NODE.gauge("node_instances", "instances that it runs")
 
 # --- gateways -------------------------------------------------------------------------------------------
-HTTP_REQUESTS = _metric(
-    "http_requests_total", "counter", "answered at the HTTP door", _MG, "gateway", "status"
+HTTP_REQUESTS = _GATEWAY.counter("http_requests_total", "requests answered by the HTTP API", "status")
+HTTP_REFUSED = _GATEWAY.counter(
+    "http_refused_total", "requests refused before they were processed, by reason", "reason"
 )
-HTTP_REFUSED = _metric(
-    "http_refused_total", "counter", "refused before they were looked at, by reason", _MG, "gateway", "reason"
+HTTP_OPEN = _GATEWAY.gauge("http_requests_open", "requests being answered, without event streams")
+HTTP_CONNECTIONS = _GATEWAY.gauge(
+    "http_connections_open", "connections of HTTP clients, including event streams"
 )
-HTTP_OPEN = _metric("http_requests_open", "gauge", "being answered, event streams left out", _MG, "gateway")
-HTTP_CONNECTIONS = _metric(
-    "http_connections_open", "gauge", "of HTTP clients, with event streams", _MG, "gateway"
-)
-HTTP_CUT = _metric(
+HTTP_CUT = _GATEWAY.counter(
     "http_connections_cut_total",
-    "counter",
-    "too late (head, body, answer), too long (length), or in the way of a newcomer (room)",
-    _MG,
-    "gateway",
+    "connections closed because they were too late (head, body, answer), sent too much (length), or made "
+    "room for a new one (room)",
     "reason",
 )
-EVENT_STREAMS = _metric("event_streams_open", "gauge", "event streams of HTTP clients", _MG, "gateway")
-EVENT_FEEDS = _metric("event_feeds_open", "gauge", "consumers that feed them", _MG, "gateway")
-STREAMS_LAGGED = _metric(
-    "event_streams_lagged_total", "counter", "ended because the client read too slowly", _MG, "gateway"
+EVENT_STREAMS = _GATEWAY.gauge("event_streams_open", "event streams of HTTP clients")
+EVENT_FEEDS = _GATEWAY.gauge("event_feeds_open", "consumers that supply these event streams")
+STREAMS_LAGGED = _GATEWAY.counter(
+    "event_streams_lagged_total", "event streams ended because the client read too slowly"
 )
-BREAKER_STATE = _metric(
-    "gateway_breaker_state", "gauge", "0 closed, 1 half open, 2 open", _MG, "gateway", "entity"
-)
-BREAKER_OPENED = _metric(
-    "gateway_breaker_opened_total", "counter", "times that it opened", _MG, "gateway", "entity"
-)
-BUDGET_REFUSED = _metric(
-    "gateway_repeats_refused_total", "counter", "repetitions beyond the budget", _MG, "gateway"
+BREAKER_STATE = _GATEWAY.gauge("gateway_breaker_state", "0 closed, 1 half open, 2 open", "entity")
+BREAKER_OPENED = _GATEWAY.counter("gateway_breaker_opened_total", "times that the breaker opened", "entity")
+BUDGET_REFUSED = _GATEWAY.counter(
+    "gateway_repeats_refused_total", "repetitions refused because they exceeded the budget"
 )
 
 # --- each connection to the bus, and each process -------------------------------------------------------
-BUS_ROUND_TRIP_S = _metric(
-    "bus_round_trip_seconds",
-    "gauge",
-    "bus latency: a message to oneself, measured at the scrape",
-    _EACH,
-    "service",
+BUS_ROUND_TRIP_S = _SERVICE.gauge(
+    "bus_round_trip_seconds", "bus latency: time of a message to oneself, measured at the scrape"
 )
-DEAD_LETTERS = _metric("bus_dead_letters_total", "counter", "messages it could not use", _EACH, "service")
-DROPPED = _metric("bus_dropped_messages_total", "counter", "beyond its bounded queues", _EACH, "service")
-HANDLER_ERRORS = _metric("bus_handler_errors_total", "counter", "handlers that raised", _EACH, "service")
-REPEATS = _metric("bus_command_repeats_total", "counter", "commands asked again", _EACH, "service")
-RECONNECTS = _metric("bus_reconnects_total", "counter", "connections made again", _EACH, "service")
-DENIED = _metric("bus_denied_total", "counter", "refusals by the server", _EACH, "service")
-LOG_LINES = _metric("log_lines_total", "counter", "log lines, by level", _EACH, "level")
-LOG_LINES_DROPPED = _metric(
-    "log_lines_dropped_total", "counter", "lines that did not get to the bus: too many, or it was away", _EACH
+DEAD_LETTERS = _SERVICE.counter("bus_dead_letters_total", "received messages that could not be used")
+DROPPED = _SERVICE.counter("bus_dropped_messages_total", "messages dropped because its queues were full")
+HANDLER_ERRORS = _SERVICE.counter("bus_handler_errors_total", "errors raised by message handlers")
+REPEATS = _SERVICE.counter("bus_command_repeats_total", "commands that were repeated")
+RECONNECTS = _SERVICE.counter("bus_reconnects_total", "reconnections to the bus")
+DENIED = _SERVICE.counter("bus_denied_total", "operations refused by the server")
+LOG_LINES = _PROCESS.counter("log_lines_total", "log lines, by level", "level")
+LOG_LINES_DROPPED = _PROCESS.counter(
+    "log_lines_dropped_total", "log lines not sent to the bus: there were too many, or the bus was away"
 )
-SERIES_LEFT_OUT = _metric("metrics_series_left_out", "gauge", "series beyond the bound of one scrape", _EACH)
+SERIES_LEFT_OUT = _PROCESS.gauge("metrics_series_left_out", "series beyond the limit of one scrape")

@@ -14,12 +14,10 @@ from schemas.files import PIECE_BYTES, FilesRead, ReadFiles
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.urls import SECRET
 
-ASKED = 8
+MOST_NODES = 8
 """Most nodes that are asked one after another until one has the file."""
-LOST = 2
+MOST_SILENT = 2
 """The request fails after this many of them did not answer, because a user waits for it."""
-ANSWER_S = 30.0
-"""Limit for one node's answer; the node itself gives up sooner."""
 WHOLE_BYTES = 256 << 20
 """Largest file that is read as a whole."""
 MOST_NAMES = 100_000
@@ -77,8 +75,11 @@ class NodeFiles(ReadableArtifacts):
         agents: Callable[[], Mapping[str, str]],
         secrets: str = "",
         near: Collection[str] = (),
+        answer_s: float = 30.0,
     ) -> None:
+        """`answer_s` is the limit for one node's answer; the node itself gives up sooner."""
         super().__init__(url)
+        self._answer_s = answer_s
         self.answered: set[str] = set()
         """The agents that found something."""
         self._near = near
@@ -130,7 +131,7 @@ class NodeFiles(ReadableArtifacts):
         for agent in self._agent_order(keys):
             try:
                 answer: FilesRead = await self._bus.request(
-                    READ_FILES, request, timeout_s=ANSWER_S, seal_to=keys[agent], agent=agent
+                    READ_FILES, request, timeout_s=self._answer_s, seal_to=keys[agent], agent=agent
                 )
             except NotFound as error:
                 not_found = error
@@ -139,7 +140,7 @@ class NodeFiles(ReadableArtifacts):
             except Unavailable as error:
                 self._rank[agent] = 2.0
                 unanswered.append(error)
-                if len(unanswered) == LOST:
+                if len(unanswered) == MOST_SILENT:
                     break
             else:
                 if request.what == "piece" or answer.names or request.after:
@@ -161,7 +162,7 @@ class NodeFiles(ReadableArtifacts):
         """The agents to ask, in order: answered before, near, others (random within each), unresponsive."""
         for agent in agents:
             self._rank.setdefault(agent, random.random() - (agent in self._near))
-        return sorted(agents, key=self._rank.__getitem__)[:ASKED]
+        return sorted(agents, key=self._rank.__getitem__)[:MOST_NODES]
 
     async def list(self, prefix: str = "") -> list[str]:
         names: tuple[str, ...] = ()

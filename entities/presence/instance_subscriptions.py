@@ -19,9 +19,6 @@ from schemas.registry import ServiceRecord
 
 log = get_logger("instance-feed")
 
-RETRY_S = 0.3
-"""Pause before failed subscriptions are tried again."""
-
 TOGETHER = 16
 """Subscriptions made at once: each waits for the server's answer, so thousands one by one would take seconds.
 With more at once, nothing else on the event loop would run meanwhile."""
@@ -30,9 +27,13 @@ Handler = Callable[[Any, Envelope], Awaitable[None]]
 
 
 class InstanceSubscriptions:
-    """Subscriptions of `row`, which has the tokens `job` and `sid`, to a changing set of instances."""
+    """Subscriptions of `row`, which has the tokens `job` and `sid`, to a changing set of instances.
 
-    def __init__(self, bus: Bus, row: Subject, handler: Handler) -> None:
+    Failed subscriptions are tried again after `retry_s`.
+    """
+
+    def __init__(self, bus: Bus, row: Subject, handler: Handler, *, retry_s: float = 0.3) -> None:
+        self._retry_s = retry_s
         self._bus = bus
         self._row = row
         self._handler = handler
@@ -40,22 +41,22 @@ class InstanceSubscriptions:
         self._lock = asyncio.Lock()
         self._due = asyncio.Event()
 
-    async def run(self, wanted: Callable[[], Iterable[ServiceRecord]]) -> None:
-        """Follow the instances that `wanted` returns, again after each `refresh`, until cancelled."""
+    async def run(self, instances: Callable[[], Iterable[ServiceRecord]]) -> None:
+        """Follow the instances that `instances` returns, again after each `refresh`, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
             try:
-                await self.follow(wanted())
+                await self.follow(instances())
             except DmscError as error:  # the bus is away: existing subscriptions come back by themselves
                 log.info(
                     "subscriptions not complete yet", row=self._row.name, code=error.code, error=error.text
                 )
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
                 self._due.set()
 
     def refresh(self) -> None:
-        """The wanted instances may have changed."""
+        """The instances to follow may have changed."""
         self._due.set()
 
     @property
@@ -64,11 +65,11 @@ class InstanceSubscriptions:
 
     async def follow(self, records: Iterable[ServiceRecord]) -> None:
         """Subscribe to exactly these instances from now on."""
-        wanted = {(record.job, record.sid) for record in records if record.job is not None}
+        targets = {(record.job, record.sid) for record in records if record.job is not None}
         async with self._lock:
-            for key in self._subscriptions.keys() - wanted:
+            for key in self._subscriptions.keys() - targets:
                 await self._subscriptions.pop(key).stop(drain=False)
-            missing = sorted(wanted - self._subscriptions.keys())
+            missing = sorted(targets - self._subscriptions.keys())
             for start in range(0, len(missing), TOGETHER):
                 await self._begin(missing[start : start + TOGETHER])
 

@@ -1,4 +1,4 @@
-"""MG and SR register with the orchestrator (draft §4.4(1)): at start, after a reconnect, and every 10 s.
+"""MG and SR register with the orchestrator (draft §4.4(1)): at start, after a reconnect, and periodically.
 
 They also register when a new orchestrator leads, because it knows only the nodes that it has heard itself.
 """
@@ -17,11 +17,12 @@ from schemas.signals import NodeRegistration
 
 log = get_logger("mesh-registration")
 
-REPEAT_S = 10.0  # a new orchestrator learns of every node within this time, even if a message is lost
 
+async def keep_registered(bus: Bus, registration: NodeRegistration, *, repeat_s: float = 10.0) -> None:
+    """Repeat the registration until cancelled; an absent orchestrator is no error.
 
-async def keep_registered(bus: Bus, registration: NodeRegistration) -> None:
-    """Repeat the registration until cancelled; an absent orchestrator is no error."""
+    A new orchestrator learns of every node within `repeat_s`, even if a message is lost.
+    """
     due = asyncio.Event()
 
     async def on_reconnect() -> None:
@@ -36,13 +37,13 @@ async def keep_registered(bus: Bus, registration: NodeRegistration) -> None:
         due.clear()
         try:
             await bus.command(
-                subjects.MESH_REGISTRATION, registration, deadline_s=REPEAT_S, sid=registration.sid
+                subjects.MESH_REGISTRATION, registration, deadline_s=repeat_s, sid=registration.sid
             )
         except DmscError as error:
             log.info("orchestrator does not take the registration yet", code=error.code, error=error.text)
             pause_s = 1.0
         else:
-            pause_s = REPEAT_S
+            pause_s = repeat_s
         try:
             async with asyncio.timeout(pause_s):
                 await due.wait()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from entities.router.core import CHANGE, member_of, policy_weight
-from entities.router.load_statistics import Figures, LoadStatistics, relative
+from entities.router.core import CHANGE, member_of, policy_weight, speeds_changed
+from entities.router.load_statistics import Figures, LoadStatistics
 from entities.router.memo import Memo
 from schemas.limits import ALIKE
 from schemas.registry import InstanceState, ServiceRecord
@@ -19,7 +19,6 @@ from schemas.step import Member
 QUEUE_CHANGE = 2
 """A queue's change counts if it is at least this many microbatches and at least the queue's former length."""
 
-LATENCY_CHANGE_MS = 5.0
 NOTHING_MEASURED = Figures("")
 
 
@@ -28,14 +27,14 @@ def compute_entries(
     measured: LoadStatistics,
     policies: Mapping[str, CommunicationPolicy],
     weights: Mapping[Member, float] | None = None,
-    kept: Memo[ComputeEntry] | None = None,
+    memo: Memo[ComputeEntry] | None = None,
 ) -> tuple[ComputeEntry, ...]:
     """Load, speed and latency of these instances; figures of other incarnations are ignored.
 
-    `weights` is the health of each instance, as a factor of the policy's weight; 1 where it has none. `kept`
-    (from `kept_loads`) has the earlier entries, so that only changed ones are built anew.
+    `weights` is the health of each instance, as a factor of the policy's weight; 1 where it has none. `memo`
+    has the earlier entries, so that only changed ones are built anew.
     """
-    kept = kept or kept_loads()
+    memo = memo or Memo(ComputeEntry)
     entries = []
     for record in sorted(instances, key=lambda record: record.sid):
         sid, incarnation, job, stage = record.sid, record.incarnation, record.job, record.stage
@@ -44,51 +43,20 @@ def compute_entries(
         figures = measured.of(sid, incarnation) or NOTHING_MEASURED
         weight = policy_weight(policies.get(job), record)
         entries.append(
-            kept.of(
+            memo.of(
                 sid,
-                incarnation,
-                job,
-                stage,
-                record.state,
-                figures.queue,
-                figures.service_ms,
-                figures.latency_ms,
-                record.capability.device,
-                weight * weights.get(member_of(record), 1.0) if weights else weight,
+                incarnation=incarnation,
+                job=job,
+                stage=stage,
+                state=record.state,
+                queue=figures.queue,
+                service_ms=figures.service_ms,
+                latency_ms=figures.latency_ms,
+                device=record.capability.device,
+                weight=weight * weights.get(member_of(record), 1.0) if weights else weight,
             )
         )
     return tuple(entries)
-
-
-def kept_loads() -> Memo[ComputeEntry]:
-    """The entries that a router keeps between two Type 4 messages."""
-    return Memo(_entry)
-
-
-def _entry(
-    sid: str,
-    incarnation: str,
-    job: str,
-    stage: int,
-    state: InstanceState,
-    queue: int,
-    service_ms: float,
-    latency_ms: float,
-    device: str,
-    weight: float,
-) -> ComputeEntry:
-    return ComputeEntry(
-        sid=sid,
-        incarnation=incarnation,
-        job=job,
-        stage=stage,
-        state=state,
-        queue=queue,
-        service_ms=service_ms,
-        latency_ms=latency_ms,
-        device=device,
-        weight=weight,
-    )
 
 
 def stage_loads(
@@ -120,8 +88,16 @@ def stage_loads(
     return tuple(loads)
 
 
-def is_news(before: tuple[ComputeEntry, ...] | None, after: tuple[ComputeEntry, ...]) -> bool:
-    """Whether a gateway that has `before` should get `after`."""
+def is_news(
+    before: tuple[ComputeEntry, ...] | None,
+    after: tuple[ComputeEntry, ...],
+    *,
+    latency_change_ms: float = 5.0,
+) -> bool:
+    """Whether a gateway that has `before` should get `after`.
+
+    A latency's change counts if it is more than `latency_change_ms` and more than half the former latency.
+    """
     if before is None or len(before) != len(after):
         return True
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
@@ -132,13 +108,9 @@ def is_news(before: tuple[ComputeEntry, ...] | None, after: tuple[ComputeEntry, 
             return True
         if abs(new.service_ms - old.service_ms) > CHANGE * old.service_ms:
             return True  # first measurement, or a whole cluster became slower than another
-        if abs(new.latency_ms - old.latency_ms) > max(LATENCY_CHANGE_MS, old.latency_ms / 2):
+        if abs(new.latency_ms - old.latency_ms) > max(latency_change_ms, old.latency_ms / 2):
             return True
-    if not changed:
-        return False
-    ratios_before = relative({entry.sid: entry.service_ms for entry in before}, ALIKE)
-    ratios_after = relative({entry.sid: entry.service_ms for entry in after}, ALIKE)
-    return any(not 1 - CHANGE < ratios_after[sid] / ratios_before[sid] < 1 + CHANGE for sid in ratios_after)
+    return bool(changed) and speeds_changed(before, after)
 
 
 def _identity(entry: ComputeEntry) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ passes through a router. Type 4 is in `compute_notification`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,7 @@ from entities.router.outlier_ejection import WELL, InstanceHealth
 from schemas.data_plane import RouteEntry
 from schemas.limits import ALIKE
 from schemas.registry import InstanceState, ServiceRecord
-from schemas.signals import CommunicationPolicy, StagePolicy
+from schemas.signals import CommunicationPolicy, ComputeEntry, StagePolicy
 from schemas.step import Member
 
 CHANGE = 0.35
@@ -29,6 +29,8 @@ Tables matter for instances that a sender does not talk to; the others report th
 
 LINK_PART = 0.25
 """A transfer time's change counts if it is more than this share of the stage's median service time."""
+
+Entries = Sequence[RouteEntry] | Sequence[ComputeEntry]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +49,7 @@ def decide_table(
     measured: LoadStatistics | None = None,
     health: Mapping[Member, InstanceHealth] | None = None,
     links: LinkStatistics | None = None,
-    kept: Memo[RouteEntry] | None = None,
+    memo: Memo[RouteEntry] | None = None,
 ) -> TableDecision:
     """The next hops of `stage` for the senders of one cluster.
 
@@ -55,11 +57,11 @@ def decide_table(
     standby) times their health. Draining ones stay with weight 0, so that microbatches bound to them can
     still finish; pending, faulted and gone ones are left out. Health is ignored if it would leave no
     instance. Transfer times are those reported by this cluster's senders, or else those of all transfers that
-    an instance receives. `kept` (from `kept_routes`) has the earlier entries, so that only changed ones are
+    an instance receives. `memo` (of `route_entry`) has the earlier entries, so that only changed ones are
     built anew.
     """
     measured, health, links = measured or LoadStatistics(), health or {}, links or LinkStatistics()
-    kept = kept or kept_routes()
+    memo = memo or Memo(route_entry)
     number, window, job, revision = stage.stage, stage.window, policy.job, policy.revision
     takers: list[tuple[ServiceRecord, str, float | None]] = []  # record, SID, weight (None: draining)
     left_out = []
@@ -86,19 +88,18 @@ def decide_table(
             link_ms = measurement.latency_ms if measurement is not None else 0.0
         open_entries += bool(weight and health_of.factor > 0)
         entries.append(
-            kept.of(
+            memo.of(
                 sid,
-                record.incarnation,
-                record.endpoint.cluster,
-                window,
-                revision,
-                weight,
-                health_of.factor,
-                health_of.reason,
-                measurement.service_ms if measurement is not None else 0.0,
-                link_ms,
-                times.get(sid, 1.0),
-                slow_link,
+                incarnation=record.incarnation,
+                cluster=record.endpoint.cluster,
+                window=window,
+                revision=revision,
+                weight=weight,
+                health=health_of,
+                service_ms=measurement.service_ms if measurement is not None else 0.0,
+                link_ms=link_ms,
+                part=times.get(sid, 1.0),
+                slow_link=slow_link,
             )
         )
     reason = f"policy {policy.revision}: {open_entries} of {len(entries) + len(left_out)} take work"
@@ -113,20 +114,14 @@ def decide_table(
     return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=reason)
 
 
-def kept_routes() -> Memo[RouteEntry]:
-    """The entries that a router keeps between two decisions."""
-    return Memo(_entry)
-
-
-def _entry(
+def route_entry(
     sid: str,
     incarnation: str,
     cluster: str,
     window: int,
     revision: int,
     weight: float | None,
-    health: float,
-    unwell: str,
+    health: InstanceHealth,
     service_ms: float,
     link_ms: float,
     part: float,
@@ -134,8 +129,8 @@ def _entry(
 ) -> RouteEntry:
     """A table's entry of one instance.
 
-    `weight` is its weight by the policy's `revision`, None if it is draining; `health` is the factor that its
-    health leaves of it, and `unwell` the reason; `part` is its service time as a multiple of the median.
+    `weight` is its weight by the policy's `revision`, None if it is draining; `part` is its service
+    time as a multiple of the median.
     """
     if weight is None:
         weight = 0.0
@@ -146,13 +141,13 @@ def _entry(
         reasons.append(f"{service_ms:.1f} ms per microbatch")
         if part != 1.0:
             reasons[-1] += f", {part:.1f}× the stage's median"
-    if unwell:
-        reasons.append(unwell)
+    if health.reason:
+        reasons.append(health.reason)
     return RouteEntry(
         sid=sid,
         incarnation=incarnation,
         cluster=cluster,
-        weight=weight * health,
+        weight=weight * health.factor,
         window=window,
         service_ms=round(service_ms, 3),
         link_ms=round(link_ms, 3),
@@ -172,14 +167,19 @@ def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal
         return "now"
     if not changed:
         return "no"
-    ratios_before = relative({entry.sid: entry.service_ms for entry in before.entries}, ALIKE)
-    ratios_after = relative({entry.sid: entry.service_ms for entry in after.entries}, ALIKE)
-    if any(not 1 - CHANGE < ratios_after[sid] / ratios_before[sid] < 1 + CHANGE for sid in ratios_after):
+    if speeds_changed(before.entries, after.entries):
         return "measured"
     span = LINK_PART * usual(entry.service_ms for entry in after.entries)
     if span > 0 and any(abs(new.link_ms - old.link_ms) > span for old, new in changed):
         return "measured"
     return "no"
+
+
+def speeds_changed(before: Entries, after: Entries) -> bool:
+    """Whether a service time, relative to the median, changed by more than `CHANGE`; both have equal SIDs."""
+    ratios_before = relative({entry.sid: entry.service_ms for entry in before}, ALIKE)
+    ratios_after = relative({entry.sid: entry.service_ms for entry in after}, ALIKE)
+    return any(not 1 - CHANGE < ratios_after[sid] / ratios_before[sid] < 1 + CHANGE for sid in ratios_after)
 
 
 def _choice_fields(entry: RouteEntry) -> tuple[object, ...]:

@@ -11,11 +11,10 @@ import math
 from dataclasses import dataclass
 from statistics import median
 
+from entities.router.load_statistics import is_plausible
 from schemas import names
 from schemas.signals import LinkReport
 from schemas.telemetry import InstanceSample, LinkFigures
-
-MOST_MS = 1e7
 
 REPORTED = 8
 """Links of a job in one Type 5 report: the slowest."""
@@ -121,7 +120,7 @@ def _is_plausible(figures: LinkFigures) -> bool:
     times = (figures.latency_ms, figures.transfer_ms)
     rate = figures.bandwidth_bytes_per_s
     return (
-        all(ms is None or (math.isfinite(ms) and 0 <= ms <= MOST_MS) for ms in times)
+        all(ms is None or is_plausible(ms) for ms in times)
         and (rate is None or (math.isfinite(rate) and rate > 0))
         and 0 <= figures.loss <= 1
         and figures.bytes >= 0

@@ -16,10 +16,9 @@ from statistics import median
 from schemas.signals import ComputeEntry
 from schemas.telemetry import InstanceSample
 
-KEPT = 5
+SAMPLES = 5
 """Samples per median: two absurd ones among them change nothing. At least one sample a second comes."""
 
-MOST_MS = 1e7
 MOST_QUEUE = 1_000_000
 
 
@@ -34,8 +33,8 @@ class Figures:
     """Per microbatch, forward plus backward."""
     latency_ms: float = 0.0
     """Per received transfer."""
-    _service: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    _latency: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _service: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    _latency: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
     def served(self, service_ms: float) -> None:
         self._service.append(service_ms)
@@ -60,7 +59,7 @@ class LoadStatistics:
             sample.sid, sample.incarnation, sample.service_ms, latency_ms, sample.queue, sample.microbatches
         )
 
-    def add_told(self, entry: ComputeEntry) -> bool:
+    def add_reported(self, entry: ComputeEntry) -> bool:
         """Take the figures that another cluster's router reports of an instance."""
         return self._add(entry.sid, entry.incarnation, entry.service_ms, entry.latency_ms, entry.queue, None)
 
@@ -73,8 +72,7 @@ class LoadStatistics:
         queue: int,
         microbatches: int | None,
     ) -> bool:
-        plausible = all(math.isfinite(ms) and 0 <= ms <= MOST_MS for ms in (service_ms, latency_ms))
-        if not plausible or not 0 <= queue <= MOST_QUEUE:
+        if not (is_plausible(service_ms) and is_plausible(latency_ms)) or not 0 <= queue <= MOST_QUEUE:
             self.refused += 1
             return False
         figures = self._figures.get(sid)
@@ -96,6 +94,11 @@ class LoadStatistics:
 
     def forget(self, sid: str) -> None:
         self._figures.pop(sid, None)
+
+
+def is_plausible(ms: float, most_ms: float = 1e7) -> bool:
+    """Whether this can be a duration in milliseconds: a number, not negative, at most `most_ms`."""
+    return math.isfinite(ms) and 0 <= ms <= most_ms
 
 
 def mean_transfer_ms(sample: InstanceSample) -> float:

@@ -13,18 +13,18 @@ ResultT = TypeVar("ResultT")
 
 
 class Memo(Generic[ResultT]):
-    """The last result of `make(sid, *basis)` for each SID, until it is forgotten."""
+    """The last result of `make(sid=sid, **basis)` for each SID, until it is forgotten."""
 
     def __init__(self, make: Callable[..., ResultT]) -> None:
         self._make = make
-        self._results: dict[str, tuple[tuple[object, ...], ResultT]] = {}
+        self._results: dict[str, tuple[dict[str, object], ResultT]] = {}
 
-    def of(self, sid: str, *basis: object) -> ResultT:
+    def of(self, sid: str, **basis: object) -> ResultT:
         """The result for `sid`: the same object as before if `basis` equals the last one."""
         cached = self._results.get(sid)
         if cached is not None and cached[0] == basis:
             return cached[1]
-        result = self._make(sid, *basis)
+        result = self._make(sid=sid, **basis)
         self._results[sid] = (basis, result)
         return result
 

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus
@@ -29,17 +30,18 @@ from entities.qos.fault_reporter import FaultReporter, FaultReporterConfig, deat
 from entities.qos.policy_book import PolicyBook
 from entities.qos.reporter import QosReporter
 from entities.qos.window import QosWindow
-from entities.router.compute_notification import compute_entries, is_news, kept_loads, stage_loads
+from entities.router.compute_notification import compute_entries, is_news, stage_loads
 from entities.router.core import (
     TableDecision,
     changed_stages,
     decide_table,
-    kept_routes,
     member_of,
+    route_entry,
     worth_writing,
 )
 from entities.router.link_statistics import LinkStatistics
 from entities.router.load_statistics import LoadStatistics
+from entities.router.memo import Memo
 from entities.router.outlier_ejection import Ejection, EjectionConfig, InstanceHealth
 from entities.router.route_table_store import RouteTables
 from entities.router.samples import InstanceSamples, device_errors
@@ -60,9 +62,6 @@ from schemas.telemetry import InstanceSample
 
 log = get_logger("router")
 
-TURN_S = 0.002
-"""Pause after the tables of a stage, in which everything else runs, above all what changes tables."""
-
 StageKey = tuple[str, int]  # job, stage
 
 
@@ -77,6 +76,7 @@ class RouterConfig:
     compute_every_s: float = 5.0  # Type 4 without a change, for gateways that started later
     report_every_s: float = 1.0  # Type 5 while a job runs
     retry_s: float = 0.2  # pause before a failed write of a table is repeated
+    turn_s: float = 0.002  # pause after the tables of a stage: everything else runs then
     energy_price: float | None = None  # of a kWh in any currency, for the metrics; None: unknown
     measured_s: float = 1.0  # least pause between tables of a stage that differ only in measurements
     fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
@@ -109,7 +109,7 @@ class Router:
         self._changed: dict[StageKey, None] = {}
         self._due: dict[StageKey, None] = {}
         self._failed: dict[StageKey, None] = {}
-        self._route_memo, self._load_memo = kept_routes(), kept_loads()
+        self._route_memo, self._load_memo = Memo(route_entry), Memo(ComputeEntry)
         self._newly_measured: set[StageKey] = set()  # measured since the last decision
         self._tables_due = asyncio.Event()
         self._measured = LoadStatistics()
@@ -236,7 +236,7 @@ class Router:
                     del self._due[key]
                     self._judge_latency(job, stage)
                 await self._write_tables(job, frozenset({stage}))
-                await asyncio.sleep(TURN_S)  # a newer change may be more urgent
+                await asyncio.sleep(self.config.turn_s)  # a newer change may be more urgent
             if self._failed:
                 await asyncio.sleep(self.config.retry_s)
                 self._changed, self._failed = self._failed | self._changed, {}
@@ -337,17 +337,9 @@ class Router:
         if self._measured.add(message):
             self._judge_speed(message)
         if (errors := device_errors(message.device)) is not None:
-            self._faults.report(
-                FaultReport(
-                    reporter=self.config.sid,
-                    job=message.job,
-                    sid=message.sid,
-                    incarnation=message.incarnation,
-                    kind="device",
-                    evidence=f"{message.sid} on node {message.node}: {errors}",
-                    device=errors,
-                )
-            )
+            evidence = f"{message.sid} on node {message.node}: {errors}"
+            member = Member.of(message.sid, message.incarnation)
+            self._report(member, job=message.job, kind="device", evidence=evidence, device=errors)
         self._links.add(message)
         # The next stage, too: the sample's links end there.
         self._newly_measured |= {(message.job, message.stage), (message.job, message.stage + 1)}
@@ -402,7 +394,7 @@ class Router:
             record = self.follower.view.records.get(entry.sid)
             own_instance = record is not None and record.endpoint.cluster == message.cluster
             if own_instance and entry.job in self.book.active:
-                self._measured.add_told(entry)
+                self._measured.add_reported(entry)
                 self._newly_measured.add((entry.job, entry.stage))
 
     def _judge_speed(self, sample: InstanceSample) -> None:
@@ -414,16 +406,8 @@ class Router:
             return
         log.warning("instance speed", sid=sample.sid, slow=verdict.slow, evidence=verdict.evidence)
         if verdict.slow:
-            self._faults.report(
-                FaultReport(
-                    reporter=self.config.sid,
-                    job=sample.job,
-                    sid=sample.sid,
-                    incarnation=sample.incarnation,
-                    kind="slow",
-                    evidence=verdict.evidence,
-                )
-            )
+            member = Member.of(sample.sid, sample.incarnation)
+            self._report(member, job=sample.job, kind="slow", evidence=verdict.evidence)
 
     def readings(self) -> Iterator[MetricReading]:
         """The metrics of this router's cluster, by the last samples of its instances."""
@@ -445,17 +429,19 @@ class Router:
         self._count_fault(message, fault)
         # a reporter without an incarnation may be fenced itself, so it is no valid witness
         witness = Member(sid=message.reporter, incarnation=message.reporter_incarnation or "unknown")
+        self._report(
+            Member.of(message.peer, message.peer_incarnation),
+            job=message.job,
+            kind="unreachable" if message.unreachable else "link",
+            evidence=f"{message.reporter} {fault}: {message.text}",
+            witness=witness,
+            silent=message.silent,
+        )
+
+    def _report(self, member: Member, **fields: Any) -> None:
+        """Report a fault of an instance to the orchestrator; `fields` are the report's others."""
         self._faults.report(
-            FaultReport(
-                reporter=self.config.sid,
-                job=message.job,
-                sid=message.peer,
-                incarnation=message.peer_incarnation,
-                kind="unreachable" if message.unreachable else "link",
-                evidence=f"{message.reporter} {fault}: {message.text}",
-                witness=witness,
-                silent=message.silent,
-            )
+            FaultReport(reporter=self.config.sid, sid=member.sid, incarnation=member.incarnation, **fields)
         )
 
     def _count_fault(self, message: LinkFault, fault: str) -> None:

@@ -60,14 +60,7 @@ class Content:
         while path:
             yield "prefix", path
             path = path.rpartition("/")[0]
-        yield "kind", self.kind
-        yield "cluster", self.cluster
-        yield "state", self.state
-        yield "device", self.device
-        if self.job is not None:
-            yield "job", self.job
-        if self.stage is not None:
-            yield "stage", self.stage
+        yield from _plain_keys(self)
         for tag in self.tags:
             yield "tag", tag
         if self.input_schema:
@@ -92,6 +85,14 @@ class Content:
             and (query.input_schema is None or self.input_schema == _plain(query.input_schema))
             and (query.output_schema is None or self.output_schema == _plain(query.output_schema))
         )
+
+
+def _plain_keys(fields: Content | Resolve) -> Iterator[tuple[str, Hashable]]:
+    """The fields that a query compares as they are, with their values."""
+    for name in ("kind", "job", "stage", "cluster", "state", "device"):
+        value = getattr(fields, name)
+        if value is not None:
+            yield name, value
 
 
 @dataclass(slots=True, eq=False)
@@ -150,18 +151,11 @@ class RegistryIndex:
 
     def _shortest(self, query: Resolve) -> dict[ContentGroup, None] | list[ContentGroup]:
         keys: list[tuple[str, Hashable]] = [("tag", tag) for tag in query.tags]
-        for name, value in (
-            ("kind", query.kind),
-            ("job", query.job),
-            ("stage", query.stage),
-            ("cluster", query.cluster),
-            ("state", query.state),
-            ("device", query.device),
-            ("input", _plain(query.input_schema or ()) or None),
-            ("output", _plain(query.output_schema or ()) or None),
-        ):
-            if value is not None:
-                keys.append((name, value))
+        keys += _plain_keys(query)
+        if query.input_schema:
+            keys.append(("input", _plain(query.input_schema)))
+        if query.output_schema:
+            keys.append(("output", _plain(query.output_schema)))
         if query.prefix is not None:
             keys.append(("prefix", query.prefix.rstrip("/")))
         if not keys:
@@ -182,11 +176,11 @@ class RouteIds:
         self._listed: set[int] = set()  # the members of `_free`
         self._next = 1
 
-    def take(self, wanted: int = 0) -> int:
-        """Take id `wanted` if it is free and above 0, else the lowest free id."""
-        if wanted > 0 and wanted not in self._used:
-            self._used.add(wanted)
-            return wanted
+    def take(self, preferred: int = 0) -> int:
+        """Take id `preferred` if it is free and above 0, else the lowest free id."""
+        if preferred > 0 and preferred not in self._used:
+            self._used.add(preferred)
+            return preferred
         while self._free:
             lowest = heapq.heappop(self._free)
             self._listed.discard(lowest)

@@ -196,17 +196,17 @@ class RegistryLeader:
             for number, (message, _) in enumerate(requests)
         ]
 
-    def _admit(self, record: ServiceRecord, speaker: Sender, now: float) -> frozenset[str]:
+    def _admit(self, record: ServiceRecord, sender: Sender, now: float) -> frozenset[str]:
         if record.sid == self._bus.sender.name:
             raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
         if self._bus.link.guarded:  # on an open bus, senders' names are not verified
-            refuse_strange(record, speaker)
-        return self.core.register(record, now, connection_name(speaker))
+            refuse_strange(record, sender)
+        return self.core.register(record, now, connection_name(sender))
 
-    def _admit_failed(self, record: ServiceRecord, speaker: Sender, now: float) -> frozenset[str]:
+    def _admit_failed(self, record: ServiceRecord, sender: Sender, now: float) -> frozenset[str]:
         if self._bus.link.guarded:
-            refuse_foreign(record, speaker.name, self.core.record(record.sid))
-        return self.core.register(record, now, connection_name(speaker))
+            refuse_foreign(record, sender.name, self.core.record(record.sid))
+        return self.core.register(record, now, connection_name(sender))
 
     def _lease(self, sid: str) -> RegistrationLease:
         return RegistrationLease(

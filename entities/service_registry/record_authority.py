@@ -18,15 +18,15 @@ _CONTROL_PLANE = (
 )
 
 
-def refuse_strange(record: ServiceRecord, speaker: Sender) -> None:
-    """Check a record that `speaker` registers for itself.
+def refuse_strange(record: ServiceRecord, sender: Sender) -> None:
+    """Check a record that `sender` registers for itself.
 
     Raises:
-        Refused: kind, job or prefix of the record don't belong to this speaker or SID.
+        Refused: kind, job or prefix of the record don't belong to this sender or SID.
     """
     reason = _mismatch(record)
-    if record.kind is not speaker.kind:
-        reason = f"a {speaker.kind} registers as {record.kind}"
+    if record.kind is not sender.kind:
+        reason = f"a {sender.kind} registers as {record.kind}"
     if reason:
         raise Refused(f"record of {record.sid}: {reason}", sid=record.sid)
 
@@ -66,7 +66,7 @@ def refuse_others_state(sid: str, agent: str, present: ServiceRecord | None) -> 
 
 def _foreign_instance(present: ServiceRecord, agent: str) -> str:
     if present.kind is not EntityKind.INSTANCE:
-        return f"it is a {present.kind}, of which {agent} tells nothing"
+        return f"it is a {present.kind}, which {agent} does not report"
     if _agent_of(present) != agent:
         return f"it is an instance of {_agent_of(present)}, not of {agent}"
     return ""

@@ -193,7 +193,7 @@ async def test_a_node_agent_ends_its_own_instances_alone(mesh: Guarded, registry
         await register(member, mine)
         await register(orchestrator, lead)
         for record in (mine, lead):
-            with pytest.raises(Refused, match=r"not of b-n|of which b-n tells nothing"):
+            with pytest.raises(Refused, match=r"not of b-n|which b-n does not report"):
                 await ended(other, record)
         replacing = mine.model_copy(update={"incarnation": "forged", "state": S.FAULTED, "endpoint": THERE})
         with pytest.raises(Refused, match="not of b-n"):

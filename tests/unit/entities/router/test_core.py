@@ -8,8 +8,8 @@ import random
 import pytest
 
 from entities.qos.policy_book import PolicyBook
-from entities.router.compute_notification import compute_entries, is_news, kept_loads, stage_loads
-from entities.router.core import TableDecision, decide_table, kept_routes, member_of, worth_writing
+from entities.router.compute_notification import compute_entries, is_news, stage_loads
+from entities.router.core import TableDecision, decide_table, member_of, route_entry, worth_writing
 from entities.router.load_statistics import LoadStatistics, mean_transfer_ms
 from entities.router.memo import Memo
 from entities.router.outlier_ejection import InstanceHealth
@@ -22,8 +22,8 @@ from tests.entity_records import instance, policy, sample
 S = InstanceState
 
 
-def table(stage: StagePolicy, *records: ServiceRecord, kept: Memo[RouteEntry] | None = None) -> TableDecision:
-    return decide_table(policy(), stage, records, kept=kept)
+def table(stage: StagePolicy, *records: ServiceRecord, memo: Memo[RouteEntry] | None = None) -> TableDecision:
+    return decide_table(policy(), stage, records, memo=memo)
 
 
 class TestDecideTable:
@@ -84,17 +84,17 @@ class TestDecideTable:
 def test_of_a_stage_only_those_are_told_anew_that_have_changed() -> None:
     """Of a thousand instances one drains, and the others' entries are the same objects as before."""
     records = [instance(f"j-s0-r{number}") for number in range(5)]
-    stage, kept = StagePolicy(stage=0, window=3), kept_routes()
-    before, again = table(stage, *records, kept=kept), table(stage, *records, kept=kept)
+    stage, memo = StagePolicy(stage=0, window=3), Memo(route_entry)
+    before, again = table(stage, *records, memo=memo), table(stage, *records, memo=memo)
     records[3] = instance("j-s0-r3", state=S.DRAINING)
-    after = table(stage, *records, kept=kept)
+    after = table(stage, *records, memo=memo)
     assert after == table(stage, *records)
     assert all(one is other for one, other in zip(before.entries, again.entries, strict=True))
     same = [one is other for one, other in zip(before.entries, after.entries, strict=True)]
     assert same == [True, True, True, False, True]
     assert (worth_writing(before, again), worth_writing(before, after)) == ("no", "now")
-    loads = kept_loads()
-    one, other = (compute_entries(records[:3], LoadStatistics(), {}, kept=loads) for _ in range(2))
+    loads = Memo(ComputeEntry)
+    one, other = (compute_entries(records[:3], LoadStatistics(), {}, memo=loads) for _ in range(2))
     assert all(first is second for first, second in zip(one, other, strict=True))
 
 
