@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.policy_data.router_telemetry import Event, Experiment, Port, load_experiments, load_links
 from benchmarks.policy_sections.sheet import Bench
-from policies.built_in.fault_signatures import (
+from policies.contrib.fault_signatures import (
     MOST_Z,
     RECENT,
     SHIFTED_PORTS,

@@ -13,7 +13,7 @@ from benchmarks.policy_data.fault_log import load_faults
 from benchmarks.policy_sections.scores import auroc, brier, calibration_error
 from benchmarks.policy_sections.sheet import Bench
 from policies.built_in.device_risk import BIAS, HALF_LIVES_DAYS, WEIGHTS, WITHIN_DAYS, history, risk
-from policies.numerics.logistic import fit_logistic
+from policies.contrib.logistic import fit_logistic
 
 TRAINED = 0.6
 

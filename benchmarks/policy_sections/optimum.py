@@ -8,7 +8,8 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from policies.numerics.path_split import Floats, Link, Paths
+from policies.contrib.topology_file import Link
+from policies.numerics.path_split import Floats, Paths
 
 
 def least_worst(paths: Paths, demand: Floats) -> tuple[float, Floats]:

@@ -8,5 +8,4 @@ them are in `policies.numerics`.
 - `stage_rebalancing`: moves of instances to the slowest stage.
 - `link_trend`, `path_faults`, `device_risk`, `transience`: instances to avoid.
 - `checkpoint_interval`: the expected time between failures.
-- `fault_signatures`: a learnt model of port faults, for recordings; no policy.
 """

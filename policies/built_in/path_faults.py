@@ -3,7 +3,7 @@
 A single link at fault is itself broken. If most links of one instance are at fault, by the reports of both
 ends, the instance is broken (the vote of B. Arzani et al., 007: Democratically finding the cause of packet
 drops, NSDI 2018). The core is `locate`. For fabrics with port counters, the learnt model of
-`policies.built_in.fault_signatures` goes further; in the mesh, routing itself moves traffic among links, so
+`policies.contrib.fault_signatures` goes further; in the mesh, routing itself moves traffic among links, so
 that rates are no evidence here.
 """
 

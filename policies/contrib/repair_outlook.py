@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from policies.numerics.logistic import fit_logistic
+from policies.contrib.logistic import fit_logistic
 
 RIDGE = 5.0
 LEAST = 20

@@ -5,14 +5,20 @@ See Knight et al., 2011, doi:10.1109/JSAC.2011.111002.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from xml.etree import ElementTree
 
 import numpy as np
 
-from policies.numerics.path_split import Floats, Link, Paths, paths_over, shortest_paths
+from policies.numerics.path_split import Floats, Paths, paths_of
+
+Link = tuple[int, int]
+"""Source and target node of a directed link."""
 
 PATHS = 4
 """Paths of each demand: the shortest by number of links."""
@@ -113,3 +119,75 @@ def _parts(nodes: list[str], links: list[tuple[str, str]]) -> list[set[str]]:
         visited |= part
         parts.append(part)
     return parts
+
+
+# --- paths through a network ----------------------------------------------------------------------------
+def paths_over(capacity: Mapping[Link, float], routes: Sequence[Sequence[Sequence[int]]]) -> Paths:
+    """Paths given as sequences of nodes.
+
+    Args:
+        capacity: Capacity of each directed link.
+        routes: The paths of each demand, best first; each demand has at least one.
+
+    Raises:
+        KeyError: A path uses a link that does not exist.
+    """
+    order = {link: index for index, link in enumerate(capacity)}
+    return paths_of(
+        np.array(list(capacity.values()), dtype=float),
+        [[[order[link] for link in pairwise(route)] for route in demand] for demand in routes],
+    )
+
+
+def shortest_paths(capacity: Mapping[Link, float], source: int, target: int, count: int) -> list[list[int]]:
+    """The `count` shortest simple paths by number of links (Yen, 1971); fewer if there are no more."""
+    successors: dict[int, list[int]] = {}
+    for begin, end in capacity:
+        successors.setdefault(begin, []).append(end)
+    first = _shortest(successors, source, target, frozenset(), frozenset())
+    paths = [first] if first else []
+    candidates: list[tuple[int, list[int]]] = []
+    while paths and len(paths) < count:
+        last = paths[-1]
+        for turn in range(len(last) - 1):
+            root = last[: turn + 1]
+            used_links = frozenset(
+                (path[turn], path[turn + 1])
+                for path in paths
+                if path[: turn + 1] == root and len(path) > turn + 1
+            )
+            rest = _shortest(successors, root[-1], target, frozenset(root[:-1]), used_links)
+            if rest and (len(root) + len(rest) - 1, whole := root[:-1] + rest) not in candidates:
+                heapq.heappush(candidates, (len(whole), whole))
+        while candidates and candidates[0][1] in paths:
+            heapq.heappop(candidates)
+        if not candidates:
+            break
+        paths.append(heapq.heappop(candidates)[1])
+    return paths
+
+
+def _shortest(
+    successors: Mapping[int, Sequence[int]],
+    source: int,
+    target: int,
+    closed_nodes: frozenset[int],
+    closed_links: frozenset[Link],
+) -> list[int]:
+    """The shortest path that avoids some nodes and links, by breadth-first search; empty: there is none."""
+    before = {source: source}
+    edge = [source]
+    while edge and target not in before:
+        next_edge = []
+        for node in edge:
+            for other in successors.get(node, ()):
+                if other not in before and other not in closed_nodes and (node, other) not in closed_links:
+                    before[other] = node
+                    next_edge.append(other)
+        edge = next_edge
+    if target not in before:
+        return []
+    path = [target]
+    while path[-1] != source:
+        path.append(before[path[-1]])
+    return path[::-1]

@@ -8,5 +8,5 @@ bus and no randomness without a seed.
 - `forecasting`, `conformal`, `serial_correlation`, `link_history`: forecasts of links.
 - `stage_balance`: which instance should change its stage.
 - `path_split`, `path_scoring`: demands over paths; a trained graph network.
-- `conservative_bandit`, `failure_rate`, `outages`, `logistic`: decisions and rates under uncertainty.
+- `conservative_bandit`, `failure_rate`, `outages`: decisions and rates under uncertainty.
 """

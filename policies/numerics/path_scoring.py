@@ -15,7 +15,8 @@ doi:10.1137/S0097539704446232.
 Its output is checked before it is used: the utilisation of a split is computed exactly, so `split` returns
 the best round, and never a split worse than shortest paths or ECMP.
 
-`python benchmarks/train_path_scoring.py` trains it, with the same forward pass in torch.
+The built-in `topology-scoring` uses it for the hop between two stages, and the plot of routes for whole
+networks. `python benchmarks/train_path_scoring.py` trains it, with the same forward pass in torch.
 """
 
 from __future__ import annotations

@@ -5,15 +5,16 @@ a split gives the share of the demand on each path. The utilisation of a link is
 capacity; traffic engineering minimises the greatest one: B4, Jain et al. (2013), doi:10.1145/2486001.2486019;
 SMORE, Kumar et al. (2018).
 
+`topology-scoring` splits a stage's microbatches with it; the benchmarks and `policies.contrib` use it for
+networks of other kinds.
+
 Shapes: D demands, at most K paths each, E links, N (path, link) incidences.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Link = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Demands, their paths and the links of these. `paths_over` makes it.
+    """Demands, their paths and the links of these. `paths_of` makes it.
 
     Attributes:
         capacity: Capacity of each link, `(E,)`, above 0, in the unit of the demands.
@@ -123,23 +123,6 @@ class Paths:
         return np.where(total > 0, rest / np.where(total > 0, total, 1.0), equal)
 
 
-def paths_over(capacity: Mapping[Link, float], routes: Sequence[Sequence[Sequence[int]]]) -> Paths:
-    """Paths given as sequences of nodes.
-
-    Args:
-        capacity: Capacity of each directed link.
-        routes: The paths of each demand, best first; each demand has at least one.
-
-    Raises:
-        KeyError: A path uses a link that does not exist.
-    """
-    order = {link: index for index, link in enumerate(capacity)}
-    return paths_of(
-        np.array(list(capacity.values()), dtype=float),
-        [[[order[link] for link in pairwise(route)] for route in demand] for demand in routes],
-    )
-
-
 def paths_of(capacity: Floats, routes: Sequence[Sequence[Sequence[int]]]) -> Paths:
     """Paths given as sequences of links, by their index in `capacity`."""
     wide = max((len(demand) for demand in routes), default=1)
@@ -156,57 +139,3 @@ def paths_of(capacity: Floats, routes: Sequence[Sequence[Sequence[int]]]) -> Pat
             path += [row * wide + column] * len(path_links)
             link += path_links
     return Paths(capacity, present, np.array(path), np.array(link), np.array(begins))
-
-
-def shortest_paths(capacity: Mapping[Link, float], source: int, target: int, count: int) -> list[list[int]]:
-    """The `count` shortest simple paths by number of links (Yen, 1971); fewer if there are no more."""
-    successors: dict[int, list[int]] = {}
-    for begin, end in capacity:
-        successors.setdefault(begin, []).append(end)
-    first = _shortest(successors, source, target, frozenset(), frozenset())
-    paths = [first] if first else []
-    candidates: list[tuple[int, list[int]]] = []
-    while paths and len(paths) < count:
-        last = paths[-1]
-        for turn in range(len(last) - 1):
-            root = last[: turn + 1]
-            used_links = frozenset(
-                (path[turn], path[turn + 1])
-                for path in paths
-                if path[: turn + 1] == root and len(path) > turn + 1
-            )
-            rest = _shortest(successors, root[-1], target, frozenset(root[:-1]), used_links)
-            if rest and (len(root) + len(rest) - 1, whole := root[:-1] + rest) not in candidates:
-                heapq.heappush(candidates, (len(whole), whole))
-        while candidates and candidates[0][1] in paths:
-            heapq.heappop(candidates)
-        if not candidates:
-            break
-        paths.append(heapq.heappop(candidates)[1])
-    return paths
-
-
-def _shortest(
-    successors: Mapping[int, Sequence[int]],
-    source: int,
-    target: int,
-    closed_nodes: frozenset[int],
-    closed_links: frozenset[Link],
-) -> list[int]:
-    """The shortest path that avoids some nodes and links, by breadth-first search; empty: there is none."""
-    before = {source: source}
-    edge = [source]
-    while edge and target not in before:
-        next_edge = []
-        for node in edge:
-            for other in successors.get(node, ()):
-                if other not in before and other not in closed_nodes and (node, other) not in closed_links:
-                    before[other] = node
-                    next_edge.append(other)
-        edge = next_edge
-    if target not in before:
-        return []
-    path = [target]
-    while path[-1] != source:
-        path.append(before[path[-1]])
-    return path[::-1]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from benchmarks.train_path_scoring import Network, graph_of
+from policies.contrib.topology_file import paths_over, shortest_paths
 from policies.numerics.path_scoring import from_tensors, trained
-from policies.numerics.path_split import Floats, Paths, paths_over, shortest_paths
+from policies.numerics.path_split import Floats, Paths
 from schemas.errors import BadInput
 
 

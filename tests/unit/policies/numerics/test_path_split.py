@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.numerics.path_split import paths_over, shortest_paths
+from policies.contrib.topology_file import paths_over, shortest_paths
 
 SQUARE = dict.fromkeys([(0, 1), (1, 0), (1, 3), (3, 1), (0, 2), (2, 0), (2, 3), (3, 2)], 1.0)
 

@@ -17,8 +17,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.contrib.logistic import Logistic, fit_logistic
 from policies.numerics.features import Floats
-from policies.numerics.logistic import Logistic, fit_logistic
 
 USUAL = 12
 """Samples whose median is a port's usual rate."""

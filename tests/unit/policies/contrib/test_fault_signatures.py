@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.built_in.fault_signatures import (
+from policies.contrib.fault_signatures import (
     RECENT,
     USUAL,
     FaultModel,
