@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dmsc.plots import new_figure
 from policies.built_in.link_trend import LinkTrend
-from policies.numerics.link_history import STEP_S, Link
+from policies.numerics.link_history import Link, LinkHistory
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Course:
 def link_courses(
     job: str, samples: Iterable[tuple[InstanceSample, float]], policy: LinkTrend | None = None
 ) -> dict[Link, Course]:
-    """Compute what `link-trend` forecasts in a recorded run, every `STEP_S`.
+    """Compute what `link-trend` forecasts in a recorded run, every `LinkHistory.step_s`.
 
     Args:
         job: The job whose links are forecast.
@@ -45,7 +45,7 @@ def link_courses(
         policy: A policy with another configuration than the default.
     """
     policy = policy or LinkTrend()
-    ahead = policy.config.ahead_steps * STEP_S
+    ahead = policy.config.ahead_steps * LinkHistory.step_s
     courses: dict[Link, Course] = {}
     due: float | None = None
     for sample, at in samples:
@@ -58,8 +58,8 @@ def link_courses(
                 course.expected.append(forecast.expected_ms)
                 course.low.append(forecast.low_ms)
                 course.high.append(forecast.high_ms)
-            due += STEP_S
-        due = due or at + STEP_S
+            due += LinkHistory.step_s
+        due = due or at + LinkHistory.step_s
         policy.on_instance_sample(sample, at)
     return courses
 

@@ -4,7 +4,8 @@ Each file holds one policy: when it may speak, what it suggests, and its evidenc
 the engine of the kit calls them. A policy only suggests, and prefers silence to a guess. The models behind
 them are in `policies.numerics`.
 
-- `service_time_weights`, `topology_scoring`, `routing_bandit`: weights of a stage.
+- `service_time_weights`, `topology_scoring`, `routing_bandit`: weights of a stage; `stage_weights`: what they
+  have in common.
 - `stage_rebalancing`: moves of instances to the slowest stage.
 - `link_trend`, `path_faults`, `device_risk`, `transience`: instances to avoid.
 - `checkpoint_interval`: the expected time between failures.

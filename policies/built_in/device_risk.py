@@ -25,7 +25,7 @@ from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
 from schemas.telemetry import APPLICATION_XIDS, DeviceSample, InstanceSample
 
-DAY_S = 86400.0
+SECONDS_PER_DAY = 86_400.0
 HALF_LIVES_DAYS = (7.0, 30.0)
 WEIGHTS = (1.232, -0.311, -0.547)
 BIAS = -1.537
@@ -38,7 +38,7 @@ NEARLY_C = 5.0
 """Degrees below `WARM_C` from which a device is evaluated."""
 THROTTLED = 0.7
 """Share of its usual power at full utilisation below which a warm device counts as throttled."""
-KEPT = 64
+MOST_READINGS = 64
 
 
 def history(times_days: Sequence[float], now_day: float) -> Floats:
@@ -157,7 +157,7 @@ class DeviceRisk(Policy):
             return
         readings = self._readings.setdefault(sample.job, {})
         if sample.sid not in readings or readings[sample.sid][0] != sample.incarnation:  # maybe a new device
-            readings[sample.sid] = sample.incarnation, deque(maxlen=KEPT)
+            readings[sample.sid] = sample.incarnation, deque(maxlen=MOST_READINGS)
             self._suspects.setdefault(sample.job, set()).discard(sample.sid)
         if _is_suspicious(sample.device):
             self._suspects[sample.job].add(sample.sid)
@@ -183,22 +183,18 @@ class DeviceRisk(Policy):
             if sid in alarms:
                 stage = view.stage(view.instances[sid].stage, now)
                 others = any(instance.sid not in alarms for instance in stage)
-                if others and self._due(view, f"instance {sid}", now):
+                if others and view.is_due(f"instance {sid}", now, self.valid_s / 2):
                     reason = f"device {device} of {sid}: {alarms[sid]}"
                     suggestions.append(
                         self.avoid(view, sid, reason=reason, confidence=0.85, valid_s=self.valid_s)
                     )
             elif device_signs:
                 last = device_signs[-1][1]
-                chance = risk([at / DAY_S for at, _ in device_signs], now / DAY_S)
+                chance = risk([at / SECONDS_PER_DAY for at, _ in device_signs], now / SECONDS_PER_DAY)
                 risks.append(
                     (chance, f"device {device} of {sid}: {last}; fails within a week with {chance:.0%}")
                 )
-        if risks and self._due(view, "note", now):
+        if risks and view.is_due("note", now, self.valid_s / 2):
             chance, text = max(risks)
             suggestions.append(self.note(view, text, confidence=round(chance, 3), valid_s=self.valid_s))
         return suggestions or None
-
-    def _due(self, view: JobView, topic: str, now: float) -> bool:
-        own = view.own.get(topic)
-        return own is None or now - own.at >= self.valid_s / 2

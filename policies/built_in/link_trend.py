@@ -18,7 +18,7 @@ from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
 from policies.numerics.features import Floats
 from policies.numerics.forecasting import ForecastConfig, Trend, fit
-from policies.numerics.link_history import STEP_S, Link, LinkHistory
+from policies.numerics.link_history import Link, LinkHistory
 from policies.numerics.serial_correlation import serial_correlation
 from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
@@ -33,7 +33,7 @@ class LinkTrendConfig:
     """When a link counts as hot, and what is suggested then."""
 
     ahead_steps: int = 2
-    """Steps of `STEP_S` to forecast. Further ahead is less sure."""
+    """Steps of `LinkHistory.step_s` to forecast. Further ahead is less sure."""
 
     fit_steps: int = 72
     """Steps of history for a fit; 72 are six minutes. Fewer allows an earlier, less informed forecast."""
@@ -45,12 +45,12 @@ class LinkTrendConfig:
     """Most links of a job; the slowest are taken. A forecast of 429 takes a millisecond, a fit a second."""
 
     hot_times: float = 2.0
-    """A link is hot if a transfer takes this many times the median over the job's links, …"""
+    """A link is hot if a transfer takes this many times the median over the job's links and `hot_ms` more."""
 
     hot_ms: float = 10.0
-    """… and this many milliseconds more than it. Busy cores alone cost some milliseconds."""
+    """Milliseconds beyond the median from which a link is hot. Busy cores alone cost some milliseconds."""
 
-    sure: float = 0.8
+    report_from: float = 0.8
     """Probability from which a link is reported."""
 
     valid_s: float = 30.0
@@ -73,7 +73,7 @@ class LinkTrend(Policy):
 
     name: ClassVar[str] = "link-trend"
     version: ClassVar[str] = "1"
-    every_s: ClassVar[float] = STEP_S
+    every_s: ClassVar[float] = LinkHistory.step_s
 
     def __init__(self, config: LinkTrendConfig | None = None) -> None:
         self.config = config or LinkTrendConfig()
@@ -90,7 +90,7 @@ class LinkTrend(Policy):
 
     def decide(self, view: JobView, now: float) -> Suggestions:
         forecasts = self.forecast(view.job, now)
-        hot = {forecast.link: forecast for forecast in forecasts if forecast.hot >= self.config.sure}
+        hot = {forecast.link: forecast for forecast in forecasts if forecast.hot >= self.config.report_from}
         if not hot:
             return None
         suggestions: list[PolicySuggestion] = []
@@ -105,7 +105,9 @@ class LinkTrend(Policy):
             if not chances or min(chances.values()) >= 0.5:
                 continue  # no instance of the stage is better
             for sid, chance in sorted(chances.items()):
-                if chance < self.config.sure or not self._due(view, f"instance {sid}", now):
+                if chance < self.config.report_from or not view.is_due(
+                    f"instance {sid}", now, self.config.valid_s / 2
+                ):
                     continue
                 explained.update(forecast.link for forecast in incoming[sid])
                 suggestions.append(
@@ -118,7 +120,7 @@ class LinkTrend(Policy):
                     )
                 )
         rest = [forecast for link, forecast in sorted(hot.items()) if link not in explained]
-        if rest and not suggestions and self._due(view, "note", now):
+        if rest and not suggestions and view.is_due("note", now, self.config.valid_s / 2):
             text = "; ".join(_describe(forecast) for forecast in rest[:4])
             confidence = round(max(forecast.hot for forecast in rest), 3)
             suggestions.append(self.note(view, f"links about to be slow: {text}", confidence=confidence))
@@ -126,7 +128,7 @@ class LinkTrend(Policy):
 
     def forecast(self, job: str, now: float) -> list[LinkForecast]:
         """Forecasts of all links of the job with enough history; empty if nothing can be forecast."""
-        slot = int(now // STEP_S)
+        slot = int(now // LinkHistory.step_s)
         model, links = self._model(job, slot - slot % self.config.refit_steps)
         if model is None:
             return []
@@ -158,11 +160,6 @@ class LinkTrend(Policy):
             cached = self._models[job] = (slot, tuple(names), fit(values, config) if ready else None)
         return cached[2], cached[1]
 
-    def _due(self, view: JobView, topic: str, now: float) -> bool:
-        """Whether to make a suggestion (again): after half its validity."""
-        own = view.own.get(topic)
-        return own is None or now - own.at >= self.config.valid_s / 2
-
 
 def _describe(forecast: LinkForecast) -> str:
     return (
@@ -174,5 +171,5 @@ def _describe(forecast: LinkForecast) -> str:
 
 def _reason(sid: str, into: list[LinkForecast], config: LinkTrendConfig) -> str:
     worst = max(into, key=lambda forecast: forecast.hot)
-    ahead = config.ahead_steps * STEP_S
+    ahead = config.ahead_steps * LinkHistory.step_s
     return f"links into {sid} in {ahead:.0f} s, the worst of {len(into)}: {_describe(worst)}"

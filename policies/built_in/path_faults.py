@@ -158,7 +158,7 @@ class PathFaults(Policy):
         for sid, (faults, count) in located.instances.items():
             stage = view.instances[sid].stage
             others = {instance.sid for instance in view.stage(stage, now)} - located.instances.keys()
-            if others and self._due(view, f"instance {sid}", now):
+            if others and view.is_due(f"instance {sid}", now, self.valid_s / 2):
                 suggestions.append(
                     self.avoid(
                         view,
@@ -168,14 +168,10 @@ class PathFaults(Policy):
                         valid_s=self.valid_s,
                     )
                 )
-        if located.links and self._due(view, "note", now):
+        if located.links and view.is_due("note", now, self.valid_s / 2):
             text = f"links at fault: {_describe(located.links)}"
             suggestions.append(self.note(view, text, confidence=0.8))
         return suggestions or None
-
-    def _due(self, view: JobView, topic: str, now: float) -> bool:
-        own = view.own.get(topic)
-        return own is None or now - own.at >= self.valid_s / 2
 
 
 def _describe(faults: Sequence[LinkDiagnosis]) -> str:

@@ -15,12 +15,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from policies.built_in.stage_weights import present_shares
 from policies.kit.policy import Policy, Suggestions
-from policies.kit.view import JobView, OwnSuggestion
+from policies.kit.view import JobView
 from policies.numerics.conservative_bandit import ConservativeBandit
 from policies.numerics.features import Floats, shares
 from schemas.job import ENDED, JobEvent
-from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
+from schemas.policy import PolicyDecision, PolicySuggestion
 from schemas.telemetry import InstanceSample
 
 TILTS = (0.0, 0.25, -0.25, 0.5)
@@ -128,8 +129,8 @@ class RoutingBandit(Policy):
             return None
         sids = [instance.sid for instance in instances]
         weights = tilted(view.mean("service_ms", sids), TILTS[arm])
-        present = np.array([_present_weights(own).get(sid, 1.0) for sid in sids])
-        changed = float(np.max(np.abs(shares(weights) - shares(present)))) > 0.02 / len(sids)
+        present = present_shares(view, stage, sids)
+        changed = float(np.max(np.abs(shares(weights) - present))) > 0.02 / len(sids)
         stale = own is not None and arm != 0 and now - own.at >= self.config.valid_s / 2
         if not changed and not stale:
             return None
@@ -154,13 +155,6 @@ def tilted(service_ms: Floats, power: float) -> Floats:
         return np.ones(len(service_ms))
     weights = (np.median(service_ms) / service_ms) ** power
     return np.asarray(weights / weights.mean())
-
-
-def _present_weights(own: OwnSuggestion | None) -> dict[str, float]:
-    """The weights of the module's last suggestion, unless declined; an unnamed instance has weight 1."""
-    if own is None or own.declined or not isinstance(own.suggestion.action, SetWeights):
-        return {}
-    return own.suggestion.action.weights
 
 
 def _unequal(times_ms: list[float]) -> int:

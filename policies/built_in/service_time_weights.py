@@ -13,92 +13,57 @@ from typing import ClassVar
 
 import numpy as np
 
-from bus.subject import Subject
-from bus.subjects import COMPUTE
-from policies.kit.policy import Policy, Suggestions
+from policies.built_in.stage_weights import (
+    StageWeightsConfig,
+    StageWeightsPolicy,
+    present_shares,
+    rounded_weights,
+)
 from policies.kit.view import InstanceView, JobView
 from policies.numerics.features import Floats, shares
-from schemas.policy import PolicySuggestion, SetWeights
-from schemas.routing import MEASURING
+from schemas.policy import PolicySuggestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServiceTimeWeightsConfig:
+class ServiceTimeWeightsConfig(StageWeightsConfig):
     """When measured differences are worth a change of routes."""
-
-    min_samples: int = 3
-    """Samples of each instance before the stage is evaluated. Fewer reacts sooner, also to warm-up."""
-
-    half_life_s: float = 10.0
-    """Seconds after which a sample counts half. Longer is steadier, but reacts later."""
 
     min_change: float = 0.05
     """Suggest only if some share changes by more than this fraction of itself."""
 
-    valid_s: float = 60.0
-    """Seconds for which a suggestion holds; it is renewed after half of that."""
 
-    retry_s: float = 5.0
-    """Seconds until a declined suggestion is made again."""
-
-
-class ServiceTimeWeights(Policy):
+class ServiceTimeWeights(StageWeightsPolicy):
     """Weights ∝ 1 / mean service time, per stage, with hysteresis; equal instances are left alone."""
 
+    config: ServiceTimeWeightsConfig
     name: ClassVar[str] = "service-time-weights"
     version: ClassVar[str] = "1"
 
     def __init__(self, config: ServiceTimeWeightsConfig | None = None) -> None:
         self.config = config or ServiceTimeWeightsConfig()
 
-    def subscribes(self) -> tuple[Subject, ...]:
-        return (COMPUTE,)
-
-    def decide(self, view: JobView, now: float) -> Suggestions:
-        suggestions = [self._stage(view, stage, now) for stage in view.stages]
-        return [suggestion for suggestion in suggestions if suggestion is not None]
-
-    def _stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
+    def decide_stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
         config = self.config
-        instances = view.stage(stage, now)
-        if view.algorithms.get(stage) in MEASURING or len(instances) < 2:
-            return None
-        if any(instance.samples < config.min_samples for instance in instances):
+        instances = self.measured(view, stage, now)
+        if not instances:
             return None
         sids = [instance.sid for instance in instances]
         times = view.mean("service_ms", sids, config.half_life_s)
         best = shares(1.0 / times)
-        present = self._present_shares(view, stage, sids)
+        present = present_shares(view, stage, sids)
         change = float(np.max(np.abs(best - present) / np.maximum(present, 1e-6)))
-        if change <= config.min_change and not self._renewal(view, stage, now, present):
+        if change <= config.min_change and not self.needs_renewal(view, stage, now, present):
             return None
-        own = view.own.get(f"stage {stage}")
-        if own is not None and now - own.at < (config.retry_s if own.declined else self.every_s):
+        if self.is_early(view, stage, now):
             return None
-        weights = {sid: round(float(share) * len(sids), 3) for sid, share in zip(sids, best, strict=True)}
         return self.set_weights(
             view,
             stage,
-            weights,
+            rounded_weights(sids, best),
             reason=_reason(stage, instances, times, best, change),
             confidence=_confidence(view, sids, times),
             valid_s=config.valid_s,
         )
-
-    def _present_shares(self, view: JobView, stage: int, sids: list[str]) -> Floats:
-        """The shares of these instances by the module's last suggestion, unless declined; else equal ones."""
-        own = view.own.get(f"stage {stage}")
-        if own is None or own.declined or not isinstance(own.suggestion.action, SetWeights):
-            return shares(np.ones(len(sids)))
-        weights = own.suggestion.action.weights
-        return shares(np.array([weights.get(sid, 1.0) for sid in sids]))
-
-    def _renewal(self, view: JobView, stage: int, now: float, present: Floats) -> bool:
-        """Whether to repeat unequal weights of this module: after half their validity."""
-        own = view.own.get(f"stage {stage}")
-        if own is None or own.declined or float(np.ptp(present)) < 1e-3:
-            return False
-        return now - own.at >= self.config.valid_s / 2
 
 
 def _confidence(view: JobView, sids: list[str], times: Floats) -> float:

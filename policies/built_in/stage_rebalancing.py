@@ -55,8 +55,7 @@ class StageRebalancing(Policy):
         return (COMPUTE,)
 
     def decide(self, view: JobView, now: float) -> Suggestions:
-        own = view.own.get("move")
-        if own is not None and now - own.at < self.config.retry_s:
+        if not view.is_due("move", now, self.config.retry_s):
             return None
         situation = self._situation(view, now)
         if situation is None:

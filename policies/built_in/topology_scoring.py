@@ -14,52 +14,40 @@ from typing import ClassVar
 
 import numpy as np
 
-from bus.subject import Subject
-from bus.subjects import COMPUTE
-from policies.kit.policy import Policy, Suggestions
+from policies.built_in.stage_weights import (
+    StageWeightsConfig,
+    StageWeightsPolicy,
+    present_shares,
+    rounded_weights,
+)
 from policies.kit.view import InstanceView, JobView
 from policies.numerics.features import Floats, shares
 from policies.numerics.path_scoring import PathScoring, trained
 from policies.numerics.path_split import Paths, paths_of
-from schemas.policy import PolicySuggestion, SetWeights
-from schemas.routing import MEASURING
-
-FREE_MS = 1e-3
-"""Assumed transfer time of a link that was not measured: it counts as free."""
+from schemas.policy import PolicySuggestion
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TopologyScoringConfig:
+class TopologyScoringConfig(StageWeightsConfig):
     """When another split is worth a change of routes."""
-
-    min_samples: int = 3
-    """Samples of each receiver before the stage is evaluated."""
-
-    half_life_s: float = 10.0
-    """Seconds after which a sample of service time counts half."""
 
     min_gain: float = 0.05
     """Suggest only if the utilisation of the fullest link or device falls by this share."""
-
-    valid_s: float = 60.0
-    """Seconds for which a suggestion holds; it is renewed after half of that."""
-
-    retry_s: float = 5.0
-    """Seconds until a declined suggestion is made again."""
 
     most_paths: int = 4096
     """Most paths, S × R; a larger hop is left alone, so that an inference takes less than 10 ms."""
 
 
-def stage_paths(transfer_ms: Floats, service_ms: Floats) -> Paths:
+def stage_paths(transfer_ms: Floats, service_ms: Floats, *, free_ms: float = 1e-3) -> Paths:
     """A hop as a network: links `sender × receiver`, then one per receiver for its device.
 
     Args:
         transfer_ms: `(S, R)` per microbatch; NaN if unknown.
         service_ms: `(R,)` per microbatch.
+        free_ms: Assumed transfer time of a link that was not measured: it counts as free.
     """
     senders, receivers = transfer_ms.shape
-    link_ms = np.where(np.isfinite(transfer_ms), np.maximum(transfer_ms, FREE_MS), FREE_MS)
+    link_ms = np.where(np.isfinite(transfer_ms), np.maximum(transfer_ms, free_ms), free_ms)
     capacity = 1e3 / np.concatenate([link_ms.ravel(), service_ms])
     links = senders * receivers
     routes = [
@@ -69,9 +57,10 @@ def stage_paths(transfer_ms: Floats, service_ms: Floats) -> Paths:
     return paths_of(capacity, routes)
 
 
-class TopologyScoring(Policy):
+class TopologyScoring(StageWeightsPolicy):
     """Weights by `path_scoring` over the measured links between two stages and the devices behind them."""
 
+    config: TopologyScoringConfig
     name: ClassVar[str] = "topology-scoring"
     version: ClassVar[str] = "1"
 
@@ -81,40 +70,26 @@ class TopologyScoring(Policy):
         self.config = config or TopologyScoringConfig()
         self.scoring = scoring or trained()
 
-    def subscribes(self) -> tuple[Subject, ...]:
-        return (COMPUTE,)
-
-    def decide(self, view: JobView, now: float) -> Suggestions:
-        suggestions = [self._stage(view, stage, now) for stage in view.stages]
-        return [suggestion for suggestion in suggestions if suggestion is not None]
-
-    def _stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
+    def decide_stage(self, view: JobView, stage: int, now: float) -> PolicySuggestion | None:
         config = self.config
-        receivers, senders = view.stage(stage, now), view.stage(stage - 1, now)
-        if view.algorithms.get(stage) in MEASURING or len(receivers) < 2 or not senders:
-            return None
-        if any(receiver.samples < config.min_samples for receiver in receivers):
-            return None
-        if len(senders) * len(receivers) > config.most_paths:
-            return None
-        own = view.own.get(f"stage {stage}")
-        if own is not None and now - own.at < (config.retry_s if own.declined else self.every_s):
+        receivers, senders = self.measured(view, stage, now), view.stage(stage - 1, now)
+        paths_count = len(senders) * len(receivers)
+        if not 0 < paths_count <= config.most_paths or self.is_early(view, stage, now):
             return None
         sids = [receiver.sid for receiver in receivers]
         service_ms = view.mean("service_ms", sids, config.half_life_s)
         transfer_ms = _transfers(view, senders, receivers)
         paths, demand = stage_paths(transfer_ms, service_ms), _demand(view, senders)
         split = self.scoring.split(paths, demand)
-        present = _present_shares(view, stage, sids)
+        present = present_shares(view, stage, sids)
         before = paths.worst(demand, np.tile(present, (len(senders), 1)))
         # A table has one weight per receiver, the same for all senders: the gain is computed with those.
         best = demand @ split
         after = paths.worst(demand, np.tile(best, (len(senders), 1)))
         gain = 1 - after / before if before > 0 else 0.0
-        if gain < config.min_gain and not self._renewal(view, stage, now, present):
+        if gain < config.min_gain and not self.needs_renewal(view, stage, now, present):
             return None
         chosen = best if gain >= config.min_gain else present
-        weights = {sid: round(float(share) * len(sids), 3) for sid, share in zip(sids, chosen, strict=True)}
         measured = int(np.isfinite(transfer_ms).sum())
         share_text = ", ".join(f"{sid} {share:.0%}" for sid, share in zip(sids, chosen, strict=True))
         reason = (
@@ -123,15 +98,10 @@ class TopologyScoring(Policy):
             f"present weights; shares {share_text}"
         )
         confidence = round(float(np.clip(0.6 + gain, 0.5, 0.95)), 3)
+        weights = rounded_weights(sids, chosen)
         return self.set_weights(
             view, stage, weights, reason=reason, confidence=confidence, valid_s=config.valid_s
         )
-
-    def _renewal(self, view: JobView, stage: int, now: float, present: Floats) -> bool:
-        own = view.own.get(f"stage {stage}")
-        if own is None or own.declined or float(np.ptp(present)) < 1e-3:
-            return False
-        return now - own.at >= self.config.valid_s / 2
 
 
 def _transfers(view: JobView, senders: list[InstanceView], receivers: list[InstanceView]) -> Floats:
@@ -157,12 +127,3 @@ def _demand(view: JobView, senders: list[InstanceView]) -> Floats:
     """Share of the microbatches of each sender, by its own speed; equal if a speed is unknown."""
     times = np.array([sender.service_ms for sender in senders])
     return shares(1.0 / times) if np.all(times > 0) else shares(np.ones(len(senders)))
-
-
-def _present_shares(view: JobView, stage: int, sids: list[str]) -> Floats:
-    """The shares of these instances by the module's last suggestion, unless declined; else equal ones."""
-    own = view.own.get(f"stage {stage}")
-    if own is None or own.declined or not isinstance(own.suggestion.action, SetWeights):
-        return shares(np.ones(len(sids)))
-    weights = own.suggestion.action.weights
-    return shares(np.array([weights.get(sid, 1.0) for sid in sids]))

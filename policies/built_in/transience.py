@@ -106,8 +106,7 @@ class Transience(Policy):
             )
         else:
             return None
-        own = view.own.get(f"instance {instance.sid}")
-        if own is not None and now - own.at < self.config.valid_s / 2:
+        if not view.is_due(f"instance {instance.sid}", now, self.config.valid_s / 2):
             return None
         confidence = round(min(0.95, max(0.5, lasting)), 3)
         return self.avoid(

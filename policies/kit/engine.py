@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bus.subject import Subject
 from policies.kit.inference import Inference, Inferred
@@ -22,6 +22,8 @@ from schemas.base import Message
 from schemas.errors import BadInput
 from schemas.observation import Observation
 from schemas.policy import PolicySuggestion
+
+_Request = TypeVar("_Request")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,8 +207,9 @@ class Engine:
                 self._changed.discard(job)
                 self._decided_at[job] = now
                 output.suggestions += self._within_rate(self.ask(view, now, into=output.problems), now)
-                output.reads += self._reads(view, now, into=output.problems)
-                output.inferences += self._inferences(view, now, into=output.problems)
+                output.reads += self._requests("reads", StoreRead, view, now, into=output.problems)
+                if self.policy.has_model:
+                    output.inferences += self._requests("infers", Inference, view, now, into=output.problems)
         return output
 
     def ask(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[PolicySuggestion]:
@@ -220,16 +223,16 @@ class Engine:
         self._errors_in_a_row = 0
         return list(suggestions)
 
-    def _reads(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[StoreRead]:
-        if self.suspended:
-            return []
-        return self._contain("reads", lambda: _check_reads(self.policy.reads(view, now)), into=into) or []
+    def _requests(
+        self, method: str, kind: type[_Request], view: JobView, now: float, *, into: list[PolicyProblem]
+    ) -> list[_Request]:
+        """The requests of the policy's method `reads` or `infers`, contained and checked."""
 
-    def _inferences(self, view: JobView, now: float, *, into: list[PolicyProblem]) -> list[Inference]:
-        if self.suspended or not self.policy.has_model:
-            return []
-        infers = self.policy.infers
-        return self._contain("infers", lambda: _check_inferences(infers(view, now)), into=into) or []
+        def requests() -> list[_Request]:
+            remedy = f"return a list of what self.{method.removesuffix('s')}(…) makes"
+            return _check_list(getattr(self.policy, method)(view, now), kind, method, remedy)
+
+        return [] if self.suspended else self._contain(method, requests, into=into) or []
 
     def published(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
         """Records a published suggestion with its envelope id, to which its decision will refer."""
@@ -268,30 +271,17 @@ def _suggestions(returned: object) -> list[PolicySuggestion]:
         return []
     if isinstance(returned, PolicySuggestion):
         returned = [returned]
-    if not isinstance(returned, list | tuple) or not all(
-        isinstance(item, PolicySuggestion) for item in returned
-    ):
-        raise TypeError(
-            f"decide returned {type(returned).__name__}; "
-            "return None, a suggestion as self.set_weights(…) makes it, or a list of them"
-        )
-    for suggestion in returned:
+    remedy = "return None, a suggestion as self.set_weights(…) makes it, or a list of them"
+    suggestions = _check_list(returned, PolicySuggestion, "decide", remedy)
+    for suggestion in suggestions:
         if not math.isfinite(suggestion.valid_s):
             raise ValueError(f"valid_s is {suggestion.valid_s}; give seconds")
-    return list(returned)
+    return suggestions
 
 
-def _check_reads(returned: object) -> list[StoreRead]:
-    if not isinstance(returned, list | tuple) or not all(isinstance(item, StoreRead) for item in returned):
-        raise TypeError(f"reads returned {type(returned).__name__}; return a list of what self.read(…) makes")
-    return list(returned)
-
-
-def _check_inferences(returned: object) -> list[Inference]:
-    if not isinstance(returned, list | tuple) or not all(isinstance(item, Inference) for item in returned):
-        raise TypeError(
-            f"infers returned {type(returned).__name__}; return a list of what self.infer(…) makes"
-        )
+def _check_list(returned: object, kind: type[_Request], method: str, remedy: str) -> list[_Request]:
+    if not isinstance(returned, list | tuple) or not all(isinstance(item, kind) for item in returned):
+        raise TypeError(f"{method} returned {type(returned).__name__}; {remedy}")
     return list(returned)
 
 

@@ -20,9 +20,6 @@ from bus.mesh.store_queries import query_store
 from schemas.errors import NoResponders, NotFound
 from schemas.store import Scalar, StoreQuery, StoreRows, StoreTable
 
-READ_S = 5.0
-"""Seconds that an answer may take; a thread of the instance gives it while training goes on."""
-
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
@@ -126,8 +123,17 @@ class InstanceStore:
         Unavailable: The instance does not answer, or keeps no store.
     """
 
-    def __init__(self, bus: Bus, *, job: str, sid: str, timeout_s: float = READ_S, owner: str = "") -> None:
-        """`owner` is the user for whose module it reads; empty: the caller reads in its own name."""
+    def __init__(self, bus: Bus, *, job: str, sid: str, timeout_s: float = 5.0, owner: str = "") -> None:
+        """Make a reader of one instance's store.
+
+        Args:
+            bus: The caller's connection.
+            job: The job.
+            sid: The instance.
+            timeout_s: Seconds that an answer may take; a thread of the instance gives it while training goes
+                on.
+            owner: The user for whose module it reads; empty: the caller reads in its own name.
+        """
         self.job = job
         self.sid = sid
         self._bus = bus

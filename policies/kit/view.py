@@ -11,8 +11,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-import numpy as np
-
 from policies.numerics.features import Floats, Panel
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice
@@ -99,6 +97,12 @@ class OwnSuggestion:
     def declined(self) -> bool:
         return self.decision is not None and not self.decision.adopted
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The suggested weights of a stage, unless declined; an instance that is not named has weight 1."""
+        action = self.suggestion.action
+        return action.weights if isinstance(action, SetWeights) and not self.declined else {}
+
 
 class JobView:
     """One job as a policy reads it. Read it, never write to it."""
@@ -172,6 +176,11 @@ class JobView:
     def mean(self, name: str, sids: list[str], half_life_s: float = 10.0) -> Floats:
         """Exponentially weighted mean of one of `FIELDS` per instance, shape `(sids,)`."""
         return self.panel.ewma(name, sids, half_life_s)
+
+    def is_due(self, topic: str, now: float, every_s: float) -> bool:
+        """Whether this module suggested nothing on this topic in the last `every_s` seconds."""
+        own = self.own.get(topic)
+        return own is None or now - own.at >= every_s
 
     def claims(self, step: int) -> dict[str, int]:
         """Microbatches claimed per SID in the running step (only if the policy subscribes to claims)."""
@@ -409,9 +418,3 @@ def _remember(
     observed[key] = observation
     while len(observed) > OBSERVED_KEPT:
         del observed[next(iter(observed))]
-
-
-def median(values: Floats) -> float:
-    """The median of the finite values, NaN if there is none."""
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if finite.size else float("nan")

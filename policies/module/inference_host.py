@@ -26,9 +26,6 @@ from schemas.errors import BadInput
 
 log = get_logger("module")
 
-END_S = 1.0
-"""Seconds to wait for the pipes of a process that was ended."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InferenceConfig:
@@ -45,6 +42,9 @@ class InferenceConfig:
 
     pause_s: float = 0.5
     """Seconds until a process is started again; doubled with each failure in a row, up to 16 times."""
+
+    end_s: float = 1.0
+    """Seconds to wait for the pipes of a process that was ended."""
 
     max_failures: int = 5
     """Failures in a row after which the module is suspended."""
@@ -195,7 +195,7 @@ class InferenceProcess:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         with contextlib.suppress(TimeoutError):  # its pipes end with it, unless child processes hold them
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(self._config.end_s):
                 await process.communicate(b"")  # closes our end, reads the other to its end
         await process.wait()
 

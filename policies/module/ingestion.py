@@ -30,8 +30,6 @@ from schemas.signals import RouteAdvertisement
 
 log = get_logger("module")
 
-OVERLAP_S = 5.0
-"""Time after a rebuild in which live events are compared with the events read: they may be the same."""
 MANY = 256
 """Number of events that begins a round at once."""
 KNOWN_JOBS = 4_096
@@ -49,6 +47,8 @@ class Ingestion:
         gather_s: Seconds that an event may wait for others.
         is_urgent: Whether an event must not wait, since it may lead to a decision now.
         owner: The user in whose name it suggests.
+        overlap_s: Time after a rebuild in which live events are compared with the events read: they may be
+            the same.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Ingestion:
         gather_s: float,
         is_urgent: Callable[[Event | Result, float], bool],
         owner: str,
+        *,
+        overlap_s: float = 5.0,
     ) -> None:
+        self._overlap_s = overlap_s
         self.dropped = 0
         self._news = asyncio.Event()
         self._gather_s = gather_s
@@ -173,7 +176,8 @@ class Ingestion:
                 revision=reply.revision, previous=reply.revision, full=True, changed=reply.records
             )
             events.append(Event(row=subjects.ADVERTISEMENT, message=snapshot, id="snapshot", at=time.time()))
-        self._rebuilt, self._rebuilt_until = {event.id for event in events}, time.monotonic() + OVERLAP_S
+        self._rebuilt = {event.id for event in events}
+        self._rebuilt_until = time.monotonic() + self._overlap_s
         return events
 
     async def _recent(self, row: Subject, since: float, **tokens: str) -> list[tuple[Message, Envelope]]:

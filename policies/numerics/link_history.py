@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import isfinite
+from typing import ClassVar
 
 import numpy as np
 
 from policies.numerics.features import Floats
 from schemas.telemetry import InstanceSample
 
-STEP_S = 5.0
 SILENT_STEPS = 12
 """Steps without a report after which a link is left out."""
 Link = tuple[str, str]
@@ -28,6 +28,9 @@ class LinkHistory:
     Args:
         steps: Steps kept of each link.
     """
+
+    step_s: ClassVar[float] = 5.0
+    """Seconds of one step."""
 
     def __init__(self, steps: int = 160) -> None:
         self._steps = steps
@@ -42,7 +45,7 @@ class LinkHistory:
             for link in [link for link in links if sample.sid in link]:
                 del links[link]
         incarnations[sample.sid] = sample.incarnation
-        slot = int(at // STEP_S)
+        slot = int(at // self.step_s)
         for link_sample in sample.links:
             figures = link_sample.figures
             transfer_ms = None if figures is None else figures.transfer_ms

@@ -33,7 +33,8 @@ USUAL_SPREAD, SPREAD_WEIGHT = 0.8, 3.0
 """Prior standard deviation of the logarithm, and the number of outages as which it counts."""
 FIRST_PART = 1 / 20
 """Prior length of an outage that ends by itself, as a share of the price."""
-SHORTEST_S = 1e-3
+SHORTEST = 1e-3
+"""Seconds as which a shorter outage counts."""
 WAITS = np.append(0.0, np.geomspace(1 / 300, 1.0, 48))
 """Waits to choose from, as shares of the price."""
 
@@ -51,7 +52,7 @@ class Expectation(NamedTuple):
 
     def ended_by(self, seconds: Floats) -> Floats:
         """Of the outages that end by themselves, the share that has ended after `seconds`."""
-        return _normal((np.log(np.maximum(seconds, SHORTEST_S)) - self.log_mean) / self.log_spread)
+        return _normal((np.log(np.maximum(seconds, SHORTEST)) - self.log_mean) / self.log_spread)
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class OutageHistory:
     def ended(self, kind: str, seconds: float) -> None:
         """Records an outage that ended after `seconds`, or has lasted `price_s` or longer."""
         history = self._seconds.setdefault(kind, deque(maxlen=REMEMBERED))
-        history.append(min(max(seconds, SHORTEST_S), self.price_s))
+        history.append(min(max(seconds, SHORTEST), self.price_s))
 
     def patience_s(self, kind: str) -> float:
         """Seconds to wait before replacing; 0: replace at once."""

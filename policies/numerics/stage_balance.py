@@ -20,9 +20,6 @@ from statistics import median
 
 from schemas.stage_move import MoveForecast
 
-SLOW_BYTES_PER_S = 5e7
-"""Assumed transfer rate if none has been measured."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
@@ -65,6 +62,9 @@ class MoveLimits:
 
     margin: float = 2.0
     """How many times its cost a move must gain over the remaining steps."""
+
+    assumed_bytes_per_s: float = 5e7
+    """Transfer rate if none has been measured."""
 
     start_s: float = 1.0
     """Seconds until a started instance can take the state, without the transfer."""
@@ -246,7 +246,7 @@ def _proposal(
     model_after_s = max({**spans, **changed}.values()) / 1e3
     factor = min(1.0, situation.step_s / model_before_s)  # scales a model above the measured step to it
     step_after_s = situation.step_s - factor * (model_before_s - model_after_s)
-    rate = situation.bytes_per_s if _sound(situation.bytes_per_s) else SLOW_BYTES_PER_S
+    rate = situation.bytes_per_s if _sound(situation.bytes_per_s) else limits.assumed_bytes_per_s
     forecast = MoveForecast(
         step_before_s=situation.step_s,
         step_after_s=step_after_s,

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +41,6 @@ NEEDS: tuple[Subject, ...] = (FAULT_VERDICT,)
 """Rows that scoring takes in besides those of every module."""
 
 OVER = frozenset({InstanceState.FAULTED, InstanceState.GONE})
-LEAST_WINDOW_S = 2.0
-"""A suggestion is followed at least this long, even if replaced: that gives two samples per instance."""
-LEAST_KNOWN_S = 1.0
-"""A suggestion that was followed for a shorter time, because its job ended, is not scored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +49,12 @@ class ScoreboardConfig:
 
     horizon_s: float = 30.0
     """Most seconds for which a suggestion is followed. Longer sees more of its effect, but scores later."""
+
+    least_s: float = 2.0
+    """A suggestion is followed at least this long, even if replaced: that gives two samples per instance."""
+
+    least_known_s: float = 1.0
+    """A suggestion that was followed for a shorter time, because its job ended, is not scored."""
 
     move_s: float = 600.0
     """Most seconds to wait for the effect of a move that is carried out."""
@@ -105,7 +108,7 @@ class Scoreboard:
             return
         for entry in self._open:
             if entry.view is view and topic(entry.suggestion) == topic(suggestion):
-                entry.until = min(entry.until, max(at, entry.at + LEAST_WINDOW_S))
+                entry.until = min(entry.until, max(at, entry.at + self._config.least_s))
         until = at + min(suggestion.valid_s, self._config.horizon_s)
         self._open.append(_OpenSuggestion(at=at, id=id, suggestion=suggestion, view=view, until=until))
         if isinstance(suggestion.action, AvoidInstance):
@@ -190,15 +193,12 @@ class Scoreboard:
     def _score(self, entry: _OpenSuggestion) -> PolicyScore:
         suggestion = entry.suggestion
         worth = self._worth(entry)
-        return PolicyScore(
-            module=self.module,
-            version=self.version,
+        return self._policy_score(
             job=suggestion.job,
             suggestion=entry.id,
             action=suggestion.action.action,
             at=entry.at,
             step=suggestion.input_revision,
-            shadow=self._shadow,
             confidence=suggestion.confidence,
             adopted=entry.adopted,
             score=worth.score,
@@ -207,24 +207,15 @@ class Scoreboard:
         )
 
     def _missed(self, job: str, at: float, step: int, reason: str) -> PolicyScore:
-        return PolicyScore(
-            module=self.module,
-            version=self.version,
-            job=job,
-            action="missed",
-            at=at,
-            step=step,
-            shadow=self._shadow,
-            confidence=0.0,
-            adopted=False,
-            score=0.0,
-            right=False,
-            reason=reason,
-        )
+        outcome = {"confidence": 0.0, "adopted": False, "score": 0.0, "right": False}
+        return self._policy_score(job=job, action="missed", at=at, step=step, reason=reason, **outcome)
+
+    def _policy_score(self, **fields: Any) -> PolicyScore:
+        return PolicyScore(module=self.module, version=self.version, shadow=self._shadow, **fields)
 
     # --- by kind of action ----------------------------------------------------------------------------
     def _worth(self, entry: _OpenSuggestion) -> Worth:
-        if entry.until - entry.at < LEAST_KNOWN_S and not entry.fault and entry.move is None:
+        if entry.until - entry.at < self._config.least_known_s and not entry.fault and entry.move is None:
             return Worth(None, f"only followed for {max(0.0, entry.until - entry.at):.1f} s")
         action = entry.suggestion.action
         match action:
