@@ -113,15 +113,14 @@ async def guard(keys_file: Path, url: str) -> None:
     """The authorizers' process: two responders, until it is ended."""
     import structlog
 
+    from entities.authorizer.access.authentication import Users
     from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
     from entities.authorizer.connections.job_states import JobStates
 
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     jobs = JobStates()
     jobs.going.add(INSTANCE.job)
-    keeper = ConnectionAuthorizer(
-        GuardKeys.read(keys_file), lambda: (), lambda event, **fields: None, jobs=jobs
-    )
+    keeper = ConnectionAuthorizer(GuardKeys.read(keys_file), Users, lambda event, **fields: None, jobs=jobs)
     async with keeper.answering([url], "first"), keeper.answering([url], "second"):
         print("ready", flush=True)
         await asyncio.Event().wait()

@@ -44,7 +44,7 @@ from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery, Names
 from bus.subjects import SUBJECTS
-from entities.authorizer.access.authentication import User
+from entities.authorizer.access.authentication import User, Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.connections.job_states import JobStates
 from entities.broker import Broker
@@ -403,7 +403,7 @@ async def running(folder: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
         known = JobStates()
-        guards = [Guard(keys, lambda: users, report=_quietly, jobs=known) for _ in range(2)]
+        guards = [Guard(keys, lambda: Users(listed=users), report=_quietly, jobs=known) for _ in range(2)]
         for number, guard in enumerate(guards):
             await stack.enter_async_context(guard.answering([server.url], f"guard-{number}"))
         services = []

@@ -96,7 +96,7 @@ class Session:
             board.take((event,))
         for replayed in self._replay.feed(event):
             if self._mine is not None:
-                self._mine.said(replayed.suggestion, replayed.id, replayed.at)
+                self._mine.follow(replayed.suggestion, replayed.id, replayed.at)
                 if replayed.decision is not None:
                     self._mine.take((self._decision_event(replayed.decision, replayed.at),))
         if isinstance(message, PolicySuggestion):
@@ -122,7 +122,7 @@ class Session:
             board = self._boards[key] = Scoreboard(*key, self._engine.observations)
         self._by_id[id] = RecordedSuggestion(at=at, id=id, suggestion=message)
         self.story.recorded.append(self._by_id[id])
-        board.said(message, id, at)
+        board.follow(message, id, at)
 
     def _settle(self, now: float) -> None:
         self._settled_at = now

@@ -15,6 +15,7 @@ from bus.guard.auth_callout import AuthCallout, Caller, ConnectionGrant
 from bus.guard.guard_keys import GuardKeys
 from bus.logs import get_logger
 from bus.security.credentials import root_of
+from entities.authorizer.access.authentication import Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer, Reporter
 from entities.authorizer.guard_service import MeshGuard
 from entities.authorizer.service import AuthorizerConfig
@@ -114,7 +115,7 @@ async def guarding_tenants(
         guards[root] = guard
     tenant_guard = TenantGuard(
         tuple(guard.authorizer for guard in guards.values()),
-        ConnectionAuthorizer(keys, lambda: (), report, account=""),
+        ConnectionAuthorizer(keys, Users, report, account=""),
     )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(AuthCallout.running(servers, keys, tenant_guard, name=GUARD))

@@ -93,7 +93,7 @@ class LeaderCandidate:
                 self.refusal = ""
             except NewerRecord as error:
                 if not self.refusal:
-                    log.error("this one does not lead", role=self._role, reason=error.text)
+                    log.error("this replica does not lead", role=self._role, reason=error.text)
                 self.refusal = error.text
             except Conflict as error:
                 log.info("somebody else was quicker", reason=error.text)

@@ -60,7 +60,7 @@ class Lifecycle:
         self.now = self.now.model_copy(update={"jobs": jobs, "without": without})
         self._waiting.put_nowait(self.now)
 
-    async def told(self) -> None:
+    async def acknowledged(self) -> None:
         """Returns once all states so far were acknowledged, or no orchestrator answered in time."""
         await self._waiting.join()
 

@@ -27,7 +27,7 @@ ENTERED = {ModuleOp.ACTIVATE: ModuleState.ACTIVE, ModuleOp.SHADOW: ModuleState.S
 class Orders:
     """Serves one module's orders. The order to drain sets `drained`: the module then retires.
 
-    `entered` is awaited with each state that an order has set. `lost` is the reason why the policy's code
+    `entered` is awaited with each state that an order has set. `hang` is the reason why the policy's code
     can't be called again; empty if it can.
     """
 
@@ -40,7 +40,7 @@ class Orders:
     ) -> None:
         self._entered = entered
         self.drained = asyncio.Event()
-        self.lost = ""
+        self.hang = ""
         self._bus = bus
         self._engine = engine
         self._lifecycle = lifecycle
@@ -83,8 +83,8 @@ class Orders:
             return
         if lifecycle.state is ModuleState.REGISTERED:
             raise Conflict(f"module {lifecycle.now.module} is still starting: try again in a moment")
-        if self.lost:
-            raise Conflict(f"module {lifecycle.now.module}: {self.lost}; end its process and start it again")
+        if self.hang:
+            raise Conflict(f"module {lifecycle.now.module}: {self.hang}; end its process and start it again")
         self._engine.resume()
         lifecycle.move(state, reason)
         await self._entered(state)

@@ -165,7 +165,7 @@ class FunctionalModule:
                         await self._rebuild(thread)
                         self._lifecycle.move(ModuleState.SHADOW if self.config.shadow else ModuleState.ACTIVE)
                         await self._questions.serve(active=not self.config.shadow)
-                        await self._lifecycle.told()
+                        await self._lifecycle.acknowledged()
                         log.info(
                             "module ready",
                             module=self._policy.name,
@@ -279,8 +279,8 @@ class FunctionalModule:
                     async with asyncio.timeout(self.config.patience_s):
                         output = await thread.run(lambda: self._round(events, now))  # noqa: B023 (awaited here)
                 except TimeoutError:
-                    self._orders.lost = f"its code has not returned for {self.config.patience_s:g} s"
-                    self._suspend(f"suspended: {self._orders.lost}")
+                    self._orders.hang = f"its code has not returned for {self.config.patience_s:g} s"
+                    self._suspend(f"suspended: {self._orders.hang}")
                     await asyncio.get_running_loop().create_future()  # waits for the end: the thread is lost
                 self._log(output)
                 for suggestion in output.suggestions:
@@ -318,7 +318,7 @@ class FunctionalModule:
             return
         now = time.time()
         self.engine.published(suggestion, id, now)
-        self._scoreboard.said(suggestion, id, now)
+        self._scoreboard.follow(suggestion, id, now)
 
     async def _publish_scores(self) -> None:
         """Publishes the scores of earlier suggestions; a score that can't be sent is lost."""
@@ -374,7 +374,7 @@ class FunctionalModule:
                     *(item.stop(drain=item.row is subjects.MODULE_ORDER) for item in subscriptions)
                 )
                 self._lifecycle.move(ModuleState.RETIRED)
-                await self._lifecycle.told()
+                await self._lifecycle.acknowledged()
         counters = self.engine.counters
         log.info(
             "module retired",

@@ -88,7 +88,7 @@ class _Faults:
 
 
 class Scoreboard:
-    """Scores one version of one module. Call `said` and `take` for each event, `settle` from time to time."""
+    """Scores one version of one module. Call `follow` and `take` for each event, `settle` periodically."""
 
     def __init__(
         self, module: str, version: str, observations: Observations, config: ScoreboardConfig | None = None
@@ -101,7 +101,7 @@ class Scoreboard:
         self._faults: dict[str, _Faults] = {}
         self._shadow = False
 
-    def said(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
+    def follow(self, suggestion: PolicySuggestion, id: str, at: float) -> None:
         """Begins to follow a published suggestion. Notes without an action are not scored."""
         view = self._observations.jobs.get(suggestion.job)
         if view is None or suggestion.action.action == "none":

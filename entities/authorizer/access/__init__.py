@@ -7,5 +7,5 @@ It decides which user a token belongs to, and which rule of the access file allo
 - `authentication`: from a token to a user
 - `user_tokens`: signed tokens that expire
 - `access_policy`: rules, quotas and the decision; `access.yaml` has the default rules
-- `access_files`, `reloaded_file`: files that are reloaded when they change
+- `access_files`: the file of the rules; `reloaded_file`: a file that is reloaded when it changes
 """

@@ -1,23 +1,11 @@
-"""The users' file and the rules' file, each reloaded when it changes."""
+"""The rules' file, reloaded when it changes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from entities.authorizer.access.access_policy import AccessPolicy, default_policy, parse_policy
-from entities.authorizer.access.authentication import User, parse_users
 from entities.authorizer.access.reloaded_file import ReloadedFile
-
-
-class UserFile(ReloadedFile[tuple[User, ...]]):
-    """The users of a file, reloaded when it changes. A broken edit keeps the earlier users."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, parse_users, "tokens file", "write a users list there")
-
-    @property
-    def users(self) -> tuple[User, ...]:
-        return self.value
 
 
 class RulesFile:

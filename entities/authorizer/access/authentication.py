@@ -114,10 +114,8 @@ class UnknownUser:
     missing: bool = False
 
 
-def recognise(users: Users | tuple[User, ...], token: str, now: float) -> User | UnknownUser:
+def recognise(users: Users, token: str, now: float) -> User | UnknownUser:
     """The user of a token, or the reason why it is not valid."""
-    if not isinstance(users, Users):
-        users = Users(listed=users)
     if user_tokens.is_signed(token):
         return _by_signature(users, token, now)
     user = _by_hash(users.listed, token)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -33,12 +32,6 @@ class ReloadedFile(Generic[T]):
         self._seen = self._stamp()
         self.value: T = self._read()
         self.problem = ""  # why the file's present content is not in use; empty if it is
-
-    async def keep_fresh(self, every_s: float) -> None:
-        """Check the file every `every_s`, until cancelled."""
-        while True:
-            await asyncio.sleep(every_s)
-            self.refresh()
 
     def refresh(self) -> bool:
         """Check the file; True if the value has changed. Never raises."""

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import asdict
 from typing import Any
 
 from entities.authorizer.audit.rate_limited_records import (
@@ -80,10 +81,5 @@ def new_record(authorizer: str, kind: AuditKind, *, id: str | None = None, **fie
 
 
 def _fields(refusal: Refusal, aggregate: AggregatedRefusals | None = None) -> dict[str, str]:
-    user = EVERYBODY_ELSE if aggregate is not None and aggregate.others else refusal.user
-    return {
-        "user": user,
-        "action": refusal.action,
-        "resource": refusal.resource,
-        "reason": refusal.reason,
-    }
+    fields: dict[str, str] = asdict(refusal)
+    return fields | {"user": EVERYBODY_ELSE} if aggregate is not None and aggregate.others else fields

@@ -43,7 +43,7 @@ NAME_MOST = 120
 LOGGED_MOST = 1_000
 """Refusals logged one by one; then only each hundredth, so that a million attempts fill no disk."""
 
-PresentUsers = Callable[[], Users | tuple[User, ...]]
+PresentUsers = Callable[[], Users]
 
 
 class Jobs(Protocol):
@@ -188,12 +188,11 @@ class ConnectionAuthorizer:
             NotKnownYet: it belongs to an instance of a job that is not known.
         """
         users, who = self._users(), credential.identity
-        revoked = users.revoked_credentials if isinstance(users, Users) else {}
         for id in credential.ids:
-            if id in revoked:
-                why = f": {revoked[id].reason}" if revoked[id].reason else ""
+            if (revocation := users.revoked_credentials.get(id)) is not None:
+                why = f": {revocation.reason}" if revocation.reason else ""
                 raise Refused(
-                    f"credential {id}, by which {who.name} comes, was revoked by {revoked[id].by}{why}",
+                    f"credential {id}, by which {who.name} comes, was revoked by {revocation.by}{why}",
                     why="revoked",
                 )
         if who.kind is not EntityKind.INSTANCE or who.job == ANY:  # the mesh's owner
@@ -241,8 +240,6 @@ class ConnectionAuthorizer:
 
     def _user_names(self) -> set[str]:
         users = self._users()
-        if not isinstance(users, Users):
-            users = Users(listed=users)
         return {*(user.name for user in users.listed), *users.records}
 
     def knows(self, token: str) -> bool:

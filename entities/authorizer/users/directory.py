@@ -16,8 +16,8 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import Change, Watch
-from entities.authorizer.access.access_files import UserFile
-from entities.authorizer.access.authentication import UnknownUser, User, Users, recognise
+from entities.authorizer.access.authentication import UnknownUser, User, Users, parse_users, recognise
+from entities.authorizer.access.reloaded_file import ReloadedFile
 from entities.authorizer.access.user_tokens import load_key
 from entities.authorizer.users.records import UserRecords
 from schemas.access import Revocation, UserRecord
@@ -37,7 +37,7 @@ class UserDirectory:
     """
 
     def __init__(self, tokens_file: Path, key_file: Path | None) -> None:
-        self.file = UserFile(tokens_file)
+        self.file = ReloadedFile(tokens_file, parse_users, "tokens file", "write a users list there")
         self.key: SigningKey | None = None if key_file is None else load_key(key_file)
         self.revoked: Callable[[Revocation], None] = lambda revocation: None
         self.read = asyncio.Event()
@@ -116,7 +116,7 @@ class UserDirectory:
 
     def _snapshot(self) -> Users:
         return Users(
-            listed=self.file.users,
+            listed=self.file.value,
             records=dict(self._user_records),
             revoked_tokens=self._revocations_of("token"),
             revoked_users=self._revocations_of("user"),

@@ -20,6 +20,7 @@ from bus.nats.liveness import GAP_S, BusLiveness
 from bus.security.credentials import new_root
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster
+from entities.authorizer.access.authentication import Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from schemas.envelope import EntityKind
 from tests.integration.bus.records import until
@@ -125,7 +126,7 @@ async def test_one_server_alone_gets_no_connection_more(tmp_path: Path) -> None:
 async def test_a_guard_lets_a_judge_hear_each_server(tmp_path: Path, kind: EntityKind) -> None:
     root = new_root()
     keys = GuardKeys.generate(root)
-    door = ConnectionAuthorizer(keys, lambda: (), jobs=AnyJob())
+    door = ConnectionAuthorizer(keys, Users, jobs=AnyJob())
     async with (
         EmbeddedCluster(tmp_path / "nats", size=3, guard=keys, sync_always=False) as cluster,
         door.answering(list(cluster.urls), "guard-1"),

@@ -16,7 +16,7 @@ from bus.connection import Bus
 from bus.guard.guard_keys import GuardKeys
 from bus.security.credentials import new_root
 from bus.server.embedded import EmbeddedServer
-from entities.authorizer.access.authentication import User
+from entities.authorizer.access.authentication import User, Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.broker import brokering
 from schemas.envelope import EntityKind
@@ -70,7 +70,8 @@ async def guarded(folder: Path, responders: int = 2) -> AsyncIterator[Guarded]:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
         doorkeepers = [
-            ConnectionAuthorizer(keys, lambda: tuple(users), jobs=AnyJob()) for _ in range(responders)
+            ConnectionAuthorizer(keys, lambda: Users(listed=tuple(users)), jobs=AnyJob())
+            for _ in range(responders)
         ]
         for number, doorkeeper in enumerate(doorkeepers):
             await stack.enter_async_context(doorkeeper.answering([server.url], f"guard-{number}"))

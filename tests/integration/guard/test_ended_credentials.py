@@ -24,7 +24,7 @@ from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster
 from dmsc.state.issued_credentials import Issued, revoke
-from entities.authorizer.access.authentication import User
+from entities.authorizer.access.authentication import User, Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.connections.expulsions import Expulsions
 from entities.authorizer.connections.job_states import JobStates
@@ -125,7 +125,7 @@ async def test_only_an_authorizer_comes_in_before_a_guard_has_read_what_was_revo
     read = asyncio.Event()
     async with EmbeddedServer(tmp_path / "nats", guard=keys, sync_always=False) as server:
         user, token = users_token()
-        door = ConnectionAuthorizer(keys, lambda: (user,), revocations_read=read)
+        door = ConnectionAuthorizer(keys, lambda: Users(listed=(user,)), revocations_read=read)
         async with door.answering([server.url], "anew"):
             for early in (token, issue(root, AGENT), issue(root, Identity(name="gateway-a", kind=K.GATEWAY))):
                 await shut(server.url, early, door, "waits until what was revoked is known here")
@@ -171,7 +171,7 @@ async def test_a_server_that_stands_still_ends_the_connection_once_it_goes_on(tm
     agent = issue(root, AGENT)
     async with EmbeddedCluster(tmp_path / "nats", size=3, guard=keys, sync_always=False) as cluster:
         first, second, _ = cluster.servers
-        door = ConnectionAuthorizer(keys, lambda: ())
+        door = ConnectionAuthorizer(keys, Users)
         evictions, jobs = Counting([first.url], keys), JobStates()
         expulsions = Expulsions(evictions, jobs)
         async with (

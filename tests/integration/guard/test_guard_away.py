@@ -12,6 +12,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.nats.client import NatsConnection
 from bus.nats.dialer import KeyUser
+from entities.authorizer.access.authentication import Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from schemas.envelope import EntityKind as K
 from schemas.errors import BusUnreachable, NoResponders
@@ -33,7 +34,7 @@ async def test_without_a_guard_nobody_comes_in_and_whoever_waits_does_when_it_is
             await Bus.connect(
                 mesh.url, name="x", kind=K.CLIENT, token=mesh.root, connect_timeout_s=1.5
             ).__aenter__()
-        async with ConnectionAuthorizer(mesh.keys, lambda: (), jobs=AnyJob()).answering([mesh.url], "late"):
+        async with ConnectionAuthorizer(mesh.keys, Users, jobs=AnyJob()).answering([mesh.url], "late"):
             async with asyncio.timeout(PATIENCE_S):
                 await began
 

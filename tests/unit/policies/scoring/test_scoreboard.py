@@ -58,7 +58,7 @@ class Course:
             input_revision=1,
             valid_s=valid_s,
         )
-        self.board.said(suggestion, id, self.at)
+        self.board.follow(suggestion, id, self.at)
 
     def faults(self, sid: str, incarnation: str = "i1", verdict: Any = "transient") -> None:
         told = FaultVerdict(
@@ -238,7 +238,7 @@ def test_observations_and_unknown_jobs_are_not_scored() -> None:
         input_revision=1,
         valid_s=5.0,
     )
-    course.board.said(other, "s9", course.at)
+    course.board.follow(other, "s9", course.at)
     for _ in range(20):
         course.second()
     assert course.scores == []

@@ -23,9 +23,9 @@ def digest(token: str) -> str:
 
 def test_an_unknown_token_is_nobody() -> None:
     users = (User(name="ann", role=Role.ADMIN, token_sha256=digest("right")),)
-    assert recognise(users, "right", 0.0) is users[0]
+    assert recognise(Users(listed=users), "right", 0.0) is users[0]
     for known, token in ((users, "wrong"), (users, ""), ((), "right")):
-        assert isinstance(recognise(known, token, 0.0), UnknownUser)
+        assert isinstance(recognise(Users(listed=known), token, 0.0), UnknownUser)
     stranger = recognise(Users(listed=users), "wrong", 0.0)
     assert stranger == UnknownUser("unknown token; ask the operator for one")
 
