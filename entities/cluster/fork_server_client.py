@@ -290,7 +290,8 @@ class ForkServerClient:
         self._order_count += 1
         path = self.scratch / f"order-{self._order_count}"
         try:
-            write_secret(path, json.dumps(payload))
+            with open(path, "x", opener=plain) as file:  # only this process's user may read it
+                file.write(json.dumps(payload))
         except OSError as error:
             raise Unavailable(f"{self._name}: no order can be written: {error.strerror}") from error
         reach = {
@@ -424,13 +425,6 @@ class ForkServerClient:
         if self._scratch is not None:
             self._scratch.remove()
             self._scratch = self.scratch = None
-
-
-def write_secret(path: Path, text: str) -> None:
-    """Write a new file that only this process's user may read; raises `OSError`, also if it exists."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "w") as file:
-        file.write(text)
 
 
 def file_size(path: Path) -> int:

@@ -23,6 +23,7 @@ from entities.authorizer.users.directory import UserDirectory
 from entities.authorizer.users.records import KnownUser, UserRecords
 from schemas import names
 from schemas.access import IssuedToken, Revocation, UserAnswer, UserCommand, UserInfo, UserRecord
+from schemas.audit import AuditKind
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, DmscError, NotFound
@@ -213,15 +214,7 @@ class UserOperations:
         """Close the user's connections, too. The tokens are revoked whether or not this works."""
         ended = await self._disconnect_user(command.name)
         if ended:
-            await self._audit.act(
-                "eviction",
-                user=actor.name,
-                role=actor.role,
-                action=f"user.{command.op}",
-                resource=command.name,
-                reason=f"{ended} connections to the bus ended",
-                gateway=command.gateway,
-            )
+            await self._audit_act("eviction", actor, command, f"{ended} connections to the bus ended")
 
     # --- parts ---------------------------------------------------------------------------------------------
     def _claims(self, command: UserCommand, actor: User) -> Claims:
@@ -279,8 +272,11 @@ class UserOperations:
             "remove": "removed",
         }[command.op]
         reason = f"{summary}: {command.reason}" if command.reason else summary
+        await self._audit_act("users", actor, command, reason)
+
+    async def _audit_act(self, kind: AuditKind, actor: User, command: UserCommand, reason: str) -> None:
         await self._audit.act(
-            "users",
+            kind,
             user=actor.name,
             role=actor.role,
             action=f"user.{command.op}",
