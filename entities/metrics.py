@@ -60,7 +60,7 @@ METRICS: list[Metric] = []
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _MetricRows:
     """Adds rows that have one source, and these labels first."""
 
     source: str
@@ -78,17 +78,17 @@ class _Rows:
         return row
 
 
-_ORCHESTRATOR = _Rows("orchestrator")
-_JOB = _Rows("orchestrator", ("job",))
-_BROKER = _Rows("broker")
-_ROUTER = _Rows("router")
-_INSTANCE = _Rows("router", ("job", "stage", "sid", "cluster"))
-_LINK = _Rows("router", ("job", "sid", "peer", "cluster"))
-_DEVICE = _Rows("router", ("cluster", "node", "device"))
-_NODE = _Rows("node agent", ("cluster", "node"))
-_GATEWAY = _Rows("gateway", ("gateway",))
-_SERVICE = _Rows("every process", ("service",))
-_PROCESS = _Rows("every process")
+_ORCHESTRATOR = _MetricRows("orchestrator")
+_JOB = _MetricRows("orchestrator", ("job",))
+_BROKER = _MetricRows("broker")
+_ROUTER = _MetricRows("router")
+_INSTANCE = _MetricRows("router", ("job", "stage", "sid", "cluster"))
+_LINK = _MetricRows("router", ("job", "sid", "peer", "cluster"))
+_DEVICE = _MetricRows("router", ("cluster", "node", "device"))
+_NODE = _MetricRows("node agent", ("cluster", "node"))
+_GATEWAY = _MetricRows("gateway", ("gateway",))
+_SERVICE = _MetricRows("every process", ("service",))
+_PROCESS = _MetricRows("every process")
 
 # --- jobs that have not ended, by the leading orchestrator ----------------------------------------------
 JOBS = _ORCHESTRATOR.gauge("jobs", "jobs that have not ended, by state", "state")

@@ -25,6 +25,7 @@ from bus.logs import get_logger
 from bus.security.credentials import Credential, root_of
 from bus.security.identity import is_credential
 from bus.subject import Subject
+from bus.tasks import cancel
 from entities.cluster.config import NodeContext
 from entities.cluster.core import Exit, ProcessWork
 from entities.cluster.fork_server_client import Spawned, work_of

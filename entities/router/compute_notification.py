@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from entities.router.core import CHANGE, member_of, policy_weight, speeds_changed
 from entities.router.load_statistics import Figures, LoadStatistics
 from entities.router.memo import Memo
-from schemas.limits import ALIKE
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, ComputeEntry, StageLoad
 from schemas.step import Member
