@@ -22,7 +22,6 @@ shared packages, which belong to no single entity:
 | `job_files` | checkpoints and files of a job | SMO, MG |
 | `http_server` | accepting and limiting HTTP connections | MG, metrics pages of `dmsc.metrics` |
 | `metrics` (module) | the one table of metrics | all |
-| `background` (module) | tasks that end with a block | all |
 
 `dmsc.process` composes and starts the services. The control plane never imports torch.
 """

@@ -18,6 +18,7 @@ from bus.logs import get_logger
 from bus.messaging.disconnects import ACCOUNT
 from bus.security.credentials import root_public
 from bus.security.trust_roots import PresentRoots, TrustRoots
+from bus.tasks import background
 from entities.authorizer.audit.audit_trail import AuditTrail
 from entities.authorizer.audit.refusals import Refusals
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer, Reporter
@@ -27,7 +28,6 @@ from entities.authorizer.connections.roots_file import RootsFile
 from entities.authorizer.disconnection import Disconnections
 from entities.authorizer.service import AuthorizerConfig
 from entities.authorizer.users.directory import UserDirectory
-from entities.background import running
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
 
@@ -89,7 +89,11 @@ class MeshGuard:
     @asynccontextmanager
     async def kept_current(self) -> AsyncIterator[None]:
         """Follow users, jobs and roots, and close connections, until the block ends."""
-        async with self._expulsions.carried_out(), running(self._refresh_directory(), self._follow_bus()):
+        async with (
+            self._expulsions.carried_out(),
+            background(self._refresh_directory()),
+            background(self._follow_bus()),
+        ):
             if self._roots is None:
                 yield
             else:

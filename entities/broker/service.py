@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from bus.broker.relay import BrokerRelay
 from bus.connection import Bus
 from bus.logs import get_logger
-from entities.background import running
+from bus.tasks import background
 from entities.metrics import BROKER_CALLS, BROKER_DROPPED, BROKER_REFUSED, BROKER_WAITING, MetricReading
 from entities.presence.entity_record import entity_record, stay_registered
 from schemas.envelope import EntityKind
@@ -48,7 +48,7 @@ class Broker:
         record = entity_record(EntityKind.BROKER, sender.name, sender.incarnation, node=NODE)
         registration = stay_registered(self._bus, record, log.info, retry_s=self._retry_s)
         try:
-            async with running(registration, name=f"presence of {sender.name}"):
+            async with background(registration, name=f"presence of {sender.name}"):
                 log.debug("broker ready", service=sender.name)
                 if ready is not None:
                     ready.set()
@@ -76,5 +76,5 @@ async def brokering(
                     log.warning("broker is not on the bus", service=name, reason=error.text)
             await asyncio.sleep(retry_s)
 
-    async with running(serve(), name=name):
+    async with background(serve(), name=name):
         yield

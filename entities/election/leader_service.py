@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from bus.connection import Bus
 from bus.logs import get_logger
+from bus.tasks import TaskSet, background
 from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
 from entities.presence.entity_record import entity_record, stay_registered
@@ -67,7 +68,7 @@ class LeaderService(ABC, Generic[LeaderT]):
         self._log = get_logger(kind.value)
         self._candidate = LeaderCandidate(bus, lease, role=kind.value, node=node)
         self._refusal = ""
-        self._registrations: set[asyncio.Task[None]] = set()
+        self._registrations = TaskSet()
 
     @abstractmethod
     def _make_leader(self, incarnation: str) -> LeaderT:
@@ -97,23 +98,18 @@ class LeaderService(ABC, Generic[LeaderT]):
                 await self._lead(ready)
         finally:
             await self._candidate.release()
-            await asyncio.gather(*self._registrations, return_exceptions=True)
+            await self._registrations.wait()
 
     async def _stand_by(self, ready: asyncio.Event) -> None:
         """Waits for the lead."""
-        async with self._following():
-            election = asyncio.create_task(self._candidate.won(), name="candidate")
-            try:
-                await asyncio.wait({election}, timeout=self._times.standby_after_s)
-                if not election.done():
-                    self._log.info("standing by")
-                    ready.set()
-                    async with self._standby_registration():
-                        await asyncio.wait({election})
-                election.result()
-            finally:
-                election.cancel()
-                await asyncio.gather(election, return_exceptions=True)
+        async with self._following(), background(self._candidate.won(), name="candidate") as election:
+            await asyncio.wait({election}, timeout=self._times.standby_after_s)
+            if not election.done():
+                self._log.info("standing by")
+                ready.set()
+                async with self._standby_registration():
+                    await asyncio.wait({election})
+            election.result()
 
     async def _stand_aside(self, ready: asyncio.Event) -> None:
         """Stays out of the election for a while: a record of a newer version must not be overwritten."""
@@ -135,14 +131,14 @@ class LeaderService(ABC, Generic[LeaderT]):
             await self._on_serving()
             ready.set()
 
-        keeping = asyncio.create_task(self._candidate.keep(), name="lease")
-        try:
-            async with self._leading(leader, incarnation, claim.term):
+        try:  # the lease is kept until requests in flight have been answered
+            async with (
+                background(self._candidate.keep(), name="lease") as keeping,
+                self._leading(leader, incarnation, claim.term),
+            ):
                 reason = await leader.run(keeping, began)
-        finally:  # requests in flight were answered while the lead was still ours
+        finally:
             self.leader = None
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
         if leader.refused is not None:
             self._refusal = leader.refused.text
             await self._candidate.release()
@@ -153,9 +149,7 @@ class LeaderService(ABC, Generic[LeaderT]):
     async def _registration(self, record: ServiceRecord) -> AsyncIterator[None]:
         """Keeps `record` registered while the block runs; neither its start nor its end waits for that."""
         work = stay_registered(self._bus, record, self._log.warning, retry_s=self._times.register_again_s)
-        registration = asyncio.create_task(work, name=f"presence {record.sid}")
-        self._registrations.add(registration)
-        registration.add_done_callback(self._registrations.discard)
+        registration = self._registrations.create(work, name=f"presence {record.sid}")
         try:
             yield
         finally:

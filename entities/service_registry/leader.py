@@ -17,6 +17,7 @@ from bus.logs import get_logger
 from bus.messaging.disconnects import connection_name, subscribe_disconnects
 from bus.messaging.handlers import Subscription
 from bus.nats.durable_subscription import DurableSubscription
+from bus.tasks import background
 from bus.wire.packed import Packed, assemble
 from entities.election.lease import LeadershipLeaseConfig
 from entities.presence.entity_record import entity_record
@@ -103,19 +104,16 @@ class RegistryLeader:
         """
         self._bus.pulse.attend()
         with self._bus.pulse.held():  # leases use its clock: a server that stands still silences everybody
-            serving = asyncio.create_task(self._serve(began), name="serve")
             try:
-                await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
-                if serving.done():
-                    serving.result()
-                self._drain = False
-                return keeping.result()
+                async with background(self._serve(began), name="serve") as serving:
+                    await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
+                    if serving.done():
+                        serving.result()
+                    self._drain = False
+                    return keeping.result()
             except NewerRecord as error:
                 self.refused = error
                 return error.text
-            finally:
-                serving.cancel()
-                await asyncio.gather(serving, return_exceptions=True)
 
     async def _serve(self, began: Callable[[], Awaitable[None]]) -> None:
         """Take over the bucket's records, call `began`, then serve until cancelled."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bus.tasks import background
 from entities.authorizer.connections.job_states import JobStates
 from entities.authorizer.disconnection import Disconnections
-from entities.background import running
 from schemas.access import Revocation
 
 
@@ -64,9 +64,11 @@ class Expulsions:
         self._waiting[key] = None
         self._has_work.set()
 
-    def carried_out(self) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def carried_out(self) -> AsyncIterator[None]:
         """Carry out expulsions until the block ends."""
-        return running(self._end_revoked(), self._end_jobs())
+        async with background(self._end_revoked()), background(self._end_jobs()):
+            yield
 
     async def _end_revoked(self) -> None:
         while True:

@@ -16,7 +16,6 @@ from bus.security.trust_roots import TrustRoots
 from bus.tasks import background
 from entities.authorizer.access.reloaded_file import ReloadedFile
 from entities.authorizer.disconnection import Disconnections
-from entities.background import running
 from schemas.errors import DmscError
 
 log = get_logger("authorizer")
@@ -37,9 +36,9 @@ class RootsFile:
     def present(self) -> TrustRoots:
         return self._file.value
 
-    def followed(self, every_s: float) -> AbstractAsyncContextManager[None]:
+    def followed(self, every_s: float) -> AbstractAsyncContextManager[asyncio.Task[None]]:
         """Check the file every `every_s` until the block ends."""
-        return running(self._follow(every_s), name="roots")
+        return background(self._follow(every_s), name="roots")
 
     async def _follow(self, every_s: float) -> None:
         while True:
