@@ -141,7 +141,7 @@ class ClusterAgent:
                 await self._bus.subscribe(subjects.LEADER, self._on_leader)
                 tasks.create_task(self._report_status())
                 tasks.create_task(self._report_samples())
-                tasks.create_task(self._instances.look_for_stopped())
+                tasks.create_task(self._instances.watch_for_stopped())
                 tasks.create_task(self._follow_renewals())
                 if ready is not None:
                     ready.set()

@@ -27,7 +27,7 @@ from schemas.task_graph import UnitKind
 
 log = get_logger("cluster")
 
-STOPPED_LOOKS = 2
+STOPPED_CHECKS = 2
 """Checks in a row that must find a process stopped until it counts as such. Load never stops a process."""
 
 
@@ -121,7 +121,7 @@ class NodeInstances:
     async def _watch(self, instance: LocalIncarnation, child: Spawned) -> None:
         self._settle(instance, await asyncio.shield(child.exit))
 
-    async def look_for_stopped(self) -> None:
+    async def watch_for_stopped(self) -> None:
         """Report instances whose process the system shows as stopped, until cancelled."""
         while True:
             await asyncio.sleep(self._config.times.process_check_s)
@@ -134,7 +134,7 @@ class NodeInstances:
                 assert instance.pid is not None
                 observation = probe_process(instance.pid)
                 self._stopped[key] = self._stopped[key] + 1 if observation.state == "stopped" else 0
-                if self._stopped[key] == STOPPED_LOOKS:
+                if self._stopped[key] == STOPPED_CHECKS:
                     evidence = str(observation)
                     log.warning(
                         "instance stopped", node=self._config.sid, sid=instance.sid, evidence=evidence

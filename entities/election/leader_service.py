@@ -102,7 +102,7 @@ class LeaderService(ABC, Generic[LeaderT]):
 
     async def _stand_by(self, ready: asyncio.Event) -> None:
         """Waits for the lead."""
-        async with self._following(), background(self._candidate.won(), name="candidate") as election:
+        async with self._following(), background(self._candidate.win(), name="candidate") as election:
             await asyncio.wait({election}, timeout=self._times.standby_after_s)
             if not election.done():
                 self._log.info("standing by")

@@ -75,14 +75,14 @@ class LeaderCandidate:
         """Whether this candidate leads and nobody else can have the lead at this moment."""
         return self.claim is not None and now() < certain_until(self._written, self.claim.lease_s)
 
-    async def won(self) -> int:
+    async def win(self) -> int:
         """Wait until this candidate leads; return the term."""
-        silence = Silence(self.config.look_s)
+        silence = Silence(self.config.check_s)
         while True:
             try:
                 began = now()
                 record, revision = await self._attempt(self._read)
-                silence_s = silence.see(revision, now())
+                silence_s = silence.observe(revision, now())
                 if (
                     claimable(record, silence_s)
                     if record is not None
@@ -96,11 +96,11 @@ class LeaderCandidate:
                     log.error("this replica does not lead", role=self._role, reason=error.text)
                 self.refusal = error.text
             except Conflict as error:
-                log.info("somebody else was quicker", reason=error.text)
+                log.info("another candidate was quicker", reason=error.text)
             except DmscError as error:
-                log.debug("the lease can't be looked at", reason=error.text)
-                silence.blink()
-            await asyncio.sleep(max(0.0, began + self.config.look_s - now()))
+                log.debug("the lease can't be read", reason=error.text)
+                silence.interrupt()
+            await asyncio.sleep(max(0.0, began + self.config.check_s - now()))
 
     async def keep(self) -> str:
         """Renew until another candidate leads; return a text that names it. Cancel it to stop."""

@@ -4,7 +4,7 @@ The lease is a record that its holder rewrites periodically. No server expires i
 its own clock, how long it has *observed* the record unchanged, and then claims the next term by
 compare-and-set on the revision that it saw. So nobody loses the lead while the server is away or the store
 elects its own leader: in that time nobody can read, claim or renew. Nor does a machine that stands still for
-seconds cost anybody the lead: time in which a candidate did not look counts at most as a late look.
+seconds cost anybody the lead: time in which a candidate did not read it counts at most as a late check.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RENEWALS = 4
 CERTAIN = 0.75
 """Share of the lease for which its holder trusts its last renewal; the rest allows for unequal clocks."""
 LATE = 2
-"""The time since the last look counts as at most this many times `look_s`: a candidate that looks later than
-that stood still, and the holder on the same machine may have stood still too.
+"""The time since the last check counts as at most this many times `check_s`: a candidate that checks later
+than that stood still, and the holder on the same machine may have stood still too.
 """
 
 
@@ -28,14 +28,14 @@ class LeadershipLeaseConfig:
     """Timing of the leader's lease."""
 
     lease_s: float = 1.0  # shorter finds a dead leader sooner; must outlast a pause of the leader's process
-    look_s: float = 0.2  # how often a candidate reads it; failover: lease_s + look_s if looks are on time
+    check_s: float = 0.2  # how often a candidate reads it; failover: lease_s + check_s if checks are on time
     attempt_s: float = 1.0  # limit per read or write; a store that elects its leader does not answer
     release_s: float = 1.0  # limit for giving up the lead; after it the lease expires by silence
 
     def __post_init__(self) -> None:
-        if not 0 < LATE * self.look_s < self.lease_s:  # one late look must not count as a whole lease
+        if not 0 < LATE * self.check_s < self.lease_s:  # one late check must not count as a whole lease
             raise ValueError(
-                f"look_s {self.look_s} must be above 0 and below 1/{LATE} of lease_s {self.lease_s}"
+                f"check_s {self.check_s} must be above 0 and below 1/{LATE} of lease_s {self.lease_s}"
             )
 
     @property
@@ -46,22 +46,22 @@ class LeadershipLeaseConfig:
 class Silence:
     """How long a candidate has observed the lease unchanged."""
 
-    def __init__(self, look_s: float) -> None:
-        self._longest_gap = LATE * look_s
+    def __init__(self, check_s: float) -> None:
+        self._longest_gap = LATE * check_s
         self._revision: int | None = None
-        self._last_look = 0.0
+        self._last_check = 0.0
         self._silence_s = 0.0
 
-    def see(self, revision: int, now: float) -> float:
+    def observe(self, revision: int, now: float) -> float:
         """Note a read; return the seconds for which the revision was observed unchanged without a gap."""
         if revision != self._revision:
             self._revision, self._silence_s = revision, 0.0
         else:
-            self._silence_s += min(now - self._last_look, self._longest_gap)
-        self._last_look = now
+            self._silence_s += min(now - self._last_check, self._longest_gap)
+        self._last_check = now
         return self._silence_s
 
-    def blink(self) -> None:
+    def interrupt(self) -> None:
         """Note a failed read and start anew: the holder may not have been able to write either."""
         self._revision = None
 

@@ -20,7 +20,7 @@ from schemas.job import JobState
 from tests.entity_records import job as job_record
 from tests.patience import PATIENCE_S
 
-LEASE = LeadershipLeaseConfig(lease_s=0.6, look_s=0.1)
+LEASE = LeadershipLeaseConfig(lease_s=0.6, check_s=0.1)
 
 
 @contextlib.asynccontextmanager
@@ -48,8 +48,8 @@ async def stays_pending(task: asyncio.Task[object], seconds: float) -> bool:
 async def test_one_leads_and_the_next_follows_when_it_falls_silent(own_server: EmbeddedServer) -> None:
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
         one, two = LeaderCandidate(one_bus, LEASE), LeaderCandidate(two_bus, LEASE)
-        assert await one.won() == 1
-        second = asyncio.create_task(two.won())
+        assert await one.win() == 1
+        second = asyncio.create_task(two.win())
         async with keeping(one):
             assert await stays_pending(second, 3 * LEASE.lease_s)
             assert one.is_certain
@@ -68,11 +68,11 @@ async def test_one_leads_and_the_next_follows_when_it_falls_silent(own_server: E
 
 
 async def test_a_leader_that_leaves_in_order_is_followed_at_once(own_server: EmbeddedServer) -> None:
-    patient = LeadershipLeaseConfig(lease_s=600.0, look_s=0.1)
+    patient = LeadershipLeaseConfig(lease_s=600.0, check_s=0.1)
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
         one, two = LeaderCandidate(one_bus, patient), LeaderCandidate(two_bus, patient)
-        assert await one.won() == 1
-        second = asyncio.create_task(two.won())
+        assert await one.win() == 1
+        second = asyncio.create_task(two.win())
         assert await stays_pending(second, 0.5)
         await one.release()
         await one.release()  # twice is fine
@@ -82,8 +82,8 @@ async def test_a_leader_that_leaves_in_order_is_followed_at_once(own_server: Emb
 async def test_an_outage_of_the_bus_deposes_nobody(own_server: EmbeddedServer) -> None:
     async with orchestrator(own_server.url) as one_bus, orchestrator(own_server.url) as two_bus:
         one, two = LeaderCandidate(one_bus, LEASE), LeaderCandidate(two_bus, LEASE)
-        assert await one.won() == 1
-        second = asyncio.create_task(two.won())
+        assert await one.win() == 1
+        second = asyncio.create_task(two.win())
         async with keeping(one) as kept:
             await own_server.kill()
             asked = asyncio.create_task(one.confirmed())
@@ -103,7 +103,7 @@ async def test_of_two_at_the_same_moment_one_wins(own_server: EmbeddedServer) ->
     async with contextlib.AsyncExitStack() as stack:
         buses = [await stack.enter_async_context(orchestrator(own_server.url)) for _ in range(4)]
         candidates = [LeaderCandidate(bus, LEASE) for bus in buses]
-        winning = [asyncio.create_task(candidate.won()) for candidate in candidates]
+        winning = [asyncio.create_task(candidate.win()) for candidate in candidates]
         done, pending = await asyncio.wait(winning, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result() for task in done] == [1]
         winner = candidates[winning.index(next(iter(done)))]

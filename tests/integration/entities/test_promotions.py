@@ -36,7 +36,7 @@ from tests.integration.entities.conftest import Dial, Start
 from tests.patience import PATIENCE_S
 
 CONFIG = OrchestratorConfig(
-    lease=LeadershipLeaseConfig(lease_s=0.6, look_s=0.1), promotion=PromotionConfig(min_scores=10, window=50)
+    lease=LeadershipLeaseConfig(lease_s=0.6, check_s=0.1), promotion=PromotionConfig(min_scores=10, window=50)
 )
 ENTERED = {ModuleOp.ACTIVATE: ModuleState.ACTIVE, ModuleOp.SHADOW: ModuleState.SHADOW}
 

@@ -22,27 +22,27 @@ def held(**changes: object) -> Leadership:
 
 def test_silence_counts_from_the_first_look_at_a_revision() -> None:
     silence = Silence(1.0)
-    assert silence.see(7, 10.0) == 0.0
-    assert silence.see(7, 11.5) == 1.5
-    assert silence.see(8, 12.0) == 0.0  # it was renewed
-    assert silence.see(8, 13.0) == 1.0
+    assert silence.observe(7, 10.0) == 0.0
+    assert silence.observe(7, 11.5) == 1.5
+    assert silence.observe(8, 12.0) == 0.0  # it was renewed
+    assert silence.observe(8, 13.0) == 1.0
 
 
 def test_who_could_not_look_begins_anew() -> None:
     """The holder may not have been able to renew either: the bus was away, or elected a leader."""
     silence = Silence(1.0)
-    silence.see(7, 10.0)
-    silence.blink()
-    assert silence.see(7, 30.0) == 0.0
+    silence.observe(7, 10.0)
+    silence.interrupt()
+    assert silence.observe(7, 30.0) == 0.0
 
 
 def test_who_stood_still_has_seen_nothing_meanwhile() -> None:
     """The holder may have stood still as well, on the same machine, and renews it in a moment."""
     silence = Silence(0.2)
-    silence.see(7, 10.0)
-    assert silence.see(7, 10.2) == pytest.approx(0.2)
-    assert silence.see(7, 40.0) == pytest.approx(0.2 + LATE * 0.2)
-    assert silence.see(7, 40.2) == pytest.approx(0.4 + LATE * 0.2)
+    silence.observe(7, 10.0)
+    assert silence.observe(7, 10.2) == pytest.approx(0.2)
+    assert silence.observe(7, 40.0) == pytest.approx(0.2 + LATE * 0.2)
+    assert silence.observe(7, 40.2) == pytest.approx(0.4 + LATE * 0.2)
 
 
 def test_the_holder_says_how_long_its_lease_is() -> None:
@@ -67,5 +67,5 @@ def test_the_holder_is_sure_for_less_than_others_wait() -> None:
 
 
 def test_a_look_must_be_shorter_than_the_lease() -> None:
-    with pytest.raises(ValueError, match="look_s"):
-        LeadershipLeaseConfig(lease_s=0.2, look_s=0.2)
+    with pytest.raises(ValueError, match="check_s"):
+        LeadershipLeaseConfig(lease_s=0.2, check_s=0.2)
