@@ -325,16 +325,17 @@ class Bus:
         Raises:
             Refused: this identity may not subscribe there.
         """
-        return await self._listen(
+        subscription = Subscription(
+            self,
             row,
-            tokens,
+            row.wildcard(**tokens),
             handler=handler,
-            server=None,
             concurrency=concurrency,
             queue_group=queue_group,
             pending_limit=pending_limit,
             ignored=ignored,
         )
+        return await self.listen(subscription)
 
     async def serve(
         self,
@@ -354,17 +355,18 @@ class Bus:
         Raises:
             Refused: this identity may not subscribe there.
         """
-        return await self._listen(
+        subscription = Subscription(
+            self,
             row,
-            tokens,
-            handler=None,
+            row.wildcard(**tokens),
             server=handler,
             concurrency=concurrency,
             queue_group=queue_group,
             pending_limit=pending_limit,
         )
+        return await self.listen(subscription)
 
-    async def serve_lots(
+    async def serve_batches(
         self,
         row: Subject,
         handler: BatchHandler,
@@ -387,16 +389,10 @@ class Bus:
             concurrency=concurrency,
             pending_limit=pending_limit,
         )
-        return await self._started(subscription)
+        return await self.listen(subscription)
 
-    async def _listen(self, row: Subject, tokens: dict[str, Any], **options: Any) -> Subscription:
-        return await self._started(Subscription(self, row, row.wildcard(**tokens), **options))
-
-    async def listen(self, subscription: Subscription) -> None:
-        """Starts a subscription that the caller has made; it ends with this connection."""
-        await self._started(subscription)
-
-    async def _started(self, subscription: Subscription) -> Subscription:
+    async def listen(self, subscription: Subscription) -> Subscription:
+        """Starts a subscription, also one that the caller has made; it ends with this connection."""
         await subscription.start()
         self._subscriptions.add(subscription)
         return subscription

@@ -67,8 +67,6 @@ class BrokerRelay(Subscription):
             bus,
             subjects.BROKER_REQUEST,
             f"{BROKER}.>",
-            handler=None,
-            server=None,
             concurrency=1,
             queue_group=QUEUE_GROUP,
             pending_limit=PENDING,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -10,16 +9,15 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from bus.logs import get_logger
-from bus.messaging.handlers import Call, Subscription, internal
+from bus.messaging.handlers import Call, Subscription
 from bus.messaging.port import BusPort
-from bus.nats.client import asked_to_end
 from bus.nats.durable_subscription import DurableSubscription
 from bus.nats.pipelined_publish import Outgoing, send_many
 from bus.subject import Subject
 from bus.wire.correlation import handling
 from bus.wire.packed import Sendable
 from schemas.envelope import Envelope
-from schemas.errors import DmscError
+from schemas.errors import DmscError, ErrorReply
 
 log = get_logger("bus.messaging.handlers")
 
@@ -46,16 +44,7 @@ class BatchSubscription(Subscription):
         concurrency: int,
         pending_limit: int,
     ) -> None:
-        super().__init__(
-            bus,
-            row,
-            subject,
-            handler=None,
-            server=None,
-            concurrency=concurrency,
-            queue_group=None,
-            pending_limit=pending_limit,
-        )
+        super().__init__(bus, row, subject, concurrency=concurrency, pending_limit=pending_limit)
         self._server = server
         self._most = most
 
@@ -76,21 +65,14 @@ class BatchSubscription(Subscription):
         requests: list[tuple[Any, Envelope]] = []
         calls: list[Call] = []
         replies: list[Outgoing] = []
-        now = time.monotonic()
         for raw in batch:
-            request = await self._asked(raw)
-            if request is None:
-                continue
+            request = await self._new_request(raw)
             if isinstance(request, bytes):
                 replies.append(Outgoing(raw.reply, request))
-                continue
-            message, envelope, call = request
-            admitted = self._memory.admit(call, raw.reply, now)
-            if admitted is True:
+            elif request is not None:
+                message, envelope, call = request
                 requests.append((message, envelope))
                 calls.append(call)
-            elif admitted is not False:
-                replies.append(Outgoing(raw.reply, admitted))
         if requests:
             replies += await self._answers(requests, calls)
         try:
@@ -101,22 +83,8 @@ class BatchSubscription(Subscription):
     async def _answers(
         self, requests: Sequence[tuple[Any, Envelope]], calls: Sequence[Call]
     ) -> list[Outgoing]:
-        answers: Sequence[Sendable | DmscError]
-        try:
-            answers = await self._server(requests)
-        except asyncio.CancelledError:
-            if asked_to_end():
-                # Interrupted by shutdown: without an answer, the askers repeat their requests to the
-                # successor.
-                for call in calls:
-                    self._memory.settle(call, None, time.monotonic())
-                raise
-            answers = [internal("its work was cancelled")] * len(requests)
-        except DmscError as error:
-            answers = [error] * len(requests)
-        except Exception as error:
-            self._failed(error)
-            answers = [internal("see its log")] * len(requests)
+        outcome = await self._outcome(calls, self._server, requests)
+        answers = [outcome] * len(requests) if isinstance(outcome, ErrorReply) else outcome
         replies: list[Outgoing] = []
         now = time.monotonic()
         for (_, envelope), call, answer in zip(requests, calls, answers, strict=True):

@@ -6,9 +6,9 @@ import asyncio
 import functools
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from nats.aio.msg import Msg
 
@@ -31,6 +31,8 @@ from schemas.errors import BadMessage, DmscError, ErrorReply
 
 log = get_logger("bus.messaging.handlers")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Handler = Callable[[Any, Envelope], Awaitable[None]]
 Server = Callable[[Any, Envelope], Awaitable[Sendable]]
 
@@ -129,10 +131,10 @@ class Subscription:
         row: Subject,
         subject: str,
         *,
-        handler: Handler | None,
-        server: Server | None,
+        handler: Handler | None = None,
+        server: Server | None = None,
         concurrency: int,
-        queue_group: str | None,
+        queue_group: str | None = None,
         pending_limit: int,
         ignored: str | None = None,
     ) -> None:
@@ -251,22 +253,33 @@ class Subscription:
         await handler(message, envelope)
 
     async def _serve(self, server: Server, raw: Msg) -> None:
-        request = await self._asked(raw)
-        if request is None:
-            return
+        request = await self._new_request(raw)
         if isinstance(request, bytes):
             await self._reply({raw.reply}, request)
-            return
-        message, envelope, call = request
+        elif request is not None:
+            await self._answer(server, *request)
+
+    async def _new_request(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
+        """Reads a request; a repeated one gets its progress, or the answer of before.
+
+        Returns:
+            The message, its envelope and its call, to be handled; or the answer to send at once; or None if
+            nothing is to be sent now.
+        """
+        request = await self._read_request(raw)
+        if request is None or isinstance(request, bytes):
+            return request
+        call = request[2]
         admitted = self._memory.admit(call, raw.reply, time.monotonic())
         if admitted is True:
-            await self._answer(server, message, envelope, call)
-        elif admitted is not False:
-            await self._reply({raw.reply}, admitted)
-        elif raw.headers and WANTED in raw.headers:
+            return request
+        if admitted is not False:
+            return admitted
+        if raw.headers and WANTED in raw.headers:
             await self._report_progress(raw.reply, self._memory.progress(call))
+        return None
 
-    async def _asked(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
+    async def _read_request(self, raw: Msg) -> tuple[Message, Envelope, Call] | bytes | None:
         """Reads a request.
 
         The reply subject is checked first, because the answer is published there with this service's rights.
@@ -293,23 +306,30 @@ class Subscription:
         return message, envelope, (*asker, envelope.sender.incarnation, envelope.id)
 
     async def _answer(self, server: Server, message: Message, envelope: Envelope, call: Call) -> None:
-        reply: bytes | None = None
         handling.set(envelope)
         present.set(self._memory.progress(call))
+        outcome = await self._outcome((call,), server, message, envelope)
+        reply = self._encode(outcome, envelope.id)
+        await self._reply(self._memory.settle(call, reply, time.monotonic()), reply)
+
+    async def _outcome(
+        self, calls: Sequence[Call], server: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T | ErrorReply:
+        """What the handler of these calls returns, or the error that their askers get instead."""
         try:
-            reply = self._encode(await server(message, envelope), envelope.id)
+            return await server(*args, **kwargs)
         except asyncio.CancelledError:
             if asked_to_end():
-                # Interrupted by shutdown: without an answer, the asker repeats the request to the successor.
-                self._memory.settle(call, None, time.monotonic())
+                # Interrupted by shutdown: without an answer, the askers repeat the requests to the successor.
+                for call in calls:
+                    self._memory.settle(call, None, time.monotonic())
                 raise
-            reply = self._encode(internal("its work was cancelled"), envelope.id)
+            return internal("its work was cancelled")
         except DmscError as error:
-            reply = self._encode(error.to_reply(), envelope.id)
+            return error.to_reply()
         except Exception as error:
             self._failed(error)
-            reply = self._encode(internal("see its log"), envelope.id)
-        await self._reply(self._memory.settle(call, reply, time.monotonic()), reply)
+            return internal("see its log")
 
     def _encode(self, message: Sendable, cause: str | None) -> bytes:
         bus = self._bus
@@ -319,7 +339,11 @@ class Subscription:
             return data
         except BadMessage as error:
             log.error("answer cannot be sent", subject=self.subject, error=error.text)
-            return codec.encode(internal(error.text), bus.sender_map, bus.next_id(), cause)
+            failure = internal(error.text)
+        except Exception as error:  # the handler returned no message
+            self._failed(error)
+            failure = internal("see its log")
+        return codec.encode(failure, bus.sender_map, bus.next_id(), cause)
 
     async def _reply(self, waiting: set[str], reply: bytes) -> None:
         for inbox in waiting:

@@ -103,10 +103,10 @@ class Watch:
 
     async def stop(self, drain: bool = True) -> None:
         task, self.task = self.task, None
-        if task is None or task is not asyncio.current_task():
-            await cancel(task)
-        else:
+        if task is asyncio.current_task() and task is not None:
             task.cancel()  # a handler stops its own watch, and can't wait for itself
+        else:
+            await cancel(task)
 
 
 class Bucket:

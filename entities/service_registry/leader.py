@@ -126,7 +126,7 @@ class RegistryLeader:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._writer.run(), name="write")
                 subscriptions += [
-                    await bus.serve_lots(
+                    await bus.serve_batches(
                         subjects.REGISTRATION, self._register, most=TOGETHER, concurrency=many // TOGETHER
                     ),
                     await bus.serve(subjects.INSTANCE_RECORD, self._register_failed),

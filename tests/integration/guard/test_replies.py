@@ -122,7 +122,7 @@ def astray(subject: str, payload: bytes) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["one", "lots"])
+@pytest.mark.parametrize("many", [False, True], ids=["one", "batches"])
 async def test_services_answer_to_the_inbox_of_who_asks_for_this_and_nowhere_else(
     mesh: Guarded, many: bool
 ) -> None:
@@ -132,7 +132,7 @@ async def test_services_answer_to_the_inbox_of_who_asks_for_this_and_nowhere_els
         handled.append(envelope.id)
         return Resolved(revision=7, records=())
 
-    async def lot(asked: Sequence[tuple[Any, Envelope]]) -> list[Ack]:
+    async def batch(asked: Sequence[tuple[Any, Envelope]]) -> list[Ack]:
         handled.extend(envelope.id for _, envelope in asked)
         return [Ack() for _ in asked]
 
@@ -149,7 +149,7 @@ async def test_services_answer_to_the_inbox_of_who_asks_for_this_and_nowhere_els
         wire(mesh.url, token_of(mesh, INSTANCE), INSTANCE.name, K.INSTANCE) as attacker,
     ):
         if many:
-            await registry.serve_lots(subjects.STATE_CHANGE, lot)
+            await registry.serve_batches(subjects.STATE_CHANGE, batch)
         else:
             await registry.serve(subjects.RESOLVE, one)
         heard: set[str] = set()

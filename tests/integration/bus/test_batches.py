@@ -24,22 +24,22 @@ async def ask(bus: Bus, reason: str) -> Ack:
     return await bus.command(subjects.STATE_CHANGE, state_change(reason), sid="a")
 
 
-async def test_what_came_meanwhile_is_one_lot_and_everybody_gets_their_own_answer(connect: Connect) -> None:
+async def test_what_came_meanwhile_is_one_batch_and_everybody_gets_their_own_answer(connect: Connect) -> None:
     asker, service = await connect("asker"), await connect("service")
-    lots: list[int] = []
+    batches: list[int] = []
     go_on = asyncio.Event()
 
     async def answer(asked: Asked) -> list[Ack | DmscError]:
-        lots.append(len(asked))
+        batches.append(len(asked))
         await go_on.wait()
         return [
             Conflict(message.reason) if message.reason == "7" else Ack(note=message.reason)
             for message, _ in asked
         ]
 
-    await service.serve_lots(subjects.STATE_CHANGE, answer, most=16, concurrency=1)
+    await service.serve_batches(subjects.STATE_CHANGE, answer, most=16, concurrency=1)
     first = asyncio.create_task(ask(asker, "first"))
-    await until(lambda: lots == [1])
+    await until(lambda: batches == [1])
     others = [asyncio.create_task(ask(asker, str(number))) for number in range(20)]
     await asker.barrier()
     await service.barrier()  # they all wait here by now
@@ -48,7 +48,7 @@ async def test_what_came_meanwhile_is_one_lot_and_everybody_gets_their_own_answe
     found = await asyncio.gather(*others, return_exceptions=True)
     assert isinstance(found.pop(7), Conflict)
     assert [one.note for one in found] == [str(number) for number in range(20) if number != 7]
-    assert lots == [1, 16, 4]
+    assert batches == [1, 16, 4]
 
 
 async def test_answers_name_their_own_question_as_their_cause(connect: Connect) -> None:
@@ -57,7 +57,7 @@ async def test_answers_name_their_own_question_as_their_cause(connect: Connect) 
     async def answer(asked: Asked) -> list[Ack]:
         return [Ack(note=envelope.id) for _, envelope in asked]
 
-    await service.serve_lots(subjects.STATE_CHANGE, answer)
+    await service.serve_batches(subjects.STATE_CHANGE, answer)
     payloads = [codec.encode(state_change(), asker.sender_map, asker.next_id(), None) for _ in range(50)]
     subject = subjects.STATE_CHANGE(sid="a")
     for data in await asyncio.gather(
@@ -75,7 +75,7 @@ async def test_a_repeated_question_runs_once_and_a_bad_one_is_answered(connect: 
         runs.extend(envelope.id for _, envelope in asked)
         return [Ack() for _ in asked]
 
-    await service.serve_lots(subjects.STATE_CHANGE, answer)
+    await service.serve_batches(subjects.STATE_CHANGE, answer)
     subject = subjects.STATE_CHANGE(sid="a")
     payload = codec.encode(state_change(), asker.sender_map, "once", None)
     answers = [
@@ -99,7 +99,7 @@ async def test_what_the_handler_raises_reaches_all_and_the_next_lot_is_served(co
             raise RuntimeError("secret")
         return [Ack(note="well") for _ in asked]
 
-    await service.serve_lots(subjects.STATE_CHANGE, answer)
+    await service.serve_batches(subjects.STATE_CHANGE, answer)
     found = await asyncio.gather(*(ask(asker, "x") for _ in range(5)), return_exceptions=True)
     assert all(isinstance(one, DmscError) and "secret" not in one.text for one in found)
     broken = False
@@ -113,7 +113,7 @@ async def test_answers_of_many_megabytes_arrive(connect: Connect) -> None:
     async def answer(asked: Asked) -> list[Ack]:
         return [Ack(note=message.reason + text) for message, _ in asked]
 
-    await service.serve_lots(subjects.STATE_CHANGE, answer)
+    await service.serve_batches(subjects.STATE_CHANGE, answer)
     found = await asyncio.gather(*(ask(asker, str(number)) for number in range(40)))
     assert [one.note for one in found] == [f"{number}{text}" for number in range(40)]
 
@@ -127,7 +127,7 @@ async def test_stopping_answers_what_has_arrived(connect: Connect) -> None:
         await asyncio.sleep(0)
         return [Ack() for _ in asked]
 
-    subscription = await service.serve_lots(subjects.STATE_CHANGE, answer, most=2, concurrency=1)
+    subscription = await service.serve_batches(subjects.STATE_CHANGE, answer, most=2, concurrency=1)
     asking = [asyncio.create_task(ask(asker, str(number))) for number in range(9)]
     await began.wait()
     await asker.barrier()
