@@ -101,10 +101,10 @@ def instance(url: str, answers: Mapping[str, bytes], ready: Any) -> None:
         async with Bus.connect(url, name="m", kind=EntityKind.INSTANCE) as bus:
 
             async def answer(question: Msg) -> None:
-                await bus.link.send(question.reply, answers[question.subject])
+                await bus.connection.send(question.reply, answers[question.subject])
 
             for subject in answers:
-                await bus.link.subscribe(subject, answer)
+                await bus.connection.subscribe(subject, answer)
             ready.set()
             await asyncio.Event().wait()
 

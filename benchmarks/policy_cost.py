@@ -113,7 +113,7 @@ async def send(bus: Bus, messages: list[tuple[str, bytes]], until: float) -> int
     while (now := time.perf_counter()) < until:
         due = int((now - began) * len(messages))
         while sent < due:
-            await bus.link.send(*messages[sent % len(messages)])
+            await bus.connection.send(*messages[sent % len(messages)])
             sent += 1
         await asyncio.sleep(0.005)
     return sent

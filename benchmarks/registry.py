@@ -82,9 +82,9 @@ ROUTER = "router-c0"
 async def raw_publish(url: str, bus: Bus, records: list[ServiceRecord]) -> float:
     """As many messages of the same size into a stream with the bucket's settings."""
     name = "RAW"
-    config = (await call(bus.link, "STREAM.INFO.KV_registry"))["config"]
+    config = (await call(bus.connection, "STREAM.INFO.KV_registry"))["config"]
     made = {key: config[key] for key in KEPT if key in config} | {"name": name, "subjects": ["raw.>"]}
-    await call(bus.link, f"STREAM.CREATE.{name}", made)
+    await call(bus.connection, f"STREAM.CREATE.{name}", made)
     payloads = [(f"raw.{one.sid}", codec.encode(one, bus.sender_map, bus.next_id())) for one in records]
     user, _, password = TOKEN.partition(":")
     client = await nats.connect(url, user=user, password=password)
@@ -96,7 +96,7 @@ async def raw_publish(url: str, bus: Bus, records: list[ServiceRecord]) -> float
         return time.perf_counter() - began
     finally:
         await client.close()
-        await call(bus.link, f"STREAM.DELETE.{name}")
+        await call(bus.connection, f"STREAM.DELETE.{name}")
 
 
 async def in_turns(rounds: int, ours: Callable[[int], Any], raw: Callable[[int], Any]) -> dict[str, Any]:

@@ -100,9 +100,11 @@ async def register(bus: Bus, records: list[ServiceRecord]) -> float:
         questions = []
         began = time.perf_counter()
         for subject, payload in asked:
-            inbox, question = stack.enter_context(bus.link.question(subject, payload, answerer=REGISTRY))
+            inbox, question = stack.enter_context(
+                bus.connection.question(subject, payload, answerer=REGISTRY)
+            )
             questions.append(question)
-            await bus.link.send(subject, payload, reply=inbox)
+            await bus.connection.send(subject, payload, reply=inbox)
         for question in questions:
             answer = codec.decode_answer((await question.answer).data)
             assert isinstance(answer, RegistrationLease), answer

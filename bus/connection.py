@@ -50,18 +50,18 @@ class Bus:
     flight fail at once; `command` and `append` wait and repeat. Subscriptions come back by themselves.
     """
 
-    def __init__(self, link: NatsConnection, sender: Sender) -> None:
+    def __init__(self, connection: NatsConnection, sender: Sender) -> None:
         self.sender = sender
         self.metrics_url = ""  # the URL of this process's metrics, for its registrations
-        self.counters = BusCounters(_link=link)
-        self.link = link
+        self.counters = BusCounters(_connection=connection)
+        self.connection = connection
         self.sender_map = codec.sender_map(sender)
         self._ids = itertools.count(1)
         self._turn_ends = 0.0
         self._subscriptions: set[Subscription] = set()
         self._known_subjects: dict[tuple[Any, ...], str] = {}
         self._objects: ObjectStore | None = None
-        self.pulse = BusLiveness(link)
+        self.pulse = BusLiveness(connection)
         self._sealer = RequestSealer(self, None)
         self._provisioned: int | None = None
         self.unreadable: set[tuple[str, int]] = set()
@@ -101,15 +101,15 @@ class Bus:
             raise BadInput("no bus address given: pass nats://host:port")
         sender = Sender(name=name, kind=kind, incarnation=incarnation or secrets.token_hex(4))
         label = connection_name(sender)
-        link = NatsConnection(
+        connection = NatsConnection(
             urls, name=name, label=label, token=token, inbox_prefix=inbox_prefix(name, kind, token), kind=kind
         )
-        await link.open(connect_timeout_s)
-        bus = cls(link, sender)
+        await connection.open(connect_timeout_s)
+        bus = cls(connection, sender)
         bus._sealer = RequestSealer(bus, token)
-        as_whom = callers(token, name, kind, nonce=link.wants_signatures)
+        as_whom = callers(token, name, kind, nonce=connection.wants_signatures)
         if as_whom:
-            link.broker = BrokeredJetStream(link, sender, bus.next_id, as_whom)
+            connection.broker = BrokeredJetStream(connection, sender, bus.next_id, as_whom)
         try:
             yield bus
         finally:
@@ -117,26 +117,26 @@ class Bus:
 
     def beside(self, *, name: str, kind: EntityKind, token: Token | None) -> AbstractAsyncContextManager[Bus]:
         """Another connection to the same servers with another identity; see `connect`."""
-        return Bus.connect(self.link.servers, name=name, kind=kind, token=token)
+        return Bus.connect(self.connection.servers, name=name, kind=kind, token=token)
 
     async def close(self) -> None:
         """Ends all subscriptions and the connection, in any state. Idempotent."""
         stopping = [subscription.stop(drain=False) for subscription in list(self._subscriptions)]
         await asyncio.gather(*stopping, return_exceptions=True)
-        await self.link.close()
+        await self.connection.close()
 
     @property
     def connected(self) -> bool:
-        return self.link.online.is_set()
+        return self.connection.online.is_set()
 
     @property
     def raw(self) -> Client:
         """The NATS client, only for use inside `bus/`. Do not keep it: a redial replaces it."""
-        return self.link.client
+        return self.connection.client
 
     @property
     def max_payload_bytes(self) -> int:
-        return min(int(self.link.client.max_payload), codec.MAX_MESSAGE_BYTES)
+        return min(int(self.connection.client.max_payload), codec.MAX_MESSAGE_BYTES)
 
     @property
     def keyring(self) -> Keyring:
@@ -175,7 +175,7 @@ class Bus:
         """
         envelope_id = self.next_id()
         data = codec.encode(message, self.sender_map, envelope_id, self.cause_id(cause))
-        await self.link.send(self._subject(row, tokens), data)
+        await self.connection.send(self._subject(row, tokens), data)
         now = time.monotonic()
         if now > self._turn_ends:
             await asyncio.sleep(0)
@@ -201,7 +201,7 @@ class Bus:
         """
         data = await self._sealer.encode(row, message, cause, seal_to, timeout_s)
         subject = self._subject(row, tokens)
-        reply = await self.link.ask(
+        reply = await self.connection.ask(
             subject, data, timeout_s=timeout_s, repeat_s=repeat_s, answerer=row.answerer(tokens)
         )
         return await self.answer_of(row, subject, reply.data)
@@ -244,7 +244,7 @@ class Bus:
         pause = REPEAT_FIRST_S
         first = True
         with ExitStack() as held:
-            question = self.link.question(subject, data, answerer=row.answerer(tokens), patient=True)
+            question = self.connection.question(subject, data, answerer=row.answerer(tokens), patient=True)
             inbox, asked = held.enter_context(question)
             while True:
                 if self.connected and (first or may_repeat is None or may_repeat()):
@@ -252,11 +252,11 @@ class Bus:
                     headers = {WANTED: "1"} if moving is not None and not first else None
                     first = False
                     with suppress(BusUnreachable):  # lost this very moment: wait for its return
-                        await self.link.send(subject, data, reply=inbox, headers=headers)
+                        await self.connection.send(subject, data, reply=inbox, headers=headers)
                 left = deadline - clock()
                 if left <= 0:
                     break
-                back = self.link.back
+                back = self.connection.back
                 events: set[asyncio.Future[Any]] = {asked.answer, back}
                 await asyncio.wait(events, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
                 if asked.answer.done():
@@ -275,7 +275,7 @@ class Bus:
                     # After a reconnect the service may be a moment behind us: begin again with short pauses.
                     pause = REPEAT_FIRST_S if back.done() else min(pause * 2, most_pause_s)
             if not self.connected:
-                raise self.link.unreachable()
+                raise self.connection.unreachable()
             if asked.unheard:
                 raise NoResponders(f"nobody listened on {subject} for {deadline_s:g} s", subject=subject)
         if so_far > began:
@@ -460,7 +460,7 @@ class Bus:
     def objects(self) -> ObjectStore:
         """The store of large objects: weights, checkpoints, datasets."""
         if self._objects is None:
-            self._objects = ObjectStore(self.link, streams.OBJECT_BUCKET)
+            self._objects = ObjectStore(self.connection, streams.OBJECT_BUCKET)
         return self._objects
 
     async def provision(self, *, replicas: int = 1) -> None:
@@ -468,28 +468,28 @@ class Bus:
 
         The repetition is needed because a restarted server has lost what it kept in memory (the rendezvous).
         """
-        await streams.provision(self.link, replicas=replicas)
+        await streams.provision(self.connection, replicas=replicas)
         if self._provisioned is None:
             self.on_reconnect(self._provision_again)
-            keeping = streams.keep_provisioned(self.link, replicas=replicas)
-            self.link.spawn(keeping, "keep streams provisioned")
+            keeping = streams.keep_provisioned(self.connection, replicas=replicas)
+            self.connection.spawn(keeping, "keep streams provisioned")
         self._provisioned = replicas
 
     async def _provision_again(self) -> None:
-        await streams.provision(self.link, replicas=self._provisioned or 1)
+        await streams.provision(self.connection, replicas=self._provisioned or 1)
 
     # --- the connection ------------------------------------------------------------------------------------
 
     async def barrier(self) -> None:
         """Waits until everything that was published so far has reached the server."""
-        await self.link.barrier()
+        await self.connection.barrier()
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """Calls `callback` after each reconnect, in its own task; returns a function that removes it."""
-        self.link.on_reconnect.append(callback)
+        self.connection.on_reconnect.append(callback)
 
         def remove() -> None:
             with suppress(ValueError):
-                self.link.on_reconnect.remove(callback)
+                self.connection.on_reconnect.remove(callback)
 
         return remove

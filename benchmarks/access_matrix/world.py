@@ -413,7 +413,7 @@ async def running(folder: Path) -> AsyncIterator[World]:
                 Bus.connect(server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=60.0)
             )
             if who is ORCHESTRATOR:
-                await streams.provision(bus.link)
+                await streams.provision(bus.connection)
                 await _have_jobs(bus, known)
                 for job in ("j", "k"):
                     name = f"artifacts/{job}/weights"

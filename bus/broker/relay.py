@@ -71,7 +71,7 @@ class BrokerRelay(Subscription):
             queue_group=QUEUE_GROUP,
             pending_limit=PENDING,
         )
-        self._connection = bus
+        self._requester = bus
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.turns: FairQueue[tuple[BrokerCaller | None, Msg]] = FairQueue()
@@ -144,7 +144,7 @@ class BrokerRelay(Subscription):
     async def _make_call(self, asker: BrokerCaller, call: Call, reply: str) -> None:
         if isinstance(call, AskStore):
             with self._quotas.asking_store(call.job):
-                rows = await self._connection.request(
+                rows = await self._requester.request(
                     subjects.STORE_QUERY, call.query, timeout_s=ANSWER_S, job=call.job, sid=call.sid
                 )
             await self._answer_asker(reply, self._encoded(rows))
@@ -154,19 +154,19 @@ class BrokerRelay(Subscription):
         elif isinstance(call, Write) and asker.scope != EVERY and not call.subject.startswith("$O."):
             size = len(call.subject) + len(call.body)
             self._quotas.write_meeting_point(asker.scope, size, time.monotonic())
-        link, order = self._bus.link, own(asker, call)
+        connection, order = self._bus.connection, own(asker, call)
         headers = dict(order.headers) if order.headers else None
         if order.forwarded or not reply:
-            await link.send(order.subject, order.body, reply=reply, headers=headers)
+            await connection.send(order.subject, order.body, reply=reply, headers=headers)
             return
-        answer = await link.ask(order.subject, order.body, timeout_s=ANSWER_S, headers=headers)
+        answer = await connection.ask(order.subject, order.body, timeout_s=ANSWER_S, headers=headers)
         await self._answer_asker(reply, answer.data, answer.headers)
 
     async def _answer_asker(self, reply: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         if not reply:
             return
         try:
-            await self._bus.link.send(reply, data, headers=headers)
+            await self._bus.connection.send(reply, data, headers=headers)
         except DmscError as error:  # the bus is away: the asker asks again
             log.debug("answer not sent", error=error.text)
 

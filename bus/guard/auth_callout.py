@@ -127,7 +127,7 @@ class AuthCallout:
             Refused: the server is not guarded with these keys.
         """
         callout = cls(keys, door)
-        link = NatsConnection(
+        connection = NatsConnection(
             list(servers),
             name=name,
             label=f"{name}/guard",
@@ -138,7 +138,7 @@ class AuthCallout:
         deadline = asyncio.get_running_loop().time() + patience_s
         while True:
             try:
-                await link.open(5.0)
+                await connection.open(5.0)
                 break
             except BusUnreachable as error:
                 if asyncio.get_running_loop().time() > deadline:
@@ -148,15 +148,15 @@ class AuthCallout:
         try:
 
             async def on_message(message: Msg) -> None:
-                await callout.answer(link, message)
+                await callout.answer(connection, message)
 
-            await link.subscribe(QUESTIONS, on_message, queue=QUEUE_GROUP)
+            await connection.subscribe(QUESTIONS, on_message, queue=QUEUE_GROUP)
             yield callout
         finally:
             await callout._waiting_tasks.close()
-            await link.close()
+            await connection.close()
 
-    async def answer(self, link: NatsConnection, message: Msg) -> None:
+    async def answer(self, connection: NatsConnection, message: Msg) -> None:
         """Answers one request. Never raises; a request that can't be decided yet is held without delaying
         others."""
         try:
@@ -167,23 +167,23 @@ class AuthCallout:
             try:
                 sealed = self._sealed(self._signed_answer(request, caller), sealed_by)
             except NotKnownYet as error:
-                self._hold(link, message, request, caller, sealed_by, error)
+                self._hold(connection, message, request, caller, sealed_by, error)
                 return
         except (DmscError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("unusable question about a connection", error=type(error).__name__)
             return
-        await self._send(link, message, sealed)
+        await self._send(connection, message, sealed)
 
-    async def _send(self, link: NatsConnection, message: Msg, sealed: bytes) -> None:
+    async def _send(self, connection: NatsConnection, message: Msg, sealed: bytes) -> None:
         with contextlib.suppress(DmscError):  # disconnected: the server refuses and the caller tries again
-            await link.send(message.reply, sealed)
+            await connection.send(message.reply, sealed)
 
     def _sealed(self, answer: str, sealed_by: str) -> bytes:
         return self._keys.sealing_keys.seal(answer.encode(), sealed_by)
 
     def _hold(
         self,
-        link: NatsConnection,
+        connection: NatsConnection,
         message: Msg,
         request: dict[str, Any],
         caller: Caller,
@@ -205,7 +205,7 @@ class AuthCallout:
             except TimeoutError:
                 self._leave_unanswered(caller, error)
                 return
-            await self._send(link, message, self._sealed(answer, sealed_by))
+            await self._send(connection, message, self._sealed(answer, sealed_by))
 
         self._waiting_tasks.create(wait(), name=f"hold {caller.name[:100]}")
 

@@ -37,13 +37,13 @@ class BrokeredJetStream:
 
     def __init__(
         self,
-        link: NatsConnection,
+        connection: NatsConnection,
         sender: Sender,
         next_id: Callable[[], str],
         callers: Sequence[BrokerCaller],
     ) -> None:
         self.askers = tuple(callers)
-        self._link = link
+        self._connection = connection
         self._sender = codec.sender_map(sender)
         self._next_id = next_id
 
@@ -89,7 +89,7 @@ class BrokeredJetStream:
         until = loop.time() + min(AWAY_S, timeout_s)
         while True:
             try:
-                return await self._link.ask(
+                return await self._connection.ask(
                     subject,
                     data,
                     timeout_s=timeout_s,
@@ -100,12 +100,12 @@ class BrokeredJetStream:
                 if loop.time() >= until:
                     raise Unavailable("no broker answers: does the mesh's control plane run?") from None
             await asyncio.sleep(PAUSE_S)
-            await self._link.wait_online()
+            await self._connection.wait_online()
 
     async def send(self, call: str, body: bytes, reply: str = "") -> None:
         """Sends a call without waiting; answers go to `reply`, an inbox of ours."""
         subject, data = self._question(call, body, None)
-        await self._link.send(subject, data, reply=reply)
+        await self._connection.send(subject, data, reply=reply)
 
     def _question(
         self, call: str, body: bytes, headers: dict[str, str] | None, owner: str = ""

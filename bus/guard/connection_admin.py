@@ -40,9 +40,9 @@ class ServerConnection:
 class ConnectionAdmin:
     """`async with ConnectionAdmin.open(servers, keys, name=…) as connections:`."""
 
-    def __init__(self, link: NatsConnection) -> None:
+    def __init__(self, connection: NatsConnection) -> None:
         self.silent = 0  # servers that did not answer the last request
-        self._link = link
+        self._connection = connection
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -54,18 +54,18 @@ class ConnectionAdmin:
         Raises:
             BusUnreachable, Refused: as for `Bus.connect`.
         """
-        link = NatsConnection(
+        connection = NatsConnection(
             list(servers),
             name=name,
             label=f"{name}/system",
             token=KeyUser(keys.system),
             inbox_prefix="_INBOX.system",
         )
-        await link.open(5.0)
+        await connection.open(5.0)
         try:
-            yield cls(link)
+            yield cls(connection)
         finally:
-            await link.close()
+            await connection.close()
 
     async def of(self, wanted_as: Callable[[str], bool], account: str = ACCOUNT) -> list[ServerConnection]:
         """The connections, on all servers, that were accepted into `account` under a matching name."""
@@ -99,14 +99,16 @@ class ConnectionAdmin:
         """Ends a connection; one that has ended already is no error."""
         subject = f"$SYS.REQ.SERVER.{connection.server}.KICK"
         with contextlib.suppress(DmscError):
-            await self._link.ask(subject, json.dumps({"cid": connection.number}).encode(), timeout_s=1.0)
+            await self._connection.ask(
+                subject, json.dumps({"cid": connection.number}).encode(), timeout_s=1.0
+            )
 
     async def _servers(self) -> int:
         """The number of servers, as the one that we are connected to reports it.
 
         A server that stands still counts until the others have given it up, and its connections with it.
         """
-        answer = json.loads((await self._link.ask(STATISTICS, b"", timeout_s=2.0)).data)
+        answer = json.loads((await self._connection.ask(STATISTICS, b"", timeout_s=2.0)).data)
         return max(1, int(answer.get("statsz", {}).get("active_servers", 1)))
 
     async def _ask_all(self, payload: bytes, servers: int) -> list[dict[str, Any]]:
@@ -116,14 +118,14 @@ class ConnectionAdmin:
             answers.put_nowait(message)
 
         inbox = f"_INBOX.system.{id(answers):x}"
-        subscription = await self._link.subscribe(inbox, on_message)
+        subscription = await self._connection.subscribe(inbox, on_message)
         replies: list[dict[str, Any]] = []
         try:
-            await self._link.send(LIST, payload, reply=inbox)
+            await self._connection.send(LIST, payload, reply=inbox)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWERS_S):
                     while len(replies) < servers:
                         replies.append(json.loads((await answers.get()).data))
             return replies
         finally:
-            await self._link.unsubscribe(subscription)
+            await self._connection.unsubscribe(subscription)

@@ -23,10 +23,10 @@ async def query_store(bus: Bus, query: StoreQuery, *, sid: str, owner: str, time
         Refused: the job belongs to somebody else.
         NoResponders, DeadlineExceeded, Unavailable, BadInput: the instance is not there, or can't answer.
     """
-    if not owner or bus.link.broker is None:
+    if not owner or bus.connection.broker is None:
         rows: StoreRows = await bus.request(STORE_QUERY, query, timeout_s=timeout_s, job=query.job, sid=sid)
         return rows
     body = codec.encode(query, bus.sender_map, bus.next_id())
     call = STORE_QUERY(job=query.job, sid=sid)
-    reply = await bus.link.broker.ask(call, body, timeout_s=timeout_s, owner=owner)
+    reply = await bus.connection.broker.ask(call, body, timeout_s=timeout_s, owner=owner)
     return await bus.answer_of(STORE_QUERY, call, reply.data)

@@ -76,7 +76,7 @@ class BatchSubscription(Subscription):
         if requests:
             replies += await self._answers(requests, calls)
         try:
-            await send_many(self._bus.link, replies)
+            await send_many(self._bus.connection, replies)
         except DmscError as error:  # the bus is away: the askers repeat, and get the remembered answers
             log.debug("answers not sent", subject=self.subject, error=error.text)
 

@@ -37,7 +37,7 @@ def connection_name(sender: Sender) -> str:
 async def subscribe_disconnects(bus: BusPort, heard: Callable[[str, str], None]) -> DurableSubscription:
     """Calls `heard(connection's name, reason)` for each connection that ends.
 
-    The subscription ends through `bus.link.unsubscribe`.
+    The subscription ends through `bus.connection.unsubscribe`.
     """
 
     async def on_message(message: Msg) -> None:
@@ -55,7 +55,7 @@ async def subscribe_disconnects(bus: BusPort, heard: Callable[[str, str], None])
         if name:
             heard(name, reason[:80])
 
-    return await bus.link.subscribe(DISCONNECTED, on_message)
+    return await bus.connection.subscribe(DISCONNECTED, on_message)
 
 
 def imported(account: str) -> str:

@@ -154,14 +154,14 @@ class Subscription:
         self._memory = ReplyCache()
         check = attribution.check_of(row)
         # On an unguarded bus, a subject does not prove who its sender is.
-        self._check_names = check if check is not None and bus.link.guarded else None
+        self._check_names = check if check is not None and bus.connection.guarded else None
         self._subscription: DurableSubscription | None = None
         self._workers = TaskSet()
         self._idle = 0
         self._stopped: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._subscription = await self._bus.link.subscribe(
+        self._subscription = await self._bus.connection.subscribe(
             self.subject,
             None,
             queue=self._queue_group,
@@ -184,7 +184,7 @@ class Subscription:
     async def _stop(self, drain: bool) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            await self._bus.link.unsubscribe(subscription, drain_s=DRAIN_S if drain else 0.0)
+            await self._bus.connection.unsubscribe(subscription, drain_s=DRAIN_S if drain else 0.0)
         await self._workers.close()
         self._bus.forget(self)
 
@@ -294,7 +294,7 @@ class Subscription:
             asker = reply_subjects.asker_of(self.row, raw)
             codec.refuse_oversized(self.row, raw.data)
             message, envelope = codec.decode(self._bus.keyring.opened(self.row, raw.data), self.row.schema)
-            if not asker.is_sender(envelope.sender, guarded=self._bus.link.guarded):
+            if not asker.is_sender(envelope.sender, guarded=self._bus.connection.guarded):
                 other_asker, asker = asker, None
                 raise reply_subjects.another_sender(self.row, other_asker, envelope.sender)
             if self._check_names is not None:
@@ -348,13 +348,13 @@ class Subscription:
     async def _reply(self, waiting: set[str], reply: bytes) -> None:
         for inbox in waiting:
             try:
-                await self._bus.link.send(inbox, reply)
+                await self._bus.connection.send(inbox, reply)
             except DmscError as error:  # the bus is away: the asker repeats, and gets the remembered answer
                 log.debug("answer not sent", subject=self.subject, error=error.text)
 
     async def _report_progress(self, inbox: str, progress: RequestProgress) -> None:
         try:
-            await self._bus.link.send(inbox, b"", headers={SO_FAR: str(progress.so_far)})
+            await self._bus.connection.send(inbox, b"", headers={SO_FAR: str(progress.so_far)})
         except DmscError as error:  # the bus is away: the asker asks again
             log.debug("progress not told", subject=self.subject, error=error.text)
 

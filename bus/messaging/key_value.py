@@ -145,9 +145,7 @@ class Bucket:
                 return await self._write(message, expected, ttl_s, tokens)
             except Conflict:
                 # Through the leader: a replica may not have the marker yet.
-                last = await jetstream.last(
-                    self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
-                )
+                last = await self._last(tokens, leader=True)
                 if last is not None and not last.is_marker and not await self._is_unreadable(last):
                     raise Conflict(f"{self.row.name} {self.row.key(**tokens)} exists already") from None
                 expected = 0 if last is None else last.sequence
@@ -171,7 +169,7 @@ class Bucket:
             Conflict: the key has another revision than `revision`.
         """
         headers = DELETION if revision is None else DELETION | {EXPECTED: str(revision)}
-        await jetstream.publish(self._bus.link, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
+        await jetstream.publish(self._bus.connection, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
 
     async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
         """Compare-and-set of many different keys; returns each key's revision or error (see `update`).
@@ -188,7 +186,7 @@ class Bucket:
             batch = [self._publication(writings[place]) for place in places]
             try:
                 revisions = await jetstream.publish_batch(
-                    self._bus.link,
+                    self._bus.connection,
                     self._bus.next_id(),
                     batch,
                     timeout_s=ANSWER_S + len(batch) * ANSWER_EACH_S,
@@ -200,7 +198,7 @@ class Bucket:
                 log.debug("batch not taken", bucket=self.row.bucket, error=error.text)
         remaining = [place for place in range(len(writings)) if place not in outcome_of]
         singly = [self._publication(writings[place]) for place in remaining]
-        outcomes = await jetstream.publish_many(self._bus.link, singly, timeout_s=ANSWER_S)
+        outcomes = await jetstream.publish_many(self._bus.connection, singly, timeout_s=ANSWER_S)
         outcome_of.update(zip(remaining, outcomes, strict=True))
         return [outcome_of[place] for place in range(len(writings))]
 
@@ -213,9 +211,7 @@ class Bucket:
 
     async def revision(self, **tokens: Any) -> int:
         """The revision that an `update` must name, through the leader; also a marker's; 0 if nothing."""
-        last = await jetstream.last(
-            self._bus.link, self._stream, self.row(**tokens), leader=True, timeout_s=ANSWER_S
-        )
+        last = await self._last(tokens, leader=True)
         if last is not None and not last.is_marker:
             await self._is_unreadable(last)  # keeps an unreadable value, which is about to be overwritten
         return 0 if last is None else last.sequence
@@ -232,7 +228,9 @@ class Bucket:
             headers["Nats-TTL"] = str(whole_seconds(ttl_s))
         payload = codec.encode(message, bus.sender_map, bus.next_id())
         try:
-            return await jetstream.publish(bus.link, subject, payload, headers or None, timeout_s=ANSWER_S)
+            return await jetstream.publish(
+                bus.connection, subject, payload, headers or None, timeout_s=ANSWER_S
+            )
         except Conflict as error:
             key = self.row.key(**tokens)
             raise Conflict(f"{self.row.name} {key} moved on from revision {expected}", key=key) from error
@@ -246,15 +244,19 @@ class Bucket:
             UnreadableRecord: the value can't be read as one of the row, and its bucket keeps no earlier ones.
             NewerRecord: the value has a version that this software does not read.
         """
-        item = await jetstream.last(
-            self._bus.link, self._stream, self.row(**tokens), leader=leader, timeout_s=ANSWER_S
-        )
+        item = await self._last(tokens, leader=leader)
         if item is None or item.is_marker:
             return None
         try:
             return self._entry(item)
         except BadMessage as error:
             return await self._replacement(item, error)
+
+    async def _last(self, tokens: dict[str, Any], *, leader: bool) -> jetstream.StreamMessage | None:
+        subject = self.row(**tokens)
+        return await jetstream.last(
+            self._bus.connection, self._stream, subject, leader=leader, timeout_s=ANSWER_S
+        )
 
     async def keys(self, **tokens: Any) -> list[str]:
         """The present keys; tokens that are not given match anything."""
@@ -298,7 +300,7 @@ class Bucket:
         if isinstance(verdict, NewerRecord) or self.row.bucket not in KEEPS_PREVIOUS:
             raise verdict from error
         previous: KeyValueEntry | None = None
-        async with OrderedConsumer.open(self._bus.link, self._stream, item.subject, start=1) as reader:
+        async with OrderedConsumer.open(self._bus.connection, self._stream, item.subject, start=1) as reader:
             async for earlier in reader.present():
                 if earlier.is_marker:
                     previous = None
@@ -326,19 +328,19 @@ class Bucket:
         self, tokens: dict[str, Any], *, headers_only: bool
     ) -> list[jetstream.StreamMessage]:
         subject = self.row.wildcard(**tokens)
-        link = self._bus.link
+        connection = self._bus.connection
         deadline = time.monotonic() + PATIENCE_S
         while True:
             latest: dict[str, jetstream.StreamMessage] = {}
             try:
                 async with OrderedConsumer.open(
-                    link, self._stream, subject, headers_only=headers_only
+                    connection, self._stream, subject, headers_only=headers_only
                 ) as reader:
                     async for item in reader.present():
                         latest[item.subject] = item
                 return [item for item in latest.values() if not item.is_marker]
             except (Unavailable, NotFound):
-                if not link.online.is_set() or time.monotonic() > deadline:
+                if not connection.online.is_set() or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(PAUSE_S)
 
@@ -386,7 +388,9 @@ class Bucket:
         subject = self.row.wildcard(**tokens)
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watch = Watch()
-        watch.task = self._bus.link.spawn(self._watching(handler, mend, subject, started), f"watch {subject}")
+        watch.task = self._bus.connection.spawn(
+            self._watching(handler, mend, subject, started), f"watch {subject}"
+        )
         try:
             await started
         except BaseException:
@@ -398,22 +402,22 @@ class Bucket:
         self, handler: WatchHandler, mend: Mend | None, subject: str, started: asyncio.Future[None]
     ) -> None:
         known: dict[str, int] = {}
-        link = self._bus.link
+        connection = self._bus.connection
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                async with OrderedConsumer.open(link, self._stream, subject) as reader:
+                async with OrderedConsumer.open(connection, self._stream, subject) as reader:
                     if not started.done():
                         started.set_result(None)
                     await self._follow(reader, handler, mend, known)
             except DmscError as error:
-                patient = isinstance(error, Unavailable) and link.online.is_set()
+                patient = isinstance(error, Unavailable) and connection.online.is_set()
                 if not started.done() and not (patient and time.monotonic() < deadline):
                     started.set_exception(error)
                     return
                 log.debug("watch interrupted", subject=subject, error=error.text)
             await asyncio.sleep(PAUSE_S)
-            await link.wait_online()
+            await connection.wait_online()
 
     async def _follow(
         self, reader: OrderedConsumer, handler: WatchHandler, mend: Mend | None, known: dict[str, int]

@@ -59,8 +59,8 @@ class ObjectInfo:
 class ObjectStore:
     """One object bucket. Names may contain any character; `/` is the customary separator."""
 
-    def __init__(self, link: NatsConnection, bucket: str) -> None:
-        self._link = link
+    def __init__(self, connection: NatsConnection, bucket: str) -> None:
+        self._connection = connection
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
         self._reported: set[int] = set()  # sequences of unreadable records that were logged
@@ -91,14 +91,14 @@ class ObjectStore:
                         sequences.append(await uploads.pop(0))
                         moved(CHUNK_BYTES)
                     headers = {"Nats-Msg-Id": f"{nuid.rpartition('.')[2]}-{number}"}
-                    upload = jetstream.publish(self._link, subject, chunk, headers, timeout_s=30.0)
+                    upload = jetstream.publish(self._connection, subject, chunk, headers, timeout_s=30.0)
                     number += 1
                     uploads.append(asyncio.create_task(upload))
             while uploads:
                 sequences.append(await uploads.pop(0))
                 moved(CHUNK_BYTES)
             # Several brokers may store chunks in any order. We read by `runs`; other clients need the order.
-            if sequences != sorted(sequences) and self._link.broker is None:
+            if sequences != sorted(sequences) and self._connection.broker is None:
                 raise Unavailable(f"artifact {name!r}: its chunks were stored out of order", name=name)
             info = ObjectInfo(
                 name,
@@ -197,13 +197,13 @@ class ObjectStore:
 
     async def _next(self, subject: str, sequence: int) -> jetstream.StreamMessage | None:
         return await jetstream.next_from(
-            self._link, self._stream, subject, sequence, timeout_s=META_TIMEOUT_S
+            self._connection, self._stream, subject, sequence, timeout_s=META_TIMEOUT_S
         )
 
     async def list(self, prefix: str = "") -> list[ObjectInfo]:
         """The objects whose names begin with `prefix`, sorted by name."""
         latest: dict[str, ObjectInfo | None] = {}
-        async with OrderedConsumer.open(self._link, self._stream, f"$O.{self._bucket}.M.>") as reader:
+        async with OrderedConsumer.open(self._connection, self._stream, f"$O.{self._bucket}.M.>") as reader:
             async for item in reader.present():
                 try:
                     latest[item.subject] = _parse(item.data)
@@ -217,12 +217,14 @@ class ObjectStore:
         info = await self._info(name)
         if info is None:
             return False
-        await jetstream.call(self._link, f"STREAM.PURGE.{self._stream}", {"filter": self._meta_subject(name)})
+        await jetstream.call(
+            self._connection, f"STREAM.PURGE.{self._stream}", {"filter": self._meta_subject(name)}
+        )
         await self._purge(info.nuid)
         return True
 
     async def _info(self, name: str) -> ObjectInfo | None:
-        item = await jetstream.last(self._link, self._stream, self._meta_subject(name), leader=True)
+        item = await jetstream.last(self._connection, self._stream, self._meta_subject(name), leader=True)
         if item is None:
             return None
         try:
@@ -266,7 +268,7 @@ class ObjectStore:
             "metadata": {RUNS: json.dumps(info.runs)},
         }
         await jetstream.publish(
-            self._link,
+            self._connection,
             self._meta_subject(info.name),
             json.dumps(meta).encode(),
             {"Nats-Rollup": "sub"},
@@ -276,12 +278,12 @@ class ObjectStore:
     async def _purge(self, nuid: str) -> None:
         with contextlib.suppress(DmscError):  # orphaned chunks cost only space
             await jetstream.call(
-                self._link, f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)}
+                self._connection, f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)}
             )
 
     def new_nuid(self) -> str:
         """A new name for an object's chunks; in the job's scope if a broker writes them for an instance."""
-        broker = self._link.broker
+        broker = self._connection.broker
         return f"{broker.scope}.{secrets.token_hex(11)}" if broker else secrets.token_hex(11)
 
     def _chunk_subject(self, nuid: str) -> str:

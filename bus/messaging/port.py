@@ -27,15 +27,15 @@ class BusCounters:
     handler_errors: int = 0
     repeats: int = 0
     reported: set[tuple[str, str]] = field(default_factory=set)
-    _link: NatsConnection | None = None
+    _connection: NatsConnection | None = None
 
     @property
     def reconnects(self) -> int:
-        return self._link.stats.reconnects if self._link else 0
+        return self._connection.stats.reconnects if self._connection else 0
 
     @property
     def denied(self) -> int:
-        return self._link.stats.denied if self._link else 0
+        return self._connection.stats.denied if self._connection else 0
 
 
 class BusPort(Protocol):
@@ -44,7 +44,7 @@ class BusPort(Protocol):
     sender: Sender
     sender_map: SenderMap
     counters: BusCounters
-    link: NatsConnection
+    connection: NatsConnection
     pulse: BusLiveness
     unreadable: set[tuple[str, int]]
     unreadable_bytes: int

@@ -78,7 +78,7 @@ async def ensure(bus: BusPort, *, replicas: int = 1) -> None:
     for config in streams.stream_configs(replicas):
         if config["name"] in (VALUES_STREAM, COUNTERS_STREAM):
             with contextlib.suppress(Conflict):  # it exists; other bounds do not matter
-                await jetstream.call(bus.link, f"STREAM.CREATE.{config['name']}", config)
+                await jetstream.call(bus.connection, f"STREAM.CREATE.{config['name']}", config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Rendezvous:
         """Writes a value and wakes those who wait for the key; returns its sequence in the stream."""
         signed_value = self._signed(key, value)
         return await self._ask(
-            lambda: jetstream.publish(self._bus.link, self._value_subject(key), signed_value)
+            lambda: jetstream.publish(self._bus.connection, self._value_subject(key), signed_value)
         )
 
     async def forget(self, key: str, sequence: int) -> None:
@@ -145,7 +145,7 @@ class Rendezvous:
 
         async def count() -> int:
             headers = {"Nats-Incr": f"{amount:+d}"}
-            return await jetstream.count(self._bus.link, subject, headers)
+            return await jetstream.count(self._bus.connection, subject, headers)
 
         return await self._ask(count)
 
@@ -221,10 +221,10 @@ class Rendezvous:
 
     async def _last(self, stream: str, subject: str) -> jetstream.StreamMessage | None:
         # No direct read: a replica that lags behind may answer it.
-        return await self._ask(lambda: jetstream.last(self._bus.link, stream, subject, leader=True))
+        return await self._ask(lambda: jetstream.last(self._bus.connection, stream, subject, leader=True))
 
     async def _call(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
-        return await self._ask(lambda: jetstream.call(self._bus.link, name, payload))
+        return await self._ask(lambda: jetstream.call(self._bus.connection, name, payload))
 
     async def _write_after(self, key: str, value: bytes, entry: _Read | None) -> bool:
         """Writes if nobody else has written since `found` was read; returns whether it did."""
@@ -235,7 +235,7 @@ class Rendezvous:
         sequence = last.sequence if last is not None else entry.sequence if entry is not None else 0
         headers = {EXPECTED: str(sequence)}
         try:
-            await self._ask(lambda: jetstream.publish(self._bus.link, subject, signed_value, headers))
+            await self._ask(lambda: jetstream.publish(self._bus.connection, subject, signed_value, headers))
         except Conflict:
             return False
         return True
@@ -243,7 +243,7 @@ class Rendezvous:
     async def _write_marker(self, subject: str, headers: Mapping[str, str] | None = None) -> None:
         """Writes a marker; a purge would need the right to purge other jobs' keys, too."""
         await self._ask(
-            lambda: jetstream.publish(self._bus.link, subject, b"", {**DELETION, **(headers or {})})
+            lambda: jetstream.publish(self._bus.connection, subject, b"", {**DELETION, **(headers or {})})
         )
 
     def _signed(self, key: str, value: bytes) -> bytes:
@@ -289,8 +289,8 @@ class Rendezvous:
 
         async with contextlib.AsyncExitStack() as stack:
             for subject in subjects:
-                subscription = await self._bus.link.subscribe(subject, on_message)
-                stack.push_async_callback(self._bus.link.unsubscribe, subscription)
+                subscription = await self._bus.connection.subscribe(subject, on_message)
+                stack.push_async_callback(self._bus.connection.unsubscribe, subscription)
             yield written
 
     async def _ask(self, request: Callable[[], Awaitable[_T]]) -> _T:

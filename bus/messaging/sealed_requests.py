@@ -80,7 +80,9 @@ class RequestSealer:
             left_s = deadline - time.monotonic()
             try:
                 gateways = subjects.DOOR.answerer({})
-                reply = await bus.link.ask(subject, question, timeout_s=max(left_s, 0.05), answerer=gateways)
+                reply = await bus.connection.ask(
+                    subject, question, timeout_s=max(left_s, 0.05), answerer=gateways
+                )
                 answer = await bus.answer_of(subjects.DOOR, subject, reply.data)
                 return answer.key if isinstance(answer, DoorKey) else ""
             except (NoResponders, BusUnreachable):

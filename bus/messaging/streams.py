@@ -129,18 +129,18 @@ def _key_value(bucket: str, replicas: int) -> dict[str, Any]:
     }
 
 
-async def provision(link: NatsConnection, *, replicas: int = 1, deadline_s: float = 30.0) -> None:
+async def provision(connection: NatsConnection, *, replicas: int = 1, deadline_s: float = 30.0) -> None:
     """Makes or adjusts every stream. Idempotent, also with concurrent callers."""
     for config in stream_configs(replicas):
 
         async def make(config: dict[str, Any] = config) -> None:
-            await _make(link, config)
+            await _make(connection, config)
 
         # JetStream may still be starting, or a cluster may be electing its leader.
-        await _persistently(link, make, deadline_s, f"provisioning of {config['name']}")
+        await _persistently(connection, make, deadline_s, f"provisioning of {config['name']}")
 
 
-async def keep_provisioned(link: NatsConnection, *, replicas: int = 1) -> None:
+async def keep_provisioned(connection: NatsConnection, *, replicas: int = 1) -> None:
     """Makes deleted streams anew, until cancelled.
 
     A new stream is empty; its writers go on from the state that they have in memory.
@@ -149,11 +149,11 @@ async def keep_provisioned(link: NatsConnection, *, replicas: int = 1) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         try:
-            names = (await jetstream.call(link, "STREAM.NAMES")).get("streams") or ()
+            names = (await jetstream.call(connection, "STREAM.NAMES")).get("streams") or ()
             missing = sorted({config["name"] for config in configs} - set(names))
             if missing:
                 log.error("streams were deleted; they are made anew, empty", streams=missing)
-                await provision(link, replicas=replicas)
+                await provision(connection, replicas=replicas)
         except DmscError as error:
             log.debug("streams not looked at", error=error.text)
 
@@ -162,7 +162,7 @@ _Result = TypeVar("_Result")
 
 
 async def _persistently(
-    link: NatsConnection,
+    connection: NatsConnection,
     attempt: Callable[[], Awaitable[_Result]],
     deadline_s: float,
     what: str,
@@ -179,10 +179,10 @@ async def _persistently(
     try:
         async with timeout(deadline_s):
             while True:
-                if link.closing:
-                    raise link.unreachable()
+                if connection.closing:
+                    raise connection.unreachable()
                 await asyncio.sleep(RETRY_S)
-                await link.wait_online()
+                await connection.wait_online()
                 try:
                     return await attempt()
                 except Unavailable as error:
@@ -191,22 +191,22 @@ async def _persistently(
         raise DeadlineExceeded(f"{what}: not done within {deadline_s:g} s: {reason}") from None
 
 
-async def _make(link: NatsConnection, config: dict[str, Any]) -> None:
+async def _make(connection: NatsConnection, config: dict[str, Any]) -> None:
     name = config["name"]
     try:
-        await jetstream.call(link, f"STREAM.CREATE.{name}", config)
+        await jetstream.call(connection, f"STREAM.CREATE.{name}", config)
     except Conflict:
-        current = (await jetstream.call(link, f"STREAM.INFO.{name}"))["config"]
+        current = (await jetstream.call(connection, f"STREAM.INFO.{name}"))["config"]
         unchanged = {key: current[key] for key in UNCHANGEABLE if key in current}
         changed = {key: value for key, value in config.items() if key not in UNCHANGEABLE} | unchanged
-        await jetstream.call(link, f"STREAM.UPDATE.{name}", changed)
+        await jetstream.call(connection, f"STREAM.UPDATE.{name}", changed)
     except Unavailable as error:
         if error.fields.get("number") not in jetstream.NO_SPACE:
             raise
         # The server checks for space before it sees that the stream exists, but a full mesh must be able to
         # restart.
         with contextlib.suppress(NotFound):
-            await jetstream.call(link, f"STREAM.INFO.{name}")
+            await jetstream.call(connection, f"STREAM.INFO.{name}")
             return
         raise
 
@@ -228,18 +228,18 @@ async def append(
     headers = {"Nats-Msg-Id": message_id or envelope_id}
 
     async def publish() -> int:
-        return await jetstream.publish(bus.link, subject, payload, headers, timeout_s=2.0)
+        return await jetstream.publish(bus.connection, subject, payload, headers, timeout_s=2.0)
 
     # The deadline is in heard time: a server that stands still is no reason to give up.
     timeout = asyncio.timeout if math.isinf(deadline_s) else bus.pulse.timeout
-    return await _persistently(bus.link, publish, deadline_s, f"append to {subject}", timeout)
+    return await _persistently(bus.connection, publish, deadline_s, f"append to {subject}", timeout)
 
 
 async def last_sequence(bus: BusPort, row: Subject) -> int:
     """The last sequence of the row's stream, read through the stream's leader; 0: none."""
     if row.stream is None:
         raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
-    return int((await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
+    return int((await jetstream.call(bus.connection, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
 
 
 async def tail(bus: BusPort, row: Subject) -> tuple[int, StreamRecord | None]:
@@ -249,7 +249,7 @@ async def tail(bus: BusPort, row: Subject) -> tuple[int, StreamRecord | None]:
     """
     sequence = await last_sequence(bus, row)
     assert row.stream is not None
-    item = await jetstream.at(bus.link, row.stream, sequence) if sequence else None
+    item = await jetstream.at(bus.connection, row.stream, sequence) if sequence else None
     return sequence, None if item is None else await _decoded(bus, row, item)
 
 
@@ -265,7 +265,7 @@ async def append_behind(
     """
     payload = codec.encode(message, bus.sender_map, bus.next_id())
     headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Sequence": str(last)}
-    return await jetstream.publish(bus.link, row(**tokens), payload, headers, timeout_s=2.0)
+    return await jetstream.publish(bus.connection, row(**tokens), payload, headers, timeout_s=2.0)
 
 
 async def history(
@@ -287,7 +287,9 @@ async def history(
     place: dict[str, Any] = {"start": start} if since is None else {"since": since}
     while True:
         try:
-            async with OrderedConsumer.open(bus.link, row.stream, row.wildcard(**tokens), **place) as reader:
+            async with OrderedConsumer.open(
+                bus.connection, row.stream, row.wildcard(**tokens), **place
+            ) as reader:
                 async with contextlib.aclosing(_items(reader, follow)) as items:
                     async for item in items:
                         place = {"start": item.sequence + 1}
@@ -296,10 +298,10 @@ async def history(
                             yield record
                 return
         except (Unavailable, NotFound):
-            if not follow or bus.link.closing:
+            if not follow or bus.connection.closing:
                 raise
         await asyncio.sleep(RETRY_S)
-        await bus.link.wait_online()
+        await bus.connection.wait_online()
 
 
 async def _items(reader: OrderedConsumer, follow: bool) -> AsyncGenerator[jetstream.StreamMessage, None]:
@@ -318,7 +320,9 @@ async def _decoded(bus: BusPort, row: Subject, item: jetstream.StreamMessage) ->
     try:
         message, envelope = codec.decode(item.data, row.schema)
         check = attribution.check_of(row)
-        if check is not None and bus.link.guarded:  # the server checked only the subject of a stored message
+        if (
+            check is not None and bus.connection.guarded
+        ):  # the server checked only the subject of a stored message
             check(item.subject, message, envelope)
     except BadMessage as error:
         await dead_letter(bus, row, item.subject, item.data, error)

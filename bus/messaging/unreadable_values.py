@@ -78,7 +78,7 @@ async def quarantine(bus: BusPort, row: Subject, item: StreamMessage, error: Bad
         return
     bus.unreadable.add(value_id)
     bus.unreadable_bytes += len(item.data)
-    task = bus.link.spawn(_keep(bus, row, item, error), f"keep {name_of(row, item)}")
+    task = bus.connection.spawn(_keep(bus, row, item, error), f"keep {name_of(row, item)}")
     await asyncio.wait({task}, timeout=WAIT_S)
 
 

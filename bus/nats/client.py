@@ -38,7 +38,7 @@ from bus.tasks import TaskSet
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, Refused
 
-log = get_logger("bus.link")
+log = get_logger("bus.nats.client")
 
 Callback = Callable[[], Awaitable[None]]
 REDIAL_S = 5.0

@@ -81,7 +81,7 @@ class StreamMessage:
 
 
 async def _ask(
-    link: NatsConnection,
+    connection: NatsConnection,
     subject: str,
     payload: bytes,
     *,
@@ -90,9 +90,9 @@ async def _ask(
     repeatable: bool = False,
 ) -> Msg:
     """The answer to a call, through a broker for connections that may not call the server."""
-    if link.broker is None:
-        return await link.ask(subject, payload, timeout_s=timeout_s, headers=headers)
-    reply = await link.broker.ask(
+    if connection.broker is None:
+        return await connection.ask(subject, payload, timeout_s=timeout_s, headers=headers)
+    reply = await connection.broker.ask(
         subject, payload, timeout_s=timeout_s, headers=headers, repeatable=repeatable
     )
     if reply.data.startswith(b'{"error"') and b'"err_code": %d' % UNHEARD in reply.data[:80]:
@@ -100,26 +100,34 @@ async def _ask(
     return reply
 
 
-def consumer_name(link: NatsConnection, stream: str, subjects: str) -> str:
+def consumer_name(connection: NatsConnection, stream: str, subjects: str) -> str:
     """A name for a new consumer; it is long, because whoever guesses it could take messages from it."""
-    return link.broker.consumer(stream, subjects) if link.broker else f"r{secrets.token_hex(8)}"
+    return connection.broker.consumer(stream, subjects) if connection.broker else f"r{secrets.token_hex(8)}"
 
 
-async def pull(link: NatsConnection, name: str, payload: bytes, inbox: str) -> None:
+async def pull(connection: NatsConnection, name: str, payload: bytes, inbox: str) -> None:
     """Requests deliveries to `inbox`; status messages arrive there, too."""
-    if link.broker is not None:
-        await link.broker.send(f"{API}.{name}", payload, inbox)
+    if connection.broker is not None:
+        await connection.broker.send(f"{API}.{name}", payload, inbox)
     else:
-        await link.send(f"{API}.{name}", payload, reply=inbox)
+        await connection.send(f"{API}.{name}", payload, reply=inbox)
 
 
-async def tell(link: NatsConnection, name: str) -> None:
+async def tell(connection: NatsConnection, name: str) -> None:
     """Sends a call without waiting for its answer."""
-    await (link.send(f"{API}.{name}", b"") if link.broker is None else link.broker.send(f"{API}.{name}", b""))
+    await (
+        connection.send(f"{API}.{name}", b"")
+        if connection.broker is None
+        else connection.broker.send(f"{API}.{name}", b"")
+    )
 
 
 async def call(
-    link: NatsConnection, name: str, payload: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection,
+    name: str,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
     """Sends one API request and returns the decoded answer.
 
@@ -129,14 +137,14 @@ async def call(
     try:
         body = json.dumps(payload).encode() if payload else b""
         repeatable = name.startswith(_ONLY_READS)
-        reply = await _ask(link, f"{API}.{name}", body, timeout_s=timeout_s, repeatable=repeatable)
+        reply = await _ask(connection, f"{API}.{name}", body, timeout_s=timeout_s, repeatable=repeatable)
     except NoResponders:
         raise Unavailable("the bus has no JetStream, or it is not ready yet") from None
     return _checked(json.loads(reply.data), name)
 
 
 async def publish(
-    link: NatsConnection,
+    connection: NatsConnection,
     subject: str,
     payload: bytes,
     headers: dict[str, str] | None = None,
@@ -146,18 +154,20 @@ async def publish(
     """Publishes into the stream that takes `subject`; returns the message's sequence there."""
     once = headers is not None and "Nats-Msg-Id" in headers
     try:
-        reply = await _ask(link, subject, payload, timeout_s=timeout_s, headers=headers, repeatable=once)
+        reply = await _ask(
+            connection, subject, payload, timeout_s=timeout_s, headers=headers, repeatable=once
+        )
     except NoResponders:
         raise Unavailable(f"no stream takes {subject}: has the mesh been provisioned?") from None
     return int(_checked(json.loads(reply.data), subject)["seq"])
 
 
 async def count(
-    link: NatsConnection, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S
 ) -> int:
     """Adds to the counter of this subject (`Nats-Incr` in `headers`); returns its new value."""
     reply = _checked(
-        json.loads((await _ask(link, subject, b"", timeout_s=timeout_s, headers=headers)).data), subject
+        json.loads((await _ask(connection, subject, b"", timeout_s=timeout_s, headers=headers)).data), subject
     )
     if "val" not in reply:
         raise Unavailable(f"{subject}: the stream does not count")
@@ -165,7 +175,7 @@ async def count(
 
 
 async def publish_batch(
-    link: NatsConnection,
+    connection: NatsConnection,
     batch_id: str,
     messages: Sequence[tuple[str, bytes, dict[str, str]]],
     *,
@@ -179,21 +189,21 @@ async def publish_batch(
         Conflict, Unavailable, …: none was stored.
         DeadlineExceeded, BusUnreachable: it is not known whether they were stored.
     """
-    if link.broker is not None:
-        raise Refused(f"{link.name} writes nothing many at a time")
+    if connection.broker is not None:
+        raise Refused(f"{connection.name} writes nothing many at a time")
     *before, (subject, payload, headers) = messages
     outgoing = [
         Outgoing(target, content, headers=extra | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
         for number, (target, content, extra) in enumerate(before, start=1)
     ]
-    await send_many(link, outgoing)
+    await send_many(connection, outgoing)
     last_headers = headers | {BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), BATCH_COMMIT: "1"}
-    last_sequence = await publish(link, subject, payload, last_headers, timeout_s=timeout_s)
+    last_sequence = await publish(connection, subject, payload, last_headers, timeout_s=timeout_s)
     return list(range(last_sequence - len(messages) + 1, last_sequence + 1))
 
 
 async def publish_many(
-    link: NatsConnection,
+    connection: NatsConnection,
     messages: Sequence[tuple[str, bytes, dict[str, str]]],
     *,
     timeout_s: float = TIMEOUT_S,
@@ -202,20 +212,20 @@ async def publish_many(
 
     `timeout_s` is the time from one acknowledgement to the next.
     """
-    if not link.online.is_set():
-        return [link.unreachable() for _ in messages]
-    if link.broker is not None:
-        raise Refused(f"{link.name} writes nothing many at a time")
+    if not connection.online.is_set():
+        return [connection.unreachable() for _ in messages]
+    if connection.broker is not None:
+        raise Refused(f"{connection.name} writes nothing many at a time")
     loop = asyncio.get_running_loop()
     outcomes: list[int | DmscError] = []
     with contextlib.ExitStack() as stack:
         requests, outgoing = [], []
         for subject, payload, headers in messages:
-            inbox, request = stack.enter_context(link.question(subject))
+            inbox, request = stack.enter_context(connection.question(subject))
             requests.append(request)
             outgoing.append(Outgoing(subject, payload, inbox, headers))
         try:
-            await send_many(link, outgoing)
+            await send_many(connection, outgoing)
         except DmscError as error:
             for request in requests:
                 request.fail(error)
@@ -237,13 +247,13 @@ async def publish_many(
 
 
 async def last(
-    link: NatsConnection, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
 ) -> StreamMessage | None:
     """The last message on `subject`, or None. A direct read may come from any replica and be older."""
     if not leader:
         try:
             call_subject = f"{API}.DIRECT.GET.{stream}.{subject}"
-            reply = await _ask(link, call_subject, b"", timeout_s=timeout_s, repeatable=True)
+            reply = await _ask(connection, call_subject, b"", timeout_s=timeout_s, repeatable=True)
         except NoResponders:
             raise Unavailable(f"no stream {stream}: has the mesh been provisioned?") from None
         headers = reply.headers or {}
@@ -260,28 +270,28 @@ async def last(
             headers,
             at_ns=round(datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp() * NANO),
         )
-    return await _through_leader(link, stream, {"last_by_subj": subject}, timeout_s)
+    return await _through_leader(connection, stream, {"last_by_subj": subject}, timeout_s)
 
 
 async def next_from(
-    link: NatsConnection, stream: str, subject: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, stream: str, subject: str, sequence: int, *, timeout_s: float = TIMEOUT_S
 ) -> StreamMessage | None:
     """The first message on `subject` from `sequence` on, as the stream's leader has it, or None."""
-    return await _through_leader(link, stream, {"seq": sequence, "next_by_subj": subject}, timeout_s)
+    return await _through_leader(connection, stream, {"seq": sequence, "next_by_subj": subject}, timeout_s)
 
 
 async def at(
-    link: NatsConnection, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S
 ) -> StreamMessage | None:
     """The message at a sequence, through the stream's leader; None where it was removed."""
-    return await _through_leader(link, stream, {"seq": sequence}, timeout_s)
+    return await _through_leader(connection, stream, {"seq": sequence}, timeout_s)
 
 
 async def _through_leader(
-    link: NatsConnection, stream: str, query: Mapping[str, Any], timeout_s: float
+    connection: NatsConnection, stream: str, query: Mapping[str, Any], timeout_s: float
 ) -> StreamMessage | None:
     try:
-        message = (await call(link, f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s))["message"]
+        message = (await call(connection, f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s))["message"]
     except NotFound as error:
         if error.fields.get("what") == "message":
             return None

@@ -88,8 +88,8 @@ class HeardTime:
 class BusLiveness:
     """The pulse of one connection; it beats while somebody holds it (`held`)."""
 
-    def __init__(self, link: NatsConnection, clock: Callable[[], float] = time.monotonic) -> None:
-        self._link = link
+    def __init__(self, connection: NatsConnection, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connection = connection
         self._clock = clock
         self._time = HeardTime(clock())
         self._holders = 0
@@ -104,8 +104,8 @@ class BusLiveness:
         from each instance to each server would be too many.
         """
         if self._probes is None:
-            self._probes = ServerProbes(self._link, self, BEAT_S, self._clock)
-            self._link.spawn(self._probes.run(), "echoes of servers")
+            self._probes = ServerProbes(self._connection, self, BEAT_S, self._clock)
+            self._connection.spawn(self._probes.run(), "echoes of servers")
 
     def now(self) -> float:
         """Heard time in seconds; it runs while the pulse is held."""
@@ -128,7 +128,7 @@ class BusLiveness:
             self._time.resume(self._clock())
             if self._probes is not None:
                 self._probes.hurry.set()
-            self._beat_task = self._link.spawn(self._beat(), "pulse")
+            self._beat_task = self._connection.spawn(self._beat(), "pulse")
         self._holders += 1
         try:
             yield self
@@ -165,11 +165,11 @@ class BusLiveness:
     async def _beat(self) -> None:
         while True:
             try:
-                await self._link.wait_online()
-                await self._link.barrier(timeout_s=None)
+                await self._connection.wait_online()
+                await self._connection.barrier(timeout_s=None)
                 self.returned(OWN)
             except DmscError:
-                if self._link.closing:
+                if self._connection.closing:
                     return
             await asyncio.sleep(BEAT_S)
 

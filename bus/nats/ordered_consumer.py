@@ -36,9 +36,9 @@ MADE_S = 3.0
 class OrderedConsumer:
     """One pass over a stream. `waiting` is the number of messages to read when it was opened."""
 
-    def __init__(self, link: NatsConnection, stream: str, consumer: str, waiting: int) -> None:
+    def __init__(self, connection: NatsConnection, stream: str, consumer: str, waiting: int) -> None:
         self.waiting = waiting
-        self._link = link
+        self._connection = connection
         self._stream = stream
         self._consumer = consumer
 
@@ -46,7 +46,7 @@ class OrderedConsumer:
     @contextlib.asynccontextmanager
     async def open(
         cls,
-        link: NatsConnection,
+        connection: NatsConnection,
         stream: str,
         subject: str,
         *,
@@ -57,7 +57,7 @@ class OrderedConsumer:
         """Makes the consumer, and removes it at the end of the block.
 
         Args:
-            link: The connection.
+            connection: The connection.
             stream: The stream's name.
             subject: Filter, may have wildcards.
             start: First sequence; None begins with the last message of every subject (key-value).
@@ -83,20 +83,20 @@ class OrderedConsumer:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, start)}
-        config["name"] = name = jetstream.consumer_name(link, stream, subject)
+        config["name"] = name = jetstream.consumer_name(connection, stream, subject)
         request = {"stream_name": stream, "config": config}
         # The filter is part of the subject too, so that permissions can say who reads what of a stream.
         consumer = await jetstream.call(
-            link, f"CONSUMER.CREATE.{stream}.{name}.{subject}", request, timeout_s=MADE_S
+            connection, f"CONSUMER.CREATE.{stream}.{name}.{subject}", request, timeout_s=MADE_S
         )
-        reader = cls(link, stream, name, int(consumer.get("num_pending", 0)))
+        reader = cls(connection, stream, name, int(consumer.get("num_pending", 0)))
         try:
             yield reader
         finally:
             with contextlib.suppress(DmscError):
                 # Nobody waits for the answer: the server removes an inactive consumer anyway.
-                if link.online.is_set():
-                    await jetstream.tell(link, f"CONSUMER.DELETE.{stream}.{reader._consumer}")
+                if connection.online.is_set():
+                    await jetstream.tell(connection, f"CONSUMER.DELETE.{stream}.{reader._consumer}")
 
     async def present(self) -> AsyncGenerator[StreamMessage, None]:
         """Yields the messages that are there now, then ends."""
@@ -121,9 +121,9 @@ class OrderedConsumer:
             options["no_wait"] = True
         request = json.dumps(options).encode()
         expected = 1
-        async with self._link.stream() as (inbox, queue):
+        async with self._connection.stream() as (inbox, queue):
             while True:
-                await jetstream.pull(self._link, call, request, inbox)
+                await jetstream.pull(self._connection, call, request, inbox)
                 received = 0
                 while received < BATCH:
                     message = await self._next(queue)

@@ -38,18 +38,18 @@ def command(message: Outgoing) -> bytes:
     )
 
 
-async def send_many(link: NatsConnection, messages: Sequence[Outgoing]) -> None:
+async def send_many(connection: NatsConnection, messages: Sequence[Outgoing]) -> None:
     """Publishes messages in this order, as repeated calls of `NatsConnection.send` would.
 
     Raises:
         BadMessage: one message is larger than the server accepts; none was sent.
         BusUnreachable: disconnected and the buffer is full; some may have been sent.
     """
-    most = link.client.max_payload
+    most = connection.client.max_payload
     if any(len(message.payload) > most for message in messages):
         raise BadMessage(f"one of {len(messages)} messages is larger than {most:,} bytes", reason="oversized")
     for piece, count in _pieces(messages):
-        await link.write(piece, count)
+        await connection.write(piece, count)
 
 
 def _pieces(messages: Iterable[Outgoing]) -> Iterable[tuple[bytes, int]]:

@@ -56,11 +56,11 @@ class ServerProbes:
     """Probes all servers that one connection knows, if it knows more than one."""
 
     def __init__(
-        self, link: NatsConnection, heard: EchoListener, beat_s: float, clock: Callable[[], float]
+        self, connection: NatsConnection, heard: EchoListener, beat_s: float, clock: Callable[[], float]
     ) -> None:
         self.hurry = asyncio.Event()
         """Set while heard time is measured: one echo then follows the other after `beat_s`."""
-        self._link = link
+        self._connection = connection
         self._listener = heard
         self._beat_s = beat_s
         self._clock = clock
@@ -70,9 +70,11 @@ class ServerProbes:
     async def run(self) -> None:
         """Probes until cancelled."""
         while True:
-            for place, dialer in self._link.cluster().items():
+            for place, dialer in self._connection.cluster().items():
                 if place not in self._probe_tasks:
-                    self._probe_tasks[place] = self._link.spawn(self._keep(place, dialer), f"echo {place}")
+                    self._probe_tasks[place] = self._connection.spawn(
+                        self._keep(place, dialer), f"echo {place}"
+                    )
             await asyncio.sleep(LOOK_S)
 
     async def _keep(self, place: str, dialer: Dialer) -> None:
@@ -101,8 +103,10 @@ class ServerProbes:
         self._ends[server] = ended
         why = "its connection has ended"
         try:
-            subject = f"{reply_subjects.of_connection(self._link.inbox_prefix)}.{reply_subjects.SELF}.echo"
-            own = f"{self._link.inbox_prefix}."
+            subject = (
+                f"{reply_subjects.of_connection(self._connection.inbox_prefix)}.{reply_subjects.SELF}.echo"
+            )
+            own = f"{self._connection.inbox_prefix}."
 
             async def repeat(message: Msg) -> None:
                 if message.reply.startswith(own):
@@ -129,17 +133,20 @@ class ServerProbes:
             if not ended.done():
                 ended.set_result(None)
             self._listener.left(server)
-        if self._link.closing:
+        if self._connection.closing:
             return
         log.warning("nobody waits for this server of the bus any more", server=place, reason=why)
 
     async def _echo(self, subject: str, ended: asyncio.Future[None]) -> bool:
         """Whether an echo came back, however late, before the connection ended and before `SILENT_MOST_S`."""
         silent_s = 0.0
-        with self._link.question(subject, answerer=reply_subjects.SELF, patient=True) as (inbox, request):
+        with self._connection.question(subject, answerer=reply_subjects.SELF, patient=True) as (
+            inbox,
+            request,
+        ):
             while silent_s < SILENT_MOST_S:
-                if self._link.online.is_set():
-                    await self._link.client.publish(subject, reply=inbox)
+                if self._connection.online.is_set():
+                    await self._connection.client.publish(subject, reply=inbox)
                 started_at = self._clock()
                 outcomes: set[asyncio.Future[Any]] = {request.answer, ended}
                 await asyncio.wait(outcomes, timeout=REPEAT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +156,7 @@ class ServerProbes:
                     request.answer.result()
                     return True
                 # Time in which we ourselves stood still or were not connected is not the server's silence.
-                if self._link.online.is_set():
+                if self._connection.online.is_set():
                     silent_s += min(self._clock() - started_at, 2 * REPEAT_S)
         return False
 

@@ -127,7 +127,7 @@ async def _source(bus: Bus, row: Subject, job: str, span: RunSpan) -> AsyncGener
         place: dict[str, Any] = {"since": begins} if position is None else {"start": position}
         try:
             async with (
-                OrderedConsumer.open(bus.link, row.stream, pattern, **place) as reader,
+                OrderedConsumer.open(bus.connection, row.stream, pattern, **place) as reader,
                 contextlib.aclosing(reader.present()) as items,
             ):
                 async for item in items:
@@ -142,10 +142,10 @@ async def _source(bus: Bus, row: Subject, job: str, span: RunSpan) -> AsyncGener
             return  # there is no such stream, or an older version made it without this row
         except Unavailable:
             failures += 1
-            if bus.link.closing or failures > 3:
+            if bus.connection.closing or failures > 3:
                 raise
         await asyncio.sleep(RETRY_S)
-        await bus.link.wait_online()
+        await bus.connection.wait_online()
 
 
 def _concerns(item: StreamMessage, job: str) -> bool:
@@ -162,11 +162,11 @@ async def span_of(bus: Bus, job: str) -> RunSpan:
     """
     row = subjects.JOB_EVENT
     assert row.stream is not None
-    last = await jetstream.last(bus.link, row.stream, row(job=job), leader=False)
+    last = await jetstream.last(bus.connection, row.stream, row(job=job), leader=False)
     if last is None:
         raise NotFound(f"nothing is recorded of a job {job}: `dmsc runs list` shows what is", job=job)
     async with (
-        OrderedConsumer.open(bus.link, row.stream, row(job=job), start=1) as reader,
+        OrderedConsumer.open(bus.connection, row.stream, row(job=job), start=1) as reader,
         contextlib.aclosing(reader.present()) as items,
     ):
         first = await anext(items, last)
@@ -185,7 +185,7 @@ async def counts(bus: Bus) -> dict[str, dict[str, int]]:
         while True:
             query = {"subjects_filter": row.wildcard(), "offset": offset}
             try:
-                info = await jetstream.call(bus.link, f"STREAM.INFO.{row.stream}", query)
+                info = await jetstream.call(bus.connection, f"STREAM.INFO.{row.stream}", query)
             except NotFound:
                 break
             page: dict[str, int] = info["state"].get("subjects") or {}

@@ -25,7 +25,7 @@ async def past(bus: Bus, lens: TapDecoder) -> AsyncGenerator[TappedMessage, None
         for pattern in filter(lens.allows, spec.subjects):
             try:
                 async with (
-                    OrderedConsumer.open(bus.link, spec.name, pattern, start=1) as reader,
+                    OrderedConsumer.open(bus.connection, spec.name, pattern, start=1) as reader,
                     aclosing(reader.present()) as items,
                 ):
                     async for item in items:

@@ -104,7 +104,7 @@ class Tap:
         return self
 
     async def _listen(self, pattern: str, earlier: Sequence[str]) -> None:
-        subscription = await self._bus.link.subscribe(
+        subscription = await self._bus.connection.subscribe(
             pattern, self._callback(earlier), pending_limit=self._limit, on_drop=self._on_drop
         )
         self._subscriptions.append(subscription)
@@ -196,7 +196,7 @@ class Tap:
     async def _close(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
-            await self._bus.link.unsubscribe(subscription)
+            await self._bus.connection.unsubscribe(subscription)
 
 
 def _row_name(subject: str) -> str:

@@ -44,14 +44,14 @@ class SampledSubscription:
         Raises:
             Refused, BusUnreachable: see `NatsConnection.subscribe`.
         """
-        self._subscription = await self._bus.link.subscribe(
+        self._subscription = await self._bus.connection.subscribe(
             self._row.wildcard(), self._arrive, pending_limit=PENDING, on_drop=self._overlook
         )
 
     async def stop(self) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            await self._bus.link.unsubscribe(subscription)
+            await self._bus.connection.unsubscribe(subscription)
 
     def _overlook(self) -> None:
         self.overlooked += 1

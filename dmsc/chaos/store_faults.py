@@ -52,7 +52,7 @@ async def spoil(address: BusAddress, pick: float) -> tuple[float, str]:
             key = draw.choice(keys)
             garbage = draw.choice((b"", b"\xc1" + draw.randbytes(32), b"\x87" + draw.randbytes(200)))
             at = time.time()
-            await jetstream.publish(bus.link, f"{row.prefix}.{key}", garbage)
+            await jetstream.publish(bus.connection, f"{row.prefix}.{key}", garbage)
             return at, f"{row.bucket}.{key}"
     raise DmscError("no bucket has a key")
 

@@ -199,7 +199,7 @@ async def _streams(bus: Bus) -> Finding:
     missing = []
     for config in stream_configs(1):
         try:
-            await jetstream.call(bus.link, f"STREAM.INFO.{config['name']}")
+            await jetstream.call(bus.connection, f"STREAM.INFO.{config['name']}")
         except NotFound:
             missing.append(config["name"])
         except Refused:  # this token may not see the stream, for example that of meeting points

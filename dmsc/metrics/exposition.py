@@ -63,7 +63,7 @@ async def _round_trip_s(bus: Bus) -> float | None:
     """The time of a round trip to the bus's server; None if the bus is away."""
     began = time.perf_counter()
     try:
-        await bus.link.barrier(ROUND_TRIP_S)
+        await bus.connection.barrier(ROUND_TRIP_S)
     except DmscError:
         return ROUND_TRIP_S if bus.connected else None
     return time.perf_counter() - began

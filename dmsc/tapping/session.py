@@ -140,7 +140,7 @@ async def listen(address: BusAddress, request: TapRequest, printer: Printer, rol
     if scope is not None:
         request = replace(request, patterns=tap_scope.shown(scope, request.patterns))
     async with Bus.connect(address.servers, name="tap", kind=EntityKind.TAP, token=address.token) as bus:
-        if request.replies and may is not None and scope is not None and bus.link.broker is not None:
+        if request.replies and may is not None and scope is not None and bus.connection.broker is not None:
             # A guarded bus delivers no replies to this role.
             raise Refused(f"{scope.role} {scope.user} may not tap answers (--replies): ask an operator")
         if request.follow is not None:

@@ -272,7 +272,7 @@ class Authorizer:
         answer = await resolve(self._bus, Resolve(prefix=f"module/{module}"))
         owners = {owner_of(record) for record in answer.records if record.state is not InstanceState.GONE}
         owner = owners.pop() if len(owners) == 1 else None
-        if owner is None or not self._bus.link.guarded:
+        if owner is None or not self._bus.connection.guarded:
             return owner
         # the record only claims an owner; on a guarded bus a user's modules bear the user's name
         return owner if names.is_users(module, owner) else None

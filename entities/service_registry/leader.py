@@ -151,7 +151,7 @@ class RegistryLeader:
         finally:
             forget()
             if disconnects is not None:
-                await self._bus.link.unsubscribe(disconnects)
+                await self._bus.connection.unsubscribe(disconnects)
 
     # --- Type 1 and discovery ------------------------------------------------------------------------
     async def _register(
@@ -197,14 +197,14 @@ class RegistryLeader:
     def _admit(self, record: ServiceRecord, sender: Sender, now: float) -> frozenset[str]:
         if record.sid == self._bus.sender.name:
             raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
-        if self._bus.link.guarded:  # on an open bus, senders' names are not verified
-            refuse_strange(record, sender)
-        return self.core.register(record, now, connection_name(sender))
+        if self._bus.connection.guarded:  # on an open bus, senders' names are not verified
+            refuse_strange(record, speaker)
+        return self.core.register(record, now, connection_name(speaker))
 
-    def _admit_failed(self, record: ServiceRecord, sender: Sender, now: float) -> frozenset[str]:
-        if self._bus.link.guarded:
-            refuse_foreign(record, sender.name, self.core.record(record.sid))
-        return self.core.register(record, now, connection_name(sender))
+    def _admit_failed(self, record: ServiceRecord, speaker: Sender, now: float) -> frozenset[str]:
+        if self._bus.connection.guarded:
+            refuse_foreign(record, speaker.name, self.core.record(record.sid))
+        return self.core.register(record, now, connection_name(speaker))
 
     def _lease(self, sid: str) -> RegistrationLease:
         return RegistrationLease(
@@ -227,7 +227,7 @@ class RegistryLeader:
     async def _change_instance(self, message: StateChange, envelope: Envelope) -> Ack:
         """A node agent reports the state of one of its instances."""
         await self._confirmed()
-        if self._bus.link.guarded:
+        if self._bus.connection.guarded:
             refuse_others_state(message.sid, envelope.sender.name, self.core.record(message.sid))
         return await self._move(message)
 

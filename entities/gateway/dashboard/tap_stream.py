@@ -73,7 +73,7 @@ class TapSessions:
         """
         if self._open >= TAPS:
             raise Unavailable(f"{TAPS} tap through this gateway already; close one, or use another gateway")
-        answers = scope.everything or not self._bus.link.guarded
+        answers = scope.everything or not self._bus.connection.guarded
         self._open += 1
         try:
             async with self._connection(token) as bus:
@@ -102,7 +102,7 @@ class TapSessions:
 
     def _connection(self, token: str) -> contextlib.AbstractAsyncContextManager[Bus]:
         """The connection for the tap's subscriptions."""
-        if not self._bus.link.guarded:
+        if not self._bus.connection.guarded:
             return contextlib.nullcontext(self._bus)
         return self._bus.beside(name="tap", kind=EntityKind.TAP, token=token)
 

@@ -61,7 +61,10 @@ async def test_answers_name_their_own_question_as_their_cause(connect: Connect) 
     payloads = [codec.encode(state_change(), asker.sender_map, asker.next_id(), None) for _ in range(50)]
     subject = subjects.STATE_CHANGE(sid="a")
     for data in await asyncio.gather(
-        *(asker.link.ask(subject, payload, timeout_s=PATIENCE_S, answerer=REGISTRY) for payload in payloads)
+        *(
+            asker.connection.ask(subject, payload, timeout_s=PATIENCE_S, answerer=REGISTRY)
+            for payload in payloads
+        )
     ):
         message, envelope = codec.decode(data.data)
         assert message.note == envelope.causation
@@ -79,12 +82,13 @@ async def test_a_repeated_question_runs_once_and_a_bad_one_is_answered(connect: 
     subject = subjects.STATE_CHANGE(sid="a")
     payload = codec.encode(state_change(), asker.sender_map, "once", None)
     answers = [
-        await asker.link.ask(subject, payload, timeout_s=PATIENCE_S, answerer=REGISTRY) for _ in range(3)
+        await asker.connection.ask(subject, payload, timeout_s=PATIENCE_S, answerer=REGISTRY)
+        for _ in range(3)
     ]
     assert runs == ["once"]
     assert len({answer.data for answer in answers}) == 1
     bad = codec.decode_answer(
-        (await asker.link.ask(subject, b"\x00", timeout_s=PATIENCE_S, answerer=REGISTRY)).data
+        (await asker.connection.ask(subject, b"\x00", timeout_s=PATIENCE_S, answerer=REGISTRY)).data
     )
     assert bad.code == BadMessage.code
     await until(lambda: service.counters.dead_letters == 1)

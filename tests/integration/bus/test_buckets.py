@@ -243,9 +243,9 @@ async def test_for_what_nobody_can_read_stands_what_was_there_before(connect: Co
     bucket, row = bus.bucket(subjects.CORDON), subjects.CORDON
     cordon = Cordon(agent="a", cluster="c", node="n", slot=None, reason="fan", by="ada", at=1.0)
     await bucket.put(cordon, agent="a", slot="node")
-    await jetstream.publish(bus.link, row(agent="a", slot="node"), b"rub")
-    second = await jetstream.publish(bus.link, row(agent="a", slot="node"), b"rubbish")
-    alone = await jetstream.publish(bus.link, row(agent="a", slot="7"), b"")
+    await jetstream.publish(bus.connection, row(agent="a", slot="node"), b"rub")
+    second = await jetstream.publish(bus.connection, row(agent="a", slot="node"), b"rubbish")
+    alone = await jetstream.publish(bus.connection, row(agent="a", slot="7"), b"")
     found = await bucket.get(leader=True, agent="a", slot="node")
     assert found is not None
     assert (found.message, found.revision, found.stale) == (cordon, second, True)
@@ -267,10 +267,10 @@ async def test_a_newer_version_is_neither_read_nor_overwritten(connect: Connect)
     bucket, subject = bus.bucket(subjects.CORDON), subjects.CORDON(agent="b", slot="1")
     cordon = Cordon(agent="b", cluster="c", node="n", slot=1, reason="fan", by="ada", at=1.0)
     await bucket.put(cordon, agent="b", slot="1")
-    entry = await jetstream.last(bus.link, "KV_cordons", subject, leader=True)
+    entry = await jetstream.last(bus.connection, "KV_cordons", subject, leader=True)
     assert entry is not None
     newer = msgpack.packb({**codec.peek(entry.data), "version": (9, 0)})
-    await jetstream.publish(bus.link, subject, newer)
+    await jetstream.publish(bus.connection, subject, newer)
     guard = await bucket.guard()
     for reading in (bucket.get(agent="b", slot="1"), bucket.entries(strict=True)):
         with pytest.raises(NewerRecord, match=r"cordons\.b\.1 .*9\.0"):
@@ -279,7 +279,7 @@ async def test_a_newer_version_is_neither_read_nor_overwritten(connect: Connect)
         await bucket.create(cordon, agent="b", slot="1")
     assert await bucket.entries() == []
     await guard.stop()
-    left = await jetstream.last(bus.link, "KV_cordons", subject, leader=True)
+    left = await jetstream.last(bus.connection, "KV_cordons", subject, leader=True)
     assert left is not None
     assert left.data == newer
     await bucket.delete(agent="b", slot="1")

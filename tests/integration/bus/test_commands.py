@@ -239,9 +239,9 @@ async def test_what_is_no_count_is_neither_an_answer_nor_progress(connect: Conne
     async def confused(message) -> None:
         nonlocal told
         told += 1
-        await service.link.send(message.reply, b"", headers={request_progress.SO_FAR: f"{told} pieces"})
+        await service.connection.send(message.reply, b"", headers={request_progress.SO_FAR: f"{told} pieces"})
 
-    await service.link.subscribe(subjects.STATE_CHANGE(sid="a"), confused)
+    await service.connection.subscribe(subjects.STATE_CHANGE(sid="a"), confused)
     with pytest.raises(DeadlineExceeded, match="no answer on"):
         await asker.command(
             subjects.STATE_CHANGE,

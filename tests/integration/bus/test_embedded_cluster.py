@@ -56,7 +56,7 @@ async def test_a_key_survives_the_server_that_led_its_bucket(tmp_path: Path) -> 
             async with asyncio.timeout(PATIENCE_S):
                 while not await is_seen_to_leave(url, gone):
                     """The other servers hear of alice's interest a moment later."""
-        info = await jetstream.call(alice.link, "STREAM.INFO.KV_registry")
+        info = await jetstream.call(alice.connection, "STREAM.INFO.KV_registry")
         assert info["config"]["num_replicas"] == 3
         leads = int(info["cluster"]["leader"].rpartition("-")[2]) - 1
         await cluster.servers[leads].kill()

@@ -138,7 +138,7 @@ async def test_a_failed_upload_leaves_the_old_object_and_no_chunks(connect: Conn
 
     bus = await connect("a")
     await bus.objects.put("u", b"old")
-    before = (await jetstream.call(bus.link, "STREAM.INFO.OBJ_artifacts"))["state"]["messages"]
+    before = (await jetstream.call(bus.connection, "STREAM.INFO.OBJ_artifacts"))["state"]["messages"]
     raised = False
 
     async def broken() -> AsyncIterator[bytes]:
@@ -152,7 +152,7 @@ async def test_a_failed_upload_leaves_the_old_object_and_no_chunks(connect: Conn
         await bus.objects.put("u", broken())
     assert raised
     assert await whole(bus, "u") == b"old"
-    after = (await jetstream.call(bus.link, "STREAM.INFO.OBJ_artifacts"))["state"]["messages"]
+    after = (await jetstream.call(bus.connection, "STREAM.INFO.OBJ_artifacts"))["state"]["messages"]
     assert after == before
 
 
@@ -173,23 +173,23 @@ async def test_the_record_before_stands_for_one_that_nobody_can_read(
     bus, key = await connect("a"), base64.urlsafe_b64encode(b"t/spoilt").decode()
     await bus.objects.put("t/spoilt", b"first")
     await bus.objects.put("t/spoilt", DATA)
-    written = await jetstream.publish(bus.link, f"$O.{OBJECT_BUCKET}.M.{key}", garbage)
+    written = await jetstream.publish(bus.connection, f"$O.{OBJECT_BUCKET}.M.{key}", garbage)
     with capture_logs() as said:
         assert await whole(bus, "t/spoilt") == DATA
         assert [info.size for info in await bus.objects.list("t/spoilt")] == [len(DATA)]
     (named,) = [line for line in said if line["log_level"] == "error"]
     assert (named["sequence"], named["stream"]) == (written, f"OBJ_{OBJECT_BUCKET}")
-    kept = await jetstream.at(bus.link, f"OBJ_{OBJECT_BUCKET}", written)
+    kept = await jetstream.at(bus.connection, f"OBJ_{OBJECT_BUCKET}", written)
     assert kept is not None
     assert kept.data == garbage
     await bus.objects.put("t/spoilt", b"again")
     assert await whole(bus, "t/spoilt") == b"again"
-    assert await jetstream.at(bus.link, f"OBJ_{OBJECT_BUCKET}", written) is None
+    assert await jetstream.at(bus.connection, f"OBJ_{OBJECT_BUCKET}", written) is None
 
 
 async def test_an_object_whose_only_record_is_garbage_is_not_there(connect: Connect) -> None:
     bus, key = await connect("a"), base64.urlsafe_b64encode(b"t/never").decode()
-    await jetstream.publish(bus.link, f"$O.{OBJECT_BUCKET}.M.{key}", b"garbage")
+    await jetstream.publish(bus.connection, f"$O.{OBJECT_BUCKET}.M.{key}", b"garbage")
     with pytest.raises(NotFound):
         await whole(bus, "t/never")
     assert await bus.objects.list("t/never") == []

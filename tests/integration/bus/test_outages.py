@@ -205,7 +205,7 @@ async def test_a_watch_learns_what_went_away_during_an_outage(own_server: Embedd
             EmbeddedServer(own_server.store_dir) as elsewhere,  # where alice does not find it
             Bus.connect(elsewhere.url, name="mallory", kind=CLIENT) as mallory,
         ):
-            await jetstream.call(mallory.link, "STREAM.PURGE.KV_registry")
+            await jetstream.call(mallory.connection, "STREAM.PURGE.KV_registry")
         await own_server.start()
         await changes.until(lambda items: any(item.key == "a" and item.message is None for item in items))
         assert changes.items[-1].key in ("a", "")
@@ -256,7 +256,7 @@ async def test_provisioned_memory_is_made_again_after_a_restart(own_server: Embe
 
         for _ in range(500):
             try:
-                await jetstream.call(alice.link, "STREAM.INFO.KV_rendezvous")
+                await jetstream.call(alice.connection, "STREAM.INFO.KV_rendezvous")
                 break
             except (NotFound, Unavailable):
                 await asyncio.sleep(0.01)
@@ -381,7 +381,7 @@ async def test_denied_subscribe_and_request_reach_the_caller(narrow_server: str)
         await bus.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
         await seen.until(1)
         assert bus.counters.denied == 4
-        assert "p@" not in bus.link.unreachable().text
+        assert "p@" not in bus.connection.unreachable().text
 
 
 async def test_a_hung_publisher_can_be_cancelled(

@@ -130,9 +130,9 @@ async def test_an_answer_that_is_too_large_is_not_read_counted_and_told_once(con
         nonlocal sent
         sent += 1
         account = StepStatusReply(member=member, version=1, attempt=1, claims=(claim,) * count)
-        await instance.link.send(message.reply, codec.encode(account, instance.sender_map, f"a{sent}"))
+        await instance.connection.send(message.reply, codec.encode(account, instance.sender_map, f"a{sent}"))
 
-    await instance.link.subscribe(subjects.STEP_STATUS(job="j", sid="m"), answers)
+    await instance.connection.subscribe(subjects.STEP_STATUS(job="j", sid="m"), answers)
     letters = Collector()
     await reader.subscribe(subjects.DEAD_LETTER, letters)
 

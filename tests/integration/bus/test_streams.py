@@ -63,14 +63,14 @@ async def test_a_quiet_stream_is_followed_over_many_requests(
     monkeypatch.setattr(ordered_consumer, "HEARTBEAT_S", 0.1)
     alice, bob = await connect("alice"), await connect("bob")
     asked = 0
-    send = bob.link.send
+    send = bob.connection.send
 
     async def counting(subject: str, *args: object, **options: object) -> None:
         nonlocal asked
         asked += ".MSG.NEXT." in subject
         await send(subject, *args, **options)
 
-    monkeypatch.setattr(bob.link, "send", counting)
+    monkeypatch.setattr(bob.connection, "send", counting)
     async with followed(bob, "quiet") as texts:
         for number in range(3):
             before = asked
@@ -85,10 +85,10 @@ async def test_a_followed_stream_whose_consumer_vanished_goes_on(connect: Connec
     async with followed(alice, "vanish") as texts:
         await alice.append(subjects.JOB_EVENT, job_event("one"), job="vanish")
         await until(lambda: texts == ["one"])
-        consumers = (await jetstream.call(alice.link, "CONSUMER.NAMES.JOBS"))["consumers"]
+        consumers = (await jetstream.call(alice.connection, "CONSUMER.NAMES.JOBS"))["consumers"]
         assert consumers
         for consumer in consumers:
-            await jetstream.call(alice.link, f"CONSUMER.DELETE.JOBS.{consumer}")
+            await jetstream.call(alice.connection, f"CONSUMER.DELETE.JOBS.{consumer}")
         await alice.append(subjects.JOB_EVENT, job_event("two"), job="vanish")
         await until(lambda: texts == ["one", "two"])
 
@@ -106,7 +106,7 @@ async def test_recording_core_traffic_does_not_answer_requests(connect: Connect)
     recorded = [spec for spec in stream_specs.STREAMS if not spec.acknowledged]
     assert recorded
     for spec in recorded:
-        info = await jetstream.call(bus.link, f"STREAM.INFO.{spec.name}")
+        info = await jetstream.call(bus.connection, f"STREAM.INFO.{spec.name}")
         assert info["config"]["no_ack"] is True
         assert info["config"]["storage"] == "file"
         assert info["config"]["discard"] == "old"
@@ -115,8 +115,8 @@ async def test_recording_core_traffic_does_not_answer_requests(connect: Connect)
     async for item in bus.history(subjects.NODE_SAMPLE, follow=True, agent="c-n"):
         assert item.message == sample
         break
-    with bus.link.question("probe") as (inbox, asked):
-        await bus.link.send(subjects.NODE_SAMPLE(agent="c-n"), b"x", reply=inbox)
+    with bus.connection.question("probe") as (inbox, asked):
+        await bus.connection.send(subjects.NODE_SAMPLE(agent="c-n"), b"x", reply=inbox)
         await bus.barrier()
         await bus.barrier()
         assert not asked.answer.done()
@@ -128,11 +128,11 @@ async def test_two_services_provision_at_once_and_the_counters_count(connect: Co
     await asyncio.gather(*(bus.provision() for bus in buses))
     names = {f"KV_{bucket}" for bucket in stream_specs.BUCKETS} | {spec.name for spec in stream_specs.STREAMS}
     for name in names | {"KV_rendezvous", "RENDEZVOUS_COUNTERS", "OBJ_artifacts"}:
-        await jetstream.call(buses[0].link, f"STREAM.INFO.{name}")
+        await jetstream.call(buses[0].connection, f"STREAM.INFO.{name}")
     subject = f"{ROOT}.rendezvous.counter.test"
     for _ in range(3):
-        await jetstream.publish(buses[0].link, subject, b"", {"Nats-Incr": "2"})
-    last = await jetstream.last(buses[0].link, "RENDEZVOUS_COUNTERS", subject, leader=True)
+        await jetstream.publish(buses[0].connection, subject, b"", {"Nats-Incr": "2"})
+    last = await jetstream.last(buses[0].connection, "RENDEZVOUS_COUNTERS", subject, leader=True)
     assert b'"6"' in last.data
 
 
@@ -140,7 +140,7 @@ async def test_provision_adjusts_what_an_older_version_made(own_server) -> None:
     async with Bus.connect(own_server.url, name="a", kind=EntityKind.CLIENT) as bus:
         spec = next(spec for spec in stream_specs.STREAMS if spec.name == "LOGS")
         older = {"name": "LOGS", "subjects": list(spec.subjects), "max_bytes": 1 << 20, "storage": "file"}
-        await jetstream.call(bus.link, "STREAM.CREATE.LOGS", older)
+        await jetstream.call(bus.connection, "STREAM.CREATE.LOGS", older)
         await bus.provision()
-        info = await jetstream.call(bus.link, "STREAM.INFO.LOGS")
+        info = await jetstream.call(bus.connection, "STREAM.INFO.LOGS")
         assert info["config"]["max_bytes"] == spec.max_bytes

@@ -48,15 +48,15 @@ async def kept(archive: AuditArchive, number: int) -> None:
 
 
 async def delete_stream(bus: Bus) -> None:
-    await jetstream.call(bus.link, f"STREAM.DELETE.{subjects.AUDIT.stream}")
+    await jetstream.call(bus.connection, f"STREAM.DELETE.{subjects.AUDIT.stream}")
     await bus.provision()
 
 
 async def test_a_flood_pushes_no_record_out_unseen(bus: Bus, tmp_path: Path) -> None:
     """The stream is made so small that most of the records fall out of it: all of them are in the files."""
     name = subjects.AUDIT.stream
-    config = (await jetstream.call(bus.link, f"STREAM.INFO.{name}"))["config"]
-    await jetstream.call(bus.link, f"STREAM.UPDATE.{name}", config | {"max_bytes": SMALL_BYTES})
+    config = (await jetstream.call(bus.connection, f"STREAM.INFO.{name}"))["config"]
+    await jetstream.call(bus.connection, f"STREAM.UPDATE.{name}", config | {"max_bytes": SMALL_BYTES})
     archive = AuditArchive(tmp_path / "audit", KEY, "authorizer", most_behind=20)
     trail = AuditTrail(bus, "authorizer", archive=archive)
     async with asyncio.TaskGroup() as tasks:

@@ -56,9 +56,9 @@ async def refused_answers(bus: Bus) -> int:
 
     async def answer(question: Msg) -> None:
         given.append(answers[len(given) % len(answers)])
-        await bus.link.send(question.reply, given[-1])
+        await bus.connection.send(question.reply, given[-1])
 
-    await bus.link.subscribe(MODULE_QUESTION(module="m", version="active"), answer)
+    await bus.connection.subscribe(MODULE_QUESTION(module="m", version="active"), answer)
     for _ in answers:
         request = DoorRequest(token="ruth", action="policy.ask", module="m", question=QuestionBody(job="j"))
         with pytest.raises(BadMessage, match=r"module question: an answer of \d,\d+,\d+ bytes"):
@@ -70,14 +70,14 @@ async def ask_broker_for_large_things(bus: Bus) -> None:
     """Calls of 8 MB, which it refuses; and what is stored, of which it passes on 8 MB at a time."""
     who = BrokerCaller(EntityKind.CLIENT, "any", "a")
     for shape in SHAPES.values():
-        with bus.link.question(who.subject, shape, answerer=reply_subjects.BROKER) as (inbox, asked):
-            await bus.link.send(who.subject, shape, reply=inbox)
+        with bus.connection.question(who.subject, shape, answerer=reply_subjects.BROKER) as (inbox, asked):
+            await bus.connection.send(who.subject, shape, reply=inbox)
             async with asyncio.timeout(PATIENCE_S):
                 refusal = json.loads((await asked.answer).data)
         assert "where 1,048,576 are the most" in refusal["error"]["description"]
     subject = JOB_EVENT(job="j")
     await bus.raw.jetstream().publish(subject, b"x" * SIZE, timeout=PATIENCE_S)
-    asking = BrokeredJetStream(bus.link, bus.sender, bus.next_id, [who])
+    asking = BrokeredJetStream(bus.connection, bus.sender, bus.next_id, [who])
     calls = [asking.ask(f"$JS.API.DIRECT.GET.JOBS.{subject}", b"", timeout_s=PATIENCE_S) for _ in range(6)]
     for found in await asyncio.gather(*calls):
         assert len(found.data) == SIZE
@@ -118,7 +118,7 @@ async def test_services_stay_small_and_answer(own_server: EmbeddedServer, tmp_pa
                     shape = list(SHAPES.values())[number % len(SHAPES)]
                     subject = row(**dict.fromkeys(row.tokens, name))
                     reply = reply_to(subject, shape) if row.delivery is Delivery.REQUEST else ""
-                    await bus.link.send(subject, shape, reply=reply)
+                    await bus.connection.send(subject, shape, reply=reply)
                 await bus.barrier()
             heard = await letters.until(lambda letter: letter.size > 8 * MIB - 10_000)
             assert isinstance(heard, DeadLetter)

@@ -198,7 +198,7 @@ async def test_a_forged_hint_harms_nobody(telling_server: EmbeddedServer, start:
                 f'{{"client": {{"name": "j-s0-r0/{bus.sender.incarnation}"}}, "reason": "Client Closed"}}'
             )
             for payload in (forged.encode(), b"", b"{", b"[]", b'{"client": 3}', b'{"client": {"name": 3}}'):
-                await bus.link.send(subjects.DISCONNECTED, payload)
+                await bus.connection.send(subjects.DISCONNECTED, payload)
             await eventually(lambda: own.counters.dead_letters == 5)
             await asyncio.sleep(2 * PATIENT.lease.departed_s)
             (record,) = (await ask(bus, sid="j-s0-r0")).records

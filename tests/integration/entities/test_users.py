@@ -367,7 +367,7 @@ async def test_no_record_is_deleted_or_purged_by_the_streams_own_commands(
     before = await entries(bus)
     for command_, payload in (("MSG.DELETE", {"seq": 1}), ("PURGE", {"keep": 0})):
         with pytest.raises(DmscError):
-            await jetstream.call(bus.link, f"STREAM.{command_}.AUDIT", payload)
+            await jetstream.call(bus.connection, f"STREAM.{command_}.AUDIT", payload)
     assert await entries(bus) == before
     assert before
 
@@ -378,7 +378,7 @@ async def test_without_the_audit_stream_nothing_privileged_is_done(
     from bus.nats import jetstream
     from schemas.errors import Unavailable
 
-    await jetstream.call(bus.link, "STREAM.DELETE.AUDIT")
+    await jetstream.call(bus.connection, "STREAM.DELETE.AUDIT")
     guard = AccessClient(bus, "gateway-east")
     await guard.check("root", "mesh.read", "mesh")
     with pytest.raises((Unavailable, NotFound), match="stream"):

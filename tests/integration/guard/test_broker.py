@@ -116,17 +116,17 @@ async def test_readers_have_what_the_table_gives_them_and_no_more(mesh: Guarded)
             await bus.bucket(subjects.JOB_RECORD).entries()
         for call in ("STREAM.DELETE.AUDIT", "STREAM.PURGE.KV_jobs", "STREAM.INFO.AUDIT", "INFO"):
             with pytest.raises(DmscError):
-                await jetstream.call(bus.link, call)
+                await jetstream.call(bus.connection, call)
         with pytest.raises(DmscError, match="not one that a broker takes"):
             await jetstream.publish(
-                bus.link, "$KV.rendezvous.x.y", b"", {"Nats-Rollup": "all"}, timeout_s=PATIENCE_S
+                bus.connection, "$KV.rendezvous.x.y", b"", {"Nats-Rollup": "all"}, timeout_s=PATIENCE_S
             )
-        link = bus.link.broker
+        link = bus.connection.broker
         assert link is not None
         theirs = link.consumer("KV_jobs", "$KV.jobs.j")
     async with bus_of(mesh, instance("k")) as stranger:
         with pytest.raises(Refused):
-            await jetstream.call(stranger.link, f"CONSUMER.DELETE.KV_jobs.{theirs}")
+            await jetstream.call(stranger.connection, f"CONSUMER.DELETE.KV_jobs.{theirs}")
         with pytest.raises(Refused):
             await Rendezvous(stranger, links_of("j")).get("key", timeout_s=PATIENCE_S)
     for role in Role:
@@ -184,9 +184,9 @@ async def test_an_instance_writes_below_its_job_and_reads_what_its_job_names(mes
             theirs.objects.list("artifacts/"),
             mine.objects.put("datasets/x", b"x"),
             jetstream.call(
-                theirs.link, "STREAM.PURGE.OBJ_artifacts", {"filter": f"$O.artifacts.C.{info.nuid}"}
+                theirs.connection, "STREAM.PURGE.OBJ_artifacts", {"filter": f"$O.artifacts.C.{info.nuid}"}
             ),
-            jetstream.call(theirs.link, "STREAM.PURGE.OBJ_artifacts", {"filter": "$O.artifacts.C.k.*"}),
+            jetstream.call(theirs.connection, "STREAM.PURGE.OBJ_artifacts", {"filter": "$O.artifacts.C.k.*"}),
         ):
             with pytest.raises(DmscError):
                 await attempt
@@ -194,7 +194,7 @@ async def test_an_instance_writes_below_its_job_and_reads_what_its_job_names(mes
         meta = {"name": "artifacts/k/x", "bucket": "artifacts", "nuid": info.nuid, "size": 1, "chunks": 1}
         token = base64.urlsafe_b64encode(b"artifacts/k/x").decode()
         with pytest.raises(Refused):
-            await jetstream.publish(theirs.link, f"$O.artifacts.M.{token}", json.dumps(meta).encode())
+            await jetstream.publish(theirs.connection, f"$O.artifacts.M.{token}", json.dumps(meta).encode())
         assert b"".join([piece async for piece in mine.objects.get("artifacts/j/checkpoints/one")]) == data
     async with bus_of(mesh, instance("heir")) as reader:
         assert b"".join([piece async for piece in reader.objects.get("artifacts/j/checkpoints/one")]) == data

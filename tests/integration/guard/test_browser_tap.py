@@ -84,7 +84,7 @@ async def test_a_viewer_hears_whole_domains_less_what_is_private_and_no_answers(
     async with bus_of(mesh, "gateway-a", K.GATEWAY, cluster="a") as bus, talking(mesh):
         rooms = TapSessions(bus)
         with pytest.raises(Refused):  # the server allows rows, and nothing that goes beyond one
-            await bus.link.subscribe("dmsc.v1.registry.>", None)
+            await bus.connection.subscribe("dmsc.v1.registry.>", None)
         wanted = {"registry.heartbeat.orchestrator", "mesh.query"}
         frames = rooms.stream(["registry.>", "mesh.>"], [], True, VIEWER, TOKENS[Role.VIEWER])
         ready, messages = await seen(frames, wanted)
@@ -97,7 +97,7 @@ async def test_a_viewer_hears_whole_domains_less_what_is_private_and_no_answers(
 async def test_an_operator_sees_answers_and_the_gateway_needs_no_right_to_them(mesh: Guarded) -> None:
     async with bus_of(mesh, "gateway-a", K.GATEWAY, cluster="a") as bus, talking(mesh):
         with pytest.raises(Refused):
-            await bus.link.subscribe("_INBOX.>", None)
+            await bus.connection.subscribe("_INBOX.>", None)
         rooms = TapSessions(bus)
         frames = rooms.stream([">"], [], True, OPERATOR, TOKENS[Role.OPERATOR])
         ready, messages = await seen(frames, {"reply"})

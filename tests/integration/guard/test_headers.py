@@ -43,7 +43,7 @@ async def kept(bus: Bus) -> dict[str, dict[str, int]]:
     """How many messages of each subject each stream has."""
     found = {}
     for config in stream_configs(1):
-        info = await jetstream.call(bus.link, f"STREAM.INFO.{config['name']}", {"subjects_filter": ">"})
+        info = await jetstream.call(bus.connection, f"STREAM.INFO.{config['name']}", {"subjects_filter": ">"})
         found[str(config["name"])] = info["state"].get("subjects") or {}
     return found
 
@@ -107,7 +107,7 @@ async def test_a_trace_goes_nowhere_where_its_sender_may_not_publish(mesh: Guard
         async def arrived(message: Msg) -> None:
             heard.add(message.subject)
 
-        await tap.link.subscribe(">", arrived)
+        await tap.connection.subscribe(">", arrived)
         before = await kept(smo)
         own = subjects.HEARTBEAT(sid=who.name)
         targets = (

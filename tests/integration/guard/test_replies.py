@@ -159,7 +159,7 @@ async def test_services_answer_to_the_inbox_of_who_asks_for_this_and_nowhere_els
 
         for target in filter(None, wrong.values()):
             if not target.startswith("$SYS") and "*" not in target:
-                await tap.link.subscribe(target, arrived)
+                await tap.connection.subscribe(target, arrived)
         for target in (*wrong.values(), *wrong.values()):  # a repetition is no better
             attacker.writer.write(f"PUB {subject} {target} {len(payload)}\r\n".encode() + payload + b"\r\n")
         right = reply(subject, payload)
@@ -191,7 +191,7 @@ async def test_another_question_under_a_known_id_gets_an_answer_of_its_own(mesh:
 
         async def ask(bus: Bus, prefix: str) -> int:
             payload = codec.encode(Resolve(prefix=prefix), bus.sender_map, "the-id")
-            answer = await bus.link.ask(
+            answer = await bus.connection.ask(
                 subjects.RESOLVE(), payload, timeout_s=PATIENCE_S, answerer=subjects.RESOLVE.answerer({})
             )
             found = codec.decode_answer(answer.data)
@@ -228,7 +228,7 @@ async def test_word_of_progress_comes_from_who_may_answer_and_from_nobody_else(m
         Bus.connect(mesh.url, name="tap", kind=K.TAP, token=mesh.root) as tap,
         wire(mesh.url, token_of(mesh, other), other.name, K.INSTANCE, headers=True) as stranger,
     ):
-        await tap.link.subscribe(subjects.EXPORT(job="j", sid=INSTANCE.name), overheard)
+        await tap.connection.subscribe(subjects.EXPORT(job="j", sid=INSTANCE.name), overheard)
         await instance.serve(subjects.EXPORT, export, job="j", sid=INSTANCE.name)
         exporting = asyncio.create_task(
             smo.command(
@@ -245,7 +245,7 @@ async def test_word_of_progress_comes_from_who_may_answer_and_from_nobody_else(m
         stranger.writer.write(f"HPUB {inbox} {len(head)} {len(head)}\r\n".encode() + head + b"\r\n")
         lines = await stranger.until_pong()
         assert any(b"Permissions Violation for Publish" in line and inbox.encode() in line for line in lines)
-        await eventually(lambda: [each.so_far for each in smo.link._questions._open.values()] == [3])
+        await eventually(lambda: [each.so_far for each in smo.connection._questions._open.values()] == [3])
         forged.set()
         assert (await exporting).bytes == 9
 

@@ -119,7 +119,7 @@ async def state(bus: Bus) -> dict[str, Any]:
     for config in streams.stream_configs(1):
         name = config["name"]
         try:
-            info = await jetstream.call(bus.link, f"STREAM.INFO.{name}")
+            info = await jetstream.call(bus.connection, f"STREAM.INFO.{name}")
         except NotFound:
             found[name] = "deleted"
             continue
@@ -139,7 +139,7 @@ async def furnish(mesh: Guarded) -> None:
         record = AuditRecord.model_construct(
             number=1, at=1.0, kind="act", authorizer="authorizer", previous="", hash=""
         )
-        await authorizer.link.ask(
+        await authorizer.connection.ask(
             subjects.AUDIT(authorizer="authorizer"),
             codec.encode(record, authorizer.sender_map, "1"),
             timeout_s=5,
@@ -186,7 +186,7 @@ async def test_nobody_takes_from_a_consumer_of_somebody_else(mesh: Guarded) -> N
         config = {"name": "of-another", "filter_subject": "$KV.jobs.>", "ack_policy": "none"}
         config |= {"deliver_policy": "all", "mem_storage": True, "inactive_threshold": 60_000_000_000}
         made = {"stream_name": "KV_jobs", "config": config}
-        await bus.link.ask(
+        await bus.connection.ask(
             "$JS.API.CONSUMER.CREATE.KV_jobs.of-another.$KV.jobs.>", json.dumps(made).encode(), timeout_s=5
         )
         for name, who in ATTACKERS.items():

@@ -327,13 +327,13 @@ async def test_a_tenant_that_is_full_leaves_the_other_its_share(tmp_path: Path) 
     async with sharing(tmp_path, 8 * MIB) as found:
         async with found.bus(found.red) as red, found.bus(found.blue) as blue:
             for bus in (red, blue):
-                await jetstream.call(bus.link, "STREAM.CREATE.OBJ_artifacts", objects)
+                await jetstream.call(bus.connection, "STREAM.CREATE.OBJ_artifacts", objects)
             await red.objects.put("fits", bytes(4 * MIB))
             with pytest.raises(DmscError):
                 await red.objects.put("does-not", bytes(8 * MIB))
             await blue.objects.put("weights", bytes(6 * MIB))
             with pytest.raises(Unavailable):  # nor can it reserve what it does not have
-                await jetstream.call(red.link, "STREAM.CREATE.JOBS", jobs)
+                await jetstream.call(red.connection, "STREAM.CREATE.JOBS", jobs)
         await found.server.restart()
         async with found.bus(found.red) as red, found.bus(found.blue) as blue:
             assert [each.name for each in await red.objects.list()] == ["fits"]

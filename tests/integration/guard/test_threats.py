@@ -386,12 +386,12 @@ async def test_a_stored_message_can_not_be_sent_elsewhere_by_reading_it(mesh: Gu
     ):
         subscription = await orchestrator.serve(subjects.CANCEL, cancel)
         place = subjects.SUGGESTION(owner=MESH, module="mine")
-        await module.link.send(place, crafted)
+        await module.connection.send(place, crafted)
         await module.barrier()
         assert await reader.denied(publish=[f"$JS.API.DIRECT.GET.POLICIES.{place}"])
         # the mesh's owner may, and its tap could be somebody's tool
         async with bus_of(mesh, Identity(name="tap", kind=K.TAP)) as tap:
-            await tap.link.send(f"$JS.API.DIRECT.GET.POLICIES.{place}", b"", reply=victim)
+            await tap.connection.send(f"$JS.API.DIRECT.GET.POLICIES.{place}", b"", reply=victim)
         async with asyncio.timeout(PATIENCE_S):
             while orchestrator.counters.dead_letters == 0:  # noqa: ASYNC110  # it has no event for it
                 await asyncio.sleep(0.01)
@@ -437,8 +437,8 @@ async def test_a_wide_subscription_hears_no_more_than_the_narrow_ones(mesh: Guar
         for number, subject in enumerate(sorted(wide)):
             viewer.writer.write(f"SUB {subject} w{number}\r\n".encode())
         await viewer.until_pong()
-        await orchestrator.link.send(private, b"")
-        await orchestrator.link.send(open_to_all, b"")
+        await orchestrator.connection.send(private, b"")
+        await orchestrator.connection.send(open_to_all, b"")
         await orchestrator.barrier()
         heard = {line.split()[1].decode() for line in await viewer.until_pong() if line.startswith(b"MSG")}
     assert heard == {open_to_all}

@@ -159,7 +159,9 @@ class OwnMesh:
         """A client at the NATS door that also sees what is on the bus."""
         client = Bus.connect(self.urls, name="rita", kind=EntityKind.CLIENT, connect_timeout_s=PATIENCE_S)
         async with client as bus:
-            await streams.provision(bus.link, replicas=self.replicas)  # once: again is the registry's to do
+            await streams.provision(
+                bus.connection, replicas=self.replicas
+            )  # once: again is the registry's to do
             witness = Witness(bus, self)
             watch = await bus.bucket(subjects.REGISTRY_RECORD).watch(witness.registered)
             try:

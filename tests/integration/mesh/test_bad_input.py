@@ -367,13 +367,13 @@ async def test_a_repeated_submission_is_one_job_whichever_gateways_hear_it(mesh:
         subject = subjects.DOOR(action="job-submit")
         gateways = subjects.DOOR.answerer({})
         answers = await asyncio.gather(
-            *(bus.link.ask(subject, data, timeout_s=PATIENCE_S, answerer=gateways) for _ in range(24))
+            *(bus.connection.ask(subject, data, timeout_s=PATIENCE_S, answerer=gateways) for _ in range(24))
         )
         told = [codec.decode_answer(answer.data) for answer in answers]
         later = codec.encode(request, bus.sender_map, "another-command")
         told.append(
             codec.decode_answer(
-                (await bus.link.ask(subject, later, timeout_s=PATIENCE_S, answerer=gateways)).data
+                (await bus.connection.ask(subject, later, timeout_s=PATIENCE_S, answerer=gateways)).data
             )
         )
     assert through == {"gateway-a", "gateway-b"}, "the repetition never reached a second gateway"

@@ -362,7 +362,7 @@ async def test_one_server_of_three_is_killed_with_the_decisions_in_its_hands(
                 job = await client.submit(spec("server-killed"))
                 await struck(client, job, subjects.STEP_PREPARE)
                 processes = mesh.alive()
-                info = await jetstream.call(client.bus.link, "STREAM.INFO.KV_steps")
+                info = await jetstream.call(client.bus.connection, "STREAM.INFO.KV_steps")
                 assert info["config"]["num_replicas"] == 3
                 leads = int(info["cluster"]["leader"].rpartition("-")[2]) - 1
                 await cluster.servers[leads].kill()

@@ -186,7 +186,7 @@ def garble(mesh: Mesh, *keys: str) -> None:
         address, kind = find_bus(state=mesh.state), EntityKind.ORCHESTRATOR
         async with Bus.connect(address.servers, name="t", kind=kind, token=address.token) as bus:
             for key in keys:
-                await jetstream.publish(bus.link, f"$KV.{key}", b"garbage")
+                await jetstream.publish(bus.connection, f"$KV.{key}", b"garbage")
 
     asyncio.run(publish())
 

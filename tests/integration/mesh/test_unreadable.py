@@ -120,7 +120,7 @@ async def live(client: Witness) -> dict[str, bytes]:
     """Every key of every bucket, with its value."""
     found: dict[str, bytes] = {}
     for bucket in stream_specs.BUCKETS:
-        async with OrderedConsumer.open(client.bus.link, f"KV_{bucket}", f"$KV.{bucket}.>") as reader:
+        async with OrderedConsumer.open(client.bus.connection, f"KV_{bucket}", f"$KV.{bucket}.>") as reader:
             async for item in reader.present():
                 if not item.is_marker:
                     found[item.subject] = item.data
@@ -128,7 +128,7 @@ async def live(client: Witness) -> dict[str, bytes]:
 
 
 async def spoil(client: Witness, kind: str, value: bytes, subject: str) -> None:
-    await jetstream.publish(client.bus.link, subject, GARBAGE[kind](value))
+    await jetstream.publish(client.bus.connection, subject, GARBAGE[kind](value))
 
 
 async def kept(client: Witness) -> dict[str, list[bytes]]:
@@ -178,7 +178,7 @@ async def test_garbage_over_every_key_of_a_running_mesh_stops_neither_job_nor_me
             if value.startswith((b"\x87", b"\x88")):
                 good[subject] = value
             garbage = GARBAGE[kind](good.get(subject, b""))
-            await jetstream.publish(witness.bus.link, subject, garbage)
+            await jetstream.publish(witness.bus.connection, subject, garbage)
             spoilt.setdefault(subject.split(".")[1], []).append(garbage)
         assert not (await witness.record(job)).ends_as, "the fault came too late"
     assert spoilt.keys() >= set(stream_specs.BUCKETS)
@@ -239,12 +239,12 @@ async def made_newer(client: Witness, subject: str) -> tuple[bytes, bytes]:
     """What was there, and what is there now: of a newer version. Nobody has written in between."""
     while True:
         stream = f"KV_{subject.split('.')[1]}"
-        last = await jetstream.last(client.bus.link, stream, subject, leader=True)
+        last = await jetstream.last(client.bus.connection, stream, subject, leader=True)
         assert last is not None
         newer = msgpack.packb({**msgpack.unpackb(last.data), "version": (2, 0)})
         with contextlib.suppress(Conflict):
             headers = {jetstream.EXPECTED: str(last.sequence)}
-            await jetstream.publish(client.bus.link, subject, newer, headers)
+            await jetstream.publish(client.bus.connection, subject, newer, headers)
             return last.data, newer
 
 
@@ -271,7 +271,7 @@ async def test_a_newer_version_that_comes_under_a_running_job_ends_the_term_and_
     value, newer = await made_newer(witness, subject)
     assert "2.0" in await refusal(witness, f"{bucket}.{job}")
     assert (await live(witness))[subject] == newer
-    await jetstream.publish(witness.bus.link, subject, value)
+    await jetstream.publish(witness.bus.connection, subject, value)
     await done(witness, job)
     assert (await witness.record(job)).epoch > 1, "it was over before the term"
     assert {len(pids) for pids in witness.processes[job].values()} == {1}, "somebody was replaced"
@@ -290,6 +290,6 @@ async def test_a_newer_version_is_no_garbage(witness: Witness, bucket: str) -> N
     with pytest.raises(Unavailable):
         await witness.bus.request(subjects.QUERY, subjects.QUERY.schema(job=job), timeout_s=0.5)
     assert (await live(witness))[subject] == newer
-    await jetstream.publish(witness.bus.link, subject, value)
+    await jetstream.publish(witness.bus.connection, subject, value)
     await witness.ready()
     await done(witness, await witness.submit(spec("after-newer")))

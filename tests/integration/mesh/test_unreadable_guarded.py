@@ -65,11 +65,11 @@ def spec(name: str) -> JobSpec:
 async def spoil(mesh: Mesh, kind: EntityKind, stream: str, pattern: str, garbage: bytes) -> int:
     """Over every key; how many there were."""
     async with Bus.connect(mesh.servers, name="spoiler", kind=kind, token=mesh.bus_token) as bus:
-        async with OrderedConsumer.open(bus.link, stream, pattern) as reader:
+        async with OrderedConsumer.open(bus.connection, stream, pattern) as reader:
             keys = {item.subject async for item in reader.present() if not item.is_marker}
         for key in keys:
             with contextlib.suppress(DmscError):
-                await jetstream.publish(bus.link, key, garbage)
+                await jetstream.publish(bus.connection, key, garbage)
         assert bus.counters.denied == 0
     return len(keys)
 

@@ -109,9 +109,9 @@ async def test_it_makes_its_streams_again_whatever_asks_first(own_server: Embedd
         await rendezvous.ensure(bus)
         meet = Rendezvous(bus, "meet")
         for ask in (lambda: meet.check(["k"]), lambda: meet.keys(), lambda: meet.delete("k")):
-            await jetstream.call(bus.link, "STREAM.DELETE.KV_rendezvous")
+            await jetstream.call(bus.connection, "STREAM.DELETE.KV_rendezvous")
             assert not await ask()
-        await jetstream.call(bus.link, "STREAM.DELETE.KV_rendezvous")
+        await jetstream.call(bus.connection, "STREAM.DELETE.KV_rendezvous")
         await meet.set("k", b"1")
         assert await meet.get("k", timeout_s=0) == b"1"
 
