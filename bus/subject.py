@@ -54,8 +54,9 @@ Reply = TypeVar("Reply", bound=Message, default=Any)
 class Subject(Generic[Request, Reply]):
     """One row of the table. `pattern` has `{tokens}`; calling the row with them gives a concrete subject.
 
-    By default (`names` is None), a request names its receiver, a published message its sender, and a key
-    nobody. An answer with more than `answer_bytes` is neither sent nor read.
+    A row with a bucket is delivered as key-value, one with a reply as a request, unless `delivery` says
+    something else. By default (`names` is None), a request names its receiver, a published message its
+    sender, and a key nobody. An answer with more than `answer_bytes` is neither sent nor read.
     """
 
     name: str
@@ -63,14 +64,14 @@ class Subject(Generic[Request, Reply]):
     schema: type[Request]
     senders: frozenset[EntityKind]
     receivers: frozenset[EntityKind]
-    delivery: Delivery
     about: str
     reply: type[Reply] | None = None
     stream: str | None = None
     bucket: str | None = None
     names: Names | None = None
     answer_bytes: int = ANSWER_BYTES
-    other_replies: tuple[type[Message], ...] = ()  # further types of answers, for askers that know them
+    other_replies: tuple[type[Reply], ...] = ()  # further types of answers, for askers that know them
+    delivery: Delivery = Delivery.CORE
     tokens: tuple[str, ...] = field(init=False)
     answered_by: str = field(init=False)  # the answerer's kind; `any` if there are several
     answerer_token: str | None = field(init=False)  # the token that names the answerer
@@ -78,6 +79,9 @@ class Subject(Generic[Request, Reply]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(re.findall(r"\{(\w+)\}", self.pattern)))
+        if self.bucket is not None or self.reply is not None:
+            derived = Delivery.REQUEST if self.bucket is None else Delivery.KEY_VALUE
+            object.__setattr__(self, "delivery", derived)
         if self.names is None:
             defaults = {Delivery.REQUEST: Names.RECEIVER, Delivery.KEY_VALUE: Names.NOBODY}
             object.__setattr__(self, "names", defaults.get(self.delivery, Names.SENDER))

@@ -3,7 +3,7 @@
 No other package contains a literal subject. The tap's decoding, the documentation
 (`docs/protocol.md`), the permissions of each identity (`bus.guard.permissions`) and the types of requests and
 answers are derived from this table. Everything that sends or receives imports it. It opens no connection and
-decides nothing. Each file holds the rows of one domain; `table` has the function that makes them.
+decides nothing. Each file holds the rows of one domain; `table` has the names of the parties.
 """
 
 from __future__ import annotations

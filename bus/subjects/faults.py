@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import AAM, ALL, CLIENT, CORE, MG, MI, REQUEST, SMO, SR, SRD, STREAM, row
+from bus.subject import Names, Subject
+from bus.subjects.table import AAM, ALL, CLIENT, MG, MI, SMO, SR, SRD, STREAM
 from schemas import fault, telemetry, unreadable
 from schemas.errors import Ack
 
@@ -17,68 +17,64 @@ __all__ = [
     "UNREADABLE",
 ]
 
-LINK_FAULT = row(
+LINK_FAULT = Subject(
     "link fault",
     "fault.link.{cluster}.{job}",
     fault.LinkFault,
     MI,
     SR,
-    CORE,
     "a neighbour's link broke",
     stream="FAULTS",
     names=Names.BOTH,
 )
-FAULT_REPORT = row(
+FAULT_REPORT = Subject(
     "fault report",
     "fault.report.{sid}",
     fault.FaultReport,
-    MG + SR,
+    MG | SR,
     SMO,
-    REQUEST,
     "§4.4(5): an abnormal state",
     reply=Ack,
     names=Names.SENDER,
 )
-FAULT_VERDICT = row(
+FAULT_VERDICT = Subject(
     "fault verdict",
     "fault.verdict.{sid}",
     fault.FaultVerdict,
     SMO,
     ALL,
-    CORE,
     "what it was and what is done",
     stream="FAULTS",
     names=Names.NOBODY,
 )
-FAULT_RECORD = row(
+FAULT_RECORD = Subject(
     "fault record",
     "fault.record.{job}.{sid}",
     fault.FaultRecord,
     SMO,
-    MG + CLIENT,
-    STREAM,
+    MG | CLIENT,
     "the fault queue: each fault from report to end; `mesh` where there is no job",
     stream="FAULT_QUEUE",
     names=Names.NOBODY,
+    delivery=STREAM,
 )
-LOG = row("log", "log.{sid}", telemetry.LogLine, ALL, CLIENT, CORE, "structured log lines", stream="LOGS")
-DEAD_LETTER = row(
+LOG = Subject("log", "log.{sid}", telemetry.LogLine, ALL, CLIENT, "structured log lines", stream="LOGS")
+DEAD_LETTER = Subject(
     "dead letter",
     "dead_letter.{sid}",
     telemetry.DeadLetter,
     ALL,
-    SRD + CLIENT,
-    CORE,
+    SRD | CLIENT,
     "unusable messages",
     stream="DEAD_LETTERS",
 )
-UNREADABLE = row(
+UNREADABLE = Subject(
     "unreadable record",
     "unreadable.{sid}",
     unreadable.UnreadableValue,
-    SMO + SRD + SR + AAM + MG,
-    SMO + CLIENT,
-    STREAM,
+    SMO | SRD | SR | AAM | MG,
+    SMO | CLIENT,
     "values in buckets that nobody can read, with their bytes",
     stream="UNREADABLE",
+    delivery=STREAM,
 )

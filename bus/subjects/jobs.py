@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import (
-    ALL,
-    BROKER,
-    CLIENT,
-    FM,
-    KV,
-    MG,
-    MI,
-    MIC,
-    RECORDS_BYTES,
-    REQUEST,
-    SMO,
-    STREAM,
-    row,
-)
+from bus.subject import Names, Subject
+from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
 from schemas import broker, door, job, module_status, policy
 from schemas.errors import Ack
 
@@ -41,13 +27,12 @@ __all__ = [
     "UPLOADS",
 ]
 
-DOOR = row(
+DOOR = Subject(
     "door",
     "door.{action}",
     door.DoorRequest,
     CLIENT,
     MG,
-    REQUEST,
     "a client's request at any gateway (queue group)",
     reply=door.JobList,
     other_replies=(
@@ -56,139 +41,126 @@ DOOR = row(
     ),
     answer_bytes=RECORDS_BYTES,
 )
-KEPT_ANSWER = row(
+KEPT_ANSWER = Subject(
     "kept answer",
     "{key}",
     door.KeptAnswer,
     MG,
     MG,
-    KV,
     "what was answered to a request with an idempotency key",
     bucket="answers",
 )
-DATASET_OWNER = row(
-    "dataset owner", "{key}", door.DatasetOwner, MG, MG, KV, "who stored which data set", bucket="datasets"
+DATASET_OWNER = Subject(
+    "dataset owner", "{key}", door.DatasetOwner, MG, MG, "who stored which data set", bucket="datasets"
 )
-UPLOADS = row(
-    "uploads", "{key}", door.UserUploads, MG, MG, KV, "room for data sets on their way", bucket="uploads"
+UPLOADS = Subject(
+    "uploads", "{key}", door.UserUploads, MG, MG, "room for data sets on their way", bucket="uploads"
 )
-SUBMIT = row(
+SUBMIT = Subject(
     "submit",
     "job.command.submit",
     door.SubmitJob,
     MG,
     SMO,
-    REQUEST,
     "queue a job",
     reply=job.JobRecord,
     answer_bytes=RECORDS_BYTES,
 )
-SCALE = row(
-    "scale", "job.command.scale", door.ScaleJob, MG, SMO, REQUEST, "more or fewer replicas", reply=Ack
-)
-CHANGE_STAGE = row(
+SCALE = Subject("scale", "job.command.scale", door.ScaleJob, MG, SMO, "more or fewer replicas", reply=Ack)
+CHANGE_STAGE = Subject(
     "change stage",
     "job.command.change_stage",
     door.ChangeStage,
     MG,
     SMO,
-    REQUEST,
     "an instance is to change its stage",
     reply=Ack,
 )
-CANCEL = row(
+CANCEL = Subject(
     "cancel",
     "job.command.cancel",
     door.CancelJob,
     MG,
     SMO,
-    REQUEST,
     "end a job",
     reply=job.JobRecord,
     answer_bytes=RECORDS_BYTES,
 )
-PARK = row(
+PARK = Subject(
     "park",
     "job.command.park",
     door.ParkJob,
     MG,
     SMO,
-    REQUEST,
     "a job gives its slots back and waits",
     reply=job.JobRecord,
     answer_bytes=RECORDS_BYTES,
 )
-RESUME = row(
+RESUME = Subject(
     "resume",
     "job.command.resume",
     door.ResumeJob,
     MG,
     SMO,
-    REQUEST,
     "a parked job goes on",
     reply=job.JobRecord,
     answer_bytes=RECORDS_BYTES,
 )
-QUERY = row(
+QUERY = Subject(
     "query",
     "job.command.query",
     door.JobQuery,
     MG,
     SMO,
-    REQUEST,
     "jobs and records",
     reply=door.JobList,
     answer_bytes=RECORDS_BYTES,
 )
-MESH_QUERY = row(
+MESH_QUERY = Subject(
     "mesh query",
     "mesh.query",
     door.MeshQuery,
     MG,
     SMO,
-    REQUEST,
     "the mesh at a glance",
     reply=door.MeshStatus,
     answer_bytes=RECORDS_BYTES,
 )
-CORDON_PLACE = row(
+CORDON_PLACE = Subject(
     "cordon place",
     "mesh.command.cordon",
     door.CordonPlace,
     MG,
     SMO,
-    REQUEST,
     "no new instances there; drain: and none of the old",
     reply=door.Cordons,
 )
-UNCORDON_PLACE = row(
+UNCORDON_PLACE = Subject(
     "uncordon place",
     "mesh.command.uncordon",
     door.UncordonPlace,
     MG,
     SMO,
-    REQUEST,
     "new instances may go there again",
     reply=door.Cordons,
 )
-JOB_RECORD = row("job record", "{job}", job.JobRecord, SMO, ALL, KV, "the orchestrator's jobs", bucket="jobs")
-JOB_EVENT = row(
+JOB_RECORD = Subject("job record", "{job}", job.JobRecord, SMO, ALL, "the orchestrator's jobs", bucket="jobs")
+JOB_EVENT = Subject(
     "job event",
     "job.event.{job}",
     job.JobEvent,
     SMO,
     ALL,
-    STREAM,
     "what happened to a job, in order",
     stream="JOBS",
+    delivery=STREAM,
 )
-BROKER_REQUEST = row(
+BROKER_REQUEST = Subject(
     "broker request",
     "broker.{kind}.{scope}.{name}",
     broker.BrokerRequest,
-    MI + MIC + FM + CLIENT,
+    MI | MIC | FM | CLIENT,
     BROKER,
-    REQUEST,
     "a call of JetStream, made by a broker for who may not make it (queue group)",
     reply=broker.BrokerAnswer,
     names=Names.SENDER,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import CORE, FM, KV, MG, MI, MIC, REQUEST, SMO, SR, SRD, row
+from bus.subject import Names, Subject
+from bus.subjects.table import FM, MG, MI, MIC, SMO, SR, SRD
 from schemas import cluster, data_plane, leadership, signals
 from schemas.errors import Ack
 
@@ -16,66 +16,60 @@ __all__ = [
     "TERMINATION",
 ]
 
-MESH_REGISTRATION = row(
+MESH_REGISTRATION = Subject(
     "mesh registration",
     "mesh.registration.{sid}",
     signals.NodeRegistration,
-    MG + SR,
+    MG | SR,
     SMO,
-    REQUEST,
     "§4.4(1): MG and SR register with the orchestrator",
     reply=Ack,
     names=Names.SENDER,
 )
-NODE_STATUS = row(
+NODE_STATUS = Subject(
     "node status",
     "mesh.node.{sid}",
     cluster.NodeStatus,
     MIC,
     SMO,
-    REQUEST,
     "a node agent registers its slots, and repeats it when they change",
     reply=Ack,
     names=Names.SENDER,
 )
-TERMINATION = row(
+TERMINATION = Subject(
     "termination",
     "mesh.termination.{job}.{sid}",
     signals.TerminationReport,
-    MG + SR,
-    SMO + SRD,
-    CORE,
+    MG | SR,
+    SMO | SRD,
     "§4.4(6): a job's communication has ended here",
     stream="SIGNALS",
 )
-ROUTE_TABLE = row(
+ROUTE_TABLE = Subject(
     "route table",
     "{job}.{cluster}.{stage}",
     data_plane.RouteTable,
     SR,
-    MI + MG,
-    KV,
+    MI | MG,
     "weighted next hops of one stage for the senders of one cluster",
     bucket="routes",
     names=Names.SENDER,
 )
-LEADERSHIP = row(
+LEADERSHIP = Subject(
     "leadership",
     "{role}",
     leadership.Leadership,
-    SMO + SRD,
-    SMO + SRD,
-    KV,
+    SMO | SRD,
+    SMO | SRD,
     "which of several orchestrators, or registries, leads, and its term; by compare-and-set",
     bucket="leadership",
 )
-LEADER = row(
+LEADER = Subject(
     "leader",
     "mesh.leader",
     leadership.Leadership,
     SMO,
-    MG + SR + MIC + FM,
-    CORE,
+    MG | SR | MIC | FM,
     "a new orchestrator leads: register with it, it knows only what it overheard",
     stream="SIGNALS",
 )

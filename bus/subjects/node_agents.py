@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import KV, MG, MIC, REQUEST, SMO, row
+from bus.subject import Names, Subject
+from bus.subjects.table import MG, MIC, SMO
 from schemas import cluster, files, task_graph
 from schemas.errors import Ack
 
@@ -24,145 +24,131 @@ __all__ = [
     "WRITE_SAMPLE",
 ]
 
-START_INSTANCE = row(
+START_INSTANCE = Subject(
     "start instance",
     "cluster.{agent}.start",
     cluster.InstanceStart,
     SMO,
     MIC,
-    REQUEST,
     "start a unit in a slot",
     reply=cluster.InstanceStarted,
 )
-LINK_SECRET = row(
+LINK_SECRET = Subject(
     "link secret",
     "{job}",
     cluster.LinkSecret,
     SMO,
     SMO,
-    KV,
     "by which a job's instances know each other on tensor links",
     bucket="link_secrets",
 )
-STOP_INSTANCE = row(
+STOP_INSTANCE = Subject(
     "stop instance",
     "cluster.{agent}.stop",
     cluster.InstanceStop,
     SMO,
     MIC,
-    REQUEST,
     "end an incarnation",
     reply=Ack,
 )
-JUDGE = row(
+JUDGE = Subject(
     "judge",
     "cluster.{agent}.judge",
     cluster.Judge,
     SMO,
     MIC,
-    REQUEST,
     "§5.5: how is this instance, how far does the fault reach?",
     reply=cluster.Judgement,
 )
-ANALYSE = row(
+ANALYSE = Subject(
     "analyse",
     "cluster.{agent}.analyse",
     cluster.Analyse,
     SMO,
     MIC,
-    REQUEST,
     "§5.3: analyse a job's model in a short-lived worker",
     reply=Ack,
 )
-STRIKE = row(
+STRIKE = Subject(
     "strike",
     "cluster.{agent}.strike",
     cluster.Strike,
     MG,
     MIC,
-    REQUEST,
     "an operator's fault: kill, freeze or resume an instance",
     reply=cluster.Struck,
 )
-CORDON = row(
+CORDON = Subject(
     "cordon",
     "{agent}.{slot}",
     cluster.Cordon,
     SMO,
     SMO,
-    KV,
     "where no new instances go; `slot` is a number, or `node` for all of them",
     bucket="cordons",
 )
-FORGET_TOPOLOGY = row(
+FORGET_TOPOLOGY = Subject(
     "forget topology",
     "cluster.{agent}.forget",
     cluster.ForgetTopology,
     SMO,
     MIC,
-    REQUEST,
     "§4.4(6): drop a job's topology",
     reply=task_graph.TopologyReleased,
 )
-WRITE_SAMPLE = row(
+WRITE_SAMPLE = Subject(
     "write sample",
     "cluster.{agent}.sample",
     cluster.WriteSample,
     SMO,
     MIC,
-    REQUEST,
     "let the trained model write a short text",
     reply=Ack,
 )
-READ_FILES = row(
+READ_FILES = Subject(
     "read files",
     "cluster.{agent}.read",
     files.ReadFiles,
-    MG + SMO,
+    MG | SMO,
     MIC,
-    REQUEST,
     "weights and checkpoints below a job's URL, which a node opens",
     reply=files.FilesRead,
 )
-REMOVE_CHECKPOINTS = row(
+REMOVE_CHECKPOINTS = Subject(
     "remove checkpoints",
     "cluster.{agent}.remove",
     files.RemoveCheckpoints,
     SMO,
     MIC,
-    REQUEST,
     "what is unfinished or too old of a job's checkpoints goes",
     reply=Ack,
 )
-TOPOLOGY = row(
+TOPOLOGY = Subject(
     "topology",
     "topology.model.{agent}.{job}",
     task_graph.ModelTopology,
     MIC,
     SMO,
-    REQUEST,
     "§5.3: the analysed layer graph",
     reply=Ack,
     names=Names.SENDER,
 )
-ANALYSIS_FAILED = row(
+ANALYSIS_FAILED = Subject(
     "analysis failed",
     "topology.failed.{agent}.{job}",
     cluster.AnalysisFailed,
     MIC,
     SMO,
-    REQUEST,
     "the job can't be trained as written",
     reply=Ack,
     names=Names.SENDER,
 )
-SAMPLE_WRITTEN = row(
+SAMPLE_WRITTEN = Subject(
     "sample written",
     "topology.sample.{agent}.{job}",
     cluster.SampleWritten,
     MIC,
     SMO,
-    REQUEST,
     "what the trained model wrote",
     reply=Ack,
     names=Names.SENDER,

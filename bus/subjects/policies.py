@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import CLIENT, CORE, FM, KV, MG, MI, MIC, RECORDS_BYTES, REQUEST, SMO, SR, row
+from bus.subject import Names, Subject
+from bus.subjects.table import CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR
 from schemas import module_status, observation, policy, task_graph, telemetry
 from schemas.errors import Ack
 
@@ -27,178 +27,161 @@ __all__ = [
     "SUGGESTION",
 ]
 
-INSTANCE_SAMPLE = row(
+INSTANCE_SAMPLE = Subject(
     "instance sample",
     "telemetry.instance.{job}.{sid}",
     telemetry.InstanceSample,
     MI,
-    SR + MG + FM,
-    CORE,
+    SR | MG | FM,
     "an instance's load and speed",
     stream="TELEMETRY",
 )
-NODE_SAMPLE = row(
+NODE_SAMPLE = Subject(
     "node sample",
     "telemetry.node.{agent}",
     telemetry.NodeSample,
     MIC,
-    SR + MG + SMO + FM,
-    CORE,
+    SR | MG | SMO | FM,
     "a node's load",
     stream="TELEMETRY",
 )
-OBSERVATION = row(
+OBSERVATION = Subject(
     "observation",
     "telemetry.observation.{source}",
     observation.Observation,
-    MG + CLIENT,
+    MG | CLIENT,
     FM,
-    CORE,
     "what a system outside the mesh has seen, as a gateway let it in",
     stream="TELEMETRY",
     names=Names.NOBODY,
 )
-JOB_TOPOLOGY = row(
+JOB_TOPOLOGY = Subject(
     "job topology",
     "topology.graph.{job}",
     task_graph.JobTopology,
     SMO,
     FM,
-    CORE,
     "a job's units, edges and places, whenever they are decided",
     stream="SIGNALS",
 )
-SUGGESTION = row(
+SUGGESTION = Subject(
     "policy suggestion",
     "policy.suggestion.{owner}.{module}",
     policy.PolicySuggestion,
     FM,
     SMO,
-    CORE,
     "what a functional module would do",
     stream="POLICIES",
 )
-POLICY_DECISION = row(
+POLICY_DECISION = Subject(
     "policy decision",
     "policy.decision.{module}",
     policy.PolicyDecision,
     SMO,
-    FM + CLIENT,
-    CORE,
+    FM | CLIENT,
     "adopted or declined, and why",
     stream="POLICIES",
     names=Names.NOBODY,
 )
-POLICY_SCORE = row(
+POLICY_SCORE = Subject(
     "policy score",
     "policy.score.{owner}.{module}",
     policy.PolicyScore,
     FM,
-    SMO + CLIENT,
-    CORE,
+    SMO | CLIENT,
     "what a suggestion was worth, by what then happened",
     stream="POLICIES",
 )
-POLICY_SWITCH = row(
+POLICY_SWITCH = Subject(
     "policy switch",
     "policy.switch.{module}",
     policy.PolicySwitch,
     SMO,
-    FM + CLIENT,
-    CORE,
+    FM | CLIENT,
     "another version of a module is the active one",
     stream="POLICIES",
     names=Names.NOBODY,
 )
-PROMOTE_MODULE = row(
+PROMOTE_MODULE = Subject(
     "promote module",
     "policy.command.promote",
     policy.PromoteModule,
     MG,
     SMO,
-    REQUEST,
     "make a version of a module the active one",
     reply=policy.PolicySwitch,
 )
-ROLL_BACK_MODULE = row(
+ROLL_BACK_MODULE = Subject(
     "roll back module",
     "policy.command.rollback",
     policy.RollBackModule,
     MG,
     SMO,
-    REQUEST,
     "make the version before active again",
     reply=policy.PolicySwitch,
 )
-MODULE_RECORD = row(
+MODULE_RECORD = Subject(
     "module record",
     "{module}",
     policy.ModuleRecord,
     SMO,
     SMO,
-    KV,
     "which version of a module is active",
     bucket="modules",
 )
-MODULE_STANDING = row(
+MODULE_STANDING = Subject(
     "module standing",
     "{module}.{version}",
     policy.ModuleStanding,
     SMO,
     SMO,
-    KV,
     "what a module was ordered to be, and how it has fared, for the next orchestrator",
     bucket="standings",
 )
-MODULE_LIFECYCLE = row(
+MODULE_LIFECYCLE = Subject(
     "module lifecycle",
     "policy.lifecycle.{owner}.{module}",
     policy.ModuleLifecycle,
     FM,
     SMO,
-    REQUEST,
     "a functional module's state and version",
     reply=Ack,
     names=Names.SENDER,
 )
-MODULE_ORDER = row(
+MODULE_ORDER = Subject(
     "module order",
     "policy.order.{sid}",
     policy.ModuleOrder,
     SMO,
     FM,
-    REQUEST,
     "activate, shadow, drain; enable or disable for jobs",
     reply=policy.ModuleLifecycle,
 )
-DIRECT_MODULE = row(
+DIRECT_MODULE = Subject(
     "direct module",
     "policy.command.direct",
     policy.DirectModule,
     MG,
     SMO,
-    REQUEST,
     "give a module an order",
     reply=policy.ModuleLifecycle,
 )
-MODULE_QUERY = row(
+MODULE_QUERY = Subject(
     "module query",
     "policy.command.query",
     module_status.ModuleQuery,
     MG,
     SMO,
-    REQUEST,
     "which modules run, and how they fare",
     reply=module_status.ModuleList,
     answer_bytes=RECORDS_BYTES,
 )
-MODULE_QUESTION = row(
+MODULE_QUESTION = Subject(
     "module question",
     "policy.question.{module}.{version}",
     module_status.ModuleQuestion,
-    CLIENT + MG + SR + SMO,
+    CLIENT | MG | SR | SMO,
     FM,
-    REQUEST,
     "what would you do now? `version` is one, or `active`",
     reply=module_status.ModuleAnswer,
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import AAM, ALL, BROKER, CORE, FM, KV, MG, MI, MIC, REQUEST, SMO, SR, SRD, row
+from bus.subject import Names, Subject
+from bus.subjects.table import AAM, ALL, BROKER, FM, MG, MI, MIC, SMO, SR, SRD
 from schemas import registry, signals
 from schemas.errors import Ack
 
@@ -17,69 +17,63 @@ __all__ = [
     "STATE_CHANGE",
 ]
 
-INSTANCE_RECORD = row(
+INSTANCE_RECORD = Subject(
     "instance record",
     "registry.instance_record.{agent}.{sid}",
     signals.Registration,
     MIC,
     SRD,
-    REQUEST,
     "Type 1 of an instance that died before it could register, by its node agent",
     reply=signals.RegistrationLease,
     names=Names.SENDER,
 )
-INSTANCE_STATE = row(
+INSTANCE_STATE = Subject(
     "instance state",
     "registry.instance_state.{agent}.{sid}",
     registry.StateChange,
     MIC,
     SRD,
-    REQUEST,
     "how an instance ended, or that it stands still, by its node agent",
     reply=Ack,
     names=Names.SENDER,
 )
-HEARTBEAT = row(
-    "heartbeat", "registry.heartbeat.{sid}", registry.Heartbeat, ALL, SRD, CORE, "alive, once a second"
+HEARTBEAT = Subject(
+    "heartbeat", "registry.heartbeat.{sid}", registry.Heartbeat, ALL, SRD, "alive, once a second"
 )
-STATE_CHANGE = row(
+STATE_CHANGE = Subject(
     "state change",
     "registry.state.{sid}",
     registry.StateChange,
-    MI + MG + SR + MIC + AAM + SMO + FM + BROKER + SRD,
+    MI | MG | SR | MIC | AAM | SMO | FM | BROKER | SRD,
     SRD,
-    REQUEST,
     "an incarnation's state moved",
     reply=Ack,
     names=Names.SENDER,
 )
-RESOLVE = row(
+RESOLVE = Subject(
     "resolve",
     "registry.resolve",
     registry.Resolve,
     ALL,
     SRD,
-    REQUEST,
     "discovery by content, in pages; without filters: a snapshot",
     reply=registry.Resolved,
 )
-RELEASE_JOB = row(
+RELEASE_JOB = Subject(
     "release job",
     "registry.release",
     registry.ReleaseJob,
     SMO,
     SRD,
-    REQUEST,
     "§4.4(6): forget a job's records, routes and ports",
     reply=Ack,
 )
-REGISTRY_RECORD = row(
+REGISTRY_RECORD = Subject(
     "registry record",
     "{sid}",
     registry.ServiceRecord,
     SRD,
     ALL,
-    KV,
     "the registry's records",
     bucket="registry",
 )

@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import (
-    AAM,
-    BROKER,
-    CORE,
-    FM,
-    KV,
-    MG,
-    MI,
-    MIC,
-    RECORDS_BYTES,
-    REQUEST,
-    SMO,
-    SR,
-    SRD,
-    STREAM,
-    row,
-)
+from bus.subject import Names, Subject
+from bus.subjects.table import AAM, BROKER, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR, SRD, STREAM
 from schemas import access, audit, secrets, signals
 from schemas.errors import Ack
 
@@ -38,129 +22,118 @@ __all__ = [
     "USER_RECORD",
 ]
 
-REGISTRATION = row(
+REGISTRATION = Subject(
     "registration",
     "signal.registration.{sid}",
     signals.Registration,
-    MI + MG + SR + MIC + AAM + SMO + FM + BROKER + SRD,
+    MI | MG | SR | MIC | AAM | SMO | FM | BROKER | SRD,
     SRD,
-    REQUEST,
     "Type 1: a service registers or updates its record",
     reply=signals.RegistrationLease,
     names=Names.SENDER,
 )
-ADVERTISEMENT = row(
+ADVERTISEMENT = Subject(
     "advertisement",
     "signal.advertisement",
     signals.RouteAdvertisement,
     SRD,
-    SR + MG + SMO + FM,
-    CORE,
+    SR | MG | SMO | FM,
     "Type 2: reachable instances; deltas at once, full state periodically",
     stream="SIGNALS",
 )
-ACCESS = row(
+ACCESS = Subject(
     "access",
     "signal.access.{gateway}",
     signals.AccessRequest,
     MG,
     AAM,
-    REQUEST,
     "Type 3: may this bearer do that?",
     reply=signals.AccessDecision,
     names=Names.SENDER,
 )
-USER_COMMAND = row(
+USER_COMMAND = Subject(
     "user command",
     "access.users.{gateway}",
     access.UserCommand,
     MG,
     AAM,
-    REQUEST,
     "users and their tokens: add, list, token, revoke, remove",
     reply=access.UserAnswer,
     other_replies=(access.SealedAnswer,),
     answer_bytes=RECORDS_BYTES,
     names=Names.SENDER,
 )
-EXPLAIN_ACCESS = row(
+EXPLAIN_ACCESS = Subject(
     "explain access",
     "access.explain.{gateway}",
     access.ExplainAccess,
     MG,
     AAM,
-    REQUEST,
     "which rule lets whom do what",
     reply=access.AccessExplanation,
     names=Names.SENDER,
 )
-USER_RECORD = row(
+USER_RECORD = Subject(
     "user record",
     "{name}",
     access.StoredUser,
     AAM,
     AAM,
-    KV,
     "the users that have tokens which expire",
     bucket="users",
 )
-SECRET = row(
+SECRET = Subject(
     "secret",
     "{user}.{name}",
     secrets.StoredSecret,
-    MG + SMO,
-    MG + SMO,
-    KV,
+    MG | SMO,
+    MG | SMO,
     "URLs with credentials that jobs name, sealed to the orchestrators",
     bucket="secrets",
 )
-REVOCATION = row(
+REVOCATION = Subject(
     "revocation",
     "{kind}.{id}",
     access.Revocation,
     AAM,
-    AAM + MG,
-    KV,
+    AAM | MG,
     "tokens, and users, that open nothing any more",
     bucket="revocations",
 )
-AUDIT = row(
+AUDIT = Subject(
     "audit",
     "audit.{authorizer}",
     audit.AuditRecord,
     AAM,
-    AAM + MG,
-    STREAM,
+    AAM | MG,
     "refusals and privileged acts, each record with the hash of the one before",
     stream="AUDIT",
+    delivery=STREAM,
 )
-COMPUTE = row(
+COMPUTE = Subject(
     "compute",
     "signal.compute.{cluster}",
     signals.ComputeNotification,
     SR,
-    MG + SR + FM,
-    CORE,
+    MG | SR | FM,
     "Type 4: load, heterogeneity and latency of a cluster's instances",
     stream="SIGNALS",
 )
-QOS_REPORT = row(
+QOS_REPORT = Subject(
     "qos report",
     "signal.qos.report.{sid}",
     signals.QosReport,
-    MG + SR,
-    SMO + FM,
-    CORE,
+    MG | SR,
+    SMO | FM,
     "Type 5 up: a cluster's throughput, latency, errors",
     stream="SIGNALS",
 )
-QOS_POLICY = row(
+QOS_POLICY = Subject(
     "qos policy",
     "signal.qos.policy.{sid}",
     signals.CommunicationPolicy,
     SMO,
-    MG + SR,
-    REQUEST,
+    MG | SR,
     "Type 5 down: how a job's traffic is to flow",
     reply=Ack,
 )

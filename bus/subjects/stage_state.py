@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bus.subject import Names
-from bus.subjects.table import BROKER, CLIENT, CORE, FM, MG, MI, REQUEST, SMO, row
+from bus.subject import Names, Subject
+from bus.subjects.table import BROKER, CLIENT, FM, MG, MI, SMO
 from schemas import checkpoint, data_plane, files, peer_copy, step, store
 from schemas.errors import Ack
 
@@ -23,134 +23,121 @@ __all__ = [
     "STORE_QUERY",
 ]
 
-STATE_SEND = row(
+STATE_SEND = Subject(
     "state send",
     "state.send.{job}.{sid}",
     step.StateSend,
     SMO,
     MI,
-    REQUEST,
     "stream your state to a newcomer",
     reply=step.StateReady,
 )
-STATE_WAIT = row(
+STATE_WAIT = Subject(
     "state wait",
     "state.wait.{job}.{sid}",
     step.StateWait,
     SMO,
     MI,
-    REQUEST,
     "answer once you hold this version",
     reply=step.StateReady,
 )
-STATE_RESTORE = row(
+STATE_RESTORE = Subject(
     "state restore",
     "state.restore.{job}.{sid}",
     step.StateRestore,
     SMO,
     MI,
-    REQUEST,
     "take this version from a checkpoint or the seed",
     reply=step.StateReady,
 )
-COPY_TO = row(
+COPY_TO = Subject(
     "copy to",
     "state.keep.{job}.{sid}",
     peer_copy.CopyTo,
     SMO,
     MI,
-    REQUEST,
     "keep a copy of your state at this peer",
     reply=Ack,
 )
-COPY_STATUS = row(
+COPY_STATUS = Subject(
     "copy status",
     "state.held.{job}.{sid}",
     peer_copy.CopyStatus,
     SMO,
     MI,
-    REQUEST,
     "which version does the copy that you hold reach?",
     reply=peer_copy.CopyHeld,
 )
-COPY_SEND = row(
+COPY_SEND = Subject(
     "copy send",
     "state.copy.{job}.{sid}",
     peer_copy.CopySend,
     SMO,
     MI,
-    REQUEST,
     "send a newcomer the copy of its stage",
     reply=step.StateReady,
 )
-CHECKPOINT = row(
+CHECKPOINT = Subject(
     "checkpoint",
     "state.checkpoint.{job}.{sid}",
     checkpoint.CheckpointOrder,
     SMO,
     MI,
-    REQUEST,
     "copy your state, then write it",
     reply=checkpoint.CheckpointTaken,
 )
-CHECKPOINT_WAIT = row(
+CHECKPOINT_WAIT = Subject(
     "checkpoint wait",
     "state.written.{job}.{sid}",
     checkpoint.CheckpointWait,
     SMO,
     MI,
-    REQUEST,
     "answer once your part of the checkpoint is stored",
     reply=checkpoint.CheckpointWritten,
 )
-PUBLISH_FILE = row(
+PUBLISH_FILE = Subject(
     "publish file",
     "state.publish.{job}.{sid}",
     files.PublishFile,
     SMO,
     MI,
-    REQUEST,
     "write a checkpoint's manifest, or the weights' list, below your job's artifacts",
     reply=Ack,
 )
-EXPORT = row(
+EXPORT = Subject(
     "export",
     "state.export.{job}.{sid}",
     step.ExportOrder,
     SMO,
     MI,
-    REQUEST,
     "write your weights",
     reply=step.Exported,
 )
-STORE_QUERY = row(
+STORE_QUERY = Subject(
     "store query",
     "store.query.{job}.{sid}",
     store.StoreQuery,
-    SMO + MG + FM + CLIENT + BROKER,
+    SMO | MG | FM | CLIENT | BROKER,
     MI,
-    REQUEST,
     "§6.3: rows of an instance's local store, read only",
     reply=store.StoreRows,
 )
-NOTICE = row(
+NOTICE = Subject(
     "notice",
     "data.notice.{job}.{sid}",
     data_plane.MicrobatchNotice,
     MI,
-    MI + FM,
-    CORE,
+    MI | FM,
     "a hop: these tensors wait for you; repeated until answered",
     stream="STEPS",
     names=Names.RECEIVER,
 )
-NOTICE_ANSWER = row(
+NOTICE_ANSWER = Subject(
     "notice answer",
     "data.answer.{job}.{sid}",
     data_plane.NoticeAnswer,
     MI,
     MI,
-    CORE,
     "accepted, held, stale, later",
     names=Names.RECEIVER,
 )
