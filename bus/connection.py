@@ -20,11 +20,11 @@ from bus.messaging.disconnects import connection_name
 from bus.messaging.handlers import Handler, Server, Subscription
 from bus.messaging.key_value import Bucket
 from bus.messaging.object_store import ObjectStore
-from bus.messaging.port import BusCounters
+from bus.messaging.port import BusCounters, MessagingTimes
 from bus.messaging.sealed_requests import RequestSealer
 from bus.messaging.streams import StreamRecord
 from bus.nats.client import NatsConnection
-from bus.nats.dialer import Token, inbox_prefix
+from bus.nats.dialer import ConnectionTimes, Token, inbox_prefix
 from bus.nats.liveness import BusLiveness
 from bus.security.sealing import Keyring
 from bus.subject import Reply, Request, Subject
@@ -36,8 +36,6 @@ from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
 from schemas.limits import REPEAT_FIRST_S, REPEAT_MOST_S
 
-TURN_S = 0.005
-"""How often publishing, which does not wait by itself, yields, so that loops do not starve the heartbeats."""
 KNOWN_SUBJECTS = 4_096
 """How many concrete subjects are cached, so as not to be built again at each publish."""
 
@@ -50,11 +48,14 @@ class Bus:
     flight fail at once; `command` and `append` wait and repeat. Subscriptions come back by themselves.
     """
 
-    def __init__(self, connection: NatsConnection, sender: Sender) -> None:
+    def __init__(
+        self, connection: NatsConnection, sender: Sender, times: MessagingTimes = MessagingTimes()
+    ) -> None:
         self.sender = sender
         self.metrics_url = ""  # the URL of this process's metrics, for its registrations
         self.counters = BusCounters(_connection=connection)
         self.connection = connection
+        self.times = times
         self.sender_map = codec.sender_map(sender)
         self._ids = itertools.count(1)
         self._turn_ends = 0.0
@@ -80,6 +81,8 @@ class Bus:
         token: Token | None = None,
         incarnation: str | None = None,
         connect_timeout_s: float = 5.0,
+        times: MessagingTimes = MessagingTimes(),
+        connection_times: ConnectionTimes = ConnectionTimes(),
     ) -> AsyncIterator[Bus]:
         """Connects, and closes at the end of the block.
 
@@ -91,6 +94,7 @@ class Bus:
                 unguarded server, a token or `user:password`; or a function that is called at each dial.
             incarnation: The incarnation, which does not survive restarts; random by default.
             connect_timeout_s: How long to try.
+            times, connection_times: Timeouts and pauses; tests choose others.
 
         Raises:
             BusUnreachable: nothing answers at `servers`.
@@ -100,15 +104,19 @@ class Bus:
         if not urls:
             raise BadInput("no bus address given: pass nats://host:port")
         sender = Sender(name=name, kind=kind, incarnation=incarnation or secrets.token_hex(4))
-        label = connection_name(sender)
         connection = NatsConnection(
-            urls, name=name, label=label, token=token, inbox_prefix=inbox_prefix(name, kind, token), kind=kind
+            urls,
+            name=name,
+            label=connection_name(sender),
+            token=token,
+            inbox_prefix=inbox_prefix(name, kind, token),
+            kind=kind,
+            times=connection_times,
         )
         await connection.open(connect_timeout_s)
-        bus = cls(connection, sender)
+        bus = cls(connection, sender, times)
         bus._sealer = RequestSealer(bus, token)
-        as_whom = callers(token, name, kind, nonce=connection.wants_signatures)
-        if as_whom:
+        if as_whom := callers(token, name, kind, nonce=connection.wants_signatures):
             connection.broker = BrokeredJetStream(connection, sender, bus.next_id, as_whom)
         try:
             yield bus
@@ -179,7 +187,7 @@ class Bus:
         now = time.monotonic()
         if now > self._turn_ends:
             await asyncio.sleep(0)
-            self._turn_ends = time.monotonic() + TURN_S
+            self._turn_ends = time.monotonic() + self.times.turn_s
         return envelope_id
 
     async def request(

@@ -32,9 +32,6 @@ KEPT_LINES = 2_000
 logs do not fill memory."""
 TEXT_LIMIT = 2_000
 """Most characters of one field on the bus."""
-LINES_PER_S, BURST_LINES = 200.0, 2_000.0
-"""Lines below `error` that a process ships, per second in the long run and at once. A loop that logs all the
-time must not push the others' lines off the bounded stream."""
 
 
 @dataclass(slots=True)
@@ -53,22 +50,27 @@ own_sending: ContextVar[bool] = ContextVar("own_sending", default=False)
 
 
 class ShippingBuffer:
-    """The lines that wait, by service; "" stands for services that do not ship their own lines."""
+    """The lines that wait, by service; "" stands for services that do not ship their own lines.
 
-    def __init__(self) -> None:
+    `lines_per_s` and `burst_lines` bound the lines below `error` that a process ships, in the long run and at
+    once: a loop that logs all the time must not push the others' lines off the bounded stream.
+    """
+
+    def __init__(self, *, lines_per_s: float = 200.0, burst_lines: float = 2_000.0) -> None:
+        self._lines_per_s, self._burst_lines = lines_per_s, burst_lines
         self.level = LEVELS.index("info")
         self.waiting: dict[str, deque[LogLine]] = {}
         self.shippers: Counter[str] = Counter()
         self.dropped = 0
-        self._allowance, self._refilled_at = BURST_LINES, time.monotonic()
+        self._allowance, self._refilled_at = burst_lines, time.monotonic()
 
     def may_ship(self, level: str) -> bool:
         """Whether the rate limit, a token bucket (Turner 1986), allows a line; errors are always allowed."""
         if level in ("error", "critical"):
             return True
         now = time.monotonic()
-        gained = (now - self._refilled_at) * LINES_PER_S
-        self._allowance, self._refilled_at = min(BURST_LINES, self._allowance + gained), now
+        gained = (now - self._refilled_at) * self._lines_per_s
+        self._allowance, self._refilled_at = min(self._burst_lines, self._allowance + gained), now
         if self._allowance < 1:
             return False
         self._allowance -= 1

@@ -16,15 +16,17 @@ from schemas.job import JobRecord
 if TYPE_CHECKING:
     from bus.connection import Bus
 
-FRESH_S = 5.0
-"""How long the answer about a job is cached. Its specification never changes, but the job may disappear."""
 MOST_JOBS = 1_024
 
 
 class JobObjects:
-    """Reads a job's record on demand and caches the resulting object names for `FRESH_S`."""
+    """Reads a job's record on demand and caches the resulting object names for `fresh_s`.
 
-    def __init__(self, bus: Bus) -> None:
+    A job's specification never changes, but the job may disappear.
+    """
+
+    def __init__(self, bus: Bus, *, fresh_s: float = 5.0) -> None:
+        self._fresh_s = fresh_s
         self._bucket = bus.bucket(subjects.JOB_RECORD)
         self._cache: OrderedDict[str, tuple[float, ObjectNames]] = OrderedDict()
 
@@ -42,7 +44,7 @@ class JobObjects:
             return ObjectNames()
         now = time.monotonic()
         cached = self._cache.get(asker.scope)
-        if cached is not None and now - cached[0] < FRESH_S:
+        if cached is not None and now - cached[0] < self._fresh_s:
             return cached[1]
         names = names_of(await self._record(asker.scope))
         self._cache[asker.scope] = (now, names)

@@ -24,7 +24,7 @@ from bus.guard.call_rights import ObjectNames, check, touches_objects
 from bus.guard.jetstream_calls import STORES, AskStore, BrokerPublication, Call, Open, Write, parse
 from bus.logs import get_logger
 from bus.messaging.dead_letters import dead_letter
-from bus.messaging.handlers import DRAIN_S, Subscription, refuse_stored
+from bus.messaging.handlers import Subscription, refuse_stored
 from bus.tasks import TaskSet
 from bus.wire import codec
 from schemas.base import Message
@@ -48,7 +48,6 @@ log = get_logger("broker")
 QUEUE_GROUP = "broker"
 PENDING = 4_096
 """Most messages that wait in the subscription."""
-ANSWER_S = 10.0
 REFUSED_CODE, UNHEARD_CODE, SLOW_CODE = 90_403, 90_503, 90_504
 """Error numbers of our own beside JetStream's: not allowed; no stream takes it; no answer in time."""
 MESSAGE_ID = "Nats-Msg-Id"
@@ -62,7 +61,7 @@ class BrokerRelay(Subscription):
     `asked` counts calls by the asker's kind, `refused` those that were not made.
     """
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, answer_s: float = 10.0) -> None:
         super().__init__(
             bus,
             subjects.BROKER_REQUEST,
@@ -72,6 +71,7 @@ class BrokerRelay(Subscription):
             pending_limit=PENDING,
         )
         self._requester = bus
+        self._answer_s = answer_s
         self.asked: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.turns: FairQueue[tuple[BrokerCaller | None, Msg]] = FairQueue()
@@ -84,7 +84,7 @@ class BrokerRelay(Subscription):
         await super()._stop(drain)
         if drain:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_S):
+                async with asyncio.timeout(self._bus.times.drain_s):
                     await self._calls.wait()
         await self._calls.close()
 
@@ -145,7 +145,7 @@ class BrokerRelay(Subscription):
         if isinstance(call, AskStore):
             with self._quotas.asking_store(call.job):
                 rows = await self._requester.request(
-                    subjects.STORE_QUERY, call.query, timeout_s=ANSWER_S, job=call.job, sid=call.sid
+                    subjects.STORE_QUERY, call.query, timeout_s=self._answer_s, job=call.job, sid=call.sid
                 )
             await self._answer_asker(reply, self._encoded(rows))
             return
@@ -159,7 +159,7 @@ class BrokerRelay(Subscription):
         if order.forwarded or not reply:
             await connection.send(order.subject, order.body, reply=reply, headers=headers)
             return
-        answer = await connection.ask(order.subject, order.body, timeout_s=ANSWER_S, headers=headers)
+        answer = await connection.ask(order.subject, order.body, timeout_s=self._answer_s, headers=headers)
         await self._answer_asker(reply, answer.data, answer.headers)
 
     async def _answer_asker(self, reply: str, data: bytes, headers: dict[str, str] | None = None) -> None:

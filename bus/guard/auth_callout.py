@@ -22,10 +22,11 @@ from bus.guard.permissions import Permissions
 from bus.logs import get_logger
 from bus.messaging.disconnects import ACCOUNT
 from bus.nats.client import NatsConnection
-from bus.nats.dialer import KeyUser
+from bus.nats.dialer import ConnectionTimes, KeyUser
 from bus.security import nats_jwt
 from bus.tasks import TaskSet
 from schemas.errors import BusUnreachable, DmscError, Refused
+from schemas.limits import CALLOUT_HELD_S
 
 log = get_logger("bus.guard.auth_callout")
 
@@ -35,11 +36,9 @@ SEALED_BY = "Nats-Server-Xkey"
 UNLIMITED = -1
 REMEMBERED = 256
 """How many permissions are cached as JSON: a node's instances come one by one, and clients reconnect."""
-HELD_S = 0.7
-"""How long a request is held: less than the server waits for an answer (`guard_keys.ANSWER_S`)."""
 HELD_MOST = 1_024
-FIRST_PAUSE_S = 0.005
-"""First reconnect pause: after a restart of the server, its responder must be there before the clients."""
+TIMES = ConnectionTimes(reconnect_first_s=0.005)
+"""After a restart of the server, its responder must be there before the clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ class AuthCallout:
             label=f"{name}/guard",
             token=KeyUser(keys.guard),
             inbox_prefix="_INBOX.guard",
-            first_pause_s=FIRST_PAUSE_S,
+            times=TIMES,
         )
         deadline = asyncio.get_running_loop().time() + patience_s
         while True:
@@ -196,7 +195,7 @@ class AuthCallout:
 
         async def wait() -> None:
             try:
-                async with asyncio.timeout(HELD_S):
+                async with asyncio.timeout(CALLOUT_HELD_S):
                     while True:
                         await self._policy.news(caller)
                         with contextlib.suppress(NotKnownYet):

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from bus.nats.client import NatsConnection
     from bus.nats.dialer import Token
 
-REPEAT_S = 1.0
-"""A read is requested again after this time, because a broker that dies loses its requests."""
-PAUSE_S = 0.05
-"""Pause between attempts while no broker is there."""
-AWAY_S = 5.0
-"""How long to try while no broker is there."""
-
 
 class BrokeredJetStream:
     """One connection's access to the brokers; each request uses the first of `callers` that may make it."""
@@ -85,21 +78,21 @@ class BrokeredJetStream:
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: as for `NatsConnection.ask`.
         """
         subject, data = self._question(call, body, headers, owner)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + min(AWAY_S, timeout_s)
+        loop, times = asyncio.get_running_loop(), self._connection.times
+        until = loop.time() + min(times.broker_away_s, timeout_s)
         while True:
             try:
                 return await self._connection.ask(
                     subject,
                     data,
                     timeout_s=timeout_s,
-                    repeat_s=REPEAT_S if repeatable else None,
+                    repeat_s=times.broker_repeat_s if repeatable else None,
                     answerer=BROKER,
                 )
             except NoResponders:
                 if loop.time() >= until:
                     raise Unavailable("no broker answers: does the mesh's control plane run?") from None
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(times.broker_pause_s)
             await self._connection.wait_online()
 
     async def send(self, call: str, body: bytes, reply: str = "") -> None:

@@ -23,8 +23,6 @@ log = get_logger("bus.guard.connection_admin")
 LIST = "$SYS.REQ.SERVER.PING.CONNZ"
 PAGE = 1_024
 STATISTICS = "$SYS.REQ.SERVER.PING"
-ANSWERS_S = 2.0
-"""How long to wait for the answers of all servers; each answers for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +36,13 @@ class ServerConnection:
 
 
 class ConnectionAdmin:
-    """`async with ConnectionAdmin.open(servers, keys, name=…) as connections:`."""
+    """`async with ConnectionAdmin.open(servers, keys, name=…) as connections:`.
 
-    def __init__(self, connection: NatsConnection) -> None:
+    It waits `answers_s` for the answers of all servers; each answers for itself.
+    """
+
+    def __init__(self, connection: NatsConnection, *, answers_s: float = 2.0) -> None:
+        self._answers_s = answers_s
         self.silent = 0  # servers that did not answer the last request
         self._connection = connection
 
@@ -123,7 +125,7 @@ class ConnectionAdmin:
         try:
             await self._connection.send(LIST, payload, reply=inbox)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANSWERS_S):
+                async with asyncio.timeout(self._answers_s):
                     while len(replies) < servers:
                         replies.append(json.loads((await answers.get()).data))
             return replies

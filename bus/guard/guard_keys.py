@@ -18,10 +18,9 @@ from bus.security.credentials import root_public
 from bus.security.nats_jwt import SealingKeys, SigningKeys
 from bus.security.trust_roots import TrustRoots
 from schemas.errors import BadInput
+from schemas.limits import CALLOUT_ANSWER_S
 
 GUARD_ACCOUNT = "AUTH"
-ANSWER_S = 1.0
-"""How long the server waits for the AAM's answer; then it refuses the connection, and the client redials."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def guarded_clause(keys: GuardKeys, accounts: Sequence[NatsAccount] = ALONE, cop
         "}",
         f"system_account: {SYSTEM_ACCOUNT}",
         "authorization {",
-        f"  timeout: {ANSWER_S:g}",
+        f"  timeout: {CALLOUT_ANSWER_S:g}",
         "  auth_callout {",
         f"    account: {GUARD_ACCOUNT}",
         f"    issuer: {keys.issuer_keys.public}",

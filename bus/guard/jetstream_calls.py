@@ -15,6 +15,7 @@ from typing import Any
 from bus.subjects import STORE_QUERY
 from bus.wire import codec
 from schemas.errors import BadInput, BadMessage
+from schemas.limits import INACTIVE_S, LONGEST_PULL_NS, LONGEST_TTL_S
 from schemas.store import StoreQuery
 
 API = "$JS.API"
@@ -22,8 +23,6 @@ STORES = f"{STORE_QUERY.wildcard().removesuffix('*.*')}"
 """The prefix of the subjects on which instances' local stores are queried."""
 MOST_AT_ONCE = 256
 """Most messages of one pull."""
-LONGEST_PULL_NS = 30_000_000_000
-LONGEST_TTL_S = 7 * 86_400
 
 _number = re.compile(r"^[0-9]{1,19}$")
 _change = re.compile(r"^[+-][0-9]{1,18}$")
@@ -179,7 +178,7 @@ def _create(rest: str, body: bytes) -> Call:
         "filter_subject": subjects,
         "ack_policy": "none",
         "replay_policy": "instant",
-        "inactive_threshold": 60_000_000_000,
+        "inactive_threshold": int(INACTIVE_S * 1e9),
         "mem_storage": True,
         "num_replicas": 1,
         "headers_only": config.get("headers_only") is True,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
 
 log = get_logger("bus.mesh.registration")
 
-REGISTER_S = 30.0
-"""How long to wait for an answer of the registry, in heard time (`bus.nats.liveness`)."""
-AGAIN_S = 1.0
-"""Pause before registering again with a registry that could not write because its store is full."""
-FAREWELL_S = 1.0
-"""How long the deregistration may take; otherwise the registration expires."""
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrationTimes:
+    """Times of a registration, in seconds."""
+
+    register_s: float = 30.0
+    """How long to wait for an answer of the registry, in heard time (`bus.nats.liveness`)."""
+    again_s: float = 1.0
+    """Pause before registering again with a registry that could not write because its store is full."""
+    farewell_s: float = 1.0
+    """How long the deregistration may take; otherwise the registration expires."""
 
 
 class RegistrationClient:
@@ -47,10 +53,19 @@ class RegistrationClient:
 
     lease: RegistrationLease
 
-    def __init__(self, bus: Bus, record: ServiceRecord, *, register_s: float = REGISTER_S) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        record: ServiceRecord,
+        *,
+        register_s: float | None = None,
+        times: RegistrationTimes = RegistrationTimes(),
+    ) -> None:
+        """`register_s` is the deadline of the first registration, if another one than later."""
         self.record = with_metrics(record, bus.metrics_url)
         self._bus = bus
-        self._register_s = register_s
+        self._times = times
+        self._register_s = times.register_s if register_s is None else register_s
         self._tasks = TaskSet()
         self._again = asyncio.Event()
         self._forget_callback: Callable[[], None] = lambda: None
@@ -71,7 +86,7 @@ class RegistrationClient:
         if self.record.state in (InstanceState.GONE, InstanceState.FAULTED):
             return  # a fault stays readable until the record is released or replaced
         with contextlib.suppress(DmscError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
+            async with asyncio.timeout(self._times.farewell_s):
                 await self.change(InstanceState.GONE, "stopped" if error is None else "ended")
 
     async def change(
@@ -146,7 +161,7 @@ class RegistrationClient:
                 if not error.answered:
                     raise
                 log.info("not registered yet", sid=self.record.sid, reason=error.text)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(self._times.again_s)
         if lease.route_id != self.record.route_id:
             self.record = self.record.model_copy(update={"route_id": lease.route_id})
         return lease
@@ -162,7 +177,7 @@ class RegistrationClient:
                     await self._again.wait()
             self._again.clear()
             try:
-                self.lease = await self._register(min(self._register_s, REGISTER_S))
+                self.lease = await self._register(min(self._register_s, self._times.register_s))
             except DmscError as error:
                 log.warning("registration failed", sid=self.record.sid, reason=error.text)
                 if isinstance(error, Fenced):

@@ -28,6 +28,7 @@ from bus.wire.request_progress import SO_FAR, WANTED, RequestProgress, present
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, DmscError, ErrorReply
+from schemas.limits import REMEMBERED_S
 
 log = get_logger("bus.messaging.handlers")
 
@@ -36,10 +37,6 @@ T = TypeVar("T")
 Handler = Callable[[Any, Envelope], Awaitable[None]]
 Server = Callable[[Any, Envelope], Awaitable[Sendable]]
 
-DRAIN_S = 10.0
-"""How long `stop()` waits for messages in flight before it cancels their handlers."""
-REMEMBERED_S = 60.0
-"""How long an answer is kept for a repeated command; commands time out sooner (30 s by default)."""
 REMEMBERED_CALLS = 4_096
 REMEMBERED_BYTES = 32 << 20
 
@@ -184,7 +181,8 @@ class Subscription:
     async def _stop(self, drain: bool) -> None:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
-            await self._bus.connection.unsubscribe(subscription, drain_s=DRAIN_S if drain else 0.0)
+            drain_s = self._bus.times.drain_s if drain else 0.0
+            await self._bus.connection.unsubscribe(subscription, drain_s=drain_s)
         await self._workers.close()
         self._bus.forget(self)
 

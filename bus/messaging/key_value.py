@@ -45,15 +45,6 @@ from schemas.errors import (
 
 log = get_logger("bus.messaging.key_value")
 
-ANSWER_S = 1.5
-"""Timeout of one call. A cluster that elects a stream's leader answers nobody; a request from before must be
-repeated after the election, and soon. The timeout outlasts the sync of a busy disk."""
-ANSWER_EACH_S = 0.005
-"""Extra timeout per message of a batch: a large batch's acknowledgement waits behind other messages."""
-PAUSE_S = 0.05
-"""Pause before an interrupted watch is made again: a restarted server needs a moment to load its streams."""
-PATIENCE_S = 20.0
-"""Longest wait for a bucket that the bus does not serve yet: it was just made, or its leader is elected."""
 BATCH_LEAST = 4
 """The smallest number of values for which a batch is worth its round trip."""
 CREATE_ATTEMPTS = 5
@@ -123,6 +114,7 @@ class Bucket:
         self.row = row
         self._bus = bus
         self._stream = f"KV_{row.bucket}"
+        self._call_s = bus.times.bucket_call_s
 
     # --- writing -------------------------------------------------------------------------------------------
 
@@ -169,7 +161,9 @@ class Bucket:
             Conflict: the key has another revision than `revision`.
         """
         headers = DELETION if revision is None else DELETION | {EXPECTED: str(revision)}
-        await jetstream.publish(self._bus.connection, self.row(**tokens), b"", headers, timeout_s=ANSWER_S)
+        await jetstream.publish(
+            self._bus.connection, self.row(**tokens), b"", headers, timeout_s=self._call_s
+        )
 
     async def write_many(self, writings: Sequence[Writing]) -> list[int | DmscError]:
         """Compare-and-set of many different keys; returns each key's revision or error (see `update`).
@@ -189,7 +183,7 @@ class Bucket:
                     self._bus.connection,
                     self._bus.next_id(),
                     batch,
-                    timeout_s=ANSWER_S + len(batch) * ANSWER_EACH_S,
+                    timeout_s=self._call_s + len(batch) * self._bus.times.batch_each_s,
                 )
                 outcome_of.update(zip(places, revisions, strict=True))
             except (BusUnreachable, DeadlineExceeded) as error:
@@ -198,7 +192,7 @@ class Bucket:
                 log.debug("batch not taken", bucket=self.row.bucket, error=error.text)
         remaining = [place for place in range(len(writings)) if place not in outcome_of]
         singly = [self._publication(writings[place]) for place in remaining]
-        outcomes = await jetstream.publish_many(self._bus.connection, singly, timeout_s=ANSWER_S)
+        outcomes = await jetstream.publish_many(self._bus.connection, singly, timeout_s=self._call_s)
         outcome_of.update(zip(remaining, outcomes, strict=True))
         return [outcome_of[place] for place in range(len(writings))]
 
@@ -229,7 +223,7 @@ class Bucket:
         payload = codec.encode(message, bus.sender_map, bus.next_id())
         try:
             return await jetstream.publish(
-                bus.connection, subject, payload, headers or None, timeout_s=ANSWER_S
+                bus.connection, subject, payload, headers or None, timeout_s=self._call_s
             )
         except Conflict as error:
             key = self.row.key(**tokens)
@@ -255,7 +249,7 @@ class Bucket:
     async def _last(self, tokens: dict[str, Any], *, leader: bool) -> jetstream.StreamMessage | None:
         subject = self.row(**tokens)
         return await jetstream.last(
-            self._bus.connection, self._stream, subject, leader=leader, timeout_s=ANSWER_S
+            self._bus.connection, self._stream, subject, leader=leader, timeout_s=self._call_s
         )
 
     async def keys(self, **tokens: Any) -> list[str]:
@@ -329,7 +323,7 @@ class Bucket:
     ) -> list[jetstream.StreamMessage]:
         subject = self.row.wildcard(**tokens)
         connection = self._bus.connection
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._bus.times.bucket_missing_s
         while True:
             latest: dict[str, jetstream.StreamMessage] = {}
             try:
@@ -342,7 +336,7 @@ class Bucket:
             except (Unavailable, NotFound):
                 if not connection.online.is_set() or time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._bus.times.watch_pause_s)
 
     def _entry(self, item: jetstream.StreamMessage) -> KeyValueEntry:
         message, envelope = codec.decode(item.data, self.row.schema)
@@ -403,7 +397,7 @@ class Bucket:
     ) -> None:
         known: dict[str, int] = {}
         connection = self._bus.connection
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self._bus.times.bucket_missing_s
         while True:
             try:
                 async with OrderedConsumer.open(connection, self._stream, subject) as reader:
@@ -416,7 +410,7 @@ class Bucket:
                     started.set_exception(error)
                     return
                 log.debug("watch interrupted", subject=subject, error=error.text)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._bus.times.watch_pause_s)
             await connection.wait_online()
 
     async def _follow(

@@ -36,10 +36,7 @@ IN_FLIGHT = 8
 """Most chunks that are published and not yet acknowledged."""
 READ_AHEAD = 4
 """Most chunks that are requested and not yet consumed."""
-SETTLE_S = 2.0
-"""How long a failed upload waits for its chunks in flight before it removes what it stored."""
 RUNS = "dmsc-sequences"
-META_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,18 @@ class ObjectInfo:
 class ObjectStore:
     """One object bucket. Names may contain any character; `/` is the customary separator."""
 
-    def __init__(self, connection: NatsConnection, bucket: str) -> None:
+    def __init__(
+        self, connection: NatsConnection, bucket: str, *, settle_s: float = 2.0, call_s: float = 10.0
+    ) -> None:
+        """
+        Args:
+            connection: The connection.
+            bucket: The bucket's name.
+            settle_s: How long a failed upload waits for its chunks in flight before it removes the others.
+            call_s: Timeout of a call for a chunk or for metadata.
+        """
+        self._settle_s = settle_s
+        self._call_s = call_s
         self._connection = connection
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
@@ -114,7 +122,7 @@ class ObjectStore:
         except BaseException:
             if uploads:
                 # A chunk in flight would arrive after the purge and stay for ever.
-                await asyncio.wait(uploads, timeout=SETTLE_S)
+                await asyncio.wait(uploads, timeout=self._settle_s)
             await cancel(*uploads)
             await self._purge(nuid)
             raise
@@ -197,7 +205,7 @@ class ObjectStore:
 
     async def _next(self, subject: str, sequence: int) -> jetstream.StreamMessage | None:
         return await jetstream.next_from(
-            self._connection, self._stream, subject, sequence, timeout_s=META_TIMEOUT_S
+            self._connection, self._stream, subject, sequence, timeout_s=self._call_s
         )
 
     async def list(self, prefix: str = "") -> list[ObjectInfo]:
@@ -272,7 +280,7 @@ class ObjectStore:
             self._meta_subject(info.name),
             json.dumps(meta).encode(),
             {"Nats-Rollup": "sub"},
-            timeout_s=META_TIMEOUT_S,
+            timeout_s=self._call_s,
         )
 
     async def _purge(self, nuid: str) -> None:

@@ -18,6 +18,33 @@ from schemas.base import Message
 from schemas.envelope import Envelope, Sender
 
 
+@dataclass(frozen=True, kw_only=True)
+class MessagingTimes:
+    """Times of handlers, buckets and publishers of one connection, in seconds."""
+
+    turn_s: float = 0.005
+    """How often publishing, which does not wait by itself, yields, so that loops do not starve heartbeats."""
+    drain_s: float = 10.0
+    """How long `Subscription.stop` waits for messages in flight before it cancels their handlers."""
+    bucket_call_s: float = 1.5
+    """Timeout of one call to a bucket. A cluster that elects a stream's leader answers nobody; a request from
+    before must be repeated after the election, and soon. The timeout outlasts the sync of a busy disk."""
+    batch_each_s: float = 0.005
+    """Extra timeout per message of a batch: a large batch's acknowledgement waits behind other messages."""
+    watch_pause_s: float = 0.05
+    """Pause before an interrupted watch is made again: a restarted server loads its streams first."""
+    bucket_missing_s: float = 20.0
+    """Longest wait for a bucket that the bus does not serve yet: just made, or its leader is elected."""
+    unreadable_wait_s: float = 0.3
+    """How long the reader of an unreadable value waits until it is kept."""
+    key_pause_s: float = 0.2
+    """Pause before the gateways' key is requested again, while no gateway listens yet."""
+    reread_s: float = 1.0
+    """Interval at which a waiting `Rendezvous.get` reads again, in case the notification was lost."""
+    rendezvous_made_s: float = 10.0
+    """How long to wait for a missing stream of the rendezvous."""
+
+
 @dataclass(slots=True)
 class BusCounters:
     """Counts of what went wrong on this connection so far."""
@@ -46,6 +73,7 @@ class BusPort(Protocol):
     counters: BusCounters
     connection: NatsConnection
     pulse: BusLiveness
+    times: MessagingTimes
     unreadable: set[tuple[str, int]]
     unreadable_bytes: int
 

@@ -40,10 +40,6 @@ VALUES_SUBJECT = f"$KV.{streams.RENDEZVOUS_BUCKET}"
 COUNTERS_STREAM = streams.COUNTER_STREAM
 COUNTERS_SUBJECT = streams.COUNTER_SUBJECTS.removesuffix(".>")
 SIGNATURE_BYTES = 32
-REREAD_S = 1.0
-"""Interval at which a waiting `get` reads again, in case the notification was lost."""
-MADE_S, REMAKE_S = 10.0, 0.05
-"""How long to wait for a missing stream, and the pause between two attempts."""
 
 _T = TypeVar("_T")
 
@@ -277,7 +273,7 @@ class Rendezvous:
                         break
                 written.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REREAD_S):
+                    async with asyncio.timeout(self._bus.times.reread_s):
                         await written.wait()
 
     @contextlib.asynccontextmanager
@@ -298,7 +294,7 @@ class Rendezvous:
 
         Instances may not create them: they wait for the control plane, which does so at its reconnect.
         """
-        until = asyncio.get_running_loop().time() + MADE_S
+        until = asyncio.get_running_loop().time() + self._bus.times.rendezvous_made_s
         while True:
             try:
                 return await request()
@@ -311,7 +307,7 @@ class Rendezvous:
             try:
                 await ensure(self._bus)
             except Refused:
-                await asyncio.sleep(REMAKE_S)
+                await asyncio.sleep(self._bus.connection.times.retry_s)
 
 
 def _encode(text: str) -> str:

@@ -18,9 +18,6 @@ from schemas.door import DOOR_KEY, DoorKey, DoorRequest
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, BusUnreachable, NoResponders
 
-PAUSE_S = 0.2
-"""Pause before the gateways' key is requested again, while no gateway listens yet."""
-
 
 class RequestSealer:
     """Seals requests for one connection, which was opened with `token`."""
@@ -86,8 +83,8 @@ class RequestSealer:
                 answer = await bus.answer_of(subjects.DOOR, subject, reply.data)
                 return answer.key if isinstance(answer, DoorKey) else ""
             except (NoResponders, BusUnreachable):
-                if left_s < PAUSE_S:
+                if left_s < bus.times.key_pause_s:
                     raise
             except BadInput:  # an older gateway does not know the action and can't open sealed secrets
                 return ""
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(bus.times.key_pause_s)

@@ -23,25 +23,17 @@ from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadMessage, Conflict, DeadlineExceeded, DmscError, NotFound, Unavailable
+from schemas.limits import DUPLICATES_S, LEAST_DUPLICATES_NS, MARKER_TTL_S
 
 log = get_logger("bus.messaging.streams")
 
-RETRY_S = 0.05
-"""Pause between attempts while JetStream is not ready."""
-LOOK_S = 3.0
-"""Pause between checks that all streams exist."""
 OBJECT_BUCKET = "artifacts"
 RENDEZVOUS_BUCKET = "rendezvous"
 COUNTER_STREAM = "RENDEZVOUS_COUNTERS"
 COUNTER_SUBJECTS = f"{ROOT}.rendezvous.counter.>"
-DAY_S = 86_400
+DAY_NANO = 86_400 * NANO
 UNCHANGEABLE = ("storage", "retention", "persist_mode", "max_consumers")
 """Options that can't change after a stream was made; a stream of an older version is adjusted in the rest."""
-DUPLICATES_S = 120
-"""Within this time, a message id is stored only once."""
-LEAST_DUPLICATES_NS = 100_000_000
-"""The shortest window that the server accepts, for streams that only record: their messages have no ids, and
-an id that a sender invents is soon forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +52,14 @@ def stream_configs(replicas: int) -> list[dict[str, Any]]:
     configs += [_key_value(bucket, replicas) for bucket in stream_specs.BUCKETS]
     configs += [
         # Rendezvous keys belong to one generation: worthless after a restart, written by many ranks at once.
-        _key_value(RENDEZVOUS_BUCKET, replicas) | {"storage": "memory", "max_age": DAY_S * NANO},
+        _key_value(RENDEZVOUS_BUCKET, replicas) | {"storage": "memory", "max_age": DAY_NANO},
         {
             "name": COUNTER_STREAM,
             "subjects": [COUNTER_SUBJECTS],
             "storage": "memory",
             "retention": "limits",
             "discard": "old",
-            "max_age": DAY_S * NANO,
+            "max_age": DAY_NANO,
             "max_msgs_per_subject": 1,
             "allow_direct": True,
             "allow_msg_counter": True,
@@ -123,7 +115,7 @@ def _key_value(bucket: str, replicas: int) -> dict[str, Any]:
         "allow_rollup_hdrs": True,
         "deny_delete": True,
         "allow_msg_ttl": True,
-        "subject_delete_marker_ttl": jetstream.MARKER_TTL_S * NANO,
+        "subject_delete_marker_ttl": MARKER_TTL_S * NANO,
         "duplicate_window": DUPLICATES_S * NANO,
         "num_replicas": replicas,
     }
@@ -140,14 +132,14 @@ async def provision(connection: NatsConnection, *, replicas: int = 1, deadline_s
         await _persistently(connection, make, deadline_s, f"provisioning of {config['name']}")
 
 
-async def keep_provisioned(connection: NatsConnection, *, replicas: int = 1) -> None:
-    """Makes deleted streams anew, until cancelled.
+async def keep_provisioned(connection: NatsConnection, *, replicas: int = 1, look_s: float = 3.0) -> None:
+    """Makes deleted streams anew, until cancelled; looks for them every `look_s`.
 
     A new stream is empty; its writers go on from the state that they have in memory.
     """
     configs = stream_configs(replicas)
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)
         try:
             names = (await jetstream.call(connection, "STREAM.NAMES")).get("streams") or ()
             missing = sorted({config["name"] for config in configs} - set(names))
@@ -181,7 +173,7 @@ async def _persistently(
             while True:
                 if connection.closing:
                     raise connection.unreachable()
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(connection.times.retry_s)
                 await connection.wait_online()
                 try:
                     return await attempt()
@@ -300,7 +292,7 @@ async def history(
         except (Unavailable, NotFound):
             if not follow or bus.connection.closing:
                 raise
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(bus.connection.times.retry_s)
         await bus.connection.wait_online()
 
 

@@ -28,8 +28,6 @@ PART_BYTES = 256 << 10
 KEEPING_BYTES = 32 << 20
 """Most bytes of one connection's values that wait to be stored, however long that takes: the bus may stand
 still or its disk be full. Values beyond that are not kept; the next read finds them again."""
-WAIT_S = 0.3
-"""How long the reader of an unreadable value waits until it is kept."""
 KNOWN = 4_096
 """How many values one connection remembers, so as not to keep them twice."""
 
@@ -57,7 +55,7 @@ async def quarantine(bus: BusPort, row: Subject, item: StreamMessage, error: Bad
     """Keeps the bytes of an unreadable value, once.
 
     Only a service that writes this row does so, because only such a service will overwrite the value. Never
-    raises, and waits for at most `WAIT_S`: a service that renews a lease must not be held up.
+    raises, and waits for at most `unreadable_wait_s`: a service that renews a lease must not be held up.
     """
     if bus.sender.kind not in row.senders or error.fields.get("reason") == "wrong version":
         return
@@ -79,7 +77,7 @@ async def quarantine(bus: BusPort, row: Subject, item: StreamMessage, error: Bad
     bus.unreadable.add(value_id)
     bus.unreadable_bytes += len(item.data)
     task = bus.connection.spawn(_keep(bus, row, item, error), f"keep {name_of(row, item)}")
-    await asyncio.wait({task}, timeout=WAIT_S)
+    await asyncio.wait({task}, timeout=bus.times.unreadable_wait_s)
 
 
 async def _keep(bus: BusPort, row: Subject, item: StreamMessage, error: BadMessage) -> None:

@@ -28,7 +28,7 @@ from nats.aio.msg import Msg
 
 from bus.logs import get_logger
 from bus.nats import dialer, reply_subjects
-from bus.nats.dialer import RECONNECT_FIRST_S, RECONNECT_MOST_S, Dialer, Listener, Token
+from bus.nats.dialer import ConnectionTimes, Dialer, Listener, Token
 from bus.nats.durable_subscription import DurableSubscription as DurableSubscription
 from bus.nats.durable_subscription import MessageCallback
 from bus.nats.nats_internals import server_info, server_pool
@@ -41,7 +41,6 @@ from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, Refused
 log = get_logger("bus.nats.client")
 
 Callback = Callable[[], Awaitable[None]]
-REDIAL_S = 5.0
 _denial = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
@@ -96,18 +95,17 @@ class NatsConnection:
         token: Token | None,
         inbox_prefix: str,
         kind: EntityKind = EntityKind.CLIENT,
-        first_pause_s: float | None = None,
+        times: ConnectionTimes = ConnectionTimes(),
     ) -> None:
         self.name = name
+        self.times = times
         self.stats = ConnectionStats()
         self.broker: JetStreamBroker | None = None  # calls JetStream for us; None: we call it ourselves
         self.online = asyncio.Event()
         self._awake = asyncio.Event()  # online or closing: nobody waits for a closed connection
         self.back: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the next reconnect
         self.on_reconnect: list[Callback] = []
-        self._dialer = Dialer(
-            servers, name=name, label=label, token=token, kind=kind, first_pause_s=first_pause_s
-        )
+        self._dialer = Dialer(servers, name=name, label=label, token=token, kind=kind, times=times)
         self._client: Client | None = None
         self.inbox_prefix = inbox_prefix
         self._inbox = reply_subjects.of_connection(inbox_prefix)
@@ -116,7 +114,9 @@ class NatsConnection:
         self._subscriptions: list[DurableSubscription] = []
         self._subscribing: dict[str, list[asyncio.Future[None]]] = {}
         self._tasks = TaskSet(self._log_failure)
-        self._write_buffer = WriteBuffer(lambda: self.client, self.unreachable, self.online)
+        self._write_buffer = WriteBuffer(
+            lambda: self.client, self.unreachable, self.online, times.pressure_pause_s
+        )
         self._refusal: str | None = None
         self._closing = False
 
@@ -477,10 +477,10 @@ class NatsConnection:
 
     async def _redial(self) -> None:
         """Replaces a client that was closed for good, and makes its subscriptions again."""
-        pause = RECONNECT_FIRST_S
+        pause = self.times.reconnect_first_s
         while True:
             try:
-                self._client = await self._dialer.dial(self._listener(), REDIAL_S)
+                self._client = await self._dialer.dial(self._listener(), self.times.redial_s)
                 await self._make_inbox()
                 for subscription in list(self._subscriptions):
                     await self._attach(subscription)
@@ -491,4 +491,4 @@ class NatsConnection:
             except (DmscError, nats.errors.Error, OSError) as error:
                 log.debug("redial failed", error=str(error))
             await asyncio.sleep(dialer.jittered(pause))
-            pause = min(pause * 2, RECONNECT_MOST_S)
+            pause = min(pause * 2, self.times.reconnect_most_s)

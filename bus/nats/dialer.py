@@ -19,6 +19,7 @@ from bus.security import renewal
 from bus.security.identity import is_credential, is_root
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError, Refused
+from schemas.limits import CALLOUT_UNANSWERED_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +35,63 @@ dial."""
 
 BUFFER_BYTES = 16 << 20
 """Bytes published while disconnected that are kept and sent after the reconnect; more are refused."""
-RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 1.0
-"""Bounds of the pause before a reconnect attempt; the pause is multiplied by a random 0.5 to 1."""
-GUARDED_FIRST_S = 0.15
-"""The first pause of connections that the authorizer has to accept. The authorizer must reach a restarted
-server first: a server without one makes the caller wait for all of `guard_keys.ANSWER_S`."""
 RECONNECT_SHARE = 0.05
 """The pause as a share of the time since the connection was lost. Reconnecting adds little to an outage, and
 a long outage does not end in a storm of connections."""
 VIOLATION = "authorization violation"
-UNANSWERED_S = 0.9
-"""A refusal that takes this long comes from a server that waited `guard_keys.ANSWER_S` for its authorizer."""
-ATTEMPT_S = 3.0
-"""A server that accepts a connection and stays silent is given up after this time and dialled again."""
-PING_INTERVAL_S = 10
-"""A hung server (no EOF) is noticed after three of these intervals."""
-NEVER_S = 10**9
-CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionTimes:
+    """Times of one connection to the bus, in seconds."""
+
+    reconnect_first_s: float = 0.05
+    """First pause before a reconnect attempt; pauses are multiplied by a random 0.5 to 1."""
+    reconnect_most_s: float = 1.0
+    """Longest pause before a reconnect attempt."""
+    guarded_first_s: float = 0.15
+    """The first pause of connections that the authorizer has to accept. The authorizer must reach a restarted
+    server first: a server without one makes the caller wait for all of `CALLOUT_ANSWER_S`."""
+    attempt_s: float = 3.0
+    """A server that accepts a connection and stays silent is given up after this time and dialled again."""
+    ping_interval_s: int = 10
+    """A hung server (no EOF) is noticed after three of these intervals."""
+    redial_s: float = 5.0
+    """Timeout of one attempt to replace a client that the server has closed."""
+    pressure_pause_s: float = 0.001
+    """Pause between looks whether pending output was written."""
+    call_s: float = 5.0
+    """Timeout of a JetStream call, unless the caller says another."""
+    retry_s: float = 0.05
+    """Pause between attempts while JetStream is not ready."""
+    beat_s: float = 0.25
+    """Pause between the return of one pulse and the next pulse; a pulse is some ten bytes each way."""
+    gap_s: float = 1.0
+    """The most time between two returns that counts as heard. Larger: more of a standstill counts before it
+    is noticed. Smaller: a server under load looks like one that stands still."""
+    echo_repeat_s: float = 1.0
+    """An echo is requested again after this time: messages are lost when a route between servers breaks."""
+    echo_idle_s: float = 5.0
+    """Pause between echoes while nobody measures time."""
+    echo_silent_most_s: float = 45.0
+    """A server that is silent for longer no longer stops heard time. Clients leave a hanging server after
+    three pings and dial another one; with a smaller value they would be judged before that."""
+    echo_look_s: float = 1.0
+    """Interval of the search for new servers, and pause before an absent server is dialled again."""
+    echo_dial_s: float = 5.0
+    """Timeout of one attempt to connect to another server of a cluster."""
+    pull_expires_s: float = 20.0
+    """How long a reader's request for messages waits at the server."""
+    pull_heartbeat_s: float = 4.0
+    """The server's heartbeat interval for a waiting request; after two missed ones the reader gives up."""
+    consumer_made_s: float = 3.0
+    """Timeout of one attempt to make a consumer; the server removes one whose answer was lost."""
+    broker_repeat_s: float = 1.0
+    """A read is requested again from a broker after this time: a broker that dies loses its requests."""
+    broker_pause_s: float = 0.05
+    """Pause between attempts while no broker is there."""
+    broker_away_s: float = 5.0
+    """How long to try while no broker is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +116,7 @@ class Dialer:
         label: str,
         token: Token | None,
         kind: EntityKind = EntityKind.CLIENT,
-        first_pause_s: float | None = None,
+        times: ConnectionTimes,
         pinned: bool = False,
         tls_name: str | None = None,
     ) -> None:
@@ -86,7 +127,7 @@ class Dialer:
             label: The name by which the server knows the connection.
             token: The credential to present.
             kind: The kind that credentials are made for.
-            first_pause_s: The shortest reconnect pause; by default according to `token`.
+            times: Its pauses and timeouts.
             pinned: Clients end with their connection instead of moving to another server, and send no pings.
             tls_name: The name that the certificate must have, if it is not the address.
         """
@@ -98,7 +139,8 @@ class Dialer:
         self.servers = tuple(servers)
         self.guarded = isinstance(token, str) and (is_root(token) or is_credential(token))
         self._token = token
-        self._first_pause_s = first_pause_s or (GUARDED_FIRST_S if self.guarded else RECONNECT_FIRST_S)
+        self._times = times
+        self._first_pause_s = times.guarded_first_s if self.guarded else times.reconnect_first_s
         self._attempts = 0
         self._away_since = 0.0
         self._attempt_at = 0.0
@@ -118,6 +160,7 @@ class Dialer:
             label=f"{self._label}/{label}",
             token=self._token,
             kind=self._kind,
+            times=self._times,
             pinned=True,
             tls_name=tls_name,
         )
@@ -170,12 +213,12 @@ class Dialer:
                 reconnected_cb=listener.reconnected,
                 closed_cb=on_closed,
                 lame_duck_mode_cb=listener.lame_duck,
-                connect_timeout=max(1, round(min(timeout_s, ATTEMPT_S))),
+                connect_timeout=max(1, round(min(timeout_s, self._times.attempt_s))),
                 reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float is fine, and 1 s would be long
                 allow_reconnect=not self._pinned,
                 max_reconnect_attempts=-1,
                 reconnect_to_server_handler=self._next_server,
-                ping_interval=NEVER_S if self._pinned else PING_INTERVAL_S,
+                ping_interval=10**9 if self._pinned else self._times.ping_interval_s,  # pinned: never
                 pending_size=BUFFER_BYTES,
             )
         )
@@ -209,7 +252,7 @@ class Dialer:
         """
         if VIOLATION not in str(error).lower():
             return False
-        return time.monotonic() - self._attempt_at < UNANSWERED_S
+        return time.monotonic() - self._attempt_at < CALLOUT_UNANSWERED_S
 
     def _credentials(self) -> dict[str, Any]:
         """nats-py's options for the token; credentials are signed anew at each attempt.
@@ -273,9 +316,13 @@ class Dialer:
             self._away_since = now
         chosen = pool[self._attempts % len(pool)]
         self._attempts += 1
-        pause = jittered(reconnect_pause(now - self._away_since, self._first_pause_s))
+        pause = jittered(self._reconnect_pause(now - self._away_since))
         self._attempt_at = now + pause
         return chosen, pause
+
+    def _reconnect_pause(self, away_s: float) -> float:
+        """Seconds before the next attempt, `away_s` seconds after the connection was lost."""
+        return min(self._times.reconnect_most_s, max(self._first_pause_s, RECONNECT_SHARE * away_s))
 
 
 def inbox_prefix(name: str, kind: EntityKind, token: Token | None) -> str:
@@ -283,11 +330,6 @@ def inbox_prefix(name: str, kind: EntityKind, token: Token | None) -> str:
     if not isinstance(token, str) or is_root(token) or is_credential(token) or ":" in token:
         return inbox_of(kind, name)
     return inbox_of_token(token)
-
-
-def reconnect_pause(away_s: float, first_s: float = RECONNECT_FIRST_S) -> float:
-    """Seconds before the next attempt, `away_s` seconds after the connection was lost."""
-    return min(RECONNECT_MOST_S, max(first_s, RECONNECT_SHARE * away_s))
 
 
 def jittered(pause_s: float) -> float:
@@ -304,10 +346,10 @@ async def _cancel_fully(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def close(client: Client) -> None:
+async def close(client: Client, *, within_s: float = 2.0) -> None:
     """Closes a client; never raises and leaves no tasks behind, even with pending data on a dead socket."""
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(CLOSE_S):
+        async with asyncio.timeout(within_s):
             if not client.is_connected:
                 drop_pending(client)
             await client.close()

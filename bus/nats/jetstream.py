@@ -30,14 +30,10 @@ from schemas.errors import (
     Refused,
     Unavailable,
 )
+from schemas.limits import MARKER_TTL_S
 
 API = "$JS.API"
-TIMEOUT_S = 5.0
 NANO = 1_000_000_000
-MARKER_TTL_S = 60
-"""How long the server keeps the marker of an expired key. Watchers that were away for longer notice expiries
-by comparing (see `bus.messaging.key_value`), not by markers."""
-
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 DELETION = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": str(MARKER_TTL_S)}
 BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
@@ -85,11 +81,12 @@ async def _ask(
     subject: str,
     payload: bytes,
     *,
-    timeout_s: float,
+    timeout_s: float | None,
     headers: dict[str, str] | None = None,
     repeatable: bool = False,
 ) -> Msg:
     """The answer to a call, through a broker for connections that may not call the server."""
+    timeout_s = connection.times.call_s if timeout_s is None else timeout_s
     if connection.broker is None:
         return await connection.ask(subject, payload, timeout_s=timeout_s, headers=headers)
     reply = await connection.broker.ask(
@@ -127,7 +124,7 @@ async def call(
     name: str,
     payload: Mapping[str, Any] | None = None,
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> dict[str, Any]:
     """Sends one API request and returns the decoded answer.
 
@@ -149,7 +146,7 @@ async def publish(
     payload: bytes,
     headers: dict[str, str] | None = None,
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> int:
     """Publishes into the stream that takes `subject`; returns the message's sequence there."""
     once = headers is not None and "Nats-Msg-Id" in headers
@@ -163,7 +160,7 @@ async def publish(
 
 
 async def count(
-    connection: NatsConnection, subject: str, headers: dict[str, str], *, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, subject: str, headers: dict[str, str], *, timeout_s: float | None = None
 ) -> int:
     """Adds to the counter of this subject (`Nats-Incr` in `headers`); returns its new value."""
     reply = _checked(
@@ -179,7 +176,7 @@ async def publish_batch(
     batch_id: str,
     messages: Sequence[tuple[str, bytes, dict[str, str]]],
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> list[int]:
     """Publishes all messages or none (NATS ADR-50), with one acknowledgement and one sync to disk for all.
 
@@ -206,7 +203,7 @@ async def publish_many(
     connection: NatsConnection,
     messages: Sequence[tuple[str, bytes, dict[str, str]]],
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> list[int | DmscError]:
     """Publishes messages in order without waiting in between; returns each message's sequence or error.
 
@@ -216,6 +213,7 @@ async def publish_many(
         return [connection.unreachable() for _ in messages]
     if connection.broker is not None:
         raise Refused(f"{connection.name} writes nothing many at a time")
+    timeout_s = connection.times.call_s if timeout_s is None else timeout_s
     loop = asyncio.get_running_loop()
     outcomes: list[int | DmscError] = []
     with contextlib.ExitStack() as stack:
@@ -247,7 +245,7 @@ async def publish_many(
 
 
 async def last(
-    connection: NatsConnection, stream: str, subject: str, *, leader: bool, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, stream: str, subject: str, *, leader: bool, timeout_s: float | None = None
 ) -> StreamMessage | None:
     """The last message on `subject`, or None. A direct read may come from any replica and be older."""
     if not leader:
@@ -274,21 +272,21 @@ async def last(
 
 
 async def next_from(
-    connection: NatsConnection, stream: str, subject: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, stream: str, subject: str, sequence: int, *, timeout_s: float | None = None
 ) -> StreamMessage | None:
     """The first message on `subject` from `sequence` on, as the stream's leader has it, or None."""
     return await _through_leader(connection, stream, {"seq": sequence, "next_by_subj": subject}, timeout_s)
 
 
 async def at(
-    connection: NatsConnection, stream: str, sequence: int, *, timeout_s: float = TIMEOUT_S
+    connection: NatsConnection, stream: str, sequence: int, *, timeout_s: float | None = None
 ) -> StreamMessage | None:
     """The message at a sequence, through the stream's leader; None where it was removed."""
     return await _through_leader(connection, stream, {"seq": sequence}, timeout_s)
 
 
 async def _through_leader(
-    connection: NatsConnection, stream: str, query: Mapping[str, Any], timeout_s: float
+    connection: NatsConnection, stream: str, query: Mapping[str, Any], timeout_s: float | None
 ) -> StreamMessage | None:
     try:
         message = (await call(connection, f"STREAM.MSG.GET.{stream}", query, timeout_s=timeout_s))["message"]

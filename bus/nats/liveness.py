@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from bus.logs import get_logger
+from bus.nats.dialer import ConnectionTimes
 from bus.nats.server_probes import ServerProbes
 from schemas.errors import DmscError
 
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from bus.nats.client import NatsConnection
 
 log = get_logger("bus.nats.liveness")
-
-BEAT_S = 0.25
-"""Pause between the return of one pulse and the next pulse; a pulse is some ten bytes each way."""
-GAP_S = 1.0
-"""The most time between two returns that counts as heard. Larger: more of a standstill counts before it is
-noticed. Smaller: a server under load looks like one that stands still."""
-
 
 OWN = ""
 """Stands for the server to which the judge is connected, whichever it is."""
@@ -40,12 +34,13 @@ class HeardTime:
     """Seconds in which the bus was heard. Pure: `now` comes from any monotonic clock.
 
     While pulses come back from all servers, heard time runs like that clock. If one server's pulse stays
-    away, heard time stops after `GAP_S`. A long silence that ends also counts as `GAP_S` only, because
+    away, heard time stops after `gap_s`. A long silence that ends also counts as `gap_s` only, because
     messages from that server may be on their way only now. A server counts from its first return until
     `left`; the judge's own server always counts.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, gap_s: float = ConnectionTimes.gap_s) -> None:
+        self._gap_s = gap_s
         self._heard = 0.0
         self._until = now  # the time up to which `_heard` is complete
         self._returned = {OWN: now}
@@ -82,7 +77,7 @@ class HeardTime:
         self._heard, self._until = self.at(now), now
 
     def _stops_at(self) -> float:
-        return min(self._returned.values()) + GAP_S
+        return min(self._returned.values()) + self._gap_s
 
 
 class BusLiveness:
@@ -91,7 +86,8 @@ class BusLiveness:
     def __init__(self, connection: NatsConnection, clock: Callable[[], float] = time.monotonic) -> None:
         self._connection = connection
         self._clock = clock
-        self._time = HeardTime(clock())
+        self._beat_s = connection.times.beat_s
+        self._time = HeardTime(clock(), connection.times.gap_s)
         self._holders = 0
         self._beat_task: asyncio.Task[None] | None = None
         self._probes: ServerProbes | None = None
@@ -104,7 +100,7 @@ class BusLiveness:
         from each instance to each server would be too many.
         """
         if self._probes is None:
-            self._probes = ServerProbes(self._connection, self, BEAT_S, self._clock)
+            self._probes = ServerProbes(self._connection, self, self._clock)
             self._connection.spawn(self._probes.run(), "echoes of servers")
 
     def now(self) -> float:
@@ -152,7 +148,7 @@ class BusLiveness:
                     nonlocal timer
                     left_s = ends - self.now()
                     if left_s > 0:
-                        timer = loop.call_later(max(left_s, BEAT_S) if self.silent_s else left_s, check)
+                        timer = loop.call_later(max(left_s, self._beat_s) if self.silent_s else left_s, check)
                     else:
                         scope.reschedule(loop.time())
 
@@ -171,7 +167,7 @@ class BusLiveness:
             except DmscError:
                 if self._connection.closing:
                     return
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._beat_s)
 
     # --- reports of the probes -------------------------------------------------------------------------
 

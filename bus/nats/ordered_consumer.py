@@ -21,16 +21,10 @@ from bus.nats import jetstream
 from bus.nats.client import ConnectionLost, NatsConnection
 from bus.nats.jetstream import NANO, StreamMessage
 from schemas.errors import BusUnreachable, DmscError
+from schemas.limits import INACTIVE_S
 
 BATCH = 256
 """Messages requested at a time; bounds what waits in memory."""
-EXPIRES_S = 20.0
-HEARTBEAT_S = 4.0
-"""The server's heartbeat interval for a waiting request; after two missed ones the reader gives up."""
-INACTIVE_S = 60.0
-"""The server removes a consumer whose reader has died after this time."""
-MADE_S = 3.0
-"""Timeout of one attempt to make a consumer; the server removes one whose answer was lost (`INACTIVE_S`)."""
 
 
 class OrderedConsumer:
@@ -87,7 +81,10 @@ class OrderedConsumer:
         request = {"stream_name": stream, "config": config}
         # The filter is part of the subject too, so that permissions can say who reads what of a stream.
         consumer = await jetstream.call(
-            connection, f"CONSUMER.CREATE.{stream}.{name}.{subject}", request, timeout_s=MADE_S
+            connection,
+            f"CONSUMER.CREATE.{stream}.{name}.{subject}",
+            request,
+            timeout_s=connection.times.consumer_made_s,
         )
         reader = cls(connection, stream, name, int(consumer.get("num_pending", 0)))
         try:
@@ -115,8 +112,10 @@ class OrderedConsumer:
     async def _pull(self, *, follow: bool) -> AsyncGenerator[StreamMessage | None, None]:
         call = f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         options: dict[str, Any] = {"batch": BATCH}
+        times = self._connection.times
         if follow:
-            options |= {"expires": int(EXPIRES_S * NANO), "idle_heartbeat": int(HEARTBEAT_S * NANO)}
+            options["expires"] = int(times.pull_expires_s * NANO)
+            options["idle_heartbeat"] = int(times.pull_heartbeat_s * NANO)
         else:
             options["no_wait"] = True
         request = json.dumps(options).encode()
@@ -143,7 +142,7 @@ class OrderedConsumer:
         """The next delivery; None after the last one of a pull request."""
         while True:
             try:
-                async with asyncio.timeout(2 * HEARTBEAT_S + 1):
+                async with asyncio.timeout(2 * self._connection.times.pull_heartbeat_s + 1):
                     message = await queue.get()
             except TimeoutError:
                 raise BusUnreachable(f"reading {self._stream}: the bus fell silent") from None

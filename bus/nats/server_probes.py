@@ -30,17 +30,6 @@ if TYPE_CHECKING:
 
 log = get_logger("bus.nats.liveness")
 
-REPEAT_S = 1.0
-"""An echo is requested again after this time: messages between servers are lost when their route breaks."""
-IDLE_S = 5.0
-"""Pause between echoes while nobody measures time."""
-SILENT_MOST_S = 4.5 * dial.PING_INTERVAL_S
-"""A server that is silent for longer no longer stops heard time. Clients leave a hanging server after three
-pings and dial another one; with a smaller value they would be judged before that."""
-LOOK_S = 1.0
-"""Interval of the search for new servers, and pause before an absent server is dialled again."""
-DIAL_S = 5.0
-
 
 class EchoListener(Protocol):
     """Receives the reports of `ServerProbes`."""
@@ -55,14 +44,12 @@ class EchoListener(Protocol):
 class ServerProbes:
     """Probes all servers that one connection knows, if it knows more than one."""
 
-    def __init__(
-        self, connection: NatsConnection, heard: EchoListener, beat_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, connection: NatsConnection, heard: EchoListener, clock: Callable[[], float]) -> None:
         self.hurry = asyncio.Event()
-        """Set while heard time is measured: one echo then follows the other after `beat_s`."""
+        """Set while heard time is measured: one echo then follows the other after `times.beat_s`."""
         self._connection = connection
         self._listener = heard
-        self._beat_s = beat_s
+        self._times = connection.times
         self._clock = clock
         self._probe_tasks: dict[str, asyncio.Task[None]] = {}  # by address
         self._ends: dict[str, asyncio.Future[None]] = {}  # ends of the connections, by the server's id
@@ -75,17 +62,17 @@ class ServerProbes:
                     self._probe_tasks[place] = self._connection.spawn(
                         self._keep(place, dialer), f"echo {place}"
                     )
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._times.echo_look_s)
 
     async def _keep(self, place: str, dialer: Dialer) -> None:
         """Probes the server at this address whenever it is there."""
         while True:
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             try:
-                client = await dialer.dial(_ends(ended), DIAL_S)
+                client = await dialer.dial(_ends(ended), self._times.echo_dial_s)
             except DmscError as error:
                 log.debug("no echo of a server", server=place, reason=error.text)
-                await asyncio.sleep(dial.jittered(LOOK_S))
+                await asyncio.sleep(dial.jittered(self._times.echo_look_s))
                 continue
             try:
                 server = str(server_info(client).get("server_id", place))
@@ -96,7 +83,7 @@ class ServerProbes:
                 await dial.close(client)
             if other_end is not None:  # the server has several addresses
                 await asyncio.wait({other_end})
-            await asyncio.sleep(dial.jittered(LOOK_S))
+            await asyncio.sleep(dial.jittered(self._times.echo_look_s))
 
     async def _listen(self, place: str, server: str, client: Client, ended: asyncio.Future[None]) -> None:
         """Probes one server until its connection has ended or was silent for too long."""
@@ -119,13 +106,16 @@ class ServerProbes:
                     hurried = asyncio.ensure_future(self.hurry.wait())
                     either: set[asyncio.Future[Any]] = {hurried, ended}
                     try:
-                        await asyncio.wait(either, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+                        await asyncio.wait(
+                            either, timeout=self._times.echo_idle_s, return_when=asyncio.FIRST_COMPLETED
+                        )
                     finally:
                         hurried.cancel()
                 else:
-                    await asyncio.wait({ended}, timeout=self._beat_s)
+                    await asyncio.wait({ended}, timeout=self._times.beat_s)
             if not ended.done():
-                why = f"it has been silent for {SILENT_MOST_S:g} s, and who was connected there has left it"
+                most_s = self._times.echo_silent_most_s
+                why = f"it has been silent for {most_s:g} s, and who was connected there has left it"
         except (DmscError, nats.errors.Error, OSError) as error:
             why = dial.plain(error)
         finally:
@@ -138,18 +128,20 @@ class ServerProbes:
         log.warning("nobody waits for this server of the bus any more", server=place, reason=why)
 
     async def _echo(self, subject: str, ended: asyncio.Future[None]) -> bool:
-        """Whether an echo came back, however late, before the connection ended and before `SILENT_MOST_S`."""
+        """Whether an echo came back before the connection ended and within `echo_silent_most_s`."""
         silent_s = 0.0
         with self._connection.question(subject, answerer=reply_subjects.SELF, patient=True) as (
             inbox,
             request,
         ):
-            while silent_s < SILENT_MOST_S:
+            while silent_s < self._times.echo_silent_most_s:
                 if self._connection.online.is_set():
                     await self._connection.client.publish(subject, reply=inbox)
                 started_at = self._clock()
                 outcomes: set[asyncio.Future[Any]] = {request.answer, ended}
-                await asyncio.wait(outcomes, timeout=REPEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    outcomes, timeout=self._times.echo_repeat_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 if ended.done():
                     return False
                 if request.answer.done():
@@ -157,7 +149,7 @@ class ServerProbes:
                     return True
                 # Time in which we ourselves stood still or were not connected is not the server's silence.
                 if self._connection.online.is_set():
-                    silent_s += min(self._clock() - started_at, 2 * REPEAT_S)
+                    silent_s += min(self._clock() - started_at, 2 * self._times.echo_repeat_s)
         return False
 
 

@@ -15,7 +15,6 @@ from schemas.errors import BadMessage, BusUnreachable, DmscError
 PRESSURE_BYTES = 1 << 20
 """Pending output at which a publisher waits until it is written. Even with the largest message on top it is
 below BUFFER_BYTES, so that nats-py's own forced flush, which swallows cancellation, never happens."""
-PRESSURE_PAUSE_S = 0.001
 
 
 class WriteBuffer:
@@ -25,14 +24,20 @@ class WriteBuffer:
         client: Returns the current client; raises if there is none.
         unreachable: Returns the error that says why nothing can be sent now.
         online: Set while connected.
+        pause_s: Pause between looks whether pending output was written.
     """
 
     def __init__(
-        self, client: Callable[[], Client], unreachable: Callable[[], DmscError], online: asyncio.Event
+        self,
+        client: Callable[[], Client],
+        unreachable: Callable[[], DmscError],
+        online: asyncio.Event,
+        pause_s: float,
     ) -> None:
         self._client = client
         self._unreachable = unreachable
         self._online = online
+        self._pause_s = pause_s
         self._turn = asyncio.Lock()  # orders the publishers that wait for pending output to be written
         self._waiting = 0
 
@@ -100,4 +105,4 @@ class WriteBuffer:
         """Waits until the client has written its pending output, or until the connection is lost."""
         await asyncio.sleep(0)  # usually the writing task only needs its turn
         while client.pending_data_size > PRESSURE_BYTES and self._online.is_set():  # noqa: ASYNC110  # no event for it
-            await asyncio.sleep(PRESSURE_PAUSE_S)
+            await asyncio.sleep(self._pause_s)

@@ -35,15 +35,6 @@ RECORDED: tuple[Subject, ...] = tuple(
 )
 """The rows of a run's record."""
 
-BEFORE_S = 12.0
-"""Seconds before the job for which its record includes rows of the whole mesh. They cover one period of the
-registry's full state (10 s), so that a module that starts with the record knows the members."""
-
-AFTER_S = 5.0
-"""Seconds after a job's last event, for decisions and reports that follow it."""
-
-RETRY_S = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class Frame:
@@ -81,13 +72,24 @@ class RunSpan:
     ended: bool
 
 
-async def read_run(bus: Bus, job: str, span: RunSpan) -> AsyncGenerator[Frame, None]:
+async def read_run(
+    bus: Bus, job: str, span: RunSpan, *, before_s: float = 12.0, after_s: float = 5.0
+) -> AsyncGenerator[Frame, None]:
     """Yields everything recorded of a job, oldest first; memory is bounded by one batch per row.
+
+    Args:
+        bus: The connection.
+        job: The job.
+        span: When it ran.
+        before_s: Seconds before the job for which its record includes rows of the whole mesh. They cover one
+            period of the registry's full state (10 s), so that a module that starts with the record knows the
+            members.
+        after_s: Seconds after a job's last event, for decisions and reports that follow it.
 
     Raises:
         Unavailable: the bus was lost meanwhile and did not come back.
     """
-    sources = [_source(bus, row, job, span) for row in RECORDED]
+    sources = [_source(bus, row, job, span, before_s, after_s) for row in RECORDED]
     waiting: list[tuple[int, int, Frame]] = []
     try:
         for rank, source in enumerate(sources):
@@ -114,13 +116,15 @@ async def _advance(
         heapq.heappush(waiting, (frame.at_ns, rank, frame))
 
 
-async def _source(bus: Bus, row: Subject, job: str, span: RunSpan) -> AsyncGenerator[Frame, None]:
+async def _source(
+    bus: Bus, row: Subject, job: str, span: RunSpan, before_s: float, after_s: float
+) -> AsyncGenerator[Frame, None]:
     """Yields one row's frames. The server removes a consumer that is idle for a minute; a new one goes on."""
     assert row.stream is not None
     is_of_job = "job" in row.tokens
     pattern = row.wildcard(job=job) if is_of_job else row.wildcard()
-    begins = span.began - (AFTER_S if is_of_job else BEFORE_S)
-    until = span.until + AFTER_S
+    begins = span.began - (after_s if is_of_job else before_s)
+    until = span.until + after_s
     position: int | None = None
     failures = 0
     while True:
@@ -144,7 +148,7 @@ async def _source(bus: Bus, row: Subject, job: str, span: RunSpan) -> AsyncGener
             failures += 1
             if bus.connection.closing or failures > 3:
                 raise
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(bus.connection.times.retry_s)
         await bus.connection.wait_online()
 
 

@@ -29,6 +29,7 @@ from bus.security.kind_keys import KindKeys
 from bus.security.nats_jwt import SigningKeys, from_base64, to_base64
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused
+from schemas.limits import CLOCK_SKEW_S
 from schemas.names import agent_name
 
 TYPE = "dmsc-identity"
@@ -38,15 +39,8 @@ LONGEST_CHAIN = 3
 ID_DIGITS = 12
 CHAIN_MOST_BYTES = 3_000
 """Most bytes of a chain: the server reads no CONNECT beyond 4 KiB."""
-CLOCK_SKEW_S = 60.0
-"""How far the clocks of signer and checker may differ."""
-ROOT_CONNECTION_S = 24 * 3600.0
-"""Lifetime of the credential that a holder of the root signs for itself at each dial."""
 PARSED = 64
 """How many parsed credentials are cached: a process has one for each of its entities."""
-ENTITY_LIFETIME_S = 365 * 86_400.0
-INSTANCE_LIFETIME_S = 30 * 86_400.0
-"""Lifetime of an instance's credential. It is longer than a job, because an instance can't renew it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +133,7 @@ def issue(
     root: str,
     identity: Identity,
     *,
-    lifetime_s: float = ENTITY_LIFETIME_S,
+    lifetime_s: float = 365 * 86_400.0,
     now: float | None = None,
     before: Sequence[str] = (),
 ) -> str:
@@ -156,12 +150,13 @@ def delegate(
     token: str | None,
     identity: Identity,
     *,
-    lifetime_s: float = INSTANCE_LIFETIME_S,
+    lifetime_s: float = 30 * 86_400.0,
     now: float | None = None,
 ) -> str | None:
     """A narrower credential made from a wider one: a node agent makes that of an instance, for example.
 
-    A plain token is returned as it is, because an unguarded server knows nothing narrower.
+    A plain token is returned as it is, because an unguarded server knows nothing narrower. By default the
+    credential outlives a job, because an instance can't renew it.
 
     Raises:
         BadInput: `token` is damaged.
@@ -178,14 +173,16 @@ def delegate(
     return _signed(own.chain, own.keys, identity, lifetime_s, now, kind_keys).text
 
 
-def present(token: str, name: str, kind: EntityKind) -> Presented:
+def present(token: str, name: str, kind: EntityKind, *, root_lifetime_s: float = 24 * 3600.0) -> Presented:
     """What to present to the server for a root or a credential; `name` and `kind` matter for a root.
+
+    The holder of a root signs a credential for itself at each dial, for `root_lifetime_s`.
 
     Raises:
         BadInput: `token` is damaged.
     """
     if is_root(token):
-        credential = _signed((), _root_keys(token), _as_anybody(name, kind), ROOT_CONNECTION_S, None)
+        credential = _signed((), _root_keys(token), _as_anybody(name, kind), root_lifetime_s, None)
     else:
         credential = chosen(token, name)
     keys = credential.keys

@@ -16,9 +16,7 @@ from typing import Any
 
 from bus.security.credentials import root_public
 from schemas.errors import BadInput
-
-HANDING_OVER_S = 60.0
-"""How long an old root counts at least: by then a mesh's own processes have new credentials."""
+from schemas.limits import HANDING_OVER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,10 +40,6 @@ log = get_logger("bus.server.embedded")
 
 BINARY_VARIABLE = "DMSC_NATS_SERVER"
 LOOPBACK = "127.0.0.1"
-READY_S = 15.0
-LOCK_PATIENCE_S = 1.0
-"""How long to wait for the lock: a killed server holds its store until its last thread has ended."""
-STOP_S = 10.0
 PR_SET_PDEATHSIG = 1
 WATCHDOG = """
 cat >/dev/null; kill -TERM "$0" 2>/dev/null
@@ -72,6 +68,18 @@ class Tls:
     ca: Path
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerTimes:
+    """Times of an embedded server, in seconds."""
+
+    ready_s: float = 15.0
+    """How long a server may take until it listens."""
+    lock_s: float = 1.0
+    """How long to wait for the lock: a killed server holds its store until its last thread has ended."""
+    stop_s: float = 10.0
+    """How long a server may take to end before it is killed."""
+
+
 class EmbeddedServer:
     """`async with EmbeddedServer(folder) as server: … server.url`.
 
@@ -95,6 +103,7 @@ class EmbeddedServer:
             no encryption.
         peers: The server's place in a cluster; None for a single server. `bus.server.embedded_cluster` makes
             it.
+        times: How long start and stop may take.
     """
 
     def __init__(
@@ -114,6 +123,7 @@ class EmbeddedServer:
         monitor: int | None = None,
         tls: Tls | None = None,
         peers: Peers | None = None,
+        times: ServerTimes = ServerTimes(),
     ) -> None:
         self.store_dir = Path(store_dir).absolute()
         self.host = host
@@ -131,6 +141,7 @@ class EmbeddedServer:
         self._monitor = monitor
         self._tls = tls
         self._peers = peers
+        self._times = times
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
@@ -188,7 +199,7 @@ class EmbeddedServer:
         if process is not None and process.poll() is None:
             process.terminate()
             try:
-                await asyncio.to_thread(process.wait, STOP_S)
+                await asyncio.to_thread(process.wait, self._times.stop_s)
             except subprocess.TimeoutExpired:
                 log.warning("the bus server did not end in time, killing it", pid=process.pid)
                 process.kill()
@@ -223,7 +234,7 @@ class EmbeddedServer:
     # --- parts ---------------------------------------------------------------------------------------------
 
     async def _take_lock(self) -> None:
-        patience = time.monotonic() + LOCK_PATIENCE_S
+        patience = time.monotonic() + self._times.lock_s
         while (lock := _locked(self.store_dir / "lock")) is None:
             if time.monotonic() > patience:
                 holder = (self.store_dir / "lock").read_text(encoding="ascii").strip() or "unknown"
@@ -349,7 +360,7 @@ class EmbeddedServer:
         ]
 
     async def _ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + self._times.ready_s
         while True:
             ports = _read_ports(self.store_dir, process.pid)
             if ports is not None:

@@ -26,8 +26,6 @@ SIZES = (1, 3, 5)
 """The possible numbers of servers; an even number tolerates no more losses than the odd one below it."""
 COPIES = 3
 """Replicas of streams and buckets on a cluster."""
-RESTART_S = 0.5
-"""Pause before a server that did not start is started again."""
 
 
 def copies(servers: int) -> int:
@@ -46,6 +44,7 @@ class EmbeddedCluster:
         port: The port of the first server; the others take free ones. -1 takes a free one.
         host: The interface to listen on; the servers talk to each other on loopback.
         monitor: As for `EmbeddedServer`, for the first server; the others have no such pages.
+        restart_s: Pause before a server that did not start is started again.
         options: As for `EmbeddedServer`.
 
     Raises:
@@ -60,6 +59,7 @@ class EmbeddedCluster:
         port: int = -1,
         host: str = "127.0.0.1",
         monitor: int | None = None,
+        restart_s: float = 0.5,
         **options: Any,
     ) -> None:
         if size not in SIZES:
@@ -72,6 +72,7 @@ class EmbeddedCluster:
                 f"jobs can't be moved; keep to {stored}, choose another state folder, "
                 f"or remove {folder} with all that is in it"
             )
+        self._restart_s = restart_s
         self.restarted: Callable[[], None] = lambda: None
         if size == 1:
             self.servers = [EmbeddedServer(folder, port=port, host=host, monitor=monitor, **options)]
@@ -139,7 +140,7 @@ class EmbeddedCluster:
                     break
                 except (DmscError, OSError) as error:  # for example a full disk, or too many processes
                     say(f"{error}; trying again")
-                    await asyncio.sleep(RESTART_S)
+                    await asyncio.sleep(self._restart_s)
             try:
                 self.restarted()
             except OSError as error:

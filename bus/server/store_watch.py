@@ -18,18 +18,26 @@ from urllib.parse import urlsplit
 
 from bus.server.embedded import EmbeddedServer
 
-LOOK_S = 1.0
 ROOM_BYTES = 8 << 20
 """With less free space the disk counts as full: a server needs some space to start and to go on."""
-AGAIN_S = 5.0
-"""Shortest pause between restarts for a store that takes no writes although there is space."""
-HEALTH_S = 2.0
 
 
 class StoreWatch:
-    """Watches the store during one run of a server. `full` is true while its disk is full."""
+    """Watches the store during one run of a server, every `look_s`. `full` is true while its disk is full.
 
-    def __init__(self, server: EmbeddedServer, say: Callable[[str], None]) -> None:
+    `again_s` is the shortest pause between restarts for a store that takes no writes although there is space.
+    """
+
+    def __init__(
+        self,
+        server: EmbeddedServer,
+        say: Callable[[str], None],
+        *,
+        look_s: float = 1.0,
+        again_s: float = 5.0,
+    ) -> None:
+        self._look_s = look_s
+        self._again_s = again_s
         self._server = server
         self._say = say
         self._began = time.monotonic()
@@ -41,7 +49,7 @@ class StoreWatch:
     async def trouble(self) -> str:
         """Waits until a restart of the server is needed and helps; returns the reason."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
             if missing := self._missing_folder():
                 self._missed += 1
                 if self._missed > 1:  # a stream that is deleted properly is unknown at the next check
@@ -60,7 +68,7 @@ class StoreWatch:
                 continue
             broken = error or (self.full and self._server.monitor_url is None)
             self.full = False
-            if broken and time.monotonic() - self._began > AGAIN_S:
+            if broken and time.monotonic() - self._began > self._again_s:
                 return f"there is room on its disk, and it takes no writes ({error or 'the disk was full'})"
 
     def _missing_folder(self) -> Path | None:
@@ -92,16 +100,16 @@ def free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def write_error(monitor_url: str | None) -> str:
+def write_error(monitor_url: str | None, *, timeout_s: float = 2.0) -> str:
     """The server's report of a stream that it can't write; empty if there is none or it does not answer."""
     if monitor_url is None:
         return ""
     place = urlsplit(monitor_url)
     context = ssl._create_unverified_context() if place.scheme == "https" else None  # our own child's page
     connection = (
-        http.client.HTTPConnection(place.netloc, timeout=HEALTH_S)
+        http.client.HTTPConnection(place.netloc, timeout=timeout_s)
         if context is None
-        else http.client.HTTPSConnection(place.netloc, timeout=HEALTH_S, context=context)
+        else http.client.HTTPSConnection(place.netloc, timeout=timeout_s, context=context)
     )
     try:
         connection.request("GET", "/healthz")

@@ -28,8 +28,6 @@ from schemas.errors import BadInput, DamagedRun
 
 FORMAT = "dmsc-tap"
 SUFFIX = ".dmsctap"
-CLOSED_OFF_S = 1.0
-"""Seconds between two flushes: the most that is lost of a recording if the tap is killed."""
 UNKNOWN_ROW = -1
 
 
@@ -43,6 +41,8 @@ class TapRecorder:
 
     path: Path
     count: int = 0
+    flush_s: float = 1.0
+    """Seconds between two flushes: the most that is lost of a recording if the tap is killed."""
     _digest: Any = field(default_factory=hashlib.sha256)
     _rows: dict[str, int] = field(default_factory=dict)
     _out: gzip.GzipFile = field(init=False)
@@ -87,7 +87,7 @@ class TapRecorder:
         self._write(packed)
 
     def close_off(self) -> None:
-        """Flushes all added messages to the file. Call it every `CLOSED_OFF_S`."""
+        """Flushes all added messages to the file. Call it every `flush_s`."""
         try:
             self._out.flush()
         except OSError as error:

@@ -101,13 +101,13 @@ class MicrobatchTrace:
             case MicrobatchDispatch():
                 what, text = "dispatch", f"{sender} → {tapped.tokens['sid']}, attempt {message.attempt}"
             case MicrobatchNotice():
-                key = (message.direction, message.connection, message.tag, message.receiver)
+                key = (message.direction, message.link, message.tag, message.receiver)
                 what = "notice" if key not in self._noticed else "repeated"
                 self._noticed.setdefault(key, tapped.at)
                 hop = f"{message.sender.sid} → {message.receiver.sid} {message.direction}"
                 text = f"{hop}, {_tensors(message)}, attempt {message.attempt}"
             case NoticeAnswer():
-                key = (message.direction, message.connection, message.tag, message.receiver)
+                key = (message.direction, message.link, message.tag, message.receiver)
                 noticed_at = self._noticed.get(key)
                 latency = None if noticed_at is None else 1e3 * (tapped.at - noticed_at)
                 what, text = message.answer, f"{message.receiver.sid} answers the {message.direction} notice"

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, NoReturn
 from bus.logs import get_logger
 from bus.security.credentials import new_root
 from bus.security.identity import is_root
-from bus.security.trust_roots import HANDING_OVER_S
 from dmsc.client.async_client import AsyncClient
 from dmsc.launch.layout import ChildSpec
 from dmsc.state import renewals
 from dmsc.state.identities import credentials
 from dmsc.state.state_folder import StateFolder, locked
 from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.limits import HANDING_OVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

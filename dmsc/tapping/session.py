@@ -12,7 +12,7 @@ from bus.connection import Bus
 from bus.tap import scope as tap_scope
 from bus.tap.causal_tree import CausalTree
 from bus.tap.decoder import INBOXES, TapDecoder
-from bus.tap.file import CLOSED_OFF_S, TapRecorder, read_tap
+from bus.tap.file import TapRecorder, read_tap
 from bus.tap.history import past
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
@@ -205,7 +205,7 @@ async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
 
     async def work() -> None:
         while True:
-            await asyncio.sleep(CLOSED_OFF_S)
+            await asyncio.sleep(recorder.flush_s)
             recorder.close_off()
 
     async with background(work()):

@@ -16,8 +16,8 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats import dialer, jetstream
-from bus.nats.liveness import GAP_S
+from bus.nats import jetstream
+from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BusUnreachable, NoResponders, NotFound, Refused, Unavailable
@@ -67,18 +67,22 @@ async def test_a_deadline_in_heard_time_does_not_pass_while_the_server_stands_st
     async with Bus.connect(own_server.url, name="judge", kind=CLIENT) as judge:
         asked = asyncio.create_task(
             judge.command(
-                subjects.STATE_CHANGE, state_change(), deadline_s=GAP_S + 0.5, while_heard=True, sid="a"
+                subjects.STATE_CHANGE,
+                state_change(),
+                deadline_s=ConnectionTimes.gap_s + 0.5,
+                while_heard=True,
+                sid="a",
             )
         )
-        waited = asyncio.create_task(waits(judge, GAP_S + 0.5))
+        waited = asyncio.create_task(waits(judge, ConnectionTimes.gap_s + 0.5))
         await asyncio.sleep(0)
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(3 * (GAP_S + 0.5))
+            await asyncio.sleep(3 * (ConnectionTimes.gap_s + 0.5))
             assert judge.connected, "it was noticed by other means"
             assert not asked.done()
             assert not waited.done()
-            assert judge.pulse.silent_s > GAP_S
+            assert judge.pulse.silent_s > ConnectionTimes.gap_s
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
         with pytest.raises(NoResponders):
@@ -96,9 +100,11 @@ async def test_what_is_to_be_kept_is_not_given_up_while_the_server_stands_still(
         try:
             await until(lambda: psutil.Process(own_server.pid).status() == psutil.STATUS_STOPPED)
             appending = asyncio.create_task(
-                writer.append(subjects.JOB_EVENT, job_event("one"), deadline_s=GAP_S + 0.5, job="j")
+                writer.append(
+                    subjects.JOB_EVENT, job_event("one"), deadline_s=ConnectionTimes.gap_s + 0.5, job="j"
+                )
             )
-            await asyncio.sleep(4 * (GAP_S + 0.5))
+            await asyncio.sleep(4 * (ConnectionTimes.gap_s + 0.5))
             assert not appending.done()
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
@@ -388,8 +394,8 @@ async def test_a_hung_publisher_can_be_cancelled(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nats-py's forced flush swallows cancellation; the bus waits in a way that can be cancelled."""
-    monkeypatch.setattr(dialer, "PING_INTERVAL_S", NEVER_S)  # no missing pong ends the wait
-    async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
+    times = ConnectionTimes(ping_interval_s=int(NEVER_S))  # no missing pong ends the wait
+    async with Bus.connect(own_server.url, name="alice", kind=CLIENT, connection_times=times) as alice:
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
             published = 0

@@ -10,8 +10,8 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.mesh.registration import RegistrationClient
-from bus.nats.liveness import GAP_S
+from bus.mesh.registration import RegistrationClient, RegistrationTimes
+from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Fenced, IllegalTransition, Unavailable
@@ -135,14 +135,14 @@ async def test_whoever_leaves_gives_a_registry_that_is_gone_up(
 
 
 async def test_a_registry_that_can_not_write_now_is_asked_again(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
+    connect: Connect,
 ) -> None:
     """Its store is full, for instance: whoever registers does not end of that."""
-    monkeypatch.setattr("bus.mesh.registration.AGAIN_S", 0.05, raising=False)
     registry, service = Registry(expiry_s=NEVER_S), await connect("service")
     registry.full = True
     await registry.serve(await connect("registry"))
-    entering = asyncio.create_task(entered(RegistrationClient(service, service_record("svc"))))
+    times = RegistrationTimes(again_s=0.05)
+    entering = asyncio.create_task(entered(RegistrationClient(service, service_record("svc"), times=times)))
     await registry.registrations.until(3)
     registry.full = False
     presence = await asyncio.wait_for(entering, PATIENCE_S)
@@ -168,11 +168,11 @@ async def test_a_server_that_stands_still_is_no_registry_that_is_not_there(
         Bus.connect(own_server.url, name="service", kind=EntityKind.CLIENT) as service,
     ):
         await registry.serve(there)
-        presence = RegistrationClient(service, service_record("svc"), register_s=GAP_S + 0.5)
+        presence = RegistrationClient(service, service_record("svc"), register_s=ConnectionTimes.gap_s + 0.5)
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
             entering = asyncio.create_task(entered(presence))
-            await asyncio.sleep(2 * (GAP_S + 0.5))
+            await asyncio.sleep(2 * (ConnectionTimes.gap_s + 0.5))
             assert not entering.done()
         finally:
             os.kill(own_server.pid, signal.SIGCONT)

@@ -15,8 +15,8 @@ import pytest
 
 from bus.connection import Bus
 from bus.guard.guard_keys import GuardKeys
-from bus.nats import server_probes
-from bus.nats.liveness import GAP_S, BusLiveness
+from bus.nats.dialer import ConnectionTimes
+from bus.nats.liveness import BusLiveness
 from bus.security.credentials import new_root
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster
@@ -26,7 +26,7 @@ from schemas.envelope import EntityKind
 from tests.integration.bus.records import until
 from tests.integration.guard.conftest import AnyJob
 
-STANDS_STILL_S = GAP_S + 2.0
+STANDS_STILL_S = ConnectionTimes.gap_s + 2.0
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ async def test_the_clock_stands_while_any_server_does(tmp_path: Path) -> None:
                 with frozen(server):
                     before = pulse.now()
                     await asyncio.sleep(STANDS_STILL_S)  # it is this long that the server does
-                    assert pulse.now() - before <= GAP_S
+                    assert pulse.now() - before <= ConnectionTimes.gap_s
                     assert pulse.silent_s > 0, server.url
                     assert judge.connected, "it was noticed by other means"
                 await until(lambda: not pulse.silent_s)
@@ -84,7 +84,7 @@ async def test_nobody_waits_for_a_server_that_died(tmp_path: Path) -> None:
             await until_all_return(pulse)
             await cluster.servers[2].kill()
             await until_all_return(pulse, 2)
-            await until_it_goes(pulse, 2 * GAP_S)
+            await until_it_goes(pulse, 2 * ConnectionTimes.gap_s)
             await cluster.servers[2].start()
             await until_all_return(pulse)  # and now it counts again
             with frozen(cluster.servers[2]):
@@ -94,17 +94,17 @@ async def test_nobody_waits_for_a_server_that_died(tmp_path: Path) -> None:
 async def test_a_server_that_is_silent_for_longer_than_its_clients_wait_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_probes, "SILENT_MOST_S", 3.0)
+    times = ConnectionTimes(echo_silent_most_s=3.0)
     async with (
         EmbeddedCluster(tmp_path / "nats", size=3, sync_always=False) as cluster,
-        Bus.connect(cluster.urls[0], name="judge", kind=EntityKind.CLIENT) as judge,
+        Bus.connect(cluster.urls[0], name="judge", kind=EntityKind.CLIENT, connection_times=times) as judge,
     ):
         pulse = judge.pulse
         pulse.attend()
         with pulse.held():
             await until_all_return(pulse)
             with frozen(cluster.servers[1]):
-                assert await until_it_goes(pulse, GAP_S + 1.0) >= 3.0
+                assert await until_it_goes(pulse, ConnectionTimes.gap_s + 1.0) >= 3.0
             await until_all_return(pulse)  # it answers, and counts again
 
 
@@ -115,7 +115,7 @@ async def test_one_server_alone_gets_no_connection_more(tmp_path: Path) -> None:
     ):
         judge.pulse.attend()
         with judge.pulse.held():
-            await until_it_goes(judge.pulse, 2 * server_probes.LOOK_S)
+            await until_it_goes(judge.pulse, 2 * ConnectionTimes.echo_look_s)
             connections = psutil.Process(server.pid).net_connections("tcp")
             to_clients = [one for one in connections if one.status == psutil.CONN_ESTABLISHED]
             assert len(to_clients) == 1

@@ -9,7 +9,8 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging import stream_specs
-from bus.nats import jetstream, ordered_consumer
+from bus.nats import jetstream
+from bus.nats.dialer import ConnectionTimes
 from bus.subject import ROOT
 from schemas.envelope import EntityKind
 from schemas.errors import NotFound
@@ -59,9 +60,8 @@ async def test_a_quiet_stream_is_followed_over_many_requests(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request for messages ends after a while; the next one takes over without a gap."""
-    monkeypatch.setattr(ordered_consumer, "EXPIRES_S", 0.3)
-    monkeypatch.setattr(ordered_consumer, "HEARTBEAT_S", 0.1)
-    alice, bob = await connect("alice"), await connect("bob")
+    times = ConnectionTimes(pull_expires_s=0.3, pull_heartbeat_s=0.1)
+    alice, bob = await connect("alice"), await connect("bob", connection_times=times)
     asked = 0
     send = bob.connection.send
 

@@ -13,7 +13,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.nats.liveness import GAP_S
+from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer
 from entities.orchestrator.job import model_analysis
 from entities.orchestrator.job.bus_outages import BusOutages
@@ -32,7 +32,7 @@ from tests.entity_records import job
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
 
-LIMIT_S = GAP_S + 0.5
+LIMIT_S = ConnectionTimes.gap_s + 0.5
 """In place of the product's limits, which are longer; more than passes until a bus is known to be silent."""
 STANDS_STILL_S = 2.5 * LIMIT_S
 

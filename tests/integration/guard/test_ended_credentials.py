@@ -250,7 +250,7 @@ async def test_an_instance_comes_back_to_an_authorizer_that_has_yet_to_read_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The authorizer is started anew while a job recovers, and the job's instance loses its connection."""
-    monkeypatch.setattr(auth_callout, "HELD_S", 0.05)
+    monkeypatch.setattr(auth_callout, "CALLOUT_HELD_S", 0.05)
     async with mesh(tmp_path) as (url, root, config), AsyncExitStack() as stack:
         keys = GuardKeys.read(tmp_path / "guard.json")
         async with guarding(config):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from bus.messaging.key_value import ANSWER_S
-from bus.nats.jetstream import TIMEOUT_S
+from bus.messaging.port import MessagingTimes
+from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster, copies
 from entities.service_registry.core import RegistrationLeaseConfig
@@ -24,9 +24,9 @@ from tests.integration.mesh.tripwire import Tripwire
 from tests.integration.mesh.undisturbed import undisturbed_at
 
 MOMENTS = {
-    "deploying": ("STREAM.MSG.GET.KV_link_secrets", 2 * ANSWER_S),
-    "adopting": ("DIRECT.GET.KV_registry.$KV.registry.{job}-", 2 * ANSWER_S),
-    "finishing": ("STREAM.MSG.GET.OBJ_artifacts", TIMEOUT_S + ANSWER_S),
+    "deploying": ("STREAM.MSG.GET.KV_link_secrets", 2 * MessagingTimes.bucket_call_s),
+    "adopting": ("DIRECT.GET.KV_registry.$KV.registry.{job}-", 2 * MessagingTimes.bucket_call_s),
+    "finishing": ("STREAM.MSG.GET.OBJ_artifacts", ConnectionTimes.call_s + MessagingTimes.bucket_call_s),
 }
 """What the orchestrator asks the bus outside a job's steps, and for how long it gets no answer: longer than
 it waits for one."""

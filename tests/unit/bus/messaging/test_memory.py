@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bus.messaging.handlers import REMEMBERED_BYTES, REMEMBERED_CALLS, REMEMBERED_S, ReplyCache
+from bus.messaging.handlers import REMEMBERED_BYTES, REMEMBERED_CALLS, ReplyCache
+from schemas.limits import REMEMBERED_S
 
 
 def test_a_new_call_runs_a_repeat_waits_and_both_get_the_answer() -> None:

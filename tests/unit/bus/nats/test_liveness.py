@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bus.nats.liveness import BEAT_S, GAP_S, OWN, HeardTime
+from bus.nats.dialer import ConnectionTimes
+from bus.nats.liveness import OWN, HeardTime
 from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
 from tests.entity_records import instance
 
@@ -12,8 +13,8 @@ from tests.entity_records import instance
 def beaten(heard: HeardTime, since: float, until: float) -> float:
     """Pulses come back in this time, each a beat after the one before; when the last one did."""
     now = since
-    while now + BEAT_S <= until:
-        now += BEAT_S
+    while now + ConnectionTimes.beat_s <= until:
+        now += ConnectionTimes.beat_s
         heard.returned(now)
     return now
 
@@ -29,12 +30,12 @@ def test_a_standstill_counts_as_one_gap_however_long() -> None:
     for still_s in (2.0, 20.0, 20_000.0):
         heard = HeardTime(0.0)
         beaten(heard, 0.0, 10.0)
-        assert heard.at(10.0 + still_s) == pytest.approx(10.0 + GAP_S)
-        assert heard.silent(10.0 + still_s) == pytest.approx(still_s - GAP_S)
+        assert heard.at(10.0 + still_s) == pytest.approx(10.0 + ConnectionTimes.gap_s)
+        assert heard.silent(10.0 + still_s) == pytest.approx(still_s - ConnectionTimes.gap_s)
         heard.returned(10.0 + still_s)
-        assert heard.at(10.0 + still_s) == pytest.approx(10.0 + GAP_S)
+        assert heard.at(10.0 + still_s) == pytest.approx(10.0 + ConnectionTimes.gap_s)
         beaten(heard, 10.0 + still_s, 15.0 + still_s)
-        assert heard.at(15.0 + still_s) == pytest.approx(15.0 + GAP_S)
+        assert heard.at(15.0 + still_s) == pytest.approx(15.0 + ConnectionTimes.gap_s)
 
 
 def test_it_never_goes_back_nor_faster_than_the_clock() -> None:
@@ -75,8 +76,8 @@ def test_no_lease_runs_out_while_the_server_stands_still() -> None:
 
 def beaten_by(heard: HeardTime, servers: list[str], since: float, until: float) -> float:
     now = since
-    while now + BEAT_S <= until:
-        now += BEAT_S
+    while now + ConnectionTimes.beat_s <= until:
+        now += ConnectionTimes.beat_s
         for server in servers:
             heard.returned(now, server)
     return now
@@ -89,12 +90,12 @@ def test_it_goes_while_all_servers_return_and_stands_while_any_does_not() -> Non
         beaten_by(heard, [OWN, "b", "c"], 0.0, 10.0)
         assert heard.at(10.0) == pytest.approx(10.0)
         beaten_by(heard, others, 10.0, 30.0)
-        assert heard.at(30.0) == pytest.approx(10.0 + GAP_S), silent
-        assert heard.silent(30.0) == pytest.approx(20.0 - GAP_S)
+        assert heard.at(30.0) == pytest.approx(10.0 + ConnectionTimes.gap_s), silent
+        assert heard.silent(30.0) == pytest.approx(20.0 - ConnectionTimes.gap_s)
         heard.returned(30.0, silent)
-        assert heard.at(30.0) == pytest.approx(10.0 + GAP_S)
+        assert heard.at(30.0) == pytest.approx(10.0 + ConnectionTimes.gap_s)
         beaten_by(heard, [OWN, "b", "c"], 30.0, 35.0)
-        assert heard.at(35.0) == pytest.approx(15.0 + GAP_S)
+        assert heard.at(35.0) == pytest.approx(15.0 + ConnectionTimes.gap_s)
 
 
 def test_a_server_counts_from_its_first_return_until_it_has_left() -> None:
@@ -103,14 +104,14 @@ def test_a_server_counts_from_its_first_return_until_it_has_left() -> None:
     assert heard.at(10.0) == pytest.approx(10.0)
     beaten_by(heard, [OWN, "b"], 10.0, 20.0)
     beaten_by(heard, [OWN], 20.0, 65.0)
-    assert heard.at(65.0) == pytest.approx(20.0 + GAP_S)
+    assert heard.at(65.0) == pytest.approx(20.0 + ConnectionTimes.gap_s)
     heard.left(65.0, "b")
     assert heard.silent(65.0) == 0.0
     beaten_by(heard, [OWN], 65.0, 75.0)
-    assert heard.at(75.0) == pytest.approx(30.0 + GAP_S)
+    assert heard.at(75.0) == pytest.approx(30.0 + ConnectionTimes.gap_s)
     heard.returned(75.0, "b")  # it is back, and counts again
     beaten_by(heard, [OWN], 75.0, 95.0)
-    assert heard.at(95.0) == pytest.approx(30.0 + 2 * GAP_S)
+    assert heard.at(95.0) == pytest.approx(30.0 + 2 * ConnectionTimes.gap_s)
 
 
 def test_it_never_goes_back_nor_faster_than_the_clock_with_several_servers() -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from bus.guard.guard_keys import GuardKeys
 from bus.security.credentials import new_root, root_public
-from bus.security.trust_roots import HANDING_OVER_S, TrustRoots
+from bus.security.trust_roots import TrustRoots
 from schemas.errors import BadInput
+from schemas.limits import HANDING_OVER_S
 
 NOW = 1_000.0
 
