@@ -348,7 +348,7 @@ async def _have_jobs(bus: Bus, known: JobStates) -> None:
         await bus.bucket(subjects.JOB_RECORD).put(record_of(job, JobState.RUNNING, "it runs"), job=job)
     await bus.bucket(subjects.JOB_RECORD).put(record_of(ENDED_JOB, JobState.DONE, "it ended"), job=ENDED_JOB)
     heard = asyncio.Event()
-    known.heard = heard.set
+    known.on_ended = heard.set
     await known.start(bus)
     async with asyncio.timeout(60.0):
         await heard.wait()

@@ -198,8 +198,8 @@ class RegistryLeader:
         if record.sid == self._bus.sender.name:
             raise BadMessage(f"sid {record.sid} is the registry's own; choose another", sid=record.sid)
         if self._bus.connection.guarded:  # on an open bus, senders' names are not verified
-            refuse_strange(record, speaker)
-        return self.core.register(record, now, connection_name(speaker))
+            refuse_strange(record, sender)
+        return self.core.register(record, now, connection_name(sender))
 
     def _admit_failed(self, record: ServiceRecord, speaker: Sender, now: float) -> frozenset[str]:
         if self._bus.connection.guarded:
