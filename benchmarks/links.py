@@ -25,7 +25,7 @@ from bus.server.embedded import EmbeddedServer
 from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
-from workers.links.hop_exchange import HopExchange
+from workers.links.hop_exchange import HopExchange, TensorTransfer
 from workers.links.reduction import ReductionGroup
 
 JOB = "benchmark"
@@ -38,7 +38,7 @@ def accept(notice: MicrobatchNotice) -> str:
 
 async def hop(exchange: HopExchange, to: Member, number: int, tensor: Tensor) -> None:
     await exchange.send(
-        direction="forward", receiver=to, stage=0, step=0, attempt=0, microbatch=number, tensors=[tensor]
+        TensorTransfer(direction="forward", receiver=to, stage=0, step=0, microbatch=number, tensors=[tensor])
     )
 
 

@@ -11,8 +11,8 @@ import math
 import os
 import signal
 import sys
-import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,34 +26,9 @@ from bus.logs import bind_process, configure_logging, get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.key_value import Change
 from bus.security import renewal
-from bus.subject import Subject
-from bus.subjects import (
-    ADOPT,
-    CHECKPOINT,
-    CHECKPOINT_WAIT,
-    COPY_SEND,
-    COPY_STATUS,
-    COPY_TO,
-    EXPORT,
-    GROUP_FORM,
-    INSTANCE_SAMPLE,
-    PUBLISH_FILE,
-    ROUTE_TABLE,
-    STATE_RESTORE,
-    STATE_SEND,
-    STATE_WAIT,
-    STEP_ABORT,
-    STEP_ASSIGN,
-    STEP_COMMIT,
-    STEP_DISPATCH,
-    STEP_FENCE,
-    STEP_PREPARE,
-    STEP_STATUS,
-    STORE_QUERY,
-)
-from bus.tasks import TaskSet
+from bus.subjects import INSTANCE_SAMPLE, ROUTE_TABLE, STORE_QUERY
 from bus.wire import secret_urls
-from bus.wire.correlation import correlate, stand_alone
+from bus.wire.correlation import correlate
 from schemas.cluster import InstanceStart
 from schemas.envelope import EntityKind
 from schemas.errors import BadModel, DmscError, Fenced, PeerUnreachable
@@ -72,29 +47,26 @@ from schemas.telemetry import InstanceSample
 from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
-from workers.links.hop_exchange import HopExchange
 from workers.links.link_shaping import Shaping
 from workers.links.link_table import LinkConfig
 from workers.process.url_rules import restrict_urls
 from workers.stage.data_runtime import DataRuntime
+from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.stage_runtime import StageRuntime
-from workers.stage.startup_progress import progress_told
+from workers.stage.startup_progress import StartupConfig, reporting_progress
 from workers.store.local_store import LocalStore
-from workers.store.recorder import Order, StoreRecorder
-from workers.telemetry.device_telemetry import device_sample, resident_bytes
+from workers.store.recorder import StoreRecorder
+from workers.telemetry.instance_telemetry import InstanceTelemetry, TelemetryConfig
 from workers.transport.link_authentication import secret_of
 from workers.user_code import code_digest, describe
 
 log = get_logger("instance")
 
-SAMPLE_VARIABLE, SAMPLE_S = "DMSC_SAMPLE_S", 1.0
-"""Seconds between telemetry samples; 0: no samples, so that routers do not know the instance's load."""
+SAMPLE_VARIABLE = "DMSC_SAMPLE_S"
+"""Environment variable: `TelemetryConfig.every_s`."""
 
 FAILED_EXIT = 3
 """Exit code of an instance that fenced itself; the reason is in the registry and in its log."""
-
-DIAL_S = 90.0
-"""How long a new instance tries to connect to the bus; a deployment waits longer, so a stall fails none."""
 
 
 class InstancePayload(BaseModel):
@@ -111,7 +83,9 @@ class InstancePayload(BaseModel):
     device: str = "cpu"
     store: Path | None = None
     renewal: str = ""  # file in `store` with the credential that replaces `token`
-    dial_s: float = DIAL_S
+    dial_s: float = (
+        90.0  # how long it tries to connect; a deployment waits longer, so that a stall fails none
+    )
     correlation: str | None = None
     cause: str | None = None
     urls: list[str] | None = None
@@ -135,13 +109,14 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 class Instance:
     """One incarnation of one unit."""
 
-    def __init__(self, given: InstancePayload) -> None:
-        self.given = given
-        self.start = given.start
-        self.unit = given.start.unit
-        self.job = given.start.job
+    def __init__(self, payload: InstancePayload, startup: StartupConfig = StartupConfig()) -> None:
+        self.payload = payload
+        self.start = payload.start
+        self.unit = payload.start.unit
+        self.job = payload.start.job
+        self._startup = startup
         self.member = Member(sid=self.unit.sid, incarnation=self.start.incarnation)
-        self.store = LocalStore(given.store, self.member)
+        self.store = LocalStore(payload.store, self.member)
         self.chronicle = StoreRecorder(self.store, self.unit.stage)
         self._stop = asyncio.Event()
         self._failure: DmscError | None = None
@@ -152,25 +127,25 @@ class Instance:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop.set)
-        if self.given.store is not None and self.given.renewal:
-            renewal.follow(self.given.token, self.given.store / self.given.renewal)
+        if self.payload.store is not None and self.payload.renewal:
+            renewal.follow(self.payload.token, self.payload.store / self.payload.renewal)
         async with (
             Bus.connect(
-                self.given.servers,
+                self.payload.servers,
                 name=self.unit.sid,
                 kind=EntityKind.INSTANCE,
-                token=self.given.token,
+                token=self.payload.token,
                 incarnation=self.start.incarnation,
-                connect_timeout_s=self.given.dial_s,
+                connect_timeout_s=self.payload.dial_s,
             ) as bus,
             self.store,
             AsyncExitStack() as stack,
         ):
-            place = self.given.model_dump(include={"cluster", "node", "agent", "address", "device"})
+            place = self.payload.model_dump(include={"cluster", "node", "agent", "address", "device"})
             bind_process(job=self.job, sid=self.unit.sid, stage=self.unit.stage)
-            if self.given.correlation:
-                bind_process(correlation=self.given.correlation)
-            correlate(self.given.correlation, cause=self.given.cause)
+            if self.payload.correlation:
+                bind_process(correlation=self.payload.correlation)
+            correlate(self.payload.correlation, cause=self.payload.cause)
             self.chronicle.begins(self.start, pid=os.getpid(), **place)
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
@@ -198,7 +173,7 @@ class Instance:
         Args:
             wants: The instance never was ready, because the bus, a store or a peer was missing.
         """
-        correlate(self.given.correlation)
+        correlate(self.payload.correlation)
         with contextlib.suppress(DmscError):
             if self._failure is None:
                 self.chronicle.event("state", "draining: stopping")
@@ -213,50 +188,36 @@ class Instance:
             )
 
     async def _serve(self, bus: Bus, presence: RegistrationClient, stack: AsyncExitStack) -> None:
-        device = torch.device(self.given.device)
-        runtime: StageRuntime | DataRuntime
-        if self.unit.kind is UnitKind.STAGE:
-            compute = await stack.enter_async_context(ComputeThread(f"compute-{self.unit.sid}"))
-            runtime = StageRuntime(
-                bus=bus,
-                start=self.start,
-                member=self.member,
-                cluster=self.given.cluster,
-                device=device,
-                compute=compute,
-                failed=self._fail,
-                admitted=partial(self._admitted, presence),
-                address=self.given.address,
-                ports=self.given.ports,
-            )
-        else:
-            runtime = DataRuntime(
-                bus=bus, start=self.start, member=self.member, cluster=self.given.cluster, failed=self._fail
-            )
-        bind_process(step=lambda: runtime.version if isinstance(runtime, StageRuntime) else runtime.step)
-        async with progress_told(presence):
-            await runtime.build()
-        stack.push_async_callback(runtime.close)
-        exchange = HopExchange(
-            bus,
+        runtime: HopRuntime
+        context = InstanceContext(
+            bus=bus,
+            start=self.start,
             member=self.member,
-            job=self.job,
-            epoch=self.start.epoch,
-            decide=runtime.decide,
-            received=runtime.received,
+            cluster=self.payload.cluster,
+            failed=self._fail,
             broken=lambda peer, error: self._link_broke(runtime, peer, error),
-            load=runtime.load_told,
-            heard=runtime.binder.heard,
-            config=LinkConfig(
+            links=LinkConfig(
                 secret=secret_of(self.start),
-                address=self.given.address,
-                ports=self.given.ports,
-                target=str(device),
+                address=self.payload.address,
+                ports=self.payload.ports,
+                target=self.payload.device,
                 shaping=Shaping.of_environment(os.environ),
             ),
         )
-        runtime.exchange = await stack.enter_async_context(exchange)
-        stack.push_async_callback(runtime.close)  # before the links close, so that this end reports no fault
+        if self.unit.kind is UnitKind.STAGE:
+            runtime = StageRuntime(
+                context,
+                device=torch.device(self.payload.device),
+                thread=await stack.enter_async_context(ComputeThread(f"compute-{self.unit.sid}")),
+                admitted=partial(self._admitted, presence),
+            )
+        else:
+            runtime = DataRuntime(context)
+        bind_process(step=lambda: runtime.step)
+        async with reporting_progress(presence, self._startup):
+            await runtime.build()
+        stack.push_async_callback(runtime.close)
+        await runtime.exchange.open()
         await self._subscribe(bus, runtime, stack)
 
         async def table_changed(change: Change) -> None:
@@ -265,7 +226,7 @@ class Instance:
                 runtime.routes_changed()
                 self.chronicle.routes(change.message)
 
-        watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.given.cluster)
+        watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.payload.cluster)
         stack.push_async_callback(watch.stop)
         self._was_ready = True
         joins = self.start.joins and self.unit.kind is UnitKind.STAGE
@@ -273,7 +234,7 @@ class Instance:
         self.chronicle.event("state", f"{presence.record.state}: {READY}")
         async with asyncio.TaskGroup() as tasks:
             background = [
-                tasks.create_task(self._telemetry(bus, runtime)),
+                tasks.create_task(self._telemetry(bus, runtime).run()),
                 tasks.create_task(self._end_when_fenced(presence)),
             ]
             await self._stop.wait()
@@ -294,101 +255,33 @@ class Instance:
         await presence.fenced.wait()
         self._fail(Fenced(f"{self.unit.sid} {self.member.incarnation} was replaced"))
 
-    async def _subscribe(self, bus: Bus, runtime: StageRuntime | DataRuntime, stack: AsyncExitStack) -> None:
-        served: list[tuple[Subject, Order]]
-        if isinstance(runtime, DataRuntime):
-            served = [
-                (STEP_DISPATCH, runtime.dispatch),
-                (STEP_FENCE, runtime.fence),
-                (STEP_ASSIGN, runtime.assign),
-                (STEP_ABORT, runtime.abort),
-                (ADOPT, runtime.adopt),
-                (COPY_STATUS, runtime.copy_status),
-                (COPY_SEND, runtime.send_copy),
-            ]
-        else:
-            served = [
-                (GROUP_FORM, runtime.form_group),
-                (STEP_FENCE, runtime.fence),
-                (STEP_ASSIGN, runtime.assign),
-                (ADOPT, runtime.adopt),
-                (STEP_PREPARE, runtime.prepare),
-                (STEP_COMMIT, runtime.commit),
-                (STEP_ABORT, runtime.abort),
-                (STEP_STATUS, runtime.status),
-                (STATE_SEND, runtime.send_state),
-                (STATE_WAIT, runtime.wait_state),
-                (STATE_RESTORE, runtime.restore),
-                (COPY_TO, runtime.keep_copy),
-                (COPY_STATUS, runtime.copy_status),
-                (COPY_SEND, runtime.send_copy),
-                (CHECKPOINT, runtime.checkpoint),
-                (CHECKPOINT_WAIT, runtime.checkpoint_written),
-                (PUBLISH_FILE, runtime.publish),
-                (EXPORT, runtime.export_weights),
-            ]
-        for row, handle in served:
+    async def _subscribe(self, bus: Bus, runtime: HopRuntime, stack: AsyncExitStack) -> None:
+        for row, handle in runtime.served():
             obey = self.chronicle.audited(row, handle)
             subscription = await bus.serve(row, obey, job=self.job, sid=self.unit.sid)
             stack.push_async_callback(subscription.stop, False)
         reading = await bus.serve(STORE_QUERY, self.chronicle.read, job=self.job, sid=self.unit.sid)
         stack.push_async_callback(reading.stop, False)
 
-    async def _telemetry(self, bus: Bus, runtime: StageRuntime | DataRuntime) -> None:
-        """Publishes a sample each second and soon after each step, so that short runs have some too."""
-        stand_alone()
-        every_s = float(os.environ.get(SAMPLE_VARIABLE) or SAMPLE_S)
-        if not every_s:
-            return
-        before, busy_before, tokens_before, reported = time.monotonic(), 0.0, 0, -1
-        while True:
-            now = time.monotonic()
-            elapsed = max(1e-6, now - before)
-            sample = InstanceSample(
-                job=self.job,
-                sid=self.unit.sid,
-                incarnation=self.member.incarnation,
-                cluster=self.given.cluster,
-                node=self.given.node,
-                stage=self.unit.stage,
-                step=0,
-                in_flight=runtime.in_flight,
-                links=runtime.exchange.samples() if runtime.exchange else (),
-                device=device_sample(self.given.device),
-                resident_bytes=resident_bytes(),
-            )
-            if isinstance(runtime, StageRuntime):
-                load = runtime.load
-                sample = sample.model_copy(
-                    update={
-                        "step": runtime.version,
-                        "queue": runtime.compute.waiting,
-                        "microbatches": load.microbatches,
-                        "service_ms": load.service_ms,
-                        "forward_ms": load.forward_ms,
-                        "backward_ms": load.backward_ms,
-                        "busy": min(1.0, (runtime.compute.busy_s - busy_before) / elapsed),
-                        "tokens_per_s": (load.tokens - tokens_before) / elapsed,
-                        "reduce_ms": load.reduce_ms,
-                        "retained_bytes": runtime.retained_bytes,
-                        "stage_cost_ms": self.unit.requirements.cost_ms,
-                        "state_bytes": runtime.trained.state_bytes,
-                    }
-                )
-                busy_before, tokens_before = runtime.compute.busy_s, load.tokens
-            else:
-                sample = sample.model_copy(update={"step": runtime.step, "microbatches": runtime.sent})
-            before = now
+    def _telemetry(self, bus: Bus, runtime: HopRuntime) -> InstanceTelemetry:
+        async def publish(sample: InstanceSample) -> None:
             await bus.publish(INSTANCE_SAMPLE, sample, job=self.job, sid=self.unit.sid)
             self.chronicle.sample(sample)
-            reported = sample.step
-            deadline = now + every_s
-            while time.monotonic() < deadline:
-                await asyncio.sleep(0.1)
-                if isinstance(runtime, StageRuntime) and runtime.version > reported and elapsed > 0.2:
-                    break
 
-    def _link_broke(self, runtime: StageRuntime | DataRuntime, peer: Member, error: PeerUnreachable) -> None:
+        place = {
+            "job": self.job,
+            "sid": self.unit.sid,
+            "incarnation": self.member.incarnation,
+            "cluster": self.payload.cluster,
+            "node": self.payload.node,
+            "stage": self.unit.stage,
+        }
+        config = TelemetryConfig()
+        if every_s := os.environ.get(SAMPLE_VARIABLE):
+            config = replace(config, every_s=float(every_s))
+        return InstanceTelemetry(runtime, place, self.payload.device, publish, config)
+
+    def _link_broke(self, runtime: HopRuntime, peer: Member, error: PeerUnreachable) -> None:
         """Reports a broken link to the router: it may be the first sign of a death."""
         self.chronicle.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
         self._reports.create(runtime.link_broke(peer, error))
@@ -404,7 +297,7 @@ class Instance:
         digest = code_digest(spec.factory, *([spec.loss] if ":" in spec.loss else []))
         if digest != self.start.code_digest:
             raise BadModel(
-                f"{spec.factory} on node {self.given.node} differs from the one that was analysed "
+                f"{spec.factory} on node {self.payload.node} differs from the one that was analysed "
                 f"({digest[:12]} ≠ {self.start.code_digest[:12]}): install the same code on every node"
             )
 
@@ -421,10 +314,13 @@ class Instance:
             incarnation=self.start.incarnation,
             state=InstanceState.PENDING,
             endpoint=Endpoint(
-                cluster=self.given.cluster, node=self.given.node, pid=os.getpid(), address=self.given.address
+                cluster=self.payload.cluster,
+                node=self.payload.node,
+                pid=os.getpid(),
+                address=self.payload.address,
             ),
             capability=Capability(
-                device=self.given.device, compute_threads=self.start.spec.training.compute_threads
+                device=self.payload.device, compute_threads=self.start.spec.training.compute_threads
             ),
             input_schema=self.unit.input_schema,
             output_schema=self.unit.output_schema,

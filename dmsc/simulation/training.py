@@ -262,11 +262,11 @@ class SimulatedJob(JobMembers):
                     self.kernel.after(RETRY_S, self._fence, effect)  # the instance has not got the step yet
                     return
                 machine.fence(effect.fenced)
-                held, version = machine.told(order), machine.version
+                held, version = machine.answer_round(order), machine.version
             else:
                 assert isinstance(instance, DataInstance)
                 instance.run(instance.machine.fence(effect.fenced))
-                held, version = instance.machine.told(effect.step, order), effect.step
+                held, version = instance.machine.answer_round(effect.step, order), effect.step
             answers.append(StepFenced(member=instance.member, version=version, round=effect.round, held=held))
         self.event(ev.FenceAcknowledged(effect.round, tuple(answers)))
 

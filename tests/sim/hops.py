@@ -32,7 +32,7 @@ class Hops:
             epoch=sender.machine.epoch,
             step=step,
             attempt=attempt,
-            round=sender.machine.cut.round(sender.machine.epoch, step, attempt),
+            round=sender.machine.snapshot.round(sender.machine.epoch, step, attempt),
             microbatch=number,
             stage=stage,
             direction=direction,

@@ -136,7 +136,7 @@ class StageNode(Node):
         if machine.version != order.step or machine.attempt != order.attempt:
             return None
         self.apply_fence(order.fenced)
-        held = machine.told((machine.epoch, order.attempt, order.round))
+        held = machine.answer_round((machine.epoch, order.attempt, order.round))
         if self.group is not None and set(self.group) & set(order.fenced):
             self.release()
         return StepFenced(
@@ -294,7 +294,7 @@ class DataNode(Node):
             member=self.member,
             version=order.step,
             round=order.round,
-            held=self.machine.told(order.step, (self.machine.epoch, order.attempt, order.round)),
+            held=self.machine.answer_round(order.step, (self.machine.epoch, order.attempt, order.round)),
         )
 
     def restart(self, order: ev.Restart) -> str | None:

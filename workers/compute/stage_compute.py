@@ -158,7 +158,7 @@ class StageCompute:
         self.sum.clear()
         self.version = order.step + 1
 
-    def left_out(self, step: int) -> None:
+    def skip(self, step: int) -> None:
         """Ends a skipped `step` without an update; its sum was cleared before."""
         self.version = step + 1
 

@@ -56,20 +56,31 @@ def next_pause(pause_s: float, answer: Answer | None) -> float:
     return REPEAT_FIRST_S if answer == "later" else min(pause_s * 2, REPEAT_MOST_S)
 
 
-@dataclass(eq=False)
-class _Offer:
-    """Tensors to be delivered to `receiver`, and the state of their delivery."""
+@dataclass(kw_only=True, slots=True, eq=False)
+class TensorTransfer:
+    """Tensors for `receiver`, and their place in the training.
+
+    The tensors may have any dtypes, shapes and devices; they must not change until the transfer ends. The
+    other fields are as in `MicrobatchNotice`.
+    """
 
     direction: Direction
     receiver: Member
     stage: int
     step: int
-    attempt: int
-    microbatch: int
-    evaluate: bool
-    round: int
-    transfer: int
-    tensors: Sequence[Tensor]
+    attempt: int = 0
+    microbatch: int = 0
+    evaluate: bool = False
+    round: int = 0
+    transfer: int = 0
+    tensors: Sequence[Tensor] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Offer:
+    """A transfer to be delivered, and the state of its delivery."""
+
+    transfer: TensorTransfer
     answer: Answer | None = None
     answered_at: float = 0.0
     withdrawn_at: float | None = None
@@ -142,6 +153,11 @@ class HopExchange:
         self._closed = False
 
     async def __aenter__(self) -> HopExchange:
+        await self.open()
+        return self
+
+    async def open(self) -> None:
+        """Listens to notices and answers from now on."""
         job, sid = self._job, self._member.sid
         self._subscriptions = [
             await self._bus.subscribe(NOTICE_ANSWER, self._on_answer, job=job, sid=sid),
@@ -149,7 +165,6 @@ class HopExchange:
         ]
         self._bus.on_reconnect(self._on_reconnect)
         self._start(self._ping(), "ping links")
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
@@ -164,39 +179,22 @@ class HopExchange:
         await self._tasks.wait()
 
     # --- sending ------------------------------------------------------------------------------------------
-    async def send(
-        self,
-        *,
-        direction: Direction,
-        receiver: Member,
-        stage: int,
-        step: int,
-        attempt: int,
-        microbatch: int,
-        evaluate: bool = False,
-        round: int = 0,
-        transfer: int = 0,
-        tensors: Sequence[Tensor] = (),
-    ) -> Outcome:
-        """Delivers tensors to `receiver`; returns when it has them, or has declined them.
+    async def send(self, transfer: TensorTransfer) -> Outcome:
+        """Delivers tensors to the receiver; returns when it has them, or has declined them.
 
-        Cancelling the caller withdraws the offer: the posted transfer is finished in the background.
-
-        Args:
-            direction, stage, step, attempt, microbatch, evaluate, round, transfer: As in `MicrobatchNotice`.
-            receiver: The incarnation to deliver to; another one of the same SID never gets the tensors.
-            tensors: Any dtypes, shapes and devices; not to be changed until this returns.
+        Cancelling the caller withdraws the offer: the posted transfer is finished in the background. Another
+        incarnation of the receiver's SID never gets the tensors.
 
         Raises:
             PeerUnreachable: ATTEMPTS links in a row failed, or the receiver was fenced.
         """
+        receiver = transfer.receiver
         if self._closed:
             raise PeerUnreachable(f"the hop exchange of {self._member.sid} is closed", peer=receiver.sid)
-        offer = _Offer(
-            direction, receiver, stage, step, attempt, microbatch, evaluate, round, transfer, tensors
-        )
+        offer = _Offer(transfer)
         self._open.add(offer)
-        task = self._start(self._deliver(offer), f"offer {direction} {step}/{microbatch}")
+        name = f"offer {transfer.direction} {transfer.step}/{transfer.microbatch}"
+        task = self._start(self._deliver(offer), name)
         task.add_done_callback(lambda _: self._open.discard(offer))
         try:
             return await asyncio.shield(task)
@@ -209,7 +207,7 @@ class HopExchange:
     def cancel_sends(self) -> None:
         """Withdraws all open forward and backward offers (an aborted step); state and copies go on."""
         for offer in self._open:
-            if offer.direction in ("forward", "backward"):
+            if offer.transfer.direction in ("forward", "backward"):
                 offer.withdraw()
 
     def fence(self, member: Member) -> None:
@@ -238,22 +236,23 @@ class HopExchange:
             self._table.ping()
 
     async def _deliver(self, offer: _Offer) -> Outcome:
-        if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in offer.tensors):
-            tensors = await in_thread("to-host", lambda: to_host(offer.tensors))
+        receiver, tensors = offer.transfer.receiver, offer.transfer.tensors
+        if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in tensors):
+            host_tensors = await in_thread("to-host", lambda: to_host(tensors))
         else:
-            tensors = to_host(offer.tensors)
+            host_tensors = to_host(tensors)
         failures = 0
         while True:
             began = time.monotonic()
             try:
-                outcome = await self._offer_on(self._table.open(offer.receiver), offer, tensors)
+                outcome = await self._offer_on(self._table.open(receiver), offer, host_tensors)
                 if outcome != "withdrawn":
-                    self._table.quality(offer.receiver).out.arrived()
+                    self._table.quality(receiver).out.arrived()
                 return outcome
             except PeerUnreachable as error:
                 if offer.withdrawn_at is not None:
                     return "withdrawn"
-                if self._closed or self._table.is_fenced(offer.receiver):
+                if self._closed or self._table.is_fenced(receiver):
                     raise
                 if not self._bus.connected:  # links can't be built without the bus: not the peer's fault
                     offer.wake.clear()
@@ -261,35 +260,35 @@ class HopExchange:
                     continue
                 if not isinstance(error, LinkClosed):
                     failures += 1
-                    self._table.quality(offer.receiver).out.lost((time.monotonic() - began) * 1e3)
+                    self._table.quality(receiver).out.lost((time.monotonic() - began) * 1e3)
                 if failures >= ATTEMPTS:
                     raise PeerUnreachable(
-                        f"{offer.receiver.sid} ({offer.receiver.incarnation}) cannot be reached from "
+                        f"{receiver.sid} ({receiver.incarnation}) cannot be reached from "
                         f"{self._member.sid} over tensor links, {failures} times in a row: {error.text}; if "
                         "its node lies behind a firewall or advertises a wrong address, join it with "
                         "--address ADDRESS --ports LO-HI and open that range",
-                        peer=offer.receiver.sid,
-                        incarnation=offer.receiver.incarnation,
+                        peer=receiver.sid,
+                        incarnation=receiver.incarnation,
                         unreached=error.fields.get("unreached", ()),
                     ) from error
 
     async def _offer_on(self, slot: LinkSlot, offer: _Offer, tensors: Sequence[Tensor]) -> Outcome:
         """Makes one offer on one link, until it is received, declined or withdrawn, or the link ends."""
         first = slot.take_tags(len(tensors) + 1)
-        notice = self._notice(slot, first, offer, tensors)
+        notice = self._notice(slot, first, offer.transfer, tensors)
         offer.begin()
         self._offers[slot.name, first] = offer
-        transfer: asyncio.Task[Verdict] = self._start(
+        sending: asyncio.Task[Verdict] = self._start(
             self._transfer(slot, first, tensors), f"transfer {slot.name} {first}"
         )
-        transfer.add_done_callback(lambda _: offer.wake.set())
+        sending.add_done_callback(lambda _: offer.wake.set())
         pause_s, due = REPEAT_FIRST_S, 0.0
         try:
             while True:
                 offer.wake.clear()
                 now = time.monotonic()
-                if transfer.done():
-                    return transfer.result()
+                if sending.done():
+                    return sending.result()
                 if offer.answer == "held" or offer.answer == "stale":
                     return offer.answer  # the receiver takes the posted tensors and drops them
                 if offer.withdrawn_at is not None and now > offer.withdrawn_at + WITHDRAWN_S:
@@ -320,25 +319,25 @@ class HopExchange:
         return error
 
     def _notice(
-        self, slot: LinkSlot, first: int, offer: _Offer, tensors: Sequence[Tensor]
+        self, slot: LinkSlot, first: int, transfer: TensorTransfer, tensors: Sequence[Tensor]
     ) -> MicrobatchNotice:
         return MicrobatchNotice(
             job=self._job,
             epoch=self.epoch,
-            step=offer.step,
-            attempt=offer.attempt,
-            microbatch=offer.microbatch,
-            stage=offer.stage,
-            direction=offer.direction,
+            step=transfer.step,
+            attempt=transfer.attempt,
+            microbatch=transfer.microbatch,
+            stage=transfer.stage,
+            direction=transfer.direction,
             sender=self._member,
-            receiver=offer.receiver,
+            receiver=transfer.receiver,
             link=slot.name,
             tag=first,
             tensors=describe(tensors),
-            evaluate=offer.evaluate,
-            round=offer.round,
-            transfer=offer.transfer,
-            load=self._load() if offer.direction == "backward" else None,
+            evaluate=transfer.evaluate,
+            round=transfer.round,
+            transfer=transfer.transfer,
+            load=self._load() if transfer.direction == "backward" else None,
         )
 
     async def _publish_notice(self, notice: MicrobatchNotice) -> None:
@@ -364,7 +363,7 @@ class HopExchange:
         if offer is None:
             if answer.answer == "later":  # the peer's link is newer than ours
                 self._table.advance(answer.receiver, answer.link)
-        elif answer.receiver == offer.receiver and offer.answer != "accepted":
+        elif answer.receiver == offer.transfer.receiver and offer.answer != "accepted":
             offer.answer, offer.answered_at = answer.answer, time.monotonic()
             offer.wake.set()
 

@@ -1,7 +1,8 @@
 """The runtimes of an instance: they carry out what the pure machines decide, on links, compute thread and
 bus.
 
-`stage_flow` moves microbatches through a stage, `stage_runtime` adds groups, prepare, commit, abort and
-state; `data_runtime` makes batches; `hop_runtime` is what both share; `followers` feeds newcomers.
-`workers.instance` makes one of them. They never decide the protocol: that is `workers.transaction`.
+`hop_runtime` is what both kinds share: the exchange with peers, the epoch, replicas. `data_runtime` makes
+batches. `stage_runtime` obeys the orders of the step transaction: groups, prepare, commit, abort, state; its
+`stage_flow` moves microbatches through the layers, and its `followers` feeds newcomers. `workers.instance`
+makes one of them. They never decide the protocol: that is `workers.transaction`.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,28 +12,35 @@ from torch import Tensor
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subjects import LINK_FAULT
-from bus.tasks import TaskSet
+from bus.subject import Subject
+from bus.subjects import ADOPT, LINK_FAULT, STEP_STATUS
+from schemas.base import Message
 from schemas.cluster import InstanceStart
 from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
 from schemas.fault import LinkFault
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
 from schemas.step import Member, StateReady
-from workers.links.hop_exchange import Direction, HopExchange, Outcome
+from schemas.telemetry import LinkSample
+from workers.links.hop_exchange import Direction, HopExchange, Outcome, TensorTransfer
+from workers.links.link_table import LinkConfig
 from workers.links.peer_copy import ReplicaBuffer
 from workers.routing.algorithms import balancer
 from workers.routing.next_hop import Binder
+from workers.store.recorder import Order
+from workers.transaction.data_machine import DataMachine
+from workers.transaction.stage_machine import StageMachine
 from workers.user_code import describe
 
 log = get_logger("instance")
 
 
-@dataclass(kw_only=True)
-class HopRuntime(ABC):
-    """An instance that sends microbatches to the next stage.
+@dataclass(frozen=True, kw_only=True)
+class InstanceContext:
+    """One incarnation and its surroundings.
 
-    `failed` is called with a reason when this instance can't go on: it fences itself (DESIGN §5 rule 4).
+    `failed` is called with a reason when the instance can't go on: it fences itself (DESIGN §5 rule 4).
+    `broken` is called when a link to a peer ends without a goodbye: perhaps the first sign of a death.
     """
 
     bus: Bus
@@ -41,90 +48,142 @@ class HopRuntime(ABC):
     member: Member
     cluster: str
     failed: Callable[[DmscError], None]
-    exchange: HopExchange | None = None
-    shelf: ReplicaBuffer = field(default_factory=ReplicaBuffer)
-    _fenced: set[Member] = field(default_factory=set)
+    broken: Callable[[Member, PeerUnreachable], None] = lambda peer, error: None
+    links: LinkConfig = field(default_factory=LinkConfig)
+
+
+class HopRuntime(ABC):
+    """An instance that sends microbatches to the next stage. Its `machine` decides what happens to them."""
+
+    machine: StageMachine | DataMachine
+
+    def __init__(self, context: InstanceContext) -> None:
+        self.bus = context.bus
+        self.start = context.start
+        self.member = context.member
+        self.job = self.start.job
+        self.epoch = self.start.epoch
+        self.failed = context.failed
+        self.replica_buffer = ReplicaBuffer()
+        self.stepped = asyncio.Event()
+        """Set when a step was applied; who waits for it clears it."""
+        self._cluster = context.cluster
+        self._tasks: set[asyncio.Task[None]] = set()
+        spec = self.start.spec
+        balancer(spec.routing.algorithm)  # so that failing user code fails here, not at the first microbatch
+        self.binder = Binder(
+            context.cluster,
+            place=self.start.unit.replica,
+            microbatches=spec.training.microbatches,
+            link_cost=lambda peer: self.exchange.cost(peer),
+        )
+        self.exchange = HopExchange(
+            self.bus,
+            member=self.member,
+            job=self.job,
+            epoch=self.epoch,
+            decide=lambda notice: self.machine.offered(notice),
+            received=self.received,
+            broken=context.broken,
+            load=self.own_load,
+            heard=self.binder.heard,
+            config=context.links,
+        )
 
     @property
     def role(self) -> str:
         """The instance's role for logs and errors: `data` or `stage N`."""
         return "data" if self.start.unit.stage < 0 else f"stage {self.start.unit.stage}"
 
-    def __post_init__(self) -> None:
-        self.job = self.start.job
-        self.epoch = self.start.epoch
-        self._tasks = TaskSet(self._task_failed)
-        spec = self.start.spec
-        balancer(spec.routing.algorithm)  # so that failing user code fails here, not at the first microbatch
-        self.binder = Binder(
-            self.cluster,
-            place=self.start.unit.replica,
-            microbatches=spec.training.microbatches,
-            link_cost=lambda peer: self.exchange.cost(peer) if self.exchange is not None else None,
-        )
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """The step that this instance works on."""
 
-    def load_told(self) -> HopLoad | None:
+    @property
+    def attempt(self) -> int:
+        return self.machine.attempt
+
+    @abstractmethod
+    async def build(self) -> None:
+        """Makes the instance ready for its first order."""
+
+    @abstractmethod
+    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        """Takes the tensors of an accepted offer."""
+
+    @abstractmethod
+    def run(self, effects: Iterable[Any]) -> None:
+        """Carries out the machine's effects."""
+
+    @abstractmethod
+    def orders(self) -> list[tuple[Subject, Order]]:
+        """The orders that this instance obeys, and their handlers."""
+
+    @abstractmethod
+    def figures(self) -> dict[str, Any]:
+        """The fields of an `InstanceSample` that describe this instance's work."""
+
+    @property
+    def totals(self) -> tuple[float, int]:
+        """Seconds of computing, and tokens, since the start."""
+        return 0.0, 0
+
+    def links(self) -> tuple[LinkSample, ...]:
+        """Traffic since the last call, by peer."""
+        return self.exchange.samples()
+
+    def own_load(self) -> HopLoad | None:
         """The load that this instance attaches to its answers to senders; None: it attaches none."""
         return None
 
-    @abstractmethod
     def routes_changed(self) -> None:
         """Binds waiting microbatches again: a new route table may allow it."""
+        self.run(self.machine.bind())
 
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch != self.epoch:
-            raise Fenced(f"epoch {epoch} speaks to an instance of epoch {self.epoch}")
+    # --- orders -------------------------------------------------------------------------------------------
+    def served(self) -> list[tuple[Subject, Order]]:
+        """`orders`, but those of another epoch are refused: a former orchestrator decides nothing.
+
+        `ADOPT` brings a new epoch, and `STEP_STATUS` changes nothing.
+        """
+        return [
+            (row, handle if row in (ADOPT, STEP_STATUS) else self._of_present_epoch(handle))
+            for row, handle in self.orders()
+        ]
+
+    def _of_present_epoch(self, handle: Order) -> Order:
+        async def obey(order: Any) -> Message:
+            if order.epoch != self.epoch:
+                raise Fenced(f"epoch {order.epoch} speaks to an instance of epoch {self.epoch}")
+            return await handle(order)
+
+        return obey
 
     def _take_epoch(self, epoch: int) -> None:
         """Obeys a higher epoch from now on and refuses lower ones."""
         if epoch < self.epoch:
             raise Fenced(f"epoch {epoch} is older than {self.epoch}")
-        self.epoch = epoch
-        if self.exchange is not None:
-            self.exchange.epoch = epoch
+        self.epoch = self.exchange.epoch = self.machine.epoch = epoch
 
-    def _fence_links(self, fenced: Sequence[Member]) -> None:
+    def _fence(self, members: Sequence[Member]) -> None:
         """Drops links and offers to these incarnations; ends this instance if it is one of them."""
-        if self.member in fenced:
+        if self.member in members:
             self.failed(Fenced(f"{self.member.sid} {self.member.incarnation} was replaced"))
-        for member in fenced:
-            self._fenced.add(member)
-            if self.exchange is not None:
-                self.exchange.fence(member)
+        for member in members:
+            self.exchange.fence(member)
 
-    async def _deliver(
-        self,
-        to: Member,
-        *,
-        direction: Direction,
-        stage: int,
-        step: int,
-        attempt: int,
-        round: int,
-        microbatch: int,
-        evaluate: bool,
-        tensors: Sequence[Tensor],
-        wanted: Callable[[], bool],
-    ) -> None:
-        """Offers tensors until `to` has them; reports an unreachable peer while `wanted()` is true."""
-        if to in self._fenced:
+    # --- sends --------------------------------------------------------------------------------------------
+    async def deliver(self, transfer: TensorTransfer, still_needed: Callable[[], bool]) -> None:
+        """Offers tensors until the receiver has them; reports an unreachable peer that is `still_needed`."""
+        fenced = self.machine.fenced
+        if transfer.receiver in fenced:
             return
-        assert self.exchange is not None
         try:
-            await self.exchange.send(
-                direction=direction,
-                receiver=to,
-                stage=stage,
-                step=step,
-                attempt=attempt,
-                round=round,
-                microbatch=microbatch,
-                evaluate=evaluate,
-                tensors=tensors,
-            )
+            await self.exchange.send(transfer)
         except PeerUnreachable as error:
-            if to not in self._fenced and wanted():
-                await self.link_broke(to, error, unreachable=True)
+            if transfer.receiver not in fenced and still_needed():
+                await self.link_broke(transfer.receiver, error, unreachable=True)
 
     async def link_broke(self, peer: Member, error: PeerUnreachable, *, unreachable: bool = False) -> None:
         """Reports a link fault to the cluster's router; the orchestrator decides what follows.
@@ -143,20 +202,20 @@ class HopRuntime(ABC):
             unreachable=unreachable,
             silent=bool(error.fields.get("unreached")),
         )
-        await self.bus.publish(LINK_FAULT, fault, cluster=self.cluster, job=self.job)
+        await self.bus.publish(LINK_FAULT, fault, cluster=self._cluster, job=self.job)
 
     # --- replicas of other stages' state --------------------------------------------------------------------
-    def shelve(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+    def store_replica(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         """Stores a snapshot or a redo of another stage in the replica buffer (DESIGN §5 rule 9)."""
         if notice.direction == "copy":
-            self.shelf.snapshot(notice.stage, notice.step, tensors)
+            self.replica_buffer.snapshot(notice.stage, notice.step, tensors)
         else:
-            self.shelf.redo(notice.stage, notice.step, tensors)
+            self.replica_buffer.redo(notice.stage, notice.step, tensors)
 
     async def copy_status(self, query: CopyStatus) -> CopyHeld:
         """The version that the replica of a stage reaches here."""
-        self._check_epoch(query.epoch)
-        return CopyHeld(member=self.member, stage=query.stage, version=self.shelf.reach(query.stage))
+        version = self.replica_buffer.reach(query.stage)
+        return CopyHeld(member=self.member, stage=query.stage, version=version)
 
     async def send_copy(self, order: CopySend) -> StateReady:
         """Sends a newcomer the replica of its stage: the snapshot, then each step after it, in order.
@@ -165,17 +224,16 @@ class HopRuntime(ABC):
             Conflict: The replica does not reach exactly `order.version`, or the newcomer declines it.
             PeerUnreachable: The newcomer can't be reached.
         """
-        self._check_epoch(order.epoch)
-        replica = self.shelf.get(order.stage, order.version)
+        replica = self.replica_buffer.get(order.stage, order.version)
         if replica is None:
             raise Conflict(
                 f"asked for version {order.version} of stage {order.stage}, "
-                f"but the copy here reaches {self.shelf.reach(order.stage)}"
+                f"but the copy here reaches {self.replica_buffer.reach(order.stage)}"
             )
         await self._send_or_raise(order, "state", replica.version, replica.tensors)
         for step, gradients in enumerate(replica.redos, replica.version):
             await self._send_or_raise(order, "redo", step, gradients)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in replica.tensors)
+        size = sum(tensor.nbytes for tensor in replica.tensors)
         return StateReady(member=self.member, version=order.version, bytes=size)
 
     async def _send_or_raise(
@@ -198,21 +256,17 @@ class HopRuntime(ABC):
         transfer: int = 0,
     ) -> Outcome:
         """Sends tensors that belong to no microbatch and stay valid across attempts."""
-        if self.exchange is None:
-            raise PeerUnreachable(f"{self.member.sid} has no links yet", peer=to.sid)
         return await self.exchange.send(
-            direction=direction,
-            receiver=to,
-            stage=stage,
-            step=step,
-            attempt=0,
-            microbatch=0,
-            transfer=transfer,
-            tensors=tensors,
+            TensorTransfer(
+                direction=direction, receiver=to, stage=stage, step=step, transfer=transfer, tensors=tensors
+            )
         )
 
-    def _track(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create(work)
+    # --- tasks --------------------------------------------------------------------------------------------
+    def track(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
 
     def _task_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
         if not isinstance(error, DmscError):
@@ -220,9 +274,13 @@ class HopRuntime(ABC):
             error = DmscError(f"{self.role} failed: {describe(error)}")
         self.failed(error)
 
-    def _cancel_tasks(self) -> None:
-        self._tasks.cancel_all()
+    def cancel_work(self) -> None:
+        """Cancels the tasks under way and withdraws the open offers of microbatches."""
+        for task in list(self._tasks):
+            task.cancel()
+        self.exchange.cancel_sends()
 
     async def close(self) -> None:
-        """Cancels deliveries that are under way."""
-        self._cancel_tasks()
+        """Cancels deliveries that are under way, then closes the links, so that this end reports no fault."""
+        self.cancel_work()
+        await self.exchange.close()

@@ -9,13 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from bus.subject import Subject
+from bus.subjects import (
+    ADOPT,
+    CHECKPOINT,
+    CHECKPOINT_WAIT,
+    COPY_SEND,
+    COPY_STATUS,
+    COPY_TO,
+    EXPORT,
+    GROUP_FORM,
+    PUBLISH_FILE,
+    STATE_RESTORE,
+    STATE_SEND,
+    STATE_WAIT,
+    STEP_ABORT,
+    STEP_ASSIGN,
+    STEP_COMMIT,
+    STEP_FENCE,
+    STEP_PREPARE,
+    STEP_STATUS,
+)
 from bus.wire import request_progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
+from schemas.data_plane import HopLoad, MicrobatchNotice
 from schemas.errors import Ack, Conflict, Fenced, PeerUnreachable
 from schemas.files import PublishFile
 from schemas.peer_copy import CopyTo
@@ -27,6 +51,7 @@ from schemas.step import (
     GroupForm,
     GroupFormed,
     Member,
+    MicrobatchState,
     StateReady,
     StateRestore,
     StateSend,
@@ -43,12 +68,17 @@ from schemas.step import (
     StepStatusReply,
     StepVote,
 )
-from workers.compute.compute_thread import Priority
+from workers.compute.compute_thread import ComputeThread, Priority
+from workers.compute.stage_compute import StageCompute
+from workers.links.hop_exchange import COPIES, TensorTransfer
 from workers.links.peer_copy import CopySource
 from workers.links.reduction import ReductionGroup, ReductionPatience
 from workers.stage.followers import Followers
+from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.stage_flow import StageFlow
-from workers.transport.link_authentication import secret_of
+from workers.state.stage_state import StageState
+from workers.store.recorder import Order
+from workers.transaction.stage_machine import Effect, StageMachine
 from workers.transport.pinned_buffers import HostCopy
 
 FOLLOW_ANSWER_S = 10.0
@@ -70,26 +100,49 @@ class Prepared:
     vote: StepVote
 
 
-@dataclass(kw_only=True)
-class StageRuntime(StageFlow):
+class StageRuntime(HopRuntime):
     """A stage instance: its microbatches (`StageFlow`), and its part in the step transaction.
 
-    `admitted` is called each time a reduction group with this instance has formed.
+    Args:
+        context: The incarnation and its surroundings.
+        device: The device that computes.
+        thread: The thread that computes.
+        admitted: Called each time a reduction group with this instance has formed.
     """
 
-    admitted: Callable[[], None]
-    address: str = "127.0.0.1"
-    ports: tuple[int, int] | None = None
+    machine: StageMachine
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(
+        self,
+        context: InstanceContext,
+        *,
+        device: torch.device,
+        thread: ComputeThread,
+        admitted: Callable[[], None],
+    ) -> None:
+        super().__init__(context)
+        unit = self.start.unit
+        self.stage = unit.stage
+        self.admitted = admitted
+        self.thread = thread
+        self.layers = StageCompute(self.start, device)
+        self.state = StageState(self.bus, self.start, self.member, thread, self.layers, self._version_changed)
+        self.machine = StageMachine(
+            self.member,
+            epoch=self.epoch,
+            stage=unit.stage,
+            last=unit.stage == self.start.stages - 1,
+            binder=self.binder,
+        )
+        self.flow = StageFlow(self, self.machine, thread, self.layers)
         self.group: ReductionGroup | None = None
         self.generation = -1
+        self._links = context.links
         self._patience = ReductionPatience()
         self._prepared: Prepared | None = None
         self._applying = asyncio.Lock()
         self._forming: asyncio.Task[ReductionGroup] | None = None
-        self.copied = CopySource(
+        self.copy_source = CopySource(
             lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
             self.state.snapshot,
         )
@@ -100,19 +153,90 @@ class StageRuntime(StageFlow):
             self.state.snapshot,
         )
 
+    @property
+    def version(self) -> int:
+        """The number of applied steps, which is the number of the step that this instance works on."""
+        return self.machine.version
+
+    step = version
+
+    def _version_changed(self) -> None:
+        if self.machine.version != self.state.version:
+            self.run(self.machine.applied(self.state.version))
+        self.stepped.set()
+        self.exchange.reconsider()
+
+    def run(self, effects: Iterable[Effect]) -> None:
+        self.flow.run(effects)
+
+    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        """Passes the tensors of an accepted offer to the replica buffer, the state or the machine."""
+        if notice.direction in COPIES and notice.stage != self.stage:
+            self.store_replica(notice, tensors)
+        elif notice.direction == "state":
+            if self.machine.takes(notice):
+                self.track(self.state.take(notice.step, list(tensors), lambda: self.machine.takes(notice)))
+        elif notice.direction == "redo":
+            self.track(self.state.redo(notice.step, tensors, lambda: self.machine.takes(notice)))
+        else:
+            self.run(self.machine.arrived(notice, tensors))
+
+    def own_load(self) -> HopLoad | None:
+        return HopLoad(open=self.machine.open, service_ms=self.flow.load.service_ms)
+
+    def figures(self) -> dict[str, Any]:
+        load, hops = self.flow.load, self.machine.hops.values()
+        return {
+            "step": self.version,
+            "queue": self.thread.waiting,
+            "in_flight": sum(hop.state is not MicrobatchState.ACCUMULATED for hop in hops),
+            "microbatches": load.microbatches,
+            "service_ms": load.service_ms,
+            "forward_ms": load.forward_ms,
+            "backward_ms": load.backward_ms,
+            "reduce_ms": load.reduce_ms,
+            "retained_bytes": sum(hop.retained_bytes for hop in hops),
+            "stage_cost_ms": self.start.unit.requirements.cost_ms,
+            "state_bytes": self.layers.state_bytes,
+        }
+
+    @property
+    def totals(self) -> tuple[float, int]:
+        return self.thread.busy_s, self.flow.load.tokens
+
+    def orders(self) -> list[tuple[Subject, Order]]:
+        return [
+            (GROUP_FORM, self.form_group),
+            (STEP_FENCE, self.fence),
+            (STEP_ASSIGN, self.assign),
+            (ADOPT, self.adopt),
+            (STEP_PREPARE, self.prepare),
+            (STEP_COMMIT, self.commit),
+            (STEP_ABORT, self.abort),
+            (STEP_STATUS, self.status),
+            (STATE_SEND, self.send_state),
+            (STATE_WAIT, self.wait_state),
+            (STATE_RESTORE, self.restore),
+            (COPY_TO, self.keep_copy),
+            (COPY_STATUS, self.copy_status),
+            (COPY_SEND, self.send_copy),
+            (CHECKPOINT, self.checkpoint),
+            (CHECKPOINT_WAIT, self.checkpoint_written),
+            (PUBLISH_FILE, self.publish),
+            (EXPORT, self.export_weights),
+        ]
+
     # --- the step transaction ---------------------------------------------------------------------------
     async def form_group(self, order: GroupForm) -> GroupFormed:
         """Drops the previous reduction group and builds that of the ordered generation.
 
         This order admits a newcomer: it learns the attempt and the fenced members, and becomes active.
         """
-        self._check_epoch(order.epoch)
         if order.generation < self.generation:
             raise Fenced(f"generation {order.generation} is older than {self.generation}")
         if order.attempt > self.attempt:
-            await self.forget(order.attempt)
-        self._fence_links(order.fenced)
-        self.machine.fence(order.fenced)
+            await self.flow.forget(order.attempt)
+        self._fence(order.fenced)
         self.machine.admitted(order.step, (order.epoch, order.attempt, order.round))
         self.followers.end(order.members, "it is a member of its stage")
         if order.generation > self.generation or self.group is None:
@@ -137,14 +261,15 @@ class StageRuntime(StageFlow):
             members=order.members,
             me=self.member,
             epoch=self.epoch,
-            address=self.address,
-            ports=self.ports,
-            secret=secret_of(self.start),
+            address=self._links.address,
+            ports=self._links.ports,
+            secret=self._links.secret,
         )
 
-    def _fence_links(self, fenced: Sequence[Member]) -> None:
-        super()._fence_links(fenced)
-        self.followers.end(fenced, "it is fenced")
+    def _fence(self, members: Sequence[Member]) -> None:
+        super()._fence(members)
+        self.machine.fence(members)
+        self.followers.end(members, "it is fenced")
 
     async def fence(self, order: StepFence) -> StepFenced:
         """Ignores the fenced incarnations from now on; answers with the hops held in the open step.
@@ -152,9 +277,7 @@ class StageRuntime(StageFlow):
         It first waits until the step of the order is open here: a commit, or the admission of a newcomer, may
         be in progress.
         """
-        self._check_epoch(order.epoch)
-        self._fence_links(order.fenced)
-        self.machine.fence(order.fenced)
+        self._fence(order.fenced)
         if self.group is not None and set(self.group.members) & set(order.fenced):
             self._release_group()
         await self.state.until(
@@ -164,31 +287,27 @@ class StageRuntime(StageFlow):
             raise Conflict(
                 f"fence in step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
             )
-        hops = self.machine.told((order.epoch, order.attempt, order.round))
-        if self.exchange is not None:
-            self.exchange.reconsider()  # offers that others sent after their own answers may be accepted now
+        hops = self.machine.answer_round((order.epoch, order.attempt, order.round))
+        self.exchange.reconsider()  # offers that others sent after their own answers may be accepted now
         return StepFenced(
             member=self.member,
             version=self.version,
             round=order.round,
             held=hops,
-            claims=self.claims(order.step, order.attempt),
+            claims=self.flow.claims(order.step, order.attempt),
         )
 
     async def assign(self, order: StepAssign) -> Ack:
         """Takes repaired paths: new neighbours of microbatches, or microbatches to own from now on."""
-        self._check_epoch(order.epoch)
         if (order.step, order.attempt) == (self.version, self.attempt):
             key = (order.epoch, order.attempt, order.round)
-            self._run(self.machine.assign(key, order.paths))
-            if self.exchange is not None:
-                self.exchange.reconsider()
+            self.run(self.machine.assign(key, order.paths))
+            self.exchange.reconsider()
         return Ack()
 
     async def adopt(self, order: Adopt) -> Adopted:
         """Obeys the epoch of a new leading orchestrator from now on, and answers with the present step."""
         self._take_epoch(order.epoch)
-        self.machine.epoch = self.epoch
         return Adopted(
             member=self.member,
             version=self.version,
@@ -202,7 +321,6 @@ class StageRuntime(StageFlow):
 
         A group of one skips the all-reduce and finishes its sum in one task.
         """
-        self._check_epoch(order.epoch)
         if (order.step, order.attempt) != (self.version, self.attempt):
             raise Fenced(
                 f"prepare of step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
@@ -215,23 +333,23 @@ class StageRuntime(StageFlow):
             and self._prepared.step == order.step
         ):
             return self._prepared.vote
-        request_progress.follow(self.compute.computed)
+        request_progress.follow(self.thread.computed)
         reduce_ms = 0.0
         if len(self.group.members) == 1:
-            microbatches, (gradients, checksum, norms) = await self.compute.submit(
-                Priority.ORDER, self.trained.finish_alone
+            microbatches, (gradients, checksum, norms) = await self.thread.submit(
+                Priority.ORDER, self.layers.finish_alone
             )
         else:
             began = time.perf_counter()
-            microbatches, flat = await self.compute.submit(Priority.ORDER, self.trained.copy_sum)
+            microbatches, flat = await self.thread.submit(Priority.ORDER, self.layers.copy_sum)
             reduced = await self._all_reduce(self.group, flat)
             reduce_ms = (time.perf_counter() - began) * 1e3
             if (order.step, order.attempt) != (self.version, self.attempt):
                 raise Fenced("aborted while reducing")
-            gradients, checksum, norms = await self.compute.submit(
-                Priority.ORDER, lambda: self.trained.finish_reduced(reduced)
+            gradients, checksum, norms = await self.thread.submit(
+                Priority.ORDER, lambda: self.layers.finish_reduced(reduced)
             )
-        self.load.reduce_ms = reduce_ms
+        self.flow.load.reduce_ms = reduce_ms
         vote = StepVote(
             member=self.member,
             step=order.step,
@@ -259,12 +377,11 @@ class StageRuntime(StageFlow):
 
     async def commit(self, order: StepCommit) -> StepApplied:
         """Applies the decision. Idempotent; it must match the prepared gradient (rule 6)."""
-        self._check_epoch(order.epoch)
         if order.step + 1 == self.version:
             return StepApplied(member=self.member, version=self.version)
         if order.quarantined:
             return await self._skip(order)
-        request_progress.follow(self.compute.computed)  # updating a large stage's weights takes long
+        request_progress.follow(self.thread.computed)  # updating a large stage's weights takes long
         prepared = self._prepared
         if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
             raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
@@ -276,10 +393,10 @@ class StageRuntime(StageFlow):
                 return StepApplied(member=self.member, version=self.version)
             if self._prepared is not prepared:
                 raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
-            await self.compute.submit(Priority.ORDER, lambda: self.trained.apply(order, prepared.gradients))
+            await self.thread.submit(Priority.ORDER, lambda: self.layers.apply(order, prepared.gradients))
             self._prepared = None  # not earlier: until here this instance can still apply the decision
             # No await before this: hops read the version, and no snapshot may be ahead of the redos.
-            self._run(self.machine.applied(order.step + 1))
+            self.run(self.machine.applied(order.step + 1))
             self._send_redo(order.step, prepared.gradients if order.action == "apply" else ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
@@ -292,18 +409,18 @@ class StageRuntime(StageFlow):
                 f"{self.version}/{self.attempt}"
             )
         self._prepared = None
-        await self.forget(order.attempt)  # the sum must hold nothing of this step
-        await self.compute.submit(Priority.ORDER, lambda: self.trained.left_out(order.step))
-        self._run(self.machine.applied(order.step + 1))
+        await self.flow.forget(order.attempt)  # the sum must hold nothing of this step
+        await self.thread.submit(Priority.ORDER, lambda: self.layers.skip(order.step))
+        self.run(self.machine.applied(order.step + 1))
         self._send_redo(order.step, ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
     def _send_redo(self, step: int, gradients: Sequence[Tensor]) -> None:
         """Sends the applied step as a redo to followers and to the replica's holder; no gradients: a skip."""
-        if self.followers or self.copied.holder is not None:
+        if self.followers or self.copy_source.holder is not None:
             redo = HostCopy(gradients)
-            self.copied.applied(step, redo)
+            self.copy_source.applied(step, redo)
             self.followers.applied(step, redo)
 
     async def abort(self, order: StepAbort) -> StepAborted:
@@ -311,14 +428,12 @@ class StageRuntime(StageFlow):
 
         Only members get this order; so a former newcomer accepts no state from others any more.
         """
-        self._check_epoch(order.epoch)
-        self._fence_links(order.fenced)
-        self.machine.fence(order.fenced)
+        self._fence(order.fenced)
         if order.attempt > self.attempt:
             self.machine.belongs = True
             self._release_group()
-            await self.forget(order.attempt)
-            await self.state.told()
+            await self.flow.forget(order.attempt)
+            await self.state.notify()
         return StepAborted(member=self.member, version=self.version)
 
     async def status(self, query: StepStatus) -> StepStatusReply:
@@ -327,8 +442,8 @@ class StageRuntime(StageFlow):
             member=self.member,
             version=self.version,
             attempt=self.attempt,
-            claims=self.claims(query.step, query.attempt, evaluate=query.evaluate),
-            waiting=self.waiting()[:32],
+            claims=self.flow.claims(query.step, query.attempt, evaluate=query.evaluate),
+            waiting=self.flow.waiting()[:32],
         )
 
     # --- state ------------------------------------------------------------------------------------------
@@ -344,29 +459,28 @@ class StageRuntime(StageFlow):
         """
         if order.follow:
             return await self._send_following(order)
-        self._check_version(order.epoch, order.version)
+        self._check_version(order.version)
         self.followers.end([order.to], "it is sent the state as it is")
-        assert self.exchange is not None
         async with self.state.sending():
             tensors = await self.state.tensors()
             outcome = await self.exchange.send(
-                direction="state",
-                receiver=order.to,
-                stage=self.stage,
-                step=self.version,
-                attempt=self.attempt,
-                microbatch=0,
-                transfer=order.transfer,
-                tensors=tensors,
+                TensorTransfer(
+                    direction="state",
+                    receiver=order.to,
+                    stage=self.stage,
+                    step=self.version,
+                    attempt=self.attempt,
+                    transfer=order.transfer,
+                    tensors=tensors,
+                )
             )
         if outcome != "delivered":
             raise Conflict(f"{order.to.sid} takes no state of version {order.version}: {outcome}")
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
         return StateReady(member=self.member, version=order.version, bytes=size)
 
     async def _send_following(self, order: StateSend) -> StateReady:
-        self._check_epoch(order.epoch)
-        if order.to in self._fenced:
+        if order.to in self.machine.fenced:
             raise Conflict(f"{order.to.sid} {order.to.incarnation} is fenced")
         follower = self.followers.follow(order.to, order.transfer)
         version = await follower.caught_up(FOLLOW_ANSWER_S)
@@ -374,45 +488,39 @@ class StageRuntime(StageFlow):
 
     async def wait_state(self, order: StateWait) -> StateReady:
         """Answers once this instance holds the state of `order.version`."""
-        self._check_epoch(order.epoch)
-        request_progress.follow(self.compute.computed)  # which only takes over the state
+        request_progress.follow(self.thread.computed)  # which only takes over the state
         return await self.state.wait_for(order.version, order.within_s)
 
     async def keep_copy(self, order: CopyTo) -> Ack:
         """Starts or stops keeping a replica of this stage's state at a peer. Idempotent."""
-        self._check_epoch(order.epoch)
-        self.copied.keep_at(order.holder)
+        self.copy_source.keep_at(order.holder)
         return Ack()
 
     async def restore(self, order: StateRestore) -> StateReady:
         """Loads the state of a checkpoint, or builds it again from the seed; then accepts no peer's state."""
-        self._check_epoch(order.epoch)
         self.machine.belongs = True
         self.followers.end_all("all go back to a checkpoint")
         return await self.state.restore(order)
 
     async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
         """Copies parameters and optimizer state at `order.version`; training goes on during the write."""
-        self._check_version(order.epoch, order.version)
+        self._check_version(order.version)
         return await self.state.checkpoints.take(order)
 
     async def checkpoint_written(self, query: CheckpointWait) -> CheckpointWritten:
         """Answers once this stage's part of a checkpoint is in the artifact store."""
-        self._check_epoch(query.epoch)
         return await self.state.checkpoints.wait(query)
 
     async def publish(self, order: PublishFile) -> Ack:
         """Writes a checkpoint's manifest, or the list of the weights, once all its parts have arrived."""
-        self._check_epoch(order.epoch)
         return await self.state.publisher.take(order)
 
     async def export_weights(self, order: ExportOrder) -> Exported:
         """Writes the weights as one safetensors shard to the artifact store."""
-        self._check_version(order.epoch, order.version)
+        self._check_version(order.version)
         return await self.state.export(order)
 
-    def _check_version(self, epoch: int, version: int) -> None:
-        self._check_epoch(epoch)
+    def _check_version(self, version: int) -> None:
         if version != self.version:
             raise Conflict(f"asked for version {version}, but I am at {self.version}")
 
@@ -426,7 +534,7 @@ class StageRuntime(StageFlow):
             self.group = None
 
     async def close(self) -> None:
-        self.copied.close()
+        self.copy_source.close()
         self.followers.end_all("its source ends")
         await self.state.checkpoints.close()
         await super().close()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import psutil
@@ -25,10 +26,17 @@ from schemas.registry import InstanceState
 
 log = get_logger("instance")
 
-TELL_S = 10.0
-IDLE_SHARE = 0.02
-"""Share of a processor that an idle process takes for its heartbeats: no more than that is no progress."""
-READ_BYTES = 1 << 20
+
+@dataclass(frozen=True, kw_only=True)
+class StartupConfig:
+    """When progress is reported, and how little is none."""
+
+    report_s: float = 10.0
+    """Seconds between two reports."""
+    idle_share: float = 0.02
+    """Share of a processor that an idle process takes for its heartbeats: no more is no progress."""
+    read_bytes: int = 1 << 20
+    """Bytes read from files and disks: no more is no progress."""
 
 
 class _Advance(NamedTuple):
@@ -37,10 +45,10 @@ class _Advance(NamedTuple):
     """Bytes read from files and disks; None if the system does not count them."""
     moved: int
 
-    def is_beyond(self, before: _Advance, lapse_s: float) -> bool:
+    def is_beyond(self, before: _Advance, config: StartupConfig) -> bool:
         return (
-            self.computed_s - before.computed_s > IDLE_SHARE * lapse_s
-            or (self.read_bytes or 0) - (before.read_bytes or 0) > READ_BYTES
+            self.computed_s - before.computed_s > config.idle_share * config.report_s
+            or (self.read_bytes or 0) - (before.read_bytes or 0) > config.read_bytes
             or self.moved > before.moved
         )
 
@@ -50,11 +58,13 @@ class _Advance(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def progress_told(presence: RegistrationClient) -> AsyncIterator[None]:
-    """Reports progress to the registry while it is open, after every `TELL_S` in which there was some."""
+async def reporting_progress(
+    presence: RegistrationClient, config: StartupConfig = StartupConfig()
+) -> AsyncIterator[None]:
+    """Reports progress to the registry while it is open, after every `report_s` in which there was some."""
     transfer = RequestProgress()
     token = request_progress.present.set(transfer)
-    reports = asyncio.create_task(_report(presence, transfer), name="progress of getting ready")
+    reports = asyncio.create_task(_report(presence, transfer, config), name="progress of getting ready")
     try:
         yield
     finally:
@@ -62,19 +72,19 @@ async def progress_told(presence: RegistrationClient) -> AsyncIterator[None]:
         await cancel(reports)
 
 
-async def _report(presence: RegistrationClient, transfer: RequestProgress) -> None:
+async def _report(presence: RegistrationClient, transfer: RequestProgress, config: StartupConfig) -> None:
     stand_alone()
     before = _advance(transfer)
     while True:
-        await asyncio.sleep(TELL_S)
+        await asyncio.sleep(config.report_s)
         now = _advance(transfer)
-        if not now.is_beyond(before, TELL_S):
+        if not now.is_beyond(before, config):
             continue
         before = now
         try:
             await presence.change(InstanceState.PENDING, str(now))
         except DmscError as error:  # the next report says the same
-            log.info("progress not told", sid=presence.record.sid, reason=error.text)
+            log.info("progress not reported", sid=presence.record.sid, reason=error.text)
 
 
 def _advance(transfer: RequestProgress) -> _Advance:

@@ -71,7 +71,7 @@ class StageState:
             self._moved.notify_all()
         self._changed()
 
-    async def told(self) -> None:
+    async def notify(self) -> None:
         """Wakes all waiters after a change that left the version as it is."""
         async with self._moved:
             self._moved.notify_all()
@@ -90,7 +90,7 @@ class StageState:
             yield
         finally:
             self._sending -= 1
-            await self.told()
+            await self.notify()
 
     async def sent(self) -> None:
         """Returns once no transfer of the present weights is under way: only then may they change."""

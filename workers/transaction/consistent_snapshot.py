@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from schemas.step import HeldHop
 
-CutKey = tuple[int, int, int, int]
+SnapshotKey = tuple[int, int, int, int]
 """(epoch, step, attempt, round)."""
 
 
@@ -21,22 +21,22 @@ CutKey = tuple[int, int, int, int]
 class ConsistentSnapshot:
     """The newest round that this instance has answered, and its answer."""
 
-    key: CutKey = (0, 0, 0, 0)
-    told: tuple[HeldHop, ...] | None = None
+    key: SnapshotKey = (0, 0, 0, 0)
+    answer: tuple[HeldHop, ...] | None = None
 
     def round(self, epoch: int, step: int, attempt: int) -> int:
         """The newest round answered in this step and attempt; 0 before the first."""
         return self.key[3] if self.key[:3] == (epoch, step, attempt) else 0
 
-    def reach(self, key: CutKey) -> None:
+    def reach(self, key: SnapshotKey) -> None:
         """Counts a round as answered: a newcomer holds nothing of the rounds before it joined."""
         if key > self.key:
-            self.key, self.told = key, None
+            self.key, self.answer = key, None
 
-    def tell(self, key: CutKey, held: tuple[HeldHop, ...]) -> tuple[HeldHop, ...]:
-        """Records `held` as the answer to this round; a repeated request gets the first answer."""
-        if key == self.key and self.told is not None:
-            return self.told
+    def record(self, key: SnapshotKey, hops: tuple[HeldHop, ...]) -> tuple[HeldHop, ...]:
+        """Records `hops` as the answer to this round; a repeated request gets the first answer."""
+        if key == self.key and self.answer is not None:
+            return self.answer
         if key >= self.key:
-            self.key, self.told = key, held
-        return held
+            self.key, self.answer = key, hops
+        return hops

@@ -43,7 +43,7 @@ class DataMachine:
         self._bound: dict[Work, Member] = {}
         self._open: dict[Work, Member] = {}
         self._round = FIRST_ROUND
-        self.cut = ConsistentSnapshot()
+        self.snapshot = ConsistentSnapshot()
 
     @property
     def in_flight(self) -> int:
@@ -121,10 +121,10 @@ class DataMachine:
         self._open = {work: to for work, to in self._open.items() if to not in self.fenced}
         return self.bind()
 
-    def told(self, step: int, order: RoundKey) -> tuple[HeldHop, ...]:
+    def answer_round(self, step: int, order: RoundKey) -> tuple[HeldHop, ...]:
         """This instance's answer to a fence round: its microbatches of the step, and where each one went.
 
-        See `StageMachine.told`.
+        See `StageMachine.answer_round`.
         """
         self._round = max(self._round, order)
         epoch, attempt, number = order
@@ -140,7 +140,7 @@ class DataMachine:
             for work, to in self._bound.items()
             if work[:2] == (step, attempt) and not work[3]
         ]
-        return self.cut.tell((epoch, step, attempt, number), (*queued, *bound))
+        return self.snapshot.record((epoch, step, attempt, number), (*queued, *bound))
 
     def assign(self, order: RoundKey, step: int, paths: Iterable[PathUpdate]) -> list[Send]:
         """Makes microbatches again for their new owners; binds those without a new owner like any other.

@@ -89,7 +89,7 @@ class StageMachine:
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
         self._round = FIRST_ROUND
-        self.cut = ConsistentSnapshot()
+        self.snapshot = ConsistentSnapshot()
         self.belongs = False
         """True once it is a member of its stage: its weights then change only by commits and restorations."""
         self.transfer = 0
@@ -113,7 +113,7 @@ class StageMachine:
             return "stale"
         if step > self.version + WINDOW_STEPS:
             return "later"
-        if notice.round and notice.round > self.cut.round(epoch, step, attempt):
+        if notice.round and notice.round > self.snapshot.round(epoch, step, attempt):
             return "later"  # it was sent after a snapshot round that this instance has not answered yet
         hop = self.hops.get((step, notice.microbatch, notice.evaluate))
         if direction == "forward":
@@ -247,7 +247,7 @@ class StageMachine:
             self.fenced.add(member)
             self.binder.fence(member)
 
-    def told(self, order: RoundKey) -> tuple[HeldHop, ...]:
+    def answer_round(self, order: RoundKey) -> tuple[HeldHop, ...]:
         """This instance's answer to a fence round: the microbatches of the open step that it owns or expects.
 
         Assignments of earlier rounds are ignored from now on, so that they cannot contradict the answer.
@@ -264,13 +264,13 @@ class StageMachine:
             for hop in self.hops.values()
             if hop.step == self.version and not hop.evaluate
         )
-        return self.cut.tell((epoch, self.version, attempt, number), held)
+        return self.snapshot.record((epoch, self.version, attempt, number), held)
 
     def admitted(self, step: int, order: RoundKey) -> None:
         """Makes a newcomer a member of its stage; all other members have answered this round."""
         self.belongs = True
         epoch, attempt, number = order
-        self.cut.reach((epoch, step, attempt, number))
+        self.snapshot.reach((epoch, step, attempt, number))
 
     def assign(self, order: RoundKey, paths: Iterable[PathUpdate]) -> list[Effect]:
         """Repairs paths of the open step. Idempotent; updates of an earlier round are ignored."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -22,14 +23,10 @@ from tests.entity_records import instance, job
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
 from workers.instance import Instance, InstancePayload
-from workers.stage import startup_progress
 from workers.stage.data_runtime import DataRuntime
-from workers.stage.startup_progress import progress_told
+from workers.stage.startup_progress import StartupConfig, reporting_progress
 
-
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_progress, "TELL_S", 0.1)
+OFTEN = StartupConfig(report_s=0.1)
 
 
 async def reason(bus: Bus) -> str:
@@ -55,7 +52,7 @@ def compute(seconds: float) -> None:
 async def test_it_says_how_far_it_is_for_as_long_as_it_gets_on(registry: ServiceRegistry, dial: Dial) -> None:
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     async with RegistrationClient(bus, instance(state=InstanceState.PENDING)) as presence:
-        async with progress_told(presence):
+        async with reporting_progress(presence, OFTEN):
             building = asyncio.create_task(asyncio.to_thread(compute, 1.5))
             first = await another_than(bus, "")
             assert first.startswith("getting ready: ")
@@ -67,15 +64,12 @@ async def test_it_says_how_far_it_is_for_as_long_as_it_gets_on(registry: Service
         assert await reason(bus) == last, "it is ready, and still says how far it is"
 
 
-async def test_who_does_nothing_says_nothing(
-    registry: ServiceRegistry, dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(startup_progress, "IDLE_SHARE", 10.0)  # the test's own process is not idle
-    monkeypatch.setattr(startup_progress, "READ_BYTES", 1 << 40)
+async def test_who_does_nothing_says_nothing(registry: ServiceRegistry, dial: Dial) -> None:
+    config = replace(OFTEN, idle_share=10.0, read_bytes=1 << 40)  # the test's own process is not idle
     bus = await dial("j-s0-r0", EntityKind.INSTANCE)
     async with (
         RegistrationClient(bus, instance(state=InstanceState.PENDING)) as presence,
-        progress_told(presence),
+        reporting_progress(presence, config),
     ):
         await asyncio.sleep(0.5)
         assert await reason(bus) == ""
@@ -110,7 +104,7 @@ async def test_one_that_got_on_and_then_lacked_something_passes_as_before(
         spec=job().spec,
     )
     given = InstancePayload(start=start, servers=[own_server.url], cluster="a", node="n", agent="a-n")
-    assert await Instance(given).run() == PASSING_EXIT
+    assert await Instance(given, OFTEN).run() == PASSING_EXIT
     entry = await bus.bucket(subjects.REGISTRY_RECORD).get(sid="j-s0-r0")
     assert entry is not None
     assert entry.message.state is InstanceState.FAULTED

@@ -16,7 +16,7 @@ from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
 from tests.patience import NEVER_S, PATIENCE_S
-from workers.links.hop_exchange import HopExchange
+from workers.links.hop_exchange import HopExchange, TensorTransfer
 from workers.links.link_table import LinkConfig
 
 CONFIG = LinkConfig(build_timeout_s=PATIENCE_S, transfer_timeout_s=NEVER_S)
@@ -68,7 +68,8 @@ class Instance:
     async def send(self, to: Instance | Member, microbatch: int, *tensors: Tensor, **options: Any) -> str:
         given: dict[str, Any] = {"direction": "forward", "stage": 1, "step": 5, "attempt": 0, **options}
         receiver = to.member if isinstance(to, Instance) else to
-        return await self.exchange.send(receiver=receiver, microbatch=microbatch, tensors=tensors, **given)
+        transfer = TensorTransfer(receiver=receiver, microbatch=microbatch, tensors=tensors, **given)
+        return await self.exchange.send(transfer)
 
     async def arrival(self) -> Arrival:
         return await asyncio.wait_for(self.inbox.get(), PATIENCE_S)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bus.mesh.registration import RegistrationClient
+from bus.subjects import ADOPT, STEP_ABORT, STEP_STATUS
 from schemas.cluster import InstanceStart
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.errors import (
@@ -24,6 +25,7 @@ from schemas.errors import (
 from schemas.job import JobSpec
 from schemas.registry import Culprit, InstanceState
 from schemas.step import (
+    Adopt,
     GroupForm,
     Member,
     MicrobatchDispatch,
@@ -43,6 +45,7 @@ from workers.compute.stage_compute import StageCompute
 from workers.instance import Instance, InstancePayload
 from workers.links.reduction import ReductionGroup
 from workers.stage.data_runtime import DataRuntime
+from workers.stage.hop_runtime import InstanceContext
 from workers.stage.stage_runtime import StageRuntime
 from workers.transaction.microbatch import Hop
 
@@ -90,13 +93,9 @@ class Cell:
         self.failures: list[DmscError] = []
         bus: Any = None
         self.runtime = StageRuntime(
-            bus=bus,
-            start=unit,
-            member=ME,
-            cluster="a",
+            InstanceContext(bus=bus, start=unit, member=ME, cluster="a", failed=self.failures.append),
             device=torch.device("cpu"),
-            compute=compute,
-            failed=self.failures.append,
+            thread=compute,
             admitted=lambda: None,
         )
 
@@ -130,7 +129,7 @@ async def test_a_hop_that_its_step_leaves_behind_gives_its_window_back(compute: 
     runtime.machine._unbound.append(waiting)
     assert runtime.binder.bind(1) is None
     await runtime.state.move_to(1)
-    assert runtime.waiting() == ()
+    assert runtime.flow.waiting() == ()
     assert runtime.binder.open == 0
     runtime.routes_changed()  # what waited for a window is gone, too
     assert runtime.binder.open == 0
@@ -139,15 +138,33 @@ async def test_a_hop_that_its_step_leaves_behind_gives_its_window_back(compute: 
 async def test_a_data_instance_gives_windows_of_earlier_steps_back() -> None:
     bus: Any = None
     runtime = DataRuntime(
-        bus=bus, start=start(-1), member=ME, cluster="a", failed=lambda error: pytest.fail(error.text)
+        InstanceContext(
+            bus=bus, start=start(-1), member=ME, cluster="a", failed=lambda error: pytest.fail(error.text)
+        )
     )
     runtime.binder.update(table(0, DOWN.sid))
     target = runtime.binder.bind(0)
     assert target is not None
     runtime.machine._open[0, 0, 3, True] = target
     await runtime.dispatch(MicrobatchDispatch(job="j", epoch=1, step=1, attempt=0, microbatches=()))
-    assert runtime.in_flight == 0
+    assert runtime.machine.in_flight == 0
     assert runtime.binder.bind(0) == DOWN
+
+
+async def test_orders_of_another_epoch_are_refused_but_a_new_leader_is_obeyed(compute: ComputeThread) -> None:
+    runtime = Cell(compute, start(0)).runtime
+    serve = dict(runtime.served())
+    abort = StepAbort(job="j", epoch=2, step=0, attempt=1)
+    with pytest.raises(Fenced, match="epoch 2 speaks to an instance of epoch 1"):
+        await serve[STEP_ABORT](abort)
+    assert (await serve[STEP_STATUS](StepStatus(job="j", epoch=2, step=0, attempt=0))).attempt == 0
+    await serve[ADOPT](Adopt(job="j", epoch=2))
+    assert runtime.exchange.epoch == runtime.machine.epoch == 2
+    await runtime.build()
+    await serve[STEP_ABORT](abort)
+    assert runtime.attempt == 1
+    with pytest.raises(Fenced, match="epoch 1 is older than 2"):
+        await serve[ADOPT](Adopt(job="j", epoch=1))
 
 
 async def test_only_the_last_stage_claims_what_it_scored(compute: ComputeThread) -> None:
@@ -166,7 +183,9 @@ async def test_an_incarnation_that_is_fenced_ends_itself(compute: ComputeThread)
     cell = Cell(compute, start(0))
     data_failures: list[DmscError] = []
     bus: Any = None
-    data = DataRuntime(bus=bus, start=start(-1), member=ME, cluster="a", failed=data_failures.append)
+    data = DataRuntime(
+        InstanceContext(bus=bus, start=start(-1), member=ME, cluster="a", failed=data_failures.append)
+    )
     for fenced in (DOWN, ME):
         order = StepAbort(job="j", epoch=1, step=0, attempt=0, fenced=(fenced,))
         assert (await cell.runtime.abort(order)).member == ME
@@ -184,7 +203,7 @@ async def test_the_only_replica_votes_with_the_bits_of_a_copy(compute: ComputeTh
         bus, job="j", stage=0, generation=0, members=[ME], me=ME, epoch=1
     )
     runtime.generation = 0
-    trained = runtime.trained
+    trained = runtime.layers
     generator = torch.Generator().manual_seed(1)
     for microbatch in range(2):
         drawn = [torch.randn(weight.shape, generator=generator) for weight in trained.parameters]
@@ -213,17 +232,17 @@ async def test_a_step_with_a_bad_microbatch_is_left_out_without_a_prepare(comput
     cell = Cell(compute, start(0))
     runtime = cell.runtime
     await runtime.build()
-    before = [weight.clone() for weight in runtime.trained.parameters]
-    runtime.trained.sum.add(0, [torch.ones_like(weight) for weight in before])
+    before = [weight.clone() for weight in runtime.layers.parameters]
+    runtime.layers.sum.add(0, [torch.ones_like(weight) for weight in before])
     cell.hop(0, QUEUED, SUMMED)
     for wrong in (left_out(step=1), left_out(attempt=1), left_out(action="apply")):
         with pytest.raises(Conflict, match="is to be left out, but I am at 0/0"):
             await runtime.commit(wrong)
     assert (await runtime.commit(left_out())).version == 1
     assert (await runtime.commit(left_out())).version == 1  # repeated
-    assert not runtime.trained.sum.microbatches
-    assert not runtime.waiting()
-    assert all(torch.equal(old, new) for old, new in zip(before, runtime.trained.parameters, strict=True))
+    assert not runtime.layers.sum.microbatches
+    assert not runtime.flow.waiting()
+    assert all(torch.equal(old, new) for old, new in zip(before, runtime.layers.parameters, strict=True))
 
 
 def test_what_fails_names_its_microbatch_unless_it_is_validation() -> None:
@@ -292,7 +311,7 @@ async def following(compute: ComputeThread) -> tuple[Cell, list[tuple[str, int, 
     await form(cell.runtime, ME)
     ready = await cell.runtime.send_state(follow())
     assert (ready.version, ready.slow) == (0, False)
-    assert ready.bytes == cell.runtime.trained.state_bytes
+    assert ready.bytes == cell.runtime.layers.state_bytes
     return cell, sent
 
 
@@ -310,7 +329,7 @@ async def form(runtime: StageRuntime, *members: Member, generation: int = 0) -> 
 async def train(runtime: StageRuntime) -> None:
     """One step, by a gradient of ones."""
     for microbatch in range(2):
-        runtime.trained.sum.add(microbatch, [torch.ones_like(one) for one in runtime.trained.parameters])
+        runtime.layers.sum.add(microbatch, [torch.ones_like(one) for one in runtime.layers.parameters])
     at = {"job": "j", "epoch": 1, "step": runtime.version, "attempt": runtime.attempt, "generation": 0}
     vote = await runtime.prepare(StepPrepare.model_validate(at))
     await runtime.commit(
@@ -324,7 +343,7 @@ async def test_every_step_is_told_to_who_follows_also_one_that_is_left_out(compu
     await cell.runtime.commit(left_out(step=1))
     assert (await cell.runtime.send_state(follow())).version == 2
     assert sent == [("state", 0, True), ("redo", 0, True), ("redo", 1, False)]
-    assert cell.runtime.trained.version == 2, "a snapshot of now says so"
+    assert cell.runtime.layers.version == 2, "a snapshot of now says so"
 
 
 async def test_who_is_fenced_restored_or_admitted_follows_no_more(compute: ComputeThread) -> None:
@@ -360,7 +379,7 @@ async def test_a_restored_instance_takes_no_state_that_was_on_its_way(compute: C
         tensors=(),
         transfer=1,
     )
-    assert cell.runtime.decide(notice) == "accepted"
+    assert cell.runtime.machine.offered(notice) == "accepted"
     _, tensors = await cell.runtime.state.snapshot()
     async with cell.runtime.state._loading:  # it waits for its turn when all are told to go back
         cell.runtime.received(notice, tensors)
@@ -368,7 +387,7 @@ async def test_a_restored_instance_takes_no_state_that_was_on_its_way(compute: C
         cell.runtime.machine.belongs = True
     await cell.runtime.restore(StateRestore(job="j", epoch=1, version=0))
     assert cell.runtime.version == 0
-    assert cell.runtime.decide(notice) == "stale"
+    assert cell.runtime.machine.offered(notice) == "stale"
 
 
 async def test_a_newcomer_without_its_last_redo_says_so(compute: ComputeThread) -> None:

@@ -38,13 +38,13 @@ def test_what_was_sent_after_a_picture_waits_for_this_part_of_it() -> None:
     stage = machine()
     assert stage.offered(offer(0)) == "accepted"
     assert stage.offered(offer(2)) == "later"
-    assert stage.told((1, 0, 2)) == ()
+    assert stage.answer_round((1, 0, 2)) == ()
     assert stage.offered(offer(2)) == "accepted"
 
 
 def test_a_picture_of_one_step_holds_nothing_up_in_the_next() -> None:
     stage = machine()
-    stage.told((1, 0, 2))
+    stage.answer_round((1, 0, 2))
     assert stage.offered(offer(0, step=1)) == "accepted"
     assert stage.offered(offer(1, step=1)) == "later"
 
@@ -57,15 +57,15 @@ def test_a_newcomer_stands_behind_the_rounds_before_it() -> None:
 
 def test_a_repeated_question_gets_the_first_answer() -> None:
     stage = machine()
-    stage.told((1, 0, 1))
+    stage.answer_round((1, 0, 1))
     stage.arrived(offer(0), ())
-    assert stage.told((1, 0, 1)) == ()
-    assert [hop.microbatch for hop in stage.told((1, 0, 2))] == [0]
+    assert stage.answer_round((1, 0, 1)) == ()
+    assert [hop.microbatch for hop in stage.answer_round((1, 0, 2))] == [0]
 
 
 def test_an_older_round_does_not_go_back() -> None:
-    cut = ConsistentSnapshot()
-    cut.tell((1, 0, 0, 2), ())
-    cut.tell((1, 0, 0, 1), ())
-    assert cut.round(1, 0, 0) == 2
-    assert cut.round(1, 0, 1) == 0
+    snapshot = ConsistentSnapshot()
+    snapshot.record((1, 0, 0, 2), ())
+    snapshot.record((1, 0, 0, 1), ())
+    assert snapshot.round(1, 0, 0) == 2
+    assert snapshot.round(1, 0, 1) == 0
