@@ -60,6 +60,11 @@ class UnitKind(StrEnum):
     STAGE = "stage"
 
 
+def is_data(stage: int) -> bool:
+    """Whether a stage number is that of the data units, which come before stage 0."""
+    return stage < 0
+
+
 class ComputeRequirements(Part):
     """A unit's requirements for its slot. Bytes; FLOP-equivalent milliseconds per microbatch."""
 
@@ -86,6 +91,10 @@ class TaskUnit(Part):
     requirements: ComputeRequirements = ComputeRequirements()
     tags: tuple[str, ...] = ()
     standby: bool = Field(False, description="holds the stage's state, and works when no other replica lives")
+
+    @property
+    def is_data(self) -> bool:
+        return is_data(self.stage)
 
 
 class TaskEdge(Part):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from schemas.job import JobEvent, StepResult
 from schemas.step import MicrobatchClaim
+from schemas.task_graph import is_data
 
 CLOCK_S = 0.05
 """Seconds by which a decision may be seen on the bus later than its event."""
@@ -179,7 +180,7 @@ def _count(fold: _Fold, microbatches: int) -> Count:
         sums: dict[int, int] = {}
         for sid, share in result.shares.items() if result is not None else ():
             stage = fold.stage_of.get(sid)
-            if stage is not None and stage >= 0:
+            if stage is not None and not is_data(stage):
                 sums[stage] = sums.get(stage, 0) + share
         checked += bool(sums)
         lost += sum(max(microbatches - total, 0) for total in sums.values())

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from schemas.errors import BadInput
+from schemas.task_graph import is_data
 
 
 class FaultKind(StrEnum):
@@ -203,7 +204,7 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
         ]
         targets = [
             _together(f"stage {stage}", [replica for replica in replicas if replica.stage == stage])
-            for stage in {replica.stage for replica in replicas if replica.stage >= 0}
+            for stage in {replica.stage for replica in replicas if not is_data(replica.stage)}
         ]
     elif kind is FaultKind.CLUSTER:
         targets = [

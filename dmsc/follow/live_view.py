@@ -16,6 +16,7 @@ from rich.text import Text
 from dmsc.follow.run_state import RunState, duration, quantity
 from schemas.job import JobEvent, JobState
 from schemas.plain_text import plain
+from schemas.task_graph import is_data
 
 _refresh_s = 0.2
 _colours = {
@@ -193,7 +194,7 @@ def _instances(run: RunState) -> Table:
         short = view.sid.removeprefix(f"{run.job}-")
         table.add_row(
             Text(short),
-            "data" if view.stage < 0 else str(view.stage),
+            "data" if is_data(view.stage) else str(view.stage),
             Text(plain(f"{view.cluster}/{view.node}")),
             Text(bar, "blue"),
             *((f"{view.service_ms:.0f}" if view.service_ms else "",) if timed else ()),

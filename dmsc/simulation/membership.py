@@ -20,6 +20,7 @@ from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.registry import READY, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
+from schemas.task_graph import is_data
 from schemas.telemetry import InstanceSample
 from workers.transaction.data_machine import Send
 from workers.transaction.microbatch import Hop
@@ -116,7 +117,7 @@ class JobMembers(ABC):
         number = int(sid.rpartition("r")[2])
         binder = new_binder(cluster, number, self.spec.microbatches, lambda: self.kernel.now)
         instance: SimulatedInstance
-        if stage < 0:
+        if is_data(stage):
             instance = DataInstance(
                 self,
                 member,
@@ -147,7 +148,7 @@ class JobMembers(ABC):
 
     # --- registry and routes ------------------------------------------------------------------------------
     def _register(self, instance: SimulatedInstance, state: InstanceState) -> None:
-        role = "data" if instance.stage < 0 else f"stage/{instance.stage}"
+        role = "data" if is_data(instance.stage) else f"stage/{instance.stage}"
         record = ServiceRecord(
             sid=instance.member.sid,
             prefix=f"train/{self.name}/{role}",
@@ -163,7 +164,7 @@ class JobMembers(ABC):
 
     def reroute(self, stage: int, *, at_once: bool = False) -> None:
         """Let the router decide a stage's tables again; changed tables reach the senders."""
-        if stage < 0:
+        if is_data(stage):
             return
         for table in self.routes.decide(stage, self._records(stage), self._clusters):
             for instance in self._senders(stage, table.cluster):

@@ -21,6 +21,7 @@ from entities.orchestrator.transaction.step_ledger import StepLedger
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.registry import InstanceState, StateChange
 from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
+from schemas.task_graph import is_data
 from workers.transaction.microbatch import Hop
 
 STATE_COPIES = 3
@@ -343,7 +344,7 @@ class SimulatedJob(JobMembers):
         sid = lost.member.sid
         if self.progress.done or self.by_sid[sid] is not lost:
             return
-        if lost.stage >= 0 and not self.machine.stages[lost.stage]:
+        if not is_data(lost.stage) and not self.machine.stages[lost.stage]:
             self.kernel.after(RETRY_S, self._replace, lost)  # the whole stage must be restored first
             return
         newcomer = self._spawn(sid, lost.stage, lost.cluster, lost.node)
@@ -366,7 +367,7 @@ class SimulatedJob(JobMembers):
         for table in self.routes.tables.values():
             if table.stage == instance.stage + 1 and table.cluster == instance.cluster:
                 instance.routed(table)
-        self._register(instance, InstanceState.PENDING if instance.stage >= 0 else InstanceState.ACTIVE)
+        self._register(instance, InstanceState.ACTIVE if is_data(instance.stage) else InstanceState.PENDING)
         self.event(ev.NewcomerReady(instance.member, instance.stage))
 
     def _state_s(self, effect: ev.SendState) -> float:

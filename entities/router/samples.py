@@ -14,6 +14,7 @@ from typing import get_args
 
 from entities import metrics as m
 from schemas.fault import DeviceErrors
+from schemas.task_graph import is_data
 from schemas.telemetry import (
     APPLICATION_XIDS,
     DeviceDetail,
@@ -111,7 +112,7 @@ class InstanceSamples:
         for instance in self._instances.values():
             sample = instance.sample
             yield from self._instance(instance)
-            if sample.stage >= 0:
+            if not is_data(sample.stage):
                 busy[sample.job, str(sample.stage)].append(sample.busy)
             for peer, figures in instance.figures.items():
                 links += 1
@@ -137,7 +138,7 @@ class InstanceSamples:
         yield m.TRANSFERS(instance.transfers, **label)
         yield m.TRANSFER_S(instance.transfer_ms / 1e3, **label)
         yield m.LINK_ERRORS(instance.errors, **label)
-        if sample.stage < 0:  # a data instance computes nothing
+        if is_data(sample.stage):  # a data instance computes nothing
             return
         yield m.QUEUE(sample.queue, **label)
         yield m.BUSY(sample.busy, **label)

@@ -58,6 +58,7 @@ from schemas.signals import (
     StagePolicy,
 )
 from schemas.step import Member
+from schemas.task_graph import is_data
 from schemas.telemetry import InstanceSample
 
 log = get_logger("router")
@@ -252,7 +253,9 @@ class Router:
                 return
             now = asyncio.get_running_loop().time()
             stages = [
-                stage for stage in policy.stages if stage.stage >= 0 and (only is None or stage.stage in only)
+                stage
+                for stage in policy.stages
+                if not is_data(stage.stage) and (only is None or stage.stage in only)
             ]
             for number, stage in enumerate(stages):
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
@@ -398,7 +401,7 @@ class Router:
                 self._newly_measured.add((entry.job, entry.stage))
 
     def _judge_speed(self, sample: InstanceSample) -> None:
-        if sample.job not in self.book.active or sample.stage < 0 or sample.service_ms <= 0:
+        if sample.job not in self.book.active or is_data(sample.stage) or sample.service_ms <= 0:
             return
         fail_slow = self._slow.setdefault(sample.job, FailSlow(self.config.fail_slow))
         verdict = fail_slow.observe(sample.sid, sample.incarnation, sample.service_ms, sample.microbatches)
@@ -420,7 +423,7 @@ class Router:
 
     # --- faults ------------------------------------------------------------------------------------------
     def _report_faulted(self, record: ServiceRecord) -> None:
-        if record.stage is not None and record.stage < 0:
+        if record.stage is not None and is_data(record.stage):
             return  # the gateway reports data instances
         self._faults.report(death_of(record, self.config.sid))
 
@@ -453,7 +456,7 @@ class Router:
             or message.job not in self.book.active
         ):
             return
-        if record.stage is None or record.stage < 0:
+        if record.stage is None or is_data(record.stage):
             return
         now = asyncio.get_running_loop().time()
         ejection = self._ejection(message.job, record.stage)

@@ -21,7 +21,8 @@ from policies.kit.view import JobView
 from policies.numerics.conservative_bandit import ConservativeBandit
 from policies.numerics.features import Floats, shares
 from schemas.job import ENDED, JobEvent
-from schemas.policy import PolicyDecision, PolicySuggestion
+from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
+from schemas.task_graph import is_data
 from schemas.telemetry import InstanceSample
 
 TILTS = (0.0, 0.25, -0.25, 0.5)
@@ -73,7 +74,7 @@ class RoutingBandit(Policy):
 
     # --- events ---------------------------------------------------------------------------------------
     def on_instance_sample(self, sample: InstanceSample, at: float) -> None:
-        if sample.service_ms > 0 and sample.stage >= 0:
+        if sample.service_ms > 0 and not is_data(sample.stage):
             trial = self._trials.setdefault(sample.job, _Trial())
             trial.speeds.setdefault(sample.stage, {})[sample.sid] = sample.service_ms
 

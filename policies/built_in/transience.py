@@ -17,6 +17,7 @@ from policies.kit.view import InstanceView, JobView
 from policies.numerics.outages import Flapping, OutageHistory
 from schemas.job import ENDED, JobEvent
 from schemas.policy import PolicySuggestion
+from schemas.task_graph import is_data
 from schemas.telemetry import InstanceSample
 
 KIND = "silence"
@@ -89,7 +90,7 @@ class Transience(Policy):
         self, view: JobView, instance: InstanceView, patience_s: float, now: float
     ) -> PolicySuggestion | None:
         record = self._records.get((view.job, instance.sid))
-        if record is None or record.incarnation != instance.incarnation or instance.stage < 0:
+        if record is None or record.incarnation != instance.incarnation or is_data(instance.stage):
             return None
         silent_s = now - record.at
         if silent_s > patience_s:

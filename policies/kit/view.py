@@ -28,7 +28,7 @@ from schemas.policy import (
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeNotification, QosReport, RouteAdvertisement
 from schemas.step import MicrobatchClaim
-from schemas.task_graph import JobTopology, TaskGraph
+from schemas.task_graph import JobTopology, TaskGraph, is_data
 from schemas.telemetry import InstanceSample, NodeSample
 
 FIELDS = (
@@ -135,7 +135,7 @@ class JobView:
     @property
     def stages(self) -> list[int]:
         """Model stages with an instance, in order; the data unit (-1) is not one of them."""
-        return [stage for stage in sorted(self._in_order()) if stage >= 0]
+        return [stage for stage in sorted(self._in_order()) if not is_data(stage)]
 
     def put(self, instance: InstanceView) -> None:
         """Adds a new instance, or a new incarnation of one. For the owner of the view, not for policies."""

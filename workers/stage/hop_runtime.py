@@ -93,7 +93,8 @@ class HopRuntime(ABC):
     @property
     def role(self) -> str:
         """The instance's role for logs and errors: `data` or `stage N`."""
-        return "data" if self.start.unit.stage < 0 else f"stage {self.start.unit.stage}"
+        unit = self.start.unit
+        return "data" if unit.is_data else f"stage {unit.stage}"
 
     @property
     @abstractmethod

@@ -55,7 +55,7 @@ class DrainOrder:
 
     def _needs_rest(self, sid: str, stages: Stages) -> bool:
         unit = self._unit(sid)
-        return unit is not None and (unit.stage < 0 or len(stages[unit.stage]) <= 1)
+        return unit is not None and (unit.is_data or len(stages[unit.stage]) <= 1)
 
     def _unit(self, sid: str) -> TaskUnit | None:
         """The unit; None if the job no longer has it."""
@@ -76,7 +76,7 @@ class DrainOrder:
         unit = self._unit(sid)
         if unit is None:
             return "it is no longer wanted"
-        if unit.stage >= 0:
+        if not unit.is_data:
             working = {member.sid for member in stages[unit.stage]}
             missing = sorted(other.sid for other in graph.stage(unit.stage) if other.sid not in working)
             if missing:

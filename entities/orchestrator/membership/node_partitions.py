@@ -134,4 +134,4 @@ class NodePartitions:
         """The stage members on a node; data instances have links to the first stage only."""
         assert self._instances.graph is not None
         graph = self._instances.graph
-        return {member for member in self._at(node) if graph.unit(member.sid).stage >= 0}
+        return {member for member in self._at(node) if not graph.unit(member.sid).is_data}

@@ -58,7 +58,7 @@ class JobFigures:
             return
         flops = FLOPS_PER_TOKEN_AND_PARAMETER * graph.parameters * last.tokens_per_s
         yield m.JOB_MODEL_FLOPS(flops, job=record.job)
-        data = {unit.sid for unit in graph.units if unit.stage < 0}
+        data = {unit.sid for unit in graph.units if unit.is_data}
         devices = {
             (place.cluster, place.node, place.device) for place in graph.placements if place.sid not in data
         }

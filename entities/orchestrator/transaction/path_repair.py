@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from entities.orchestrator.transaction.step_ledger import Inconsistent
 from schemas.step import HeldHop, Member, MicrobatchState, PathUpdate
+from schemas.task_graph import is_data
 
 IDLE = MicrobatchState.IDLE
 """The microbatch is assigned or queued, but has not arrived: its owner still needs the input."""
@@ -78,20 +79,20 @@ def repair_paths(
         path = [stage_owners.get(number) for stage_owners in owners]
         source = sources.get(number)
         holes = _holes(path, source, living, dispatched=dispatched)
-        unserved = {stage for stage in holes if not (stages[stage] if stage >= 0 else data)}
+        unserved = {stage for stage in holes if not (data if is_data(stage) else stages[stage])}
         if unserved:
             repair.waiting |= unserved
             continue
         chain: dict[int, _Owner] = {-1: source} if source is not None else {}
         chain |= {stage: owner for stage, owner in enumerate(path) if owner is not None}
         for stage, bound_to in holes.items():
-            candidates = stages[stage] if stage >= 0 else data
+            candidates = data if is_data(stage) else stages[stage]
             new_owner = bound_to or min(
                 candidates, key=lambda member: (load[member], candidates.index(member))
             )
             load[new_owner] += 1
             chain[stage] = _Owner(new_owner, None)
-            if stage >= 0:
+            if not is_data(stage):
                 repair.replayed.append((stage, number))
         _connect(number, chain, repair)
     return repair
@@ -162,7 +163,7 @@ def _connect(number: int, chain: Mapping[int, _Owner], repair: PathRepair) -> No
         downstream[stage - 1] = after
     for stage, owner in chain.items():
         next_owner = downstream.get(stage)
-        dispatch = stage < 0 and owner.hop is None
+        dispatch = is_data(stage) and owner.hop is None
         if next_owner is None and stage not in upstream and not dispatch:
             continue
         update = PathUpdate(
@@ -171,5 +172,5 @@ def _connect(number: int, chain: Mapping[int, _Owner], repair: PathRepair) -> No
             downstream=next_owner.member if next_owner is not None else None,
             offer=next_owner is not None and next_owner.needs_input,
         )
-        updates = repair.owners if stage >= 0 and owner.needs_input else repair.neighbours
+        updates = repair.owners if not is_data(stage) and owner.needs_input else repair.neighbours
         updates.setdefault(owner.member, []).append(update)

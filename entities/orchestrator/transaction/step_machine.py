@@ -25,6 +25,7 @@ from entities.orchestrator.transaction.step_events import in_order
 from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger
 from schemas.errors import IllegalTransition
 from schemas.step import PHASES, Member, Phase, StepDecision, StepFenced, StepVote
+from schemas.task_graph import is_data
 
 
 class StepMachine:
@@ -348,7 +349,7 @@ class StepMachine:
     def _arrive(self, member: Member, stage: int) -> list[ev.Effect]:
         if member in self.dead:
             return []
-        if stage < 0:
+        if is_data(stage):
             if member not in self._data:
                 self._data.append(member)
             # the gateway may have dispatched to a fenced instance: its microbatches go to this one

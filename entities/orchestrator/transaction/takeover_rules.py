@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.step import Adopted, Member, StepDecision
+from schemas.task_graph import is_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ def settle(
     recommit = []
     for answer in sorted(answers, key=lambda answer: answer.member.sid):
         stage = roles[answer.member]
-        if stage < 0:
+        if is_data(stage):
             continue
         if answer.version == step:
             stage_members[stage].append(answer.member)
