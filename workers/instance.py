@@ -27,6 +27,7 @@ from bus.mesh.registration import RegistrationClient
 from bus.messaging.key_value import Change
 from bus.security import renewal
 from bus.subjects import INSTANCE_SAMPLE, ROUTE_TABLE, STORE_QUERY
+from bus.tasks import TaskSet
 from bus.wire import secret_urls
 from bus.wire.correlation import correlate
 from schemas.cluster import InstanceStart

@@ -14,6 +14,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subject import Subject
 from bus.subjects import ADOPT, LINK_FAULT, STEP_STATUS
+from bus.tasks import TaskSet
 from schemas.base import Message
 from schemas.cluster import InstanceStart
 from schemas.data_plane import HopLoad, MicrobatchNotice
@@ -68,7 +69,7 @@ class HopRuntime(ABC):
         self.stepped = asyncio.Event()
         """Set when a step was applied; who waits for it clears it."""
         self._cluster = context.cluster
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(self._task_failed)
         spec = self.start.spec
         balancer(spec.routing.algorithm)  # so that failing user code fails here, not at the first microbatch
         self.binder = Binder(
@@ -265,9 +266,7 @@ class HopRuntime(ABC):
 
     # --- tasks --------------------------------------------------------------------------------------------
     def track(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
+        self._tasks.create(work)
 
     def _task_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
         if not isinstance(error, DmscError):
@@ -277,8 +276,7 @@ class HopRuntime(ABC):
 
     def cancel_work(self) -> None:
         """Cancels the tasks under way and withdraws the open offers of microbatches."""
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel_all()
         self.exchange.cancel_sends()
 
     async def close(self) -> None:
