@@ -17,3 +17,9 @@ After a reconnect there is no pause."""
 
 TICK_S = 0.1
 """Seconds between ticks of a step machine, in the orchestrator and in the simulation."""
+
+LEAST_BYTES_PER_S = 64e3
+"""Lower bound of that rate, whatever was measured."""
+
+MOST_MS = 1e7
+"""The longest credible time of one transfer or microbatch, almost three hours; a report above is ignored."""

@@ -48,8 +48,8 @@ from schemas.telemetry import InstanceSample
 from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
+from workers.links.link_config import LinkConfig
 from workers.links.link_shaping import Shaping
-from workers.links.link_table import LinkConfig
 from workers.process.url_rules import restrict_urls
 from workers.stage.data_runtime import DataRuntime
 from workers.stage.hop_runtime import HopRuntime, InstanceContext

@@ -21,17 +21,27 @@ from workers.user_code import describe
 
 REPEATS = 3
 """Timed passes after one that warms up; the best counts, since noise only adds time."""
-PATIENCE_S = 2.0
-"""No further timed pass begins after this time: one pass measures a slow model well enough."""
 
 
 class Profiler:
-    """Runs one microbatch layer by layer: once to check and warm up, then timed."""
+    """Runs one microbatch layer by layer: once to check and warm up, then timed.
 
-    def __init__(self, spec: JobSpec, layers: Sequence[Layer], loss: LossFunction, device: str) -> None:
+    No further timed pass begins after `enough_s`: one pass measures a slow model well enough.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        layers: Sequence[Layer],
+        loss: LossFunction,
+        device: str,
+        *,
+        enough_s: float = 2.0,
+    ) -> None:
         self._spec = spec
         self._layers = layers
         self._loss = loss
+        self._enough_s = enough_s
         self._device = torch.device(device)
         for _, layer in layers:
             layer.to(self._device).train()
@@ -42,7 +52,7 @@ class Profiler:
         best = self._pass(inputs, targets, count=True)
         forward, backward = [float("inf")] * len(best), [float("inf")] * len(best)
         for repeat in range(REPEATS):
-            if repeat and time.perf_counter() - began > PATIENCE_S:
+            if repeat and time.perf_counter() - began > self._enough_s:
                 break
             for index, profile in enumerate(self._pass(inputs, targets, count=False)):
                 forward[index] = min(forward[index], profile.forward_ms)

@@ -27,8 +27,9 @@ from schemas.errors import DmscError, PeerUnreachable, Unavailable
 from schemas.limits import REPEAT_FIRST_S, REPEAT_MOST_S
 from schemas.step import Member
 from schemas.telemetry import LinkSample
+from workers.links.link_config import LinkConfig, next_pause
 from workers.links.link_quality import LinkCost, LinkReporting
-from workers.links.link_table import LinkConfig, LinkSlot, LinkTable
+from workers.links.link_table import LinkSlot, LinkTable
 from workers.links.tensor_link import LinkClosed, Verdict
 from workers.transport.gloo import in_thread
 from workers.transport.pinned_buffers import describe, to_host
@@ -44,16 +45,7 @@ VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale":
 
 ATTEMPTS = 3
 """Links tried for one offer before its peer counts as unreachable."""
-WITHDRAWN_S = 5.0
-"""How long a withdrawn offer stays open so that the receiver can decline it; then its link is dropped."""
 MOST_LATER = 1024
-PING_S = 0.5
-"""Seconds between pings of an idle link, so that links without work are measured too."""
-
-
-def next_pause(pause_s: float, answer: Answer | None) -> float:
-    """The pause after the next repetition: doubling without an answer, short after `later`."""
-    return REPEAT_FIRST_S if answer == "later" else min(pause_s * 2, REPEAT_MOST_S)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -232,7 +224,7 @@ class HopExchange:
 
     async def _ping(self) -> None:
         while True:
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(self._config.ping_s)
             self._table.ping()
 
     async def _deliver(self, offer: _Offer) -> Outcome:
@@ -291,7 +283,7 @@ class HopExchange:
                     return sending.result()
                 if offer.answer == "held" or offer.answer == "stale":
                     return offer.answer  # the receiver takes the posted tensors and drops them
-                if offer.withdrawn_at is not None and now > offer.withdrawn_at + WITHDRAWN_S:
+                if offer.withdrawn_at is not None and now > offer.withdrawn_at + self._config.withdrawn_s:
                     self._table.drop(slot)
                     return "withdrawn"
                 if offer.answer == "accepted":
@@ -305,7 +297,7 @@ class HopExchange:
                     due, pause_s = now + pause_s, next_pause(pause_s, offer.answer)
                     continue
                 if offer.withdrawn_at is not None:
-                    due = min(due, offer.withdrawn_at + WITHDRAWN_S)
+                    due = min(due, offer.withdrawn_at + self._config.withdrawn_s)
                 await _wait(offer.wake, due - now + 0.001)
         finally:
             del self._offers[slot.name, first]

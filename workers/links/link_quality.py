@@ -21,6 +21,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from schemas.limits import MOST_MS
 from schemas.telemetry import LinkFigures, Trend
 from workers.telemetry.load import Average
 
@@ -37,8 +38,7 @@ WINDOW = 8
 """Transfers, or pings, per window of the trend, which compares the last window with the one before."""
 
 TREND = 1.5
-TREND_MS = 1.0
-"""A trend is a change of the median by at least this factor and at least this time."""
+"""A trend is a change of the median by at least this factor."""
 
 SIGNIFICANT = 0.25
 """A transfer's time beyond the latency below this share of it is noise: the bandwidth is unknown then."""
@@ -49,7 +49,6 @@ KEEP_LOSS = 31 / 32
 PRIOR = 1.0
 """Attempts that count as successful before the first: one loss at the start is not a loss of all."""
 
-MOST_MS = 1e7
 MOST_BYTES = 2**50
 
 
@@ -183,8 +182,11 @@ class LinkQuality:
         transfer_ms = self._latency.value + wire_ms + retries * self._lost_ms.value
         return LinkCost(transfer_ms, wire_ms if wire_ms > SIGNIFICANT * self._latency.value else 0.0)
 
-    def trend(self) -> tuple[Trend, str]:
-        """Whether transfers (or pings, if there are none) become slower or faster, and the evidence."""
+    def trend(self, least_ms: float = 1.0) -> tuple[Trend, str]:
+        """Whether transfers (or pings, if there are none) become slower or faster, and the evidence.
+
+        A change by less than `least_ms` is no trend.
+        """
         usual = self._usual
         if usual is not None and len(usual.took_ms) == 2 * WINDOW:
             times_ms, what = list(usual.took_ms), f"transfers of {usual.bytes} bytes"
@@ -194,7 +196,7 @@ class LinkQuality:
             return "", ""
         before, now = median(times_ms[:WINDOW]), median(times_ms[WINDOW:])
         evidence = f"last {WINDOW} {what} {now:.1f} ms, {WINDOW} before {before:.1f} ms"
-        if max(before, now) < TREND * min(before, now) or abs(now - before) < TREND_MS:
+        if max(before, now) < TREND * min(before, now) or abs(now - before) < least_ms:
             return "steady", evidence
         return ("slower" if now > before else "faster"), evidence
 

@@ -7,16 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.rendezvous import links_of
 from bus.tasks import TaskSet
 from schemas.errors import DmscError, PeerUnreachable
 from schemas.step import Member
+from workers.links.link_config import LinkConfig
 from workers.links.link_quality import LinkBothWays
-from workers.links.link_shaping import Shaping
 from workers.links.tensor_link import LinkClosed, LinkCounts, TensorLink
 from workers.transport.gloo import GroupBuild, LinkRefused, release
 
@@ -25,32 +23,6 @@ log = get_logger("workers.links.hop_exchange")
 LAST_TAG = 2**31 - 2**20
 """Beyond this tag a link has used up gloo's 31-bit tags, and the next link is opened."""
 REMEMBERED_ANSWERS = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkConfig:
-    """How links are built and kept.
-
-    `address` is the address that peers connect to, `ports` the range of ports to listen on (see
-    `workers.transport.gloo.open_device`).
-    """
-
-    address: str = "127.0.0.1"
-    ports: tuple[int, int] | None = None
-    build_timeout_s: float = 5.0
-    """Longer tolerates slow networks, shorter notices a dead peer sooner. Builds take 1–20 ms."""
-    transfer_timeout_s: float = 30.0
-    """Timeout of an accepted transfer; its size at 4 MB/s, or at a quarter of the measured rate if that is
-    less, is added. The agent of a stopped peer reports it long before."""
-    most: int = 64
-    """Most links kept; each costs two threads and one socket."""
-    target: str = "cpu"
-    """Device on which received tensors are delivered."""
-    shaping: Shaping | None = None
-    """Emulates bad links, for tests and benchmarks."""
-    secret: bytes | None = field(default=None, repr=False)
-    """The job's secret: a peer without it gets no link (`workers.transport.link_authentication`). None: peers
-    are not authenticated."""
 
 
 @dataclass(eq=False)
@@ -257,10 +229,7 @@ class LinkTable:
             name=slot.name,
             rank=slot.rank,
             size=2,
-            address=self._config.address,
-            ports=self._config.ports,
-            build_timeout_s=self._config.build_timeout_s,
-            secret=self._config.secret,
+            config=self._config,
         )
         self._tasks.create(self._build(slot, slot.build), name=f"build link {slot.name}")
         return slot
@@ -287,8 +256,7 @@ class LinkTable:
             device,
             counts=self.counts.setdefault(slot.peer.sid, LinkCounts()),
             quality=self.quality(slot.peer),
-            target=torch.device(self._config.target),
-            timeout_s=self._config.transfer_timeout_s,
+            config=self._config,
             ended=lambda error: self._over(slot, error),
             line=shaping.line(self._me.sid, slot.peer.sid) if shaping is not None else None,
         )

@@ -23,16 +23,11 @@ from bus.messaging.rendezvous import reductions_of
 from bus.tasks import TaskSet
 from bus.wire import request_progress
 from schemas.errors import BadInput, PeerUnreachable
-from schemas.limits import SLOWEST_BYTES_PER_S
+from schemas.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 from schemas.step import Member
-from workers.links.tensor_link import LEAST_BYTES_PER_S, slowest_bytes_per_s
+from workers.links.link_config import slowest_bytes_per_s
 from workers.transport import gloo
 
-TIMEOUT_S = 5.0
-"""Default timeout of an all-reduce. Longer tolerates late replicas, shorter frees the others sooner when one
-has died unnoticed (`release` frees them at once)."""
-LOOK_S = 4.0
-"""Seconds between probes during an all-reduce: whether the other members can be reached."""
 _T = TypeVar("_T")
 REDUCIBLE = (torch.int64, torch.int32, torch.float32, torch.float64)
 
@@ -41,14 +36,16 @@ class ReductionPatience:
     """The timeout of a stage's all-reduces, from their bytes and the speed of the last ones.
 
     In a ring, each member sends and receives up to twice the tensor. The speed is unknown before the first
-    all-reduce; one that runs out of time shows that it is lower than assumed.
+    all-reduce; one that runs out of time shows that it is lower than assumed. `least_s` is added for members
+    that come late.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
         self._least_bytes_per_s = SLOWEST_BYTES_PER_S
 
     def timeout_s(self, size_bytes: int) -> float:
-        return TIMEOUT_S + 2 * size_bytes / self._least_bytes_per_s
+        return self._least_s + 2 * size_bytes / self._least_bytes_per_s
 
     def took(self, size_bytes: int, seconds: float) -> None:
         self._least_bytes_per_s = slowest_bytes_per_s(2 * size_bytes / max(seconds, 1e-6))
@@ -70,14 +67,14 @@ class ReductionGroup:
         members: Sequence[Member],
         rank: int,
         name: str,
-        timeout_s: float,
+        config: gloo.GroupConfig,
         built: tuple[gloo.GlooGroup, gloo.Device] | None,
         build: gloo.GroupBuild | None,
     ) -> None:
         self.members = tuple(members)
         self.rank = rank
         self.name = name
-        self._timeout_s = timeout_s
+        self._config = config
         self._built = built
         self._build = build
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,21 +91,15 @@ class ReductionGroup:
         generation: int,
         members: Sequence[Member],
         me: Member,
-        address: str = "127.0.0.1",
-        ports: tuple[int, int] | None = None,
         epoch: int = 0,
-        secret: bytes | None = None,
-        build_timeout_s: float = 5.0,
-        timeout_s: float = TIMEOUT_S,
+        config: gloo.GroupConfig = gloo.GroupConfig(),
     ) -> ReductionGroup:
         """Meets the other members over the bus and connects to all of them, off the event loop.
 
         Args:
             generation: With `epoch`, job, stage and the members' incarnations it names the rendezvous, so
                 that members of different generations never meet.
-            address, ports: Where this process listens (`workers.transport.gloo.open_device`).
-            secret: The job's secret; a peer without it is refused. None: peers are not authenticated.
-            timeout_s: Default timeout of an all-reduce.
+            config: Where this process listens, timeouts, and the job's secret.
 
         Raises:
             PeerUnreachable: Not all members came in time; the field `unreached` names the incarnations that
@@ -122,21 +113,17 @@ class ReductionGroup:
         digest = hashlib.blake2b(identities.encode(), digest_size=8).hexdigest()
         name = f"{job}/{stage}/{epoch}/{generation}/{digest}"
         if len(members) == 1:
-            return cls(members, rank, name, timeout_s, None, None)
+            return cls(members, rank, name, config, None, None)
         build = gloo.GroupBuild(
             bus,
             namespace=reductions_of(job),
             name=name,
             rank=rank,
             size=len(members),
-            address=address,
-            ports=ports,
-            build_timeout_s=build_timeout_s,
-            operation_timeout_s=timeout_s,
-            secret=secret,
+            config=config,
         )
         try:
-            group = cls(members, rank, name, timeout_s, await build.run(), build)
+            group = cls(members, rank, name, config, await build.run(), build)
         except asyncio.CancelledError:
             build.cancel()
             raise
@@ -171,7 +158,7 @@ class ReductionGroup:
             raise self._error("it was released")
         if self._built is None or not tensor.numel():
             return tensor
-        limit = timedelta(seconds=self._timeout_s if timeout_s is None else timeout_s)
+        limit = timedelta(seconds=self._config.timeout_s if timeout_s is None else timeout_s)
         work = partial(_reduce, self._built[0], tensor, limit)
         reducing = self._tasks.create(gloo.in_thread("all-reduce", work), name=f"reduce {self.name}")
         watching = self._tasks.create(self._watch(), name=f"watch {self.name}")
@@ -195,13 +182,13 @@ class ReductionGroup:
         return tensor
 
     async def _watch(self) -> PeerUnreachable:
-        """Probes the other members every `LOOK_S` during a sum; returns once some of them are silent.
+        """Probes the other members every `watch_s` during a sum; returns once some of them are silent.
 
         Their answers count as the progress of the sum, since gloo does not report any.
         """
         assert self._build is not None
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._config.watch_s)
             silent = [self.members[rank] for rank in await self._build.silent()]
             if silent:
                 return _silent(self.members[self.rank], silent, self.name)

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from schemas.data_plane import TensorMeta
 from schemas.errors import DmscError, PeerUnreachable
-from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.telemetry import LinkSample
-from workers.links.link_quality import LinkBothWays
+from workers.links.link_config import LinkConfig, slowest_bytes_per_s
+from workers.links.link_quality import LinkBothWays, LinkQuality
 from workers.transport import gloo
 from workers.transport.pinned_buffers import landing, size_bytes, to_device
 
@@ -56,22 +56,9 @@ PING, PONG = -2, -3
 """A ping, and the pong that answers it at once."""
 TOOK = -1000
 """A value from here down says: the transfer whose receipt follows took `TOOK - value` microseconds."""
-PING_GAP_S = 0.1
-"""A ping precedes each of the first two transfers, and a later one if the last ping is older than this."""
-PING_PATIENCE_S = 10.0
-"""Timeout of a ping: after it, another may be sent."""
 WORD_BYTES = 8
 FOREVER = timedelta(days=365)
-LEAST_BYTES_PER_S = 64e3
-"""Lower bound of the rate at which a link counts as broken, whatever was measured."""
 KEPT_RECEIPTS = 1024
-
-
-def slowest_bytes_per_s(measured_bytes_per_s: float | None) -> float:
-    """The slowest rate at which a link may move: `SLOWEST_BYTES_PER_S`, or a quarter of the measured rate."""
-    if measured_bytes_per_s is None:
-        return SLOWEST_BYTES_PER_S
-    return min(SLOWEST_BYTES_PER_S, max(measured_bytes_per_s / 4, LEAST_BYTES_PER_S))
 
 
 @dataclass(slots=True, eq=False)
@@ -144,8 +131,8 @@ class TensorLink:
         group: A connected group of two ranks.
         device: The gloo device, kept open as long as the link.
         counts, quality: The peer's figures, which this link updates.
-        target: Device on which received tensors are delivered.
         ended: Called once, on the loop, when the link is over: None after a goodbye, else the error.
+        config: Where tensors are delivered, timeouts, and when to ping.
         line: The queue for sends, if the link is shaped (`workers.links.link_shaping`).
     """
 
@@ -157,8 +144,7 @@ class TensorLink:
         *,
         counts: LinkCounts,
         quality: LinkBothWays,
-        target: torch.device,
-        timeout_s: float,
+        config: LinkConfig,
         ended: Callable[[PeerUnreachable | None], None],
         line: SendLine | None = None,
     ) -> None:
@@ -171,8 +157,8 @@ class TensorLink:
         self._counts = counts
         self._quality = quality
         self._line = line or _PlainLine()
-        self._target = target
-        self._timeout_s = timeout_s
+        self._config = config
+        self._target = torch.device(config.target)
         self._ended = ended
         self.progress_at = time.monotonic()
         self._pinged_at: float | None = None
@@ -200,7 +186,10 @@ class TensorLink:
     def outgoing_s(self) -> float:
         """How long the posted transfers without a receipt may take, in seconds."""
         size = sum(outgoing.size for outgoing in self._outgoing.values())
-        return size / slowest_bytes_per_s(self._quality.out.bandwidth_bytes_per_s)
+        return size / self._slowest(self._quality.out)
+
+    def _slowest(self, quality: LinkQuality) -> float:
+        return slowest_bytes_per_s(quality.bandwidth_bytes_per_s, self._config.slowest_bytes_per_s)
 
     def send(self, first: int, tensors: Sequence[Tensor]) -> asyncio.Future[Verdict]:
         """Posts a transfer; the future is done, with the peer's verdict, when the peer has all of it.
@@ -216,7 +205,7 @@ class TensorLink:
         if self._group is None:
             outgoing.done.set_exception(LinkClosed(f"tensor link {self.name} is closed", link=self.name))
             return outgoing.done
-        if self._pongs < 2 or time.perf_counter() - self._last_ping_at > PING_GAP_S:
+        if self._pongs < 2 or time.perf_counter() - self._last_ping_at > self._config.ping_gap_s:
             self.ping()
         self._outgoing[first] = outgoing
 
@@ -260,7 +249,7 @@ class TensorLink:
             return done
         size = size_bytes(metas)
         timeout = timedelta(
-            seconds=self._timeout_s + size / slowest_bytes_per_s(self._quality.back.bandwidth_bytes_per_s)
+            seconds=self._config.transfer_timeout_s + size / self._slowest(self._quality.back)
         )
         self._received += 1
         timed = (
@@ -284,7 +273,7 @@ class TensorLink:
     def ping(self) -> None:
         """Measures the latency, if the link is idle: a ping behind a transfer would wait for it."""
         now = time.perf_counter()
-        pending = self._pinged_at is not None and now - self._pinged_at < PING_PATIENCE_S
+        pending = self._pinged_at is not None and now - self._pinged_at < self._config.ping_timeout_s
         if pending or self.busy or self._group is None:
             return
         self._pinged_at = self._last_ping_at = now

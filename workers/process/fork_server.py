@@ -39,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,6 @@ from workers.process import prefork
 from workers.process.child_process import run_child
 from workers.sandbox import confinement, users
 from workers.sandbox.confinement import ConfinementMethod
-
-TERMINATE_GRACE_S = 2.0
-"""How long children may take to end by themselves once the agent is gone."""
 
 PRELOAD = (
     "torch",
@@ -71,14 +69,21 @@ PRELOAD = (
 """Imported before the first fork; only torch is indispensable. None of them may start a thread."""
 
 PRELOAD_IN_QUIET = ("workers.state.checkpoint_files",)
-"""What only some jobs need takes as long as torch itself (DCP brings sympy): imported once nobody has asked
-for anything for `_QUIET_S`, or when an order `needs` it."""
+"""What only some jobs need takes as long as torch itself (DCP brings sympy): imported once no order has come
+for `quiet_s`, or when an order `needs` it."""
 
-_QUIET_S = 3.0
-
-_DEVICE_PROBE_TIMEOUT_S = 60.0
 _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _LINUX = sys.platform == "linux"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkServerTimes:
+    """How long the fork server waits."""
+
+    terminate_grace_s: float = 2.0
+    """How long children may take to end by themselves once the agent is gone."""
+    quiet_s: float = 3.0
+    """Without an order for this long, `PRELOAD_IN_QUIET` is imported."""
 
 
 class ForkServer:
@@ -92,8 +97,10 @@ class ForkServer:
         scratch: Path | None = None,
         way: ConfinementMethod = ConfinementMethod.NONE,
         instance_users: tuple[int, int] = users.DEFAULT_RANGE,
+        times: ForkServerTimes = ForkServerTimes(),
     ) -> None:
         self._channel = channel
+        self._times = times
         self._way = way
         self._users = instance_users
         self._leases: dict[str, users.Lease] = {}
@@ -118,11 +125,12 @@ class ForkServer:
         self._say(ready)
         buffer = b""
         while not self._ending:
-            heard = self._selector.select(_QUIET_S if self._in_quiet and not self._children else None)
-            if not heard:
+            quiet_s = self._times.quiet_s if self._in_quiet and not self._children else None
+            ready_files = self._selector.select(quiet_s)
+            if not ready_files:
                 _bring(self._in_quiet)
                 self._in_quiet = ()
-            for key, _ in heard:
+            for key, _ in ready_files:
                 if key.fileobj is self._channel:
                     received = _receive(self._channel)
                     self._ending = self._ending or not received
@@ -246,7 +254,7 @@ class ForkServer:
     def _end_children(self) -> None:
         self._signal_children(signal.SIGTERM)
         self._signal_children(signal.SIGCONT)  # a stopped child could not take the SIGTERM
-        deadline = time.monotonic() + TERMINATE_GRACE_S
+        deadline = time.monotonic() + self._times.terminate_grace_s
         while self._children and (left := deadline - time.monotonic()) > 0:
             self._selector.select(min(left, 0.1))
             _drain(self._wakeup_read)
@@ -323,7 +331,7 @@ def warm_up() -> None:
     hashlib.sha256()
 
 
-def probe_devices() -> list[dict[str, Any]]:
+def probe_devices(timeout_s: float = 60.0) -> list[dict[str, Any]]:
     """CUDA devices as torch numbers them, asked in a child that may initialise the driver and then ends.
 
     Returns `[{"device": "cuda:0", "name": …, "memory_bytes": …}]`, empty where torch sees none.
@@ -351,7 +359,7 @@ def probe_devices() -> list[dict[str, Any]]:
     os.close(writer)
     with selectors.DefaultSelector() as selector, open(reader, "rb") as pipe:
         selector.register(pipe, selectors.EVENT_READ)
-        answer = pipe.read() if selector.select(_DEVICE_PROBE_TIMEOUT_S) else b""
+        answer = pipe.read() if selector.select(timeout_s) else b""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not answer:

@@ -27,12 +27,13 @@ from collections.abc import Sequence
 from workers.process import fork_server, prefork
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
-_PATIENCE_S = 10.0
-"""Who has connected says at once what it wants; nobody else is heard meanwhile."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Serves until its parent ends."""
+def main(arguments: Sequence[str] | None = None, *, request_timeout_s: float = 10.0) -> None:
+    """Serves until its parent ends.
+
+    A client sends its request at once, within `request_timeout_s`; no other client is served meanwhile.
+    """
     parser = argparse.ArgumentParser(prog="python -m workers.process.incubator")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to listen at")
     parser.add_argument("--parent", type=int, required=True, help="the process to end with")
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not _is_ours(caller):
                     continue
                 warm = warm or _warm_up(with_all=options.all)
-                caller.settimeout(_PATIENCE_S)
+                caller.settimeout(request_timeout_s)
                 try:
                     prefork.serve(caller, _run, name="the fork server", leave=leave)
                 except (OSError, ValueError, TypeError) as error:  # of one caller: the next one is heard

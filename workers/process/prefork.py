@@ -42,7 +42,6 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _CHUNK_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 8
-_PARENT_POLL_S, _REPARENT_POLL_S = 0.5, 0.001
 
 
 def begin(name: str, parent: int) -> None:
@@ -60,6 +59,7 @@ def serve(
     name: str,
     leave: Callable[[], object],
     orphan: bool = False,
+    reparent_poll_s: float = 0.001,
 ) -> None:
     """Receive one request and fork a child for it.
 
@@ -71,6 +71,7 @@ def serve(
             the server.
         orphan: Fork twice and let the process in between exit, so that the child's parent is the nearest
             ancestor that is a reaper of orphans (PR_SET_CHILD_SUBREAPER).
+        reparent_poll_s: Pause between two looks of the child whether that is its parent.
 
     Raises:
         ValueError: The request was cut short.
@@ -94,7 +95,7 @@ def serve(
             gc.enable()
             random.seed()
             while orphan and os.getppid() == parent:  # until the reaper is the parent
-                time.sleep(_REPARENT_POLL_S)
+                time.sleep(reparent_poll_s)
             if not os.read(start_reader, 1):  # the client did not receive this pid in time
                 return 0
             os.close(start_reader)
@@ -182,9 +183,9 @@ def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
         os.kill(os.getpid(), number)
 
 
-def _watch(parent: int, number: int) -> None:
+def _watch(parent: int, number: int, poll_s: float = 0.5) -> None:
     while os.getppid() == parent:
-        time.sleep(_PARENT_POLL_S)
+        time.sleep(poll_s)
     os.kill(os.getpid(), number)
 
 

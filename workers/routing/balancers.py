@@ -29,8 +29,9 @@ from schemas.step import Member
 REMOTE_PART = 0.05
 """An instance of another cluster counts as farther away by this share of its service time: breaks ties."""
 
-UNKNOWN_MS = 1.0
-"""Service time of a stage in which no instance was measured yet: all are equal, so the value is arbitrary."""
+UNMEASURED = 1.0
+"""Milliseconds of service time in a stage where no instance was measured yet: all are equal, so the value is
+arbitrary."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +50,7 @@ class Candidate:
     window: int
     weight: float = 1.0
     remote: bool = False
-    service_ms: float = UNKNOWN_MS
+    service_ms: float = UNMEASURED
     link_ms: float = 0.0
     wire_ms: float = 0.0
     outstanding: int = 0

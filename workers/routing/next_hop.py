@@ -12,35 +12,39 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from statistics import median
 
 from bus.logs import get_logger
 from schemas.data_plane import HopLoad, RouteTable
 from schemas.errors import DmscError
-from schemas.limits import ALIKE
+from schemas.limits import ALIKE, MOST_MS
 from schemas.step import Member
 from workers.links.link_quality import LinkCost
 from workers.routing.algorithms import balancer
-from workers.routing.balancers import UNKNOWN_MS, Balancer, Candidate
+from workers.routing.balancers import UNMEASURED, Balancer, Candidate
 from workers.routing.expected_completion import TRIAL_PART
 
 log = get_logger("routing")
 
-SLOWEST_MS = 1e7
-"""Almost three hours per microbatch. A report above that, or not above 0, is ignored."""
-
 MOST_OPEN = 4096
 """Most microbatches that one instance can have open: the most that a step can have."""
 
-LINK_PART = 0.1
-LINK_MS = 2.0
-"""A link counts as equal to the best one unless its transfers take longer by more than this share of the
-usual service time and by more than this time. A slower link becomes equal again at half of that."""
-
-REVIEW_S = 0.5
-"""Seconds between reviews of the links, which may change without any transfer of this sender."""
-
 GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinderConfig:
+    """When a link counts as equal to the best one, and how often that is reviewed.
+
+    A link is slower if its transfers take longer by more than `link_part` of the usual service time and by
+    more than `link_ms`. A slower link becomes equal again at half of that.
+    """
+
+    link_part: float = 0.1
+    link_ms: float = 2.0
+    review_s: float = 0.5
+    """Seconds between reviews of the links, which may change without any transfer of this sender."""
 
 
 class _Stage:
@@ -52,7 +56,7 @@ class _Stage:
         self.candidates: dict[str, Candidate] = {}
         self.reported: dict[str, float] = {}  # SID → latest service time, from itself or the router
         self.self_reported: set[str] = set()  # SIDs whose own report is newer than the table
-        self.usual_ms = UNKNOWN_MS
+        self.usual_ms = UNMEASURED
         self.news = 0
         self.router_ms: dict[str, float] = {}  # SID → transfer time, from the router
         self.best_ms = math.inf  # the shortest transfer time; infinite: none is known
@@ -76,7 +80,7 @@ class _Stage:
         """Computes the median again, and each candidate's service time from it."""
         self.news = 0
         reports_ms = [ms for sid, ms in self.reported.items() if sid in self.candidates]
-        self.usual_ms = median(reports_ms) if reports_ms else UNKNOWN_MS
+        self.usual_ms = median(reports_ms) if reports_ms else UNMEASURED
         for sid, candidate in self.candidates.items():
             candidate.service_ms = self.effective_ms(sid)
 
@@ -92,6 +96,7 @@ class Binder:
         link_cost: Cost of this sender's own transfers to an instance; it returns None if there were none yet.
             Without it only the router's figures are used.
         clock: Seconds, monotonic.
+        config: How links are compared.
     """
 
     def __init__(
@@ -102,12 +107,14 @@ class Binder:
         microbatches: int = 0,
         link_cost: Callable[[Member], LinkCost | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        config: BinderConfig = BinderConfig(),
     ) -> None:
         self._cluster = cluster
         self._place = place
         self._microbatches = microbatches
         self._link_cost = link_cost
         self._clock = clock
+        self._config = config
         self._tables: dict[int, RouteTable] = {}
         self._stages: dict[int, _Stage] = {}
         self._outstanding: Counter[str] = Counter()
@@ -202,7 +209,7 @@ class Binder:
                 self._highest = microbatch
             remaining = waiting + max(0, self._microbatches - 1 - self._highest)
         now = self._clock()
-        if now - state.reviewed_at >= REVIEW_S:
+        if now - state.reviewed_at >= self._config.review_s:
             self._review(state, now)
         chosen = state.balancer.choose(now, remaining)
         if chosen is None:
@@ -257,7 +264,7 @@ class Binder:
         stage.balancer.changed(candidate)
 
     def _take_service_time(self, stage: _Stage, candidate: Candidate, service_ms: float) -> None:
-        if not 0.0 < service_ms <= SLOWEST_MS:  # `_believable`, inlined in a hot path
+        if not 0.0 < service_ms <= MOST_MS:  # `_believable`, inlined in a hot path
             return
         sid = candidate.sid
         stage.self_reported.add(sid)
@@ -326,10 +333,11 @@ class Binder:
         else:
             transfer_ms, candidate.wire_ms = stage.router_ms.get(candidate.sid) or stage.best_ms, 0.0
         longer_ms = transfer_ms - stage.best_ms if stage.best_ms < math.inf else 0.0
-        if longer_ms <= LINK_MS / 2:  # equal in any case, like most links
+        if longer_ms <= self._config.link_ms / 2:  # equal in any case, like most links
             candidate.link_ms = 0.0
             return
-        alike_ms = max(ALIKE * stage.best_ms, LINK_PART * stage.usual_ms, LINK_MS)
+        config = self._config
+        alike_ms = max(ALIKE * stage.best_ms, config.link_part * stage.usual_ms, config.link_ms)
         if longer_ms <= (alike_ms / 2 if candidate.link_ms > 0 else alike_ms):
             candidate.link_ms = 0.0
             return
@@ -370,4 +378,4 @@ class Binder:
 
 def _believable(service_ms: float) -> bool:
     """Whether a time is above 0 and not absurd, infinite or NaN; 0 means that nothing was measured."""
-    return 0.0 < service_ms <= SLOWEST_MS
+    return 0.0 < service_ms <= MOST_MS

@@ -24,7 +24,7 @@ from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
 from schemas.step import Member, StateReady
 from schemas.telemetry import LinkSample
 from workers.links.hop_exchange import Direction, HopExchange, Outcome, TensorTransfer
-from workers.links.link_table import LinkConfig
+from workers.links.link_config import LinkConfig
 from workers.links.peer_copy import ReplicaBuffer
 from workers.routing.algorithms import balancer
 from workers.routing.next_hop import Binder

@@ -81,12 +81,18 @@ from workers.store.recorder import Order
 from workers.transaction.stage_machine import Effect, StageMachine
 from workers.transport.pinned_buffers import HostCopy
 
-FOLLOW_ANSWER_S = 10.0
-"""How long an order to send state to a follower waits for it to catch up before it is answered anyway.
 
-The transfer itself has no limit as long as it advances (`workers.links.hop_exchange` ends a stalled one)."""
-FENCE_PATIENCE_S = 10.0
-"""How long a fence waits for the step that it names to open here."""
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """How long the orders of a stage wait before they are answered."""
+
+    follow_s: float = 10.0
+    """An order to send state to a follower: for it to catch up.
+
+    The transfer itself has no limit as long as it advances (`workers.links.hop_exchange` ends a stalled one).
+    """
+    fence_s: float = 10.0
+    """A fence: for the step that it names to open here."""
 
 
 @dataclass(slots=True)
@@ -108,6 +114,7 @@ class StageRuntime(HopRuntime):
         device: The device that computes.
         thread: The thread that computes.
         admitted: Called each time a reduction group with this instance has formed.
+        times: How long orders wait.
     """
 
     machine: StageMachine
@@ -119,11 +126,13 @@ class StageRuntime(HopRuntime):
         device: torch.device,
         thread: ComputeThread,
         admitted: Callable[[], None],
+        times: StageTimes = StageTimes(),
     ) -> None:
         super().__init__(context)
         unit = self.start.unit
         self.stage = unit.stage
         self.admitted = admitted
+        self._times = times
         self.thread = thread
         self.layers = StageCompute(self.start, device)
         self.state = StageState(self.bus, self.start, self.member, thread, self.layers, self._version_changed)
@@ -138,7 +147,7 @@ class StageRuntime(HopRuntime):
         self.group: ReductionGroup | None = None
         self.generation = -1
         self._links = context.links
-        self._patience = ReductionPatience()
+        self._patience = ReductionPatience(context.links.timeout_s)
         self._prepared: Prepared | None = None
         self._applying = asyncio.Lock()
         self._forming: asyncio.Task[ReductionGroup] | None = None
@@ -261,9 +270,7 @@ class StageRuntime(HopRuntime):
             members=order.members,
             me=self.member,
             epoch=self.epoch,
-            address=self._links.address,
-            ports=self._links.ports,
-            secret=self._links.secret,
+            config=self._links,
         )
 
     def _fence(self, members: Sequence[Member]) -> None:
@@ -281,7 +288,7 @@ class StageRuntime(HopRuntime):
         if self.group is not None and set(self.group.members) & set(order.fenced):
             self._release_group()
         await self.state.until(
-            lambda: (self.version, self.attempt) >= (order.step, order.attempt), FENCE_PATIENCE_S
+            lambda: (self.version, self.attempt) >= (order.step, order.attempt), self._times.fence_s
         )
         if (self.version, self.attempt) != (order.step, order.attempt):
             raise Conflict(
@@ -483,7 +490,7 @@ class StageRuntime(HopRuntime):
         if order.to in self.machine.fenced:
             raise Conflict(f"{order.to.sid} {order.to.incarnation} is fenced")
         follower = self.followers.follow(order.to, order.transfer)
-        version = await follower.caught_up(FOLLOW_ANSWER_S)
+        version = await follower.caught_up(self._times.follow_s)
         return StateReady(member=self.member, version=version, bytes=follower.sent_bytes, slow=follower.slow)
 
     async def wait_state(self, order: StateWait) -> StateReady:

@@ -18,8 +18,6 @@ from workers.process.url_rules import open_url
 
 AT_ONCE = 4
 """Most files whose pieces are kept; a further one replaces the oldest."""
-WRITE_S = 60.0
-"""How long an artifact store may take for one file, the check of a manifest's parts included."""
 
 
 class Publisher:
@@ -28,9 +26,11 @@ class Publisher:
     Args:
         bus: The bus, on which artifacts may be stored.
         own: URL of the job's own part of its artifacts: nothing is written elsewhere.
+        write_s: Timeout of the artifact store for one file, the check of a manifest's parts included.
     """
 
-    def __init__(self, bus: Bus, own: str) -> None:
+    def __init__(self, bus: Bus, own: str, *, write_s: float = 60.0) -> None:
+        self._write_s = write_s
         self._bus = bus
         self._own = own
         self._pieces: OrderedDict[tuple[str, str, str], bytearray] = OrderedDict()
@@ -61,10 +61,10 @@ class Publisher:
         if hashlib.sha256(data).hexdigest() != order.sha256:
             raise BadMessage(f"{order.name}: its SHA-256 is not the one that was ordered")
         try:
-            async with asyncio.timeout(WRITE_S), self._lane:
+            async with asyncio.timeout(self._write_s), self._lane:
                 await self._write(order, bytes(data))
         except TimeoutError:
-            raise Unavailable(f"{order.url}: no answer in {WRITE_S:g} s to {order.name}") from None
+            raise Unavailable(f"{order.url}: no answer in {self._write_s:g} s to {order.name}") from None
         self._pieces.pop(key, None)
         return Ack()
 

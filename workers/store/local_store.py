@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -36,10 +37,18 @@ PENDING_ROWS = 10_000
 counted."""
 PENDING_QUERIES = 32
 """Queries that may wait for the thread; beyond it they are refused."""
-REOPEN_S = 10.0
-"""Seconds between two attempts to open a file."""
-CLOSE_S = 2.0
-"""Seconds that the last commit may take; then the instance ends without it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreTimes:
+    """Seconds of a store's thread."""
+
+    commit_s: float = 1.0
+    """Between two commits; longer costs less, but a kill loses more."""
+    reopen_s: float = 10.0
+    """Between two attempts to open a file."""
+    close_s: float = 2.0
+    """That the last commit may take; then the instance ends without it."""
 
 
 class LocalStore:
@@ -52,7 +61,7 @@ class LocalStore:
             is no store, nothing is kept and queries are refused.
         member: The incarnation that records.
         limits: Bounds on the file and on answers.
-        commit_s: Seconds between two commits; longer costs less, but a kill loses more.
+        times: Pauses and timeouts.
     """
 
     def __init__(
@@ -61,14 +70,14 @@ class LocalStore:
         member: Member,
         *,
         limits: StoreLimits | None = None,
-        commit_s: float = 1.0,
+        times: StoreTimes = StoreTimes(),
     ) -> None:
         self.member = member
         self.dropped = 0
         """Rows dropped since the last commit."""
         self._limits = limits or StoreLimits()
         self._file = None if folder is None else StoreFile(folder, self._limits)
-        self._commit_s = commit_s
+        self._times = times
         self._pending: deque[tuple[StoreTable, float, Values | Callable[[], Values]]] = deque()
         self._queries: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._wake = threading.Event()
@@ -88,7 +97,7 @@ class LocalStore:
         self._closing = True
         self._wake.set()
         if self._thread.is_alive():
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, CLOSE_S)
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join, self._times.close_s)
 
     # --- any thread -----------------------------------------------------------------------------------
     def add(self, table: StoreTable, values: Values | Callable[[], Values]) -> None:
@@ -169,7 +178,7 @@ class LocalStore:
                 while self._queries:
                     self._answer(self._file, *self._queries.popleft())
                 return
-            self._wake.wait(self._commit_s)
+            self._wake.wait(self._times.commit_s)
 
     def _commit(self, file: StoreFile) -> None:
         rows: list[Row] = []
@@ -190,7 +199,7 @@ class LocalStore:
             self._put_back(rows)
             if not file.path.exists():  # it was removed: rows written to it would be lost
                 file.close()
-            self._reopen_at = time.monotonic() + REOPEN_S
+            self._reopen_at = time.monotonic() + self._times.reopen_s
             return
         if self._problem and file.is_open:
             self._problem = ""

@@ -44,9 +44,6 @@ from schemas.telemetry import InstanceSample
 from schemas.weights_digest import weights_sha256
 from workers.store.local_store import LocalStore
 
-METRICS_S = 0.5
-"""Least seconds between two recorded samples; samples published between them are not recorded."""
-
 _SAMPLED = (
     "step",
     "queue",
@@ -66,9 +63,16 @@ Order = Callable[[Any], Awaitable[Message]]
 
 
 class StoreRecorder:
-    """Records one incarnation's entries. `store` may be one that keeps nothing."""
+    """Records one incarnation's entries.
 
-    def __init__(self, store: LocalStore, stage: int) -> None:
+    Args:
+        store: It may be one that keeps nothing.
+        stage: The instance's stage.
+        metrics_s: Least seconds between two recorded samples; those between them are not recorded.
+    """
+
+    def __init__(self, store: LocalStore, stage: int, *, metrics_s: float = 0.5) -> None:
+        self.metrics_s = metrics_s
         self._store = store
         self._stage = stage
         self._step = 0
@@ -98,10 +102,10 @@ class StoreRecorder:
         self.event("state", "pending: it builds its part")
 
     def sample(self, sample: InstanceSample) -> None:
-        """Records a published sample, at most one per `METRICS_S`."""
+        """Records a published sample, at most one per `metrics_s`."""
         self._step = sample.step
         now = time.monotonic()
-        if now - self._last_sample_at >= METRICS_S:
+        if now - self._last_sample_at >= self.metrics_s:
             self._last_sample_at = now
             self._store.add("metrics", partial(_metrics, sample))
 

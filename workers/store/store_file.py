@@ -29,8 +29,6 @@ FILE_NAME = "store.sqlite"
 DAMAGED_SUFFIX = ".damaged"
 """Suffix of a file that was moved aside; there is at most one."""
 
-BUSY_S = 2.0
-"""Timeout of a lock: a former incarnation that is being ended may still write."""
 LOG_PAGES = 256
 """Pages of the write-ahead log (4 KiB each) at which it is written back into the file."""
 TARGET_SHARE = 0.9
@@ -66,11 +64,15 @@ class Found:
 
 
 class StoreFile:
-    """The file `store.sqlite` in `folder`. Raises `sqlite3.Error` and `OSError`, unless said otherwise."""
+    """The file `store.sqlite` in `folder`. Raises `sqlite3.Error` and `OSError`, unless said otherwise.
 
-    def __init__(self, folder: Path, limits: StoreLimits) -> None:
+    A lock is waited for up to `busy_s`: a former incarnation that is being ended may still write.
+    """
+
+    def __init__(self, folder: Path, limits: StoreLimits, *, busy_s: float = 2.0) -> None:
         self.path = folder / FILE_NAME
         self._limits = limits
+        self._busy_s = busy_s
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
 
@@ -226,7 +228,7 @@ class StoreFile:
 
     # --- open -----------------------------------------------------------------------------------------
     def _open(self) -> None:
-        db = self._writer = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
+        db = self._writer = sqlite3.connect(self.path, timeout=self._busy_s, isolation_level=None)
         db.text_factory = _decode
         version, application_id = (
             db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
@@ -261,7 +263,10 @@ class StoreFile:
     def _read_only(self) -> sqlite3.Connection:
         if self._reader is None:
             db = sqlite3.connect(
-                self.path.absolute().as_uri() + "?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None
+                self.path.absolute().as_uri() + "?mode=ro",
+                uri=True,
+                timeout=self._busy_s,
+                isolation_level=None,
             )
             db.text_factory = _decode
             db.execute("PRAGMA query_only = ON")

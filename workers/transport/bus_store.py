@@ -20,9 +20,6 @@ from torch._C._distributed_c10d import Store  # torch.distributed re-exports it 
 from bus.messaging.rendezvous import Rendezvous
 from schemas.errors import DmscError, Refused
 
-CROSSING_S = 10.0
-"""How long the event loop may take to run a call, beyond the call's own timeout, before it counts as dead."""
-
 _T = TypeVar("_T")
 
 
@@ -33,6 +30,8 @@ class BusStore(Store):
         rendezvous: The namespace; usable from the loop only, to which this class passes each call.
         loop: The running event loop of the bus connection.
         timeout: Default timeout of `get` and `wait`.
+        crossing_s: How long the event loop may take to run a call, beyond the call's own timeout, before it
+            counts as dead.
 
     Raises (from every method): `dist.DistStoreError` on a timeout, a lost bus, or after `release`.
     """
@@ -42,11 +41,13 @@ class BusStore(Store):
         rendezvous: Rendezvous,
         loop: asyncio.AbstractEventLoop,
         timeout: timedelta = timedelta(seconds=5),
+        crossing_s: float = 10.0,
     ) -> None:
         super().__init__()
         self._rendezvous = rendezvous
         self._loop = loop
         self._timeout = timeout
+        self._crossing_s = crossing_s
         self._lock = threading.Lock()
         self._running: set[Future[Any]] = set()
         self._released = False
@@ -110,7 +111,7 @@ class BusStore(Store):
         return self._timeout
 
     def clone(self) -> BusStore:
-        return BusStore(self._rendezvous, self._loop, self._timeout)
+        return BusStore(self._rendezvous, self._loop, self._timeout, self._crossing_s)
 
     # c10d's C++ side looks up these two by their C++ names.
     deleteKey = delete_key
@@ -158,10 +159,10 @@ class BusStore(Store):
                 raise dist.DistStoreError("the event loop of the bus has ended") from error
             self._running.add(call)
         try:
-            return call.result(timeout_s + CROSSING_S)
+            return call.result(timeout_s + self._crossing_s)
         except TimeoutError:
             call.cancel()
-            raise dist.DistStoreError(f"the event loop did not answer for {CROSSING_S:g} s") from None
+            raise dist.DistStoreError(f"the event loop did not answer for {self._crossing_s:g} s") from None
         except CancelledError:
             raise dist.DistStoreError("the rendezvous was released") from None
         except DmscError as error:

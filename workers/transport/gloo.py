@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -42,11 +43,6 @@ log = get_logger("workers.transport.gloo")
 
 PORT_TRIES = 2048
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-GRACE_S = 1.0
-"""Time beyond its timeout after which the caller gives a build up: gloo's listening side waits five times as
-long."""
-DIAL_AFTER_S = 1.0
-"""A build that takes longer than this probes the other ranks' addresses itself; builds take 1-64 ms."""
 RELEASE_TAG = 2**31 - 2
 """A tag on which nothing is ever sent, so that a wait for it times out."""
 
@@ -152,6 +148,37 @@ async def in_thread(name: str, work: Callable[[], _T]) -> _T:
     return await done
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """How this process builds groups."""
+
+    address: str = "127.0.0.1"
+    """The address that peers connect to."""
+    ports: tuple[int, int] | None = None
+    """The range of ports to listen on (see `open_device`)."""
+    build_timeout_s: float = 5.0
+    """Longer tolerates slow networks, shorter notices a dead peer sooner. Builds take 1–64 ms."""
+    timeout_s: float = 5.0
+    """Default timeout of an all-reduce. Longer tolerates late replicas, shorter frees the others sooner when
+    one has died unnoticed (releasing the group frees them at once)."""
+    grace_s: float = 1.0
+    """Time beyond its timeout after which the caller gives a build up: gloo's listening side waits five times
+    as long."""
+    dial_after_s: float = 1.0
+    """A build that takes longer than this probes the other ranks' addresses itself."""
+    dial_s: float = 2.0
+    """Timeout of one probe: two SYNs, a second apart."""
+    watch_s: float = 4.0
+    """Seconds between probes of the other ranks during an all-reduce."""
+    silent_s: float = 4.0
+    """A connection breaks after this long without an acknowledgement (TCP_USER_TIMEOUT). Longer survives
+    longer gaps of the network, shorter notices a partition sooner. While a peer computes, its kernel
+    acknowledges."""
+    secret: bytes | None = field(default=None, repr=False)
+    """The job's secret: a peer without it is refused (`workers.transport.link_authentication`). None: peers
+    are not authenticated."""
+
+
 class LinkRefused(PeerUnreachable):
     """A peer connected that can't prove to be a member of the job."""
 
@@ -168,8 +195,7 @@ class GroupBuild:
     Args:
         name: Unique to these members and this attempt.
         rank, size: This process's rank and the group's size.
-        operation_timeout_s: Timeout of collectives, once the group is built.
-        secret: The job's secret, with which peers prove to be members; None: peers are not authenticated.
+        config: Where to listen, timeouts, and the job's secret.
     """
 
     def __init__(
@@ -180,24 +206,17 @@ class GroupBuild:
         name: str,
         rank: int,
         size: int,
-        address: str,
-        ports: tuple[int, int] | None = None,
-        build_timeout_s: float = 5.0,
-        operation_timeout_s: float = 5.0,
-        secret: bytes | None = None,
+        config: GroupConfig,
     ) -> None:
         self.name = name
         self._rank = rank
         self._size = size
-        self._address = address
-        self._ports = ports
-        self._build_timeout = timedelta(seconds=build_timeout_s)
-        self._operation_timeout = timedelta(seconds=operation_timeout_s)
+        self._config = config
+        self._build_timeout = timedelta(seconds=config.build_timeout_s)
         self._began = time.monotonic()
         self._overdue = self._cancelled = False
         self._places: dict[int, tuple[str, int]] = {}
-        self._secret = secret
-        self._rendezvous = Rendezvous(bus, namespace, secret)
+        self._rendezvous = Rendezvous(bus, namespace, config.secret)
         self._store = BusStore(self._rendezvous, asyncio.get_running_loop(), self._build_timeout)
 
     async def run(self) -> tuple[GlooGroup, Device]:
@@ -221,7 +240,7 @@ class GroupBuild:
                 return built
             refused = isinstance(built, _Refusal)
             if self._overdue and not self._cancelled:
-                await asyncio.wait({dialling}, timeout=reachability.DIAL_S)
+                await asyncio.wait({dialling}, timeout=self._config.dial_s)
             unreached = dialling.result() if dialling.done() else ()
             if unreached:
                 built = f"nothing answers where {_ranks(unreached)} said to be"
@@ -235,20 +254,22 @@ class GroupBuild:
 
     @property
     def _patience_s(self) -> float:
-        return max(0.0, self._began + self._build_timeout.total_seconds() + GRACE_S - time.monotonic())
+        limit_s = self._config.build_timeout_s + self._config.grace_s
+        return max(0.0, self._began + limit_s - time.monotonic())
 
     async def _dial(self) -> tuple[int, ...]:
         """Once the build is overdue: the ranks that have announced an address but do not answer there."""
-        await asyncio.sleep(DIAL_AFTER_S)
+        await asyncio.sleep(self._config.dial_after_s)
         self._overdue = True
         await self.announce()
         return await self.silent()
 
     async def announce(self) -> None:
         """Announces this rank's address, so that others can probe it; port 0: unknown."""
-        port = _port_of.get((self._address, self._ports), 0)
+        address = self._config.address
+        port = _port_of.get((address, self._config.ports), 0)
         with contextlib.suppress(DmscError):  # without the address, only timeouts reveal a silent rank
-            await self._store.write(self._place(self._rank), f"{self._address}:{port}")
+            await self._store.write(self._place(self._rank), f"{address}:{port}")
 
     async def silent(self) -> tuple[int, ...]:
         """The ranks that have announced an address but do not answer there."""
@@ -258,7 +279,7 @@ class GroupBuild:
 
     async def _reaches(self, rank: int) -> bool:
         host, port = await self._locate(rank)
-        return not port or await reachability.reaches(host, port)
+        return not port or await reachability.reaches(host, port, self._config.dial_s)
 
     async def locate(self) -> None:
         """Reads the addresses of all other ranks, while the rendezvous certainly still has them."""
@@ -267,9 +288,9 @@ class GroupBuild:
     async def _locate(self, rank: int) -> tuple[str, int]:
         """A rank's address, once announced; port 0: it was not announced, or the rank does not know it."""
         if rank not in self._places:
-            patience_s = self._build_timeout.total_seconds()
+            timeout_s = self._config.build_timeout_s
             try:
-                at = await self._rendezvous.get(self._place(rank), timeout_s=patience_s)
+                at = await self._rendezvous.get(self._place(rank), timeout_s=timeout_s)
             except DmscError:
                 return "", 0
             host, _, port = at.decode().rpartition(":")
@@ -291,7 +312,7 @@ class GroupBuild:
 
     def _build(self) -> tuple[GlooGroup, Device] | str:
         """The group, or an error as text, since an error's traceback would keep the device alive."""
-        device = open_device(self._address, self._ports)
+        device = open_device(self._config.address, self._config.ports)
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
         options._timeout = self._build_timeout
         options._devices = [device]
@@ -302,11 +323,12 @@ class GroupBuild:
             group: Any = dist.ProcessGroupGloo(store, self._rank, self._size, options)
         except RuntimeError as error:  # also DistStoreError
             return self._refusal(first_line(error)) if self._store.refused else first_line(error)
-        reachability.give_up_silent(known)
-        if self._secret is not None and (refusal := self._authenticate(group, self._secret)):
+        reachability.give_up_silent(known, self._config.silent_s)
+        secret = self._config.secret
+        if secret is not None and (refusal := self._authenticate(group, secret)):
             release(group)
             return refusal
-        group._set_default_timeout(self._operation_timeout)
+        group._set_default_timeout(timedelta(seconds=self._config.timeout_s))
         return cast(GlooGroup, group), device
 
     def _authenticate(self, group: GlooGroup, secret: bytes) -> str | None:

@@ -15,18 +15,16 @@ import os
 import socket
 import stat
 
-SILENT_S = 4.0
-"""A connection breaks after this long without an acknowledgement (TCP_USER_TIMEOUT). Longer survives longer
-gaps of the network, shorter notices a partition sooner. While a peer computes, its kernel acknowledges."""
-DIAL_S = 2.0
-"""Timeout of one probe: two SYNs, a second apart."""
 DESCRIPTORS = "/proc/self/fd"
 
 
-async def reaches(host: str, port: int) -> bool:
-    """Whether anything answers at the address, even with a refusal; True if the name can't be resolved."""
+async def reaches(host: str, port: int, timeout_s: float = 2.0) -> bool:
+    """Whether anything answers at the address, even with a refusal; True if the name can't be resolved.
+
+    The default timeout has room for two SYNs, a second apart.
+    """
     try:
-        async with asyncio.timeout(DIAL_S):
+        async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host, port)
     except (ConnectionRefusedError, socket.gaierror):
         return True
@@ -60,15 +58,15 @@ def connections() -> set[int]:
     return inodes
 
 
-def give_up_silent(known: set[int]) -> None:
-    """Makes the kernel break connections that were opened since `known`, once their peer is silent."""
+def give_up_silent(known: set[int], silent_s: float) -> None:
+    """Makes the kernel break connections opened since `known` after `silent_s` without acknowledgement."""
     for descriptor in _sockets():
         try:
             if os.fstat(descriptor).st_ino in known:
                 continue
             with socket.socket(fileno=os.dup(descriptor)) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENT_S * 1000))
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_s * 1000))
         except OSError:
             continue  # closed meanwhile
 

@@ -17,7 +17,7 @@ from schemas.envelope import EntityKind
 from schemas.step import Member
 from tests.patience import NEVER_S, PATIENCE_S
 from workers.links.hop_exchange import HopExchange, TensorTransfer
-from workers.links.link_table import LinkConfig
+from workers.links.link_config import LinkConfig
 
 CONFIG = LinkConfig(build_timeout_s=PATIENCE_S, transfer_timeout_s=NEVER_S)
 """No link is given up because this machine stands still."""

@@ -20,6 +20,7 @@ from schemas.errors import PeerUnreachable
 from schemas.step import Member
 from tests.patience import PATIENCE_S
 from workers.links.reduction import ReductionGroup
+from workers.transport.gloo import GroupConfig
 
 
 def say(event: str, **fields: object) -> None:
@@ -40,8 +41,8 @@ async def main(
             generation=int(generation),
             members=members,
             me=me,
-            build_timeout_s=PATIENCE_S,  # processes start at their own pace
-            timeout_s=float(timeout_s),
+            # processes start at their own pace
+            config=GroupConfig(build_timeout_s=PATIENCE_S, timeout_s=float(timeout_s)),
         )
         say("built")
         if task == "sum":

@@ -19,7 +19,6 @@ from schemas.step import Member
 from tests.integration.workers.conftest import Child, Spawn
 from tests.integration.workers.exchanging import Instance, Make, numbered
 from tests.patience import PATIENCE_S
-from workers.links import tensor_link
 
 Linked = Callable[..., Awaitable[tuple[Child, Member]]]
 
@@ -120,12 +119,9 @@ async def test_a_fence_frees_what_waits_for_a_stopped_process(make: Make, linked
     await before.nothing_more()
 
 
-async def test_accepted_and_never_taken_is_an_error(
-    make: Make, linked: Linked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_accepted_and_never_taken_is_an_error(make: Make, linked: Linked) -> None:
     """A peer that stops in the middle of an accepted transfer, and nobody who says so."""
-    monkeypatch.setattr(tensor_link, "SLOWEST_BYTES_PER_S", 1e9)
-    one = await make("one", transfer_timeout_s=2.0, build_timeout_s=1.0)
+    one = await make("one", transfer_timeout_s=2.0, build_timeout_s=1.0, slowest_bytes_per_s=1e9)
     child, peer = await linked(one, "SIGSTOP")
     try:
         with pytest.raises(PeerUnreachable, match="cannot be reached"):

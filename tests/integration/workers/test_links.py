@@ -22,9 +22,9 @@ from schemas.step import Member
 from tests.conftest import Connect
 from tests.integration.workers.exchanging import Instance, Make, numbered, own_connections
 from tests.patience import PATIENCE_S
-from workers.links import hop_exchange
 from workers.links.reduction import ReductionGroup
 from workers.transport import gloo, link_authentication, reachability
+from workers.transport.gloo import GroupConfig
 
 
 class Interceptor:
@@ -325,11 +325,8 @@ async def test_close_leaves_no_thread_and_no_socket(connect: Connect, held: Any)
     await before.nothing_more()
 
 
-async def test_withdrawn_offers_go_and_the_next_ones_arrive(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hop_exchange, "WITHDRAWN_S", 0.3)
-    one, two = await make("one"), await make("two")
+async def test_withdrawn_offers_go_and_the_next_ones_arrive(make: Make) -> None:
+    one, two = await make("one", withdrawn_s=0.3), await make("two", withdrawn_s=0.3)
     two.answer = "later"
     cancelled = asyncio.create_task(one.send(two, 0, numbered(0)))
     withdrawn = asyncio.create_task(one.send(two, 1, numbered(1)))
@@ -409,8 +406,7 @@ async def test_a_reduction_group_takes_no_stranger(connect: Connect) -> None:
             generation=1,
             members=members,
             me=members[rank],
-            secret=secret,
-            build_timeout_s=2.0,
+            config=GroupConfig(secret=secret, build_timeout_s=2.0),
         )
 
     groups = await asyncio.gather(*(build(rank, SECRET) for rank in range(3)))

@@ -16,6 +16,7 @@ from schemas.step import Member
 from tests.conftest import Connect
 from tests.patience import NEVER_S, PATIENCE_S
 from workers.links.reduction import ReductionGroup
+from workers.transport.gloo import GroupConfig
 
 MEMBERS = [Member(sid=f"replica-{number}", incarnation="1") for number in range(4)]
 
@@ -25,7 +26,13 @@ async def build(bus: Bus, members: list[Member], generation: int, **options: Any
         await asyncio.gather(
             *(
                 ReductionGroup.build(
-                    bus, job="job", stage=0, generation=generation, members=members, me=member, **options
+                    bus,
+                    job="job",
+                    stage=0,
+                    generation=generation,
+                    members=members,
+                    me=member,
+                    config=GroupConfig(**options),
                 )
                 for member in members
             )
@@ -101,7 +108,13 @@ async def test_a_member_that_never_comes_fails_the_build(connect: Connect, held:
     before = held()
     with pytest.raises(PeerUnreachable, match="was not built"):
         await ReductionGroup.build(
-            bus, job="job", stage=0, generation=30, members=MEMBERS, me=MEMBERS[0], build_timeout_s=0.5
+            bus,
+            job="job",
+            stage=0,
+            generation=30,
+            members=MEMBERS,
+            me=MEMBERS[0],
+            config=GroupConfig(build_timeout_s=0.5),
         )
     await before.nothing_more()
 
@@ -111,7 +124,13 @@ async def test_the_same_name_may_be_met_under_again(connect: Connect) -> None:
     bus = await connect("replicas")
     with pytest.raises(PeerUnreachable):
         await ReductionGroup.build(
-            bus, job="job", stage=0, generation=35, members=MEMBERS[:2], me=MEMBERS[0], build_timeout_s=0.3
+            bus,
+            job="job",
+            stage=0,
+            generation=35,
+            members=MEMBERS[:2],
+            me=MEMBERS[0],
+            config=GroupConfig(build_timeout_s=0.3),
         )
     for _ in range(3):
         groups = await build(bus, MEMBERS[:2], 35)

@@ -10,7 +10,7 @@ import torch
 from schemas.data_plane import TensorMeta
 from schemas.errors import BadMessage
 from schemas.step import Member
-from workers.links.hop_exchange import next_pause
+from workers.links.link_config import next_pause
 from workers.links.link_table import Pair
 from workers.transport.pinned_buffers import describe, dtype_of, landing, size_bytes, to_host
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from schemas.limits import SLOWEST_BYTES_PER_S
+from schemas.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 from schemas.telemetry import LinkFigures
+from workers.links.link_config import slowest_bytes_per_s
 from workers.links.link_quality import SIZES, WINDOW, LinkBothWays, LinkQuality, LinkReporting
-from workers.links.tensor_link import LEAST_BYTES_PER_S, slowest_bytes_per_s
 
 KIB, MIB = 1 << 10, 1 << 20
 

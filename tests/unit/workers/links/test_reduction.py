@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from schemas.limits import SLOWEST_BYTES_PER_S
-from workers.links.reduction import TIMEOUT_S, ReductionPatience
-from workers.links.tensor_link import LEAST_BYTES_PER_S
+from schemas.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
+from workers.links.reduction import ReductionPatience
 
+TIMEOUT_S = 5.0
 SUM_BYTES = int(SLOWEST_BYTES_PER_S) * 60
 
 
 def test_patience_grows_with_what_has_to_cross_the_slowest_link() -> None:
-    assert ReductionPatience().timeout_s(0) == TIMEOUT_S
-    assert ReductionPatience().timeout_s(SUM_BYTES) == TIMEOUT_S + 120
+    assert ReductionPatience(TIMEOUT_S).timeout_s(0) == TIMEOUT_S
+    assert ReductionPatience(TIMEOUT_S).timeout_s(SUM_BYTES) == TIMEOUT_S + 120
 
 
 def test_a_slower_way_than_was_thought_has_more_time_after_each_that_was_too_little() -> None:
-    patience, needed_s = ReductionPatience(), 2 * SUM_BYTES / 250e3
+    patience, needed_s = ReductionPatience(TIMEOUT_S), 2 * SUM_BYTES / 250e3
     tries = 0
     while (allowed_s := patience.timeout_s(SUM_BYTES)) < needed_s:
         patience.failed(SUM_BYTES, allowed_s)
@@ -29,7 +29,7 @@ def test_a_slower_way_than_was_thought_has_more_time_after_each_that_was_too_lit
 
 
 def test_a_member_that_dies_and_a_fast_way_change_no_patience() -> None:
-    patience = ReductionPatience()
+    patience = ReductionPatience(TIMEOUT_S)
     patience.failed(SUM_BYTES, 3.0)
     patience.took(SUM_BYTES, 1.0)
-    assert patience.timeout_s(SUM_BYTES) == ReductionPatience().timeout_s(SUM_BYTES)
+    assert patience.timeout_s(SUM_BYTES) == ReductionPatience(TIMEOUT_S).timeout_s(SUM_BYTES)

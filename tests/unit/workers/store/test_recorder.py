@@ -182,7 +182,7 @@ async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch
                 device=DeviceSample(device="cpu"),
             )
         )
-        clock += recorder.METRICS_S / 4
+        clock += entries.metrics_s / 4
     entries.event("state", "active")
     metrics = await records(store, "metrics")
     assert [each["step"] for each in metrics] == [0, 4, 8, 12, 16]
