@@ -25,7 +25,7 @@ from bus.connection import Bus
 from schemas.data_plane import MicrobatchNotice
 from schemas.envelope import EntityKind
 from schemas.step import Member
-from workers.links.hop_exchange import HopExchange
+from workers.links.hop_exchange import HopExchange, TensorTransfer
 
 STRIKE_S = 0.02
 """After the second hop was accepted: its 256 MB take ten times as long on loopback."""
@@ -64,15 +64,15 @@ async def main(url: str, job: str, sid: str, incarnation: str, task: str, *rest:
         if task == "offer":
             to = Member(sid=rest[0], incarnation=rest[1])
             for microbatch, size in ((6, 1), (7, int(rest[2]) << 18)):  # a small one first: the link stands
-                await exchange.send(
+                transfer = TensorTransfer(
                     direction="forward",
                     receiver=to,
                     stage=1,
                     step=0,
-                    attempt=0,
                     microbatch=microbatch,
                     tensors=[torch.ones(size)],
                 )
+                await exchange.send(transfer)
                 say("sent", microbatch=microbatch)
         await asyncio.Event().wait()
 
