@@ -43,7 +43,6 @@ from schemas.registry import (
     ServiceRecord,
 )
 from schemas.step import Member
-from schemas.task_graph import UnitKind
 from schemas.telemetry import InstanceSample
 from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
@@ -205,15 +204,15 @@ class Instance:
                 shaping=Shaping.of_environment(os.environ),
             ),
         )
-        if self.unit.kind is UnitKind.STAGE:
+        if self.unit.is_data:
+            runtime = DataRuntime(context)
+        else:
             runtime = StageRuntime(
                 context,
                 device=torch.device(self.payload.device),
                 thread=await stack.enter_async_context(ComputeThread(f"compute-{self.unit.sid}")),
                 admitted=partial(self._admitted, presence),
             )
-        else:
-            runtime = DataRuntime(context)
         bind_process(step=lambda: runtime.step)
         async with reporting_progress(presence, self._startup):
             await runtime.build()
@@ -230,7 +229,7 @@ class Instance:
         watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.payload.cluster)
         stack.push_async_callback(watch.stop)
         self._was_ready = True
-        joins = self.start.joins and self.unit.kind is UnitKind.STAGE
+        joins = self.start.joins and not self.unit.is_data
         await presence.tell(InstanceState.PENDING if joins else InstanceState.ACTIVE, READY)
         self.chronicle.event("state", f"{presence.record.state}: {READY}")
         async with asyncio.TaskGroup() as tasks:
@@ -303,14 +302,10 @@ class Instance:
             )
 
     def _record(self) -> ServiceRecord:
-        prefix = (
-            f"train/{self.job}/data"
-            if self.unit.kind is UnitKind.DATA
-            else f"train/{self.job}/stage/{self.unit.stage}"
-        )
+        part = "data" if self.unit.is_data else f"stage/{self.unit.stage}"
         return ServiceRecord(
             sid=self.unit.sid,
-            prefix=prefix,
+            prefix=f"train/{self.job}/{part}",
             kind=EntityKind.INSTANCE,
             incarnation=self.start.incarnation,
             state=InstanceState.PENDING,

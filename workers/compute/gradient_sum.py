@@ -70,7 +70,7 @@ class GradientSum:
 
     @property
     def bytes(self) -> int:
-        return self._sum.numel() * self._sum.element_size()
+        return self._sum.nbytes
 
     def add(self, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
         """Adds one microbatch's gradients, in parameter order; None for an unused parameter.

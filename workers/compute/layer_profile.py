@@ -84,12 +84,12 @@ class Profiler:
                     name=name,
                     kind=type(layer).__name__,
                     parameters=sum(weight.numel() for weight in layer.parameters()),
-                    parameter_bytes=sum(_bytes(weight) for weight in layer.parameters()),
+                    parameter_bytes=sum(weight.nbytes for weight in layer.parameters()),
                     forward_ms=(backward_began - forward_began) * 1e3,
                     backward_ms=(ended - backward_began) * 1e3,
                     activation_bytes=saved.total if saved else 0,
                     output=tuple(_schema(tensor) for tensor in outputs),
-                    output_bytes=sum(_bytes(tensor) for tensor in outputs),
+                    output_bytes=sum(tensor.nbytes for tensor in outputs),
                 )
             )
             tensors = tuple(tensor.detach() for tensor in outputs)
@@ -127,9 +127,8 @@ class Profiler:
                 )
 
     def _describe_misfit(self, index: int, carried: Sequence[Tensor], error: Exception) -> str:
-        name, layer = self._layers[index]
         shapes = ", ".join(_shape(tensor) for tensor in carried)
-        this = f"layer {index} ({name}: {type(layer).__name__})"
+        this = self._described(index)
         if "in-place operation" in str(error):
             return (
                 f"{this} changes its input in place, so the model can't be cut in front of it; "
@@ -137,11 +136,12 @@ class Profiler:
             )
         if not index:
             return f"{this} does not accept tokens {shapes}: {describe(error)}"
-        before, previous = self._layers[index - 1]
-        return (
-            f"{this} does not fit behind layer {index - 1} ({before}: {type(previous).__name__}), "
-            f"which gives {shapes}: {describe(error)}"
-        )
+        before = self._described(index - 1)
+        return f"{this} does not fit behind {before}, which gives {shapes}: {describe(error)}"
+
+    def _described(self, index: int) -> str:
+        name, layer = self._layers[index]
+        return f"layer {index} ({name}: {type(layer).__name__})"
 
     def _scalar_loss(self, outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
         index = len(self._layers) - 1
@@ -179,8 +179,7 @@ class Profiler:
         try:
             torch.autograd.grad(ends, inputs, [torch.ones_like(end) for end in ends], allow_unused=True)
         except RuntimeError as error:
-            name = self._layers[index][0]
-            this = f"layer {index} ({name}: {type(layer).__name__})"
+            this = self._described(index)
             raise BadModel(f"{this} fails in its backward pass: {describe(error)}") from error
 
     def _now(self) -> float:
@@ -216,10 +215,6 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _leaf(tensor: Tensor) -> Tensor:
     return tensor.requires_grad_(tensor.is_floating_point())
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _schema(tensor: Tensor) -> TensorSchema:

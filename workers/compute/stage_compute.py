@@ -57,7 +57,7 @@ class StageCompute:
             self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
         )
         tensors = state_tensors(self.module, self.optimizer)
-        self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.state_bytes = sum(tensor.nbytes for tensor in tensors)
 
     def forward(self, hop: Hop) -> None:
         """Runs the layers. The last stage also computes the loss and, in training, the gradient.

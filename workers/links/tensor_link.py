@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -99,17 +99,9 @@ class LinkCounts:
 
     def take(self, peer: str) -> LinkSample:
         """Returns the counts since the last call and resets them."""
-        sample = LinkSample(
-            peer=peer,
-            sent_bytes=self.sent_bytes,
-            received_bytes=self.received_bytes,
-            transfers=self.transfers,
-            transfer_ms=self.transfer_ms,
-            errors=self.errors,
-            refused=self.refused,
-        )
-        self.sent_bytes = self.received_bytes = self.transfers = self.errors = self.refused = 0
-        self.transfer_ms = 0.0
+        sample = LinkSample(peer=peer, **asdict(self))
+        for counter in fields(self):
+            setattr(self, counter.name, counter.default)
         return sample
 
 
@@ -200,7 +192,7 @@ class TensorLink:
 
         Raises (from the future): `PeerUnreachable`.
         """
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
         outgoing = _Outgoing(self._future(), tensors, size)
         if self._group is None:
             outgoing.done.set_exception(LinkClosed(f"tensor link {self.name} is closed", link=self.name))
@@ -396,7 +388,7 @@ class TensorLink:
     ) -> None:
         if self._incoming.pop(incoming.first, None) is None:
             return
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
         self._counts.received_bytes += size
         if incoming.timed:
             self._quality.back.measured(size, wire_ms, ahead=False)

@@ -346,12 +346,8 @@ def probe_devices(timeout_s: float = 60.0) -> list[dict[str, Any]]:
         found = []
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            row = {
-                "device": f"cuda:{index}",
-                "name": properties.name,
-                "memory_bytes": properties.total_memory,
-            }
-            found.append(row)
+            name, memory_bytes = properties.name, properties.total_memory
+            found.append({"device": f"cuda:{index}", "name": name, "memory_bytes": memory_bytes})
         os.write(writer, json.dumps(found).encode())
         return 0
 

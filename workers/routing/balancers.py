@@ -166,6 +166,9 @@ class LazyHeap:
 class _ByKey(ABC):
     """Chooses the candidate with the least key among those with room."""
 
+    skips_full = True
+    """Whether a candidate without room loses its turn to the next one."""
+
     def __init__(self, seed: int = 0) -> None:
         self._open = LazyHeap()
         self._count = 0
@@ -178,7 +181,7 @@ class _ByKey(ABC):
 
     def changed(self, candidate: Candidate) -> None:
         candidate.version += 1
-        if not candidate.full:
+        if not (self.skips_full and candidate.full):
             self._open.push(candidate, *self.key(candidate))
         self._open.compact(4 * self._count + 64)
 
@@ -255,24 +258,14 @@ class PowerOfTwo:
         return min(pair, key=lambda candidate: ((candidate.load + 1) * candidate.takes_ms, candidate.used))
 
 
-class RoundRobin:
+class RoundRobin(_ByKey):
     """Takes all in turn, each equally often: waits for the one whose turn it is, however slow it is."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._turns = LazyHeap()
-        self._count = 0
+    skips_full = False
 
-    def reset(self, candidates: Sequence[Candidate]) -> None:
-        self._turns.clear()
-        self._count = len(candidates)
-        for candidate in candidates:
-            self.changed(candidate)
-
-    def changed(self, candidate: Candidate) -> None:
-        candidate.version += 1
-        self._turns.push(candidate, candidate.used)
-        self._turns.compact(4 * self._count + 64)
+    def key(self, candidate: Candidate) -> tuple[float, float]:
+        return (candidate.used, 0)
 
     def choose(self, now: float, remaining: int | None) -> Candidate | None:
-        candidate = self._turns.top()
+        candidate = self._open.top()
         return None if candidate is None or candidate.full else candidate

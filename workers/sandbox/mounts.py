@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +123,7 @@ def enter(plan: Plan) -> None:
 def _trees(plan: Plan) -> list[tuple[str, int | None]]:
     """(path, detached mount; None: to be covered), outer folders before inner ones."""
     visible = [*(path for path in plan.read if not below(path, SYSTEM)), *plan.write]
-    with _users(plan.user) as mapped:
+    with contextlib.closing(MountMapper(plan.user)) as mapped:
         trees: dict[str, int | None] = {}
         for path in plan.closed:
             if below(path, (*visible, *SYSTEM)) and os.path.lexists(path):
@@ -137,15 +137,6 @@ def _trees(plan: Plan) -> list[tuple[str, int | None]]:
 def below(path: str, folders: Iterable[str]) -> bool:
     """Whether a path is one of these folders, or inside of one."""
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
-
-
-@contextlib.contextmanager
-def _users(own: int) -> Iterator[MountMapper]:
-    mapped = MountMapper(own)
-    try:
-        yield mapped
-    finally:
-        mapped.close()
 
 
 class MountMapper:

@@ -112,7 +112,7 @@ class Follower:
         if redo is None:
             version, tensors = await self._snapshot()
             self._queue.taken(version)
-            self.sent_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            self.sent_bytes = sum(tensor.nbytes for tensor in tensors)
             await self._deliver("state", version, tensors)
             self._queue.brought_to(version)
         else:

@@ -99,11 +99,8 @@ class StageTimes:
 class Prepared:
     """A reduced gradient waiting for the decision."""
 
-    step: int
-    attempt: int
-    generation: int
-    gradients: list[Tensor]
     vote: StepVote
+    gradients: list[Tensor]
 
 
 class StageRuntime(HopRuntime):
@@ -320,7 +317,7 @@ class StageRuntime(HopRuntime):
             version=self.version,
             attempt=self.attempt,
             generation=self.generation,
-            prepared=self._prepared.step if self._prepared is not None else -1,
+            prepared=self._prepared.vote.step if self._prepared is not None else -1,
         )
 
     async def prepare(self, order: StepPrepare) -> StepVote:
@@ -334,12 +331,12 @@ class StageRuntime(HopRuntime):
             )
         if order.generation != self.generation or self.group is None:
             raise Conflict(f"prepare in generation {order.generation}, but my group is {self.generation}")
-        if (
-            self._prepared
-            and self._prepared.generation == order.generation
-            and self._prepared.step == order.step
+        prepared = self._prepared
+        if prepared is not None and (prepared.vote.generation, prepared.vote.step) == (
+            order.generation,
+            order.step,
         ):
-            return self._prepared.vote
+            return prepared.vote
         request_progress.follow(self.thread.computed)
         reduce_ms = 0.0
         if len(self.group.members) == 1:
@@ -369,11 +366,11 @@ class StageRuntime(HopRuntime):
         )
         ordered = (order.step, order.attempt, order.generation)
         if ordered == (self.version, self.attempt, self.generation):
-            self._prepared = Prepared(order.step, order.attempt, order.generation, gradients, vote)
+            self._prepared = Prepared(vote, gradients)
         return vote
 
     async def _all_reduce(self, group: ReductionGroup, flat: Tensor) -> Tensor:
-        size, began = flat.numel() * flat.element_size(), time.perf_counter()
+        size, began = flat.nbytes, time.perf_counter()
         try:
             reduced = await group.all_reduce(flat, timeout_s=self._patience.timeout_s(size))
         except PeerUnreachable:
@@ -390,9 +387,9 @@ class StageRuntime(HopRuntime):
             return await self._skip(order)
         request_progress.follow(self.thread.computed)  # updating a large stage's weights takes long
         prepared = self._prepared
-        if prepared is None or (order.step, order.attempt) != (prepared.step, prepared.attempt):
+        if prepared is None or (order.step, order.attempt) != (prepared.vote.step, prepared.vote.attempt):
             raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
-        if order.generation != prepared.generation or order.checksum != prepared.vote.checksum:
+        if order.generation != prepared.vote.generation or order.checksum != prepared.vote.checksum:
             raise Conflict(f"commit of step {order.step} names another gradient than the one prepared here")
         await self.state.sent()  # the present weights may still be on their way to a newcomer
         async with self._applying:

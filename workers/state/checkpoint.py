@@ -41,8 +41,7 @@ def named_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Te
     *named, (_, steps) = named_state(stage, optimizer)
     tensors: dict[str, Tensor] = {}
     for kind_and_name, tensor in named:
-        kind, _, name = kind_and_name.partition("/")
-        _add(tensors, name if kind == "weights" else f"optimizer.{name}.{kind}", tensor)
+        _add(tensors, _key(kind_and_name), tensor)
     for (name, _), count in zip(stage.trainable(), steps, strict=True):
         _add(tensors, f"optimizer.{name}.{STEP}", count)
     return tensors
@@ -73,6 +72,8 @@ async def write_stage(
 
     The files are first made in a temporary directory, which is removed in any case, also on cancellation.
     """
+    from workers.state.checkpoint_files import write_folder  # costly: see there
+
     folder = stage_folder(stage)
     with tempfile.TemporaryDirectory(prefix="dmsc-checkpoint-") as name:
         local = Path(name) / folder
@@ -161,6 +162,8 @@ async def read_manifest(artifacts: Artifacts) -> CheckpointManifest:
 
 async def _read_stage(artifacts: Artifacts, part: StageCheckpoint, keys: list[str]) -> dict[str, Tensor]:
     """Fetches a stage's files, checks them, and reads those of the `keys` that they have."""
+    from workers.state.checkpoint_files import read_folder  # costly: see there
+
     with tempfile.TemporaryDirectory(prefix="dmsc-checkpoint-") as name:
         for file in part.files:
             await _fetch(artifacts, f"{part.folder}/{file.name}", file, Path(name) / file.name)
@@ -189,17 +192,3 @@ def _problem(path: Path, file: CheckpointFile) -> str:
     with open(path, "rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     return "" if digest == file.sha256 else "its SHA-256 is not the recorded one"
-
-
-def write_folder(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[CheckpointFile, ...]:
-    """Calls `checkpoint_files.write_folder`; imports that costly module only now."""
-    from workers.state import checkpoint_files
-
-    return checkpoint_files.write_folder(folder, tensors)
-
-
-def read_folder(folder: Path, wanted: list[str], source: str) -> dict[str, Tensor]:
-    """Calls `checkpoint_files.read_folder`; imports that costly module only now."""
-    from workers.state import checkpoint_files
-
-    return checkpoint_files.read_folder(folder, wanted, source)

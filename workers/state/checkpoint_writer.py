@@ -75,7 +75,7 @@ class CheckpointWriter:
         taken = CheckpointTaken(
             member=self._member,
             version=order.version,
-            bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+            bytes=sum(tensor.nbytes for tensor in tensors.values()),
             stall_ms=stall_s * 1e3,
         )
         write_progress = RequestProgress()  # for `wait`, since this order is answered before the write ends

@@ -59,7 +59,7 @@ async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[
     """
     tensors = await in_thread(lambda: weight_tensors(stage))
     await put_tensors(artifacts, shard, tensors, {"format": "pt"})
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
     return size, await in_thread(lambda: {name: describe_tensor(tensor) for name, tensor in tensors.items()})
 
 

@@ -43,21 +43,10 @@ from schemas.store import StoreQuery, StoreRows
 from schemas.telemetry import InstanceSample
 from schemas.weights_digest import weights_sha256
 from workers.store.local_store import LocalStore
+from workers.store.store_schema import COLUMNS, COMMON
 
-_SAMPLED = (
-    "step",
-    "queue",
-    "in_flight",
-    "microbatches",
-    "service_ms",
-    "forward_ms",
-    "backward_ms",
-    "busy",
-    "tokens_per_s",
-    "reduce_ms",
-    "retained_bytes",
-    "resident_bytes",
-)
+_SAMPLED = COLUMNS["metrics"].keys() - COMMON.keys() - {"links", "device"}
+"""Fields of a sample that are recorded as they are."""
 
 Order = Callable[[Any], Awaitable[Message]]
 

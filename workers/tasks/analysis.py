@@ -6,12 +6,9 @@ reports. A model that can't be trained is refused here, with one line.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
-from bus.files.artifacts import SCHEME
-from bus.wire import secret_urls
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
@@ -19,8 +16,7 @@ from workers.compute.data import Batch, ByteDataset, batch, open_dataset
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.model import build, check_trained, loss_function, tied_layers
-from workers.process.url_rules import restrict_urls
-from workers.tasks.short_lived import answer, connect
+from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
 
@@ -31,25 +27,17 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
         payload: With job, spec, cluster, node, device, servers, sid, token.
         result: The file to write.
     """
-    return answer(lambda: {"topology": asyncio.run(_main(payload)).model_dump(mode="json")}, result)
+    return answer(_main, payload, result)
 
 
-async def _main(payload: dict[str, Any]) -> ModelTopology:
-    secret_urls.learn(payload.get("secrets", ""))
-    restrict_urls(payload.get("urls"))
+async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
-    dataset = await _open(payload, spec)
-    return analyse(
+    async with bus_for(spec.data.source, payload) as bus:
+        dataset = await open_dataset(spec.data, bus)
+    topology = analyse(
         payload["job"], spec, dataset, payload["cluster"], payload["node"], payload.get("device", "cpu")
     )
-
-
-async def _open(payload: dict[str, Any], spec: JobSpec) -> ByteDataset:
-    """Opens the data; connects to the bus only if the data is there."""
-    if not spec.data.source.startswith(SCHEME):
-        return await open_dataset(spec.data, None)
-    async with connect(payload) as bus:
-        return await open_dataset(spec.data, bus)
+    return {"topology": topology.model_dump(mode="json")}
 
 
 def analyse(
@@ -80,7 +68,7 @@ def analyse(
         node=node,
         layers=tuple(profiles),
         parameters=sum(unique.values()),
-        input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in sample),
+        input_bytes=sum(tensor.nbytes for tensor in sample),
         data_tokens=dataset.bytes.numel(),
         code_digest=code_digest(*factories),
         device=device,

@@ -6,18 +6,14 @@ complex: so the process is confined to the one folder that the URL names.
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import itertools
 from pathlib import Path
 from typing import Any
 
 from bus.files.artifacts import open_artifacts
-from bus.wire import secret_urls
 from schemas.checkpoint import MANIFEST_NAME
 from schemas.errors import BadInput
 from schemas.files import NAME_CHARACTERS, PAGE_NAMES, PIECE_BYTES
-from workers.process.url_rules import restrict_urls
 from workers.tasks.short_lived import answer
 
 
@@ -30,14 +26,11 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
             the values of `secret://` URLs.
         result: The file to write.
     """
-    return answer(functools.partial(_run, payload), result)
+    return answer(_run, payload, result)
 
 
-def _run(payload: dict[str, Any]) -> dict[str, Any]:
-    secret_urls.learn(payload["secrets"])
-    restrict_urls(payload.get("urls"))
-    work = {"list": _list, "piece": _piece, "remove": _remove}[payload["what"]]
-    return asyncio.run(work(payload))
+async def _run(payload: dict[str, Any]) -> dict[str, Any]:
+    return await {"list": _list, "piece": _piece, "remove": _remove}[payload["what"]](payload)
 
 
 async def _piece(payload: dict[str, Any]) -> dict[str, Any]:

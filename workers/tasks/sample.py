@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bus.files.artifacts import SCHEME, open_artifacts
-from bus.wire import secret_urls
+from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel
 from schemas.job import SampleSpec, kept_spec
 from workers.compute.model import StageModule, build, slice_stage
-from workers.process.url_rules import restrict_urls
 from workers.state.weights import load_initial
-from workers.tasks.short_lived import answer, connect
+from workers.tasks.short_lived import answer, bus_for
 
 BYTES = 256
 
@@ -28,24 +25,20 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
         payload: With job, spec, weights_url, servers, sid, token, device.
         result: The file to write.
     """
-    return answer(lambda: {"text": asyncio.run(_main(payload))}, result)
+    return answer(_main, payload, result)
 
 
-async def _main(payload: dict[str, Any]) -> str:
-    secret_urls.learn(payload.get("secrets", ""))
-    restrict_urls(payload.get("urls"))
+async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
     torch.set_num_threads(spec.training.compute_threads)
     layers = build(spec.model, spec.training.seed)
     model = slice_stage(layers, 0, len(layers), precision=spec.training.precision)
     url = payload["weights_url"]
-    if url.startswith(SCHEME):
-        async with connect(payload) as bus:
-            await load_initial(model, open_artifacts(url, bus), url)
-    else:
-        await load_initial(model, open_artifacts(url, None), url)
+    async with bus_for(url, payload) as bus:
+        await load_initial(model, open_artifacts(url, bus), url)
     model.to(payload.get("device", "cpu"))
-    return write(model, spec.sample or SampleSpec(), spec.data.sample_tokens, spec.training.seed)
+    sample = spec.sample or SampleSpec()
+    return {"text": write(model, sample, spec.data.sample_tokens, spec.training.seed)}
 
 
 @torch.inference_mode()

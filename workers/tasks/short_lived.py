@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from bus.connection import Bus
+from bus.files.artifacts import SCHEME
+from bus.wire import secret_urls
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError
+from workers.process.url_rules import restrict_urls
 from workers.user_code import describe
 
 
-def answer(ask: Callable[[], dict[str, Any]], result: Path | None) -> int:
-    """Writes the result of `ask`, or {"failed": {"code", "text"}}; to standard output without a file.
+def answer(
+    work: Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]],
+    payload: dict[str, Any],
+    result: Path | None,
+) -> int:
+    """Writes the result of `work(payload)`, or {"failed": {"code", "text"}}.
 
-    There must always be an answer, since the orchestrator waits for it. Returns the exit status, 0.
+    Without a file it goes to standard output. There must always be an answer, since the orchestrator waits
+    for it. Returns the exit status, 0.
+
+    Args:
+        work: The task. It sees secrets, and may open URLs, as the `secrets` and `urls` of its payload say.
+        payload: The order's content.
+        result: The file to write.
     """
     try:
-        content = ask()
+        secret_urls.learn(payload.get("secrets", ""))
+        restrict_urls(payload.get("urls"))
+        content = asyncio.run(work(payload))
     except DmscError as error:
         content = {"failed": {"code": error.code, "text": error.text}}
     except Exception as error:  # user code may raise anything
@@ -36,11 +52,13 @@ def answer(ask: Callable[[], dict[str, Any]], result: Path | None) -> int:
     return 0
 
 
-def connect(payload: dict[str, Any]) -> AbstractAsyncContextManager[Bus]:
-    """The worker's own connection to the bus, from `servers`, `sid` and `token` of its payload."""
-    return Bus.connect(
-        payload["servers"],
-        name=payload["sid"],
-        kind=EntityKind.INSTANCE,
-        token=payload.get("token"),
-    )
+@contextlib.asynccontextmanager
+async def bus_for(url: str, payload: dict[str, Any]) -> AsyncIterator[Bus | None]:
+    """A connection to the bus if `url` is there, by the `servers`, `sid` and `token` of the payload."""
+    if not url.startswith(SCHEME):
+        yield None
+        return
+    async with Bus.connect(
+        payload["servers"], name=payload["sid"], kind=EntityKind.INSTANCE, token=payload.get("token")
+    ) as bus:
+        yield bus

@@ -37,7 +37,7 @@ class CudaProbe:
 
     def __init__(self, index: int, nvml: Any | None, uuid: str | None) -> None:
         self._device = f"cuda:{index}"
-        self._nvml = nvml
+        self._nvml: Any = nvml  # without it, each question fails like an unsupported one
         self._handle: Any = None
         if nvml is not None and self._try(nvml.nvmlInit, failed=True) is None:
             self._handle = self._find(index, uuid)
@@ -59,7 +59,7 @@ class CudaProbe:
     def sample(self) -> DeviceSample:
         """Takes one sample now; never raises. Takes some hundred microseconds: no call waits for a window."""
         nvml, handle, card = self._nvml, self._handle, self._card
-        if nvml is None or handle is None:
+        if handle is None:
             return self._without_nvml()
         rates = None if self._mig else self._ask("nvmlDeviceGetUtilizationRates", handle)
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
@@ -106,7 +106,6 @@ class CudaProbe:
 
     def _clock(self, domain: str) -> int | None:
         nvml, card = self._nvml, self._card
-        assert nvml is not None
         return self._try(lambda: int(nvml.nvmlDeviceGetClockInfo(card, getattr(nvml, domain))))
 
     def _throttle(self) -> tuple[ThrottleReason, ...] | None:
@@ -120,7 +119,6 @@ class CudaProbe:
 
     def _ecc(self, kind: str) -> int | None:
         nvml, card = self._nvml, self._card
-        assert nvml is not None
         return self._try(
             lambda: int(nvml.nvmlDeviceGetTotalEccErrors(card, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC))
         )
@@ -128,7 +126,6 @@ class CudaProbe:
     def _field(self, name: str, scope: int = 0) -> int | None:
         """A field's value; the call may succeed although the field carries an error of its own."""
         nvml, card = self._nvml, self._card
-        assert nvml is not None
 
         def ask() -> int | None:
             value = nvml.nvmlDeviceGetFieldValues(card, [(getattr(nvml, name), scope)])[0]
@@ -139,9 +136,7 @@ class CudaProbe:
     def _listen(self) -> Any:
         """A set into which the driver puts critical errors; None if it does not report them."""
         nvml, card = self._nvml, self._card
-        if nvml is None or card is None:
-            return None
-        events = self._ask("nvmlEventSetCreate")
+        events = None if card is None else self._ask("nvmlEventSetCreate")
         if events is None:
             return None
         registered = self._try(
@@ -153,7 +148,7 @@ class CudaProbe:
     def _read_xids(self) -> tuple[int, ...] | None:
         """All codes so far; reads those since the last sample without waiting."""
         nvml, events = self._nvml, self._events
-        if nvml is None or events is None:
+        if events is None:
             return None
         while len(self._xids) < XIDS_KEPT:
             # This set has events of this device only; reading it raises a timeout when it is empty.
@@ -165,10 +160,7 @@ class CudaProbe:
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         """The result of an NVML function; None without NVML, without that function, or on an error."""
-        nvml = self._nvml
-        if nvml is None:
-            return None
-        return self._try(lambda: getattr(nvml, function)(*arguments))
+        return self._try(lambda: getattr(self._nvml, function)(*arguments))
 
     def _try(self, ask: Callable[[], T], failed: Any = None) -> T | Any:
         """The result of `ask`, or `failed` if this driver, device or version does not support it."""

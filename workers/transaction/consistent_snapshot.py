@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from schemas.step import HeldHop
 
+RoundKey = tuple[int, int, int]
+"""(epoch, attempt, round) of a path repair: a later one replaces earlier ones."""
 SnapshotKey = tuple[int, int, int, int]
 """(epoch, step, attempt, round)."""
 
@@ -23,20 +25,40 @@ class ConsistentSnapshot:
 
     key: SnapshotKey = (0, 0, 0, 0)
     answer: tuple[HeldHop, ...] | None = None
+    newest: RoundKey = (0, 0, 0)
+    """The newest round that was answered or whose repairs were taken."""
 
     def round(self, epoch: int, step: int, attempt: int) -> int:
         """The newest round answered in this step and attempt; 0 before the first."""
         return self.key[3] if self.key[:3] == (epoch, step, attempt) else 0
 
-    def reach(self, key: SnapshotKey) -> None:
+    def reach(self, order: RoundKey, step: int) -> None:
         """Counts a round as answered: a newcomer holds nothing of the rounds before it joined."""
+        key = _key(order, step)
         if key > self.key:
             self.key, self.answer = key, None
 
-    def record(self, key: SnapshotKey, hops: tuple[HeldHop, ...]) -> tuple[HeldHop, ...]:
-        """Records `hops` as the answer to this round; a repeated request gets the first answer."""
+    def record(self, order: RoundKey, step: int, hops: tuple[HeldHop, ...]) -> tuple[HeldHop, ...]:
+        """Records `hops` as the answer to this round; a repeated request gets the first answer.
+
+        Repairs of earlier rounds are refused from now on, so that they cannot contradict the answer.
+        """
+        self.newest = max(self.newest, order)
+        key = _key(order, step)
         if key == self.key and self.answer is not None:
             return self.answer
         if key >= self.key:
             self.key, self.answer = key, hops
         return hops
+
+    def takes(self, order: RoundKey) -> bool:
+        """Whether the repairs of this round may be carried out; then those of earlier rounds may not."""
+        if order < self.newest:
+            return False
+        self.newest = order
+        return True
+
+
+def _key(order: RoundKey, step: int) -> SnapshotKey:
+    epoch, attempt, number = order
+    return (epoch, step, attempt, number)

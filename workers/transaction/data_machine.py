@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import HeldHop, Member, MicrobatchDispatch, MicrobatchState, PathUpdate
 from workers.routing.next_hop import Binder
-from workers.transaction.consistent_snapshot import ConsistentSnapshot
-from workers.transaction.stage_machine import FIRST_ROUND, RoundKey
+from workers.transaction.consistent_snapshot import ConsistentSnapshot, RoundKey
 
 Work = tuple[int, int, int, bool]
 """(step, attempt, microbatch, evaluate)."""
@@ -42,7 +41,6 @@ class DataMachine:
         self._queue: deque[Work] = deque()
         self._bound: dict[Work, Member] = {}
         self._open: dict[Work, Member] = {}
-        self._round = FIRST_ROUND
         self.snapshot = ConsistentSnapshot()
 
     @property
@@ -126,8 +124,7 @@ class DataMachine:
 
         See `StageMachine.answer_round`.
         """
-        self._round = max(self._round, order)
-        epoch, attempt, number = order
+        attempt = order[1]
         queued = [
             HeldHop(microbatch=work[2], state=MicrobatchState.IDLE, upstream=self.member)
             for work in self._queue
@@ -140,16 +137,15 @@ class DataMachine:
             for work, to in self._bound.items()
             if work[:2] == (step, attempt) and not work[3]
         ]
-        return self.snapshot.record((epoch, step, attempt, number), (*queued, *bound))
+        return self.snapshot.record(order, step, (*queued, *bound))
 
     def assign(self, order: RoundKey, step: int, paths: Iterable[PathUpdate]) -> list[Send]:
         """Makes microbatches again for their new owners; binds those without a new owner like any other.
 
         An order of an earlier round is ignored.
         """
-        if order < self._round or step < self.step:
+        if step < self.step or not self.snapshot.takes(order):
             return []
-        self._round = order
         if order[1] > self.attempt:
             self.restarted(order[1])
         self._reach(step)

@@ -53,7 +53,7 @@ class Hop:
     @property
     def retained_bytes(self) -> int:
         retained = (*self.sent_forward, *self.sent_backward)
-        return sum(tensor.numel() * tensor.element_size() for tensor in retained)
+        return sum(tensor.nbytes for tensor in retained)
 
     def advance(self, state: MicrobatchState) -> None:
         """Changes the state, or raises `IllegalTransition` with the history of this microbatch."""

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import HeldHop, Member, MicrobatchState, PathUpdate
 from workers.routing.next_hop import Binder
-from workers.transaction.consistent_snapshot import ConsistentSnapshot
+from workers.transaction.consistent_snapshot import ConsistentSnapshot, RoundKey
 from workers.transaction.microbatch import Hop, HopKey
 
 WINDOW_STEPS = 1
@@ -30,10 +30,6 @@ WINDOW_STEPS = 1
 
 IDLE, FORWARD_QUEUED, FORWARD_DONE, BACKWARD_QUEUED, ACCUMULATED = MicrobatchState
 """Bound as module names: a lookup in the enumeration takes several times as long."""
-
-RoundKey = tuple[int, int, int]
-"""(epoch, attempt, round) of a path repair: a later one replaces earlier ones."""
-FIRST_ROUND: RoundKey = (0, 0, 0)
 
 
 # Not frozen, unlike effects elsewhere: each microbatch makes five, and freezing would take most of the time.
@@ -88,7 +84,6 @@ class StageMachine:
         """Usually empty: the code tests that first, since `member in fenced` would hash the member."""
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
-        self._round = FIRST_ROUND
         self.snapshot = ConsistentSnapshot()
         self.belongs = False
         """True once it is a member of its stage: its weights then change only by commits and restorations."""
@@ -248,13 +243,8 @@ class StageMachine:
             self.binder.fence(member)
 
     def answer_round(self, order: RoundKey) -> tuple[HeldHop, ...]:
-        """This instance's answer to a fence round: the microbatches of the open step that it owns or expects.
-
-        Assignments of earlier rounds are ignored from now on, so that they cannot contradict the answer.
-        """
-        self._round = max(self._round, order)
-        epoch, attempt, number = order
-        held = tuple(
+        """The answer to a fence round: the microbatches of the open step that it owns or expects here."""
+        hops = tuple(
             HeldHop(
                 microbatch=hop.microbatch,
                 state=hop.state,
@@ -264,19 +254,17 @@ class StageMachine:
             for hop in self.hops.values()
             if hop.step == self.version and not hop.evaluate
         )
-        return self.snapshot.record((epoch, self.version, attempt, number), held)
+        return self.snapshot.record(order, self.version, hops)
 
     def admitted(self, step: int, order: RoundKey) -> None:
         """Makes a newcomer a member of its stage; all other members have answered this round."""
         self.belongs = True
-        epoch, attempt, number = order
-        self.snapshot.reach((epoch, step, attempt, number))
+        self.snapshot.reach(order, step)
 
     def assign(self, order: RoundKey, paths: Iterable[PathUpdate]) -> list[Effect]:
         """Repairs paths of the open step. Idempotent; updates of an earlier round are ignored."""
-        if order < self._round:
+        if not self.snapshot.takes(order):
             return []
-        self._round = order
         effects: list[Effect] = []
         for path in paths:
             key = (self.version, path.microbatch, False)

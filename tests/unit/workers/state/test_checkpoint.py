@@ -21,7 +21,7 @@ from schemas.job import ModelSpec, OptimizerSpec
 from tests.checkpoint_files import publish
 from workers.compute.model import StageModule, build, slice_stage
 from workers.compute.optimizer import StageOptimizer
-from workers.state import checkpoint
+from workers.state import checkpoint_files
 from workers.state.checkpoint import copy_tensors, named_tensors, restore_checkpoint, write_stage
 from workers.state.checkpoint_files import read_folder, write_folder
 
@@ -188,7 +188,7 @@ async def test_cancelled_while_writing_it_leaves_no_scratch_files(
         go_on.wait(10)
         return write_folder(*args)
 
-    monkeypatch.setattr(checkpoint, "write_folder", slow_write)
+    monkeypatch.setattr(checkpoint_files, "write_folder", slow_write)
     artifacts = open_artifacts(str(tmp_path / "store"), None)
     ((stage, optimizer),) = stages([0, 4])
     tensors = copy_tensors(stage, optimizer)

@@ -23,7 +23,7 @@ from schemas.step import Member
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.compute.model import build, slice_stage
 from workers.compute.optimizer import StageOptimizer
-from workers.state import checkpoint
+from workers.state import checkpoint_files
 from workers.state.checkpoint_files import read_folder, write_folder
 from workers.state.checkpoint_writer import CheckpointWriter
 
@@ -51,7 +51,7 @@ class Bench:
             self.disk.wait(10)
             return write_folder(*given)
 
-        monkeypatch.setattr(checkpoint, "write_folder", slow_write)
+        monkeypatch.setattr(checkpoint_files, "write_folder", slow_write)
         self.writer = CheckpointWriter(
             cast(Any, None),
             Member(sid="s", incarnation="i"),

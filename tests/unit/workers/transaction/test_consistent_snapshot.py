@@ -65,7 +65,7 @@ def test_a_repeated_question_gets_the_first_answer() -> None:
 
 def test_an_older_round_does_not_go_back() -> None:
     snapshot = ConsistentSnapshot()
-    snapshot.record((1, 0, 0, 2), ())
-    snapshot.record((1, 0, 0, 1), ())
+    snapshot.record((1, 0, 2), 0, ())
+    snapshot.record((1, 0, 1), 0, ())
     assert snapshot.round(1, 0, 0) == 2
     assert snapshot.round(1, 0, 1) == 0
