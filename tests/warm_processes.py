@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+from bus.parent_death import end_with_parent
 from dmsc.launch import prefork_server
 from dmsc.launch.incubation import incubating
 from entities.cluster.fork_server_process import INCUBATOR
-from workers.process.prefork import end_with_parent
 
 ENDING = contextlib.ExitStack()
 atexit.register(ENDING.close)

@@ -24,6 +24,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
+from bus.parent_death import prctl
 from entities.cluster.prefork_client import fork_from
 from workers.process import prefork
 
@@ -65,7 +66,7 @@ class PreforkServer:
         for name in PRELOADED:
             importlib.import_module(name)
         # From here on, descendants whose parent dies become this process's children.
-        if prefork.thread_count() != 1 or not prefork.prctl(_PR_SET_CHILD_SUBREAPER, 1):
+        if prefork.thread_count() != 1 or not prctl(_PR_SET_CHILD_SUBREAPER, 1):
             return None
         channel, server_channel = socket.socketpair()
         sys.stdout.flush()

@@ -8,7 +8,6 @@ standard error.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -22,17 +21,15 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, BinaryIO
 
+from bus.parent_death import end_with_parent
+
 FRAME = struct.Struct(">Q")
 """Length of the pickle that follows, in bytes."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int) -> None:
     """Answers until the parent closes this process's standard input or dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return
+    end_with_parent(parent, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # the model's printed output must not get between the frames
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the module handles a terminal's Ctrl-C

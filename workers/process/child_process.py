@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bus.parent_death import end_with_parent, prctl
 from workers.process import prefork
 from workers.sandbox import confinement
 from workers.sandbox.confinement import ConfinementMethod, Reach
@@ -28,7 +29,7 @@ def run_child(order: dict[str, Any]) -> int:
     parent = os.getppid()
     _open_log(Path(order["log"]))
     if sys.platform == "linux":
-        prefork.prctl(_PR_SET_NAME, order["id"].encode()[:15])
+        prctl(_PR_SET_NAME, order["id"].encode()[:15])
     payload = _payload(order["payload"])
     if order.get("reach") is not None and order["way"] != ConfinementMethod.NONE:
         confinement.close_descriptors()
@@ -45,7 +46,7 @@ def run_child(order: dict[str, Any]) -> int:
 
 def run_afresh(parent: int) -> NoReturn:
     """Entry of a child that was not forked: its order arrives on standard input."""
-    prefork.end_with_parent(parent, signal.SIGKILL)
+    end_with_parent(parent, signal.SIGKILL)
     order = json.load(sys.stdin)
     prefork.end_with(lambda: run_child(order), order.get("module"))
 

@@ -43,6 +43,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bus.parent_death import end_with_parent
 from workers.process import prefork
 from workers.process.child_process import run_child
 from workers.sandbox import confinement, users
@@ -216,7 +217,7 @@ class ForkServer:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
 
     def _child(self, parent: int, order: dict[str, Any]) -> int:
-        prefork.end_with_parent(parent, signal.SIGKILL)
+        end_with_parent(parent, signal.SIGKILL)
         self._forget_server()
         return run_child(order)
 

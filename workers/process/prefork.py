@@ -24,7 +24,6 @@ torch.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import gc
 import json
@@ -39,7 +38,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG = 1
+from bus.parent_death import end_with_parent
+
 _CHUNK_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 8
 
@@ -168,30 +168,6 @@ def redirect(output: int) -> None:
         os.dup2(descriptor, number)
     os.close(null)
     os.close(output)
-
-
-def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Send this process a signal when the process `parent` has died. Call it from the main thread.
-
-    On Linux the kernel sends it (PR_SET_PDEATHSIG). On other systems a thread polls the parent's process id.
-    """
-    if sys.platform == "linux":
-        prctl(_PR_SET_PDEATHSIG, number)
-    else:
-        threading.Thread(target=_watch, args=(parent, number), name="parent-death", daemon=True).start()
-    if os.getppid() != parent:  # the parent died before the signal was set up
-        os.kill(os.getpid(), number)
-
-
-def _watch(parent: int, number: int, poll_s: float = 0.5) -> None:
-    while os.getppid() == parent:
-        time.sleep(poll_s)
-    os.kill(os.getpid(), number)
-
-
-def prctl(option: int, value: int | bytes) -> bool:
-    """Call Linux's `prctl`; return whether that worked."""
-    return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
 
 
 def thread_count() -> int:

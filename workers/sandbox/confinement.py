@@ -26,6 +26,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+from bus.parent_death import end_with_parent
 from workers.sandbox import kernel, landlock, mounts, seccomp
 from workers.sandbox.kept_back import holds_home, kept_back
 
@@ -160,9 +161,7 @@ def confine(
     else:
         _fence(paths, signals=landlock_version >= landlock.SCOPES_SIGNALS)
     if parent is not None:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # again, since a change of user clears it
-        if os.getppid() != parent:
-            os._exit(1)
+        end_with_parent(parent, signal.SIGKILL)  # again, since a change of user clears it
 
 
 def _lower(limit: int, most: int) -> None:

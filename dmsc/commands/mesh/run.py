@@ -425,10 +425,10 @@ def run_parts(
     """
     from bus.files.artifacts import open_only_bus
     from bus.logs import configure_logging
+    from bus.parent_death import end_with_parent
     from dmsc.launch.log_rotation import rotating
     from dmsc.process.serving import serve
     from schemas.errors import BadInput
-    from workers.process.prefork import end_with_parent
     from workers.sandbox.kernel import keep_private
 
     keep_private()  # instances may run as the same user, and must not read this process's memory

@@ -179,7 +179,7 @@ def up(
     from dmsc.launch.prefork_server import running_prefork_server
 
     if parent is not None:
-        from workers.process.prefork import end_with_parent
+        from bus.parent_death import end_with_parent
 
         end_with_parent(parent)
     with running_prefork_server() as prefork_server:

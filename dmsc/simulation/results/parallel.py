@@ -11,10 +11,10 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from bus.parent_death import end_with_parent
 from dmsc.simulation.results.report import SimulationReport, WorldResult, account, put_together
 from dmsc.simulation.scenarios.scenario import Join, Scenario
 from dmsc.simulation.world import JobShare, World, are_apart
-from workers.process.prefork import end_with_parent
 
 WORTH_IT = 100_000
 """Runs with at least this many microbatches × stages use other processes: they take some seconds, while a

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from bus import subjects
 from bus.messaging.key_value import Change
+from bus.parent_death import end_with_parent
 from bus.server.embedded import EmbeddedServer
 from dmsc.launch import prefork_server
 from entities.cluster.fork_server_process import INCUBATOR
@@ -32,7 +33,6 @@ from tests.integration.mesh.conftest import tiny_job
 from tests.integration.mesh.gates import Gates, gates_at
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
 from tests.patience import PATIENCE_S
-from workers.process.prefork import end_with_parent
 
 BRIDGE, NET = "10.99.0.1", "10.99.0.{}/24"
 STEPS, MICROBATCHES, SEED = 4, 4, 11
