@@ -117,7 +117,7 @@ class Instance:
         self._startup = startup
         self.member = Member(sid=self.unit.sid, incarnation=self.start.incarnation)
         self.store = LocalStore(payload.store, self.member)
-        self.chronicle = StoreRecorder(self.store, self.unit.stage)
+        self.recorder = StoreRecorder(self.store, self.unit.stage)
         self._stop = asyncio.Event()
         self._failure: DmscError | None = None
         self._was_ready = False
@@ -146,7 +146,7 @@ class Instance:
             if self.payload.correlation:
                 bind_process(correlation=self.payload.correlation)
             correlate(self.payload.correlation, cause=self.payload.cause)
-            self.chronicle.begins(self.start, pid=os.getpid(), **place)
+            self.recorder.begins(self.start, pid=os.getpid(), **place)
             shipping = asyncio.create_task(ship_logs(bus))
             stack.callback(shipping.cancel)
             # No limit here: the orchestrator that ordered the instance ends it at its own deadline.
@@ -159,7 +159,7 @@ class Instance:
             except DmscError as error:
                 self._fail(error)
             except Exception as error:  # user code may raise anything
-                log.error("instance broke", sid=self.unit.sid, exc_info=error)
+                log.error("instance ended by an unexpected error", sid=self.unit.sid, exc_info=error)
                 self._fail(DmscError(describe(error)))
             wants = self._failure is not None and self._failure.retryable and not self._was_ready
             await self._take_leave(presence, wants)
@@ -176,10 +176,10 @@ class Instance:
         correlate(self.payload.correlation)
         with contextlib.suppress(DmscError):
             if self._failure is None:
-                self.chronicle.event("state", "draining: stopping")
+                self.recorder.event("state", "draining: stopping")
                 await presence.change(InstanceState.DRAINING, "stopping")
                 return
-            self.chronicle.event("state", f"faulted: {self._failure.text}")
+            self.recorder.event("state", f"faulted: {self._failure.text}")
             log.error("instance failed", sid=self.unit.sid, reason=self._failure.text)
             fault = "" if self._failure.retryable else self._failure.code
             reason = f"{PASSING}: {self._failure.text}" if wants else self._failure.text
@@ -224,14 +224,14 @@ class Instance:
             if change.message is not None:
                 runtime.binder.update(change.message)
                 runtime.routes_changed()
-                self.chronicle.routes(change.message)
+                self.recorder.routes(change.message)
 
         watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.payload.cluster)
         stack.push_async_callback(watch.stop)
         self._was_ready = True
         joins = self.start.joins and not self.unit.is_data
         await presence.tell(InstanceState.PENDING if joins else InstanceState.ACTIVE, READY)
-        self.chronicle.event("state", f"{presence.record.state}: {READY}")
+        self.recorder.event("state", f"{presence.record.state}: {READY}")
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self._telemetry(bus, runtime).run()),
@@ -257,16 +257,16 @@ class Instance:
 
     async def _subscribe(self, bus: Bus, runtime: HopRuntime, stack: AsyncExitStack) -> None:
         for row, handle in runtime.served():
-            obey = self.chronicle.audited(row, handle)
+            obey = self.recorder.audited(row, handle)
             subscription = await bus.serve(row, obey, job=self.job, sid=self.unit.sid)
             stack.push_async_callback(subscription.stop, False)
-        reading = await bus.serve(STORE_QUERY, self.chronicle.read, job=self.job, sid=self.unit.sid)
+        reading = await bus.serve(STORE_QUERY, self.recorder.read, job=self.job, sid=self.unit.sid)
         stack.push_async_callback(reading.stop, False)
 
     def _telemetry(self, bus: Bus, runtime: HopRuntime) -> InstanceTelemetry:
         async def publish(sample: InstanceSample) -> None:
             await bus.publish(INSTANCE_SAMPLE, sample, job=self.job, sid=self.unit.sid)
-            self.chronicle.sample(sample)
+            self.recorder.sample(sample)
 
         place = {
             "job": self.job,
@@ -283,7 +283,7 @@ class Instance:
 
     def _link_broke(self, runtime: HopRuntime, peer: Member, error: PeerUnreachable) -> None:
         """Reports a broken link to the router: it may be the first sign of a death."""
-        self.chronicle.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
+        self.recorder.event("link", f"to {peer.sid} {peer.incarnation}: {error.text}")
         self._reports.create(runtime.link_broke(peer, error))
 
     def _fail(self, error: DmscError) -> None:

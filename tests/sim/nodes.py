@@ -173,7 +173,7 @@ class StageNode(Node):
 
     def redo(self, step: int, total: int) -> None:
         """A step again, as it was applied elsewhere."""
-        if self.machine.belongs:
+        if self.machine.is_member:
             raise Violation(f"{self.member} is a member, and takes the redo of step {step}")
         self.weights = mix(self.weights, total)
         self.run(self.machine.applied(step + 1))
@@ -248,7 +248,7 @@ class StageNode(Node):
     def restart(self, order: ev.Restart) -> str | None:
         self.apply_fence(order.fenced)
         if order.attempt > self.machine.attempt:
-            self.machine.belongs = True
+            self.machine.is_member = True
             self.machine.restarted(order.attempt)
             self.queue.clear()
             self.sum = {}

@@ -104,7 +104,7 @@ class HopExchange:
         lost: Called when an accepted offer will not arrive.
         broken: Called when a link ends without a goodbye: perhaps the first sign of a death.
         load: The load of this instance, sent with each answer and with each microbatch that goes back.
-        heard: Takes the load that a receiver sent with its answer.
+        on_load: Takes the load that a receiver sent with its answer.
         config: Where to listen for links, how to build and keep them.
     """
 
@@ -120,7 +120,7 @@ class HopExchange:
         lost: Callable[[MicrobatchNotice, PeerUnreachable], None] | None = None,
         broken: Callable[[Member, PeerUnreachable], None] | None = None,
         load: Callable[[], HopLoad | None] = lambda: None,
-        heard: Callable[[Member, HopLoad], None] = lambda member, load: None,
+        on_load: Callable[[Member, HopLoad], None] = lambda member, load: None,
         config: LinkConfig | None = None,
     ) -> None:
         self.epoch = epoch
@@ -131,7 +131,7 @@ class HopExchange:
         self._received = received
         self._lost = lost
         self._load = load
-        self._heard = heard
+        self._on_load = on_load
         self._config = config or LinkConfig()
         self._table = LinkTable(
             bus, me=member, job=job, config=self._config, broken=broken or (lambda peer, error: None)
@@ -350,7 +350,7 @@ class HopExchange:
 
     async def _on_answer(self, answer: NoticeAnswer, _: Envelope) -> None:
         if answer.load is not None:
-            self._heard(answer.receiver, answer.load)
+            self._on_load(answer.receiver, answer.load)
         offer = self._offers.get((answer.link, answer.tag))
         if offer is None:
             if answer.answer == "later":  # the peer's link is newer than ours
@@ -400,14 +400,14 @@ class HopExchange:
         await self._answer(notice, answer)
 
     async def _receive(self, slot: LinkSlot, notice: MicrobatchNotice, verdict: Verdict) -> None:
-        wanted = verdict == "delivered"
+        accepted = verdict == "delivered"
         slot.uses += 1
         try:
             link = await slot.opened()
             on_host = notice.direction in COPIES
             tensors = await link.receive(notice.tag, notice.tensors, verdict, on_host=on_host)
         except PeerUnreachable as error:
-            if wanted and self._lost is not None and not self._closed:
+            if accepted and self._lost is not None and not self._closed:
                 self._lost(notice, error)
             return
         except DmscError as error:
@@ -415,7 +415,7 @@ class HopExchange:
             return
         finally:
             slot.uses -= 1
-        if wanted and not self._table.is_fenced(notice.sender):
+        if accepted and not self._table.is_fenced(notice.sender):
             self._received(notice, tensors)
 
     async def _answer(self, notice: MicrobatchNotice, answer: str, *, link: str | None = None) -> None:
@@ -443,7 +443,7 @@ class HopExchange:
     @staticmethod
     def _task_failed(task: asyncio.Task[Any], error: BaseException) -> None:
         if not isinstance(error, PeerUnreachable):
-            log.error("hop exchange", task=task.get_name(), error=repr(error), exc_info=error)
+            log.error("hop exchange task failed", task=task.get_name(), error=repr(error), exc_info=error)
 
 
 def _cancelled_from_outside() -> bool:

@@ -241,7 +241,7 @@ class LinkTable:
             self._over(slot, error)
             return
         except DmscError as error:
-            log.error("tensor link", link=slot.name, error=error.text)
+            log.error("tensor link not built", link=slot.name, error=error.text)
             self._over(slot, PeerUnreachable(error.text, peer=slot.peer.sid))
             return
         finally:

@@ -91,7 +91,7 @@ class CopySource:
                     self._queue.afresh()
                     return
         except Exception as error:  # the replica is a precaution: the stage itself goes on
-            log.error("peer copy", exc_info=error)
+            log.error("peer copy failed", exc_info=error)
             self._queue.afresh()
 
     @property

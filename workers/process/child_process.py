@@ -51,13 +51,13 @@ def run_afresh(parent: int) -> NoReturn:
     prefork.end_with(lambda: run_child(order), order.get("module"))
 
 
-def _payload(given: dict[str, Any] | str) -> dict[str, Any]:
-    if not isinstance(given, str):
-        return given
-    with open(os.open(given, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
-        os.unlink(given)
-        found: dict[str, Any] = json.load(file)
-        return found
+def _payload(source: dict[str, Any] | str) -> dict[str, Any]:
+    if not isinstance(source, str):
+        return source
+    with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+        os.unlink(source)
+        payload: dict[str, Any] = json.load(file)
+        return payload
 
 
 def _open_log(path: Path) -> None:

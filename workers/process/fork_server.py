@@ -129,7 +129,7 @@ class ForkServer:
             quiet_s = self._times.quiet_s if self._in_quiet and not self._children else None
             ready_files = self._selector.select(quiet_s)
             if not ready_files:
-                _bring(self._in_quiet)
+                _import_missing(self._in_quiet)
                 self._in_quiet = ()
             for key, _ in ready_files:
                 if key.fileobj is self._channel:
@@ -159,7 +159,7 @@ class ForkServer:
             order = json.loads(line)
             op, name = order["op"], order["id"]
         except (ValueError, KeyError, TypeError) as error:
-            _complain(f"unusable order of {len(line)} bytes: {type(error).__name__}: {error}")
+            _warn(f"unusable order of {len(line)} bytes: {type(error).__name__}: {error}")
             return
         if op == "spawn":
             self._spawn(order)
@@ -168,7 +168,7 @@ class ForkServer:
             if pid is not None:  # not reaped yet, so that the pid cannot be another process's
                 os.kill(pid, order["signal"])
         else:
-            _complain(f"unknown order {op!r} for {name}")
+            _warn(f"unknown order {op!r} for {name}")
 
     def _spawn(self, order: dict[str, Any]) -> None:
         name = order["id"]
@@ -179,7 +179,7 @@ class ForkServer:
             if order.get("reach") is not None:
                 self._prepare(order)
             if self._method == "fork":
-                _bring(order.get("needs") or ())
+                _import_missing(order.get("needs") or ())
                 pid = self._fork(order)
             else:
                 pid = _start_afresh(order)
@@ -304,7 +304,7 @@ def _drain(descriptor: int) -> None:
         pass
 
 
-def _complain(text: str) -> None:
+def _warn(text: str) -> None:
     print(f"fork server: {text}", file=sys.stderr, flush=True)
 
 
@@ -316,10 +316,10 @@ def preload(names: Sequence[str] = PRELOAD) -> None:
         except Exception as error:
             if name == "torch":
                 raise
-            _complain(f"{name} not preloaded: {type(error).__name__}: {error}")
+            _warn(f"{name} not preloaded: {type(error).__name__}: {error}")
 
 
-def _bring(names: Sequence[str]) -> None:
+def _import_missing(names: Sequence[str]) -> None:
     """Imports what is not there yet, for all children from here on."""
     if all(name in sys.modules for name in names):
         return
@@ -360,7 +360,7 @@ def probe_devices(timeout_s: float = 60.0) -> list[dict[str, Any]]:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not answer:
-        _complain("the CUDA driver did not answer: no GPU is offered")
+        _warn("the CUDA driver did not answer: no GPU is offered")
         return []
     return list(json.loads(answer))
 
@@ -406,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     threads = prefork.thread_count()
     method, warning = _choose_method(options.method, threads)
     if warning:
-        _complain(f"WARNING: {warning}")
+        _warn(f"WARNING: {warning}")
     devices = probe_devices()
     way = confinement.best_method() if options.confine == "auto" else ConfinementMethod(options.confine)
     prefork.freeze()
@@ -428,14 +428,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server.serve(ready)
 
 
-def _choose_method(wanted: str, threads: int) -> tuple[str, str]:
+def _choose_method(requested: str, threads: int) -> tuple[str, str]:
     """`fork` or `spawn`, and the warning that belongs to the choice (empty if none)."""
-    if wanted == "spawn" or (wanted == "auto" and not _LINUX):
+    if requested == "spawn" or (requested == "auto" and not _LINUX):
         return "spawn", ""
     if threads == 1:
         return "fork", ""
     danger = f"{threads} threads exist after the imports, and a child would wait forever for locks they hold"
-    if wanted == "fork":
+    if requested == "fork":
         return "fork", f"forking although {danger}"
     return "spawn", f"{danger}: instances start without fork and import torch each by itself"
 

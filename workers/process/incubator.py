@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None, *, request_timeout_s: float = 1
     parser.add_argument("--all", action="store_true", help="import also what only some jobs need")
     options = parser.parse_args(arguments)
     prefork.begin("dmsc-incubator", options.parent)
-    signal.signal(signal.SIGCHLD, _bury)
+    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(fileno=options.fd) as listener:
 
         def leave() -> None:
@@ -82,13 +82,13 @@ def _is_ours(caller: socket.socket) -> bool:
 def _run(arguments: list[str], descriptors: list[int]) -> int:
     """Run in the child what `python -m workers.process.fork_server` would run."""
     (channel,) = descriptors
-    given = ["--fd", str(channel), *arguments]
-    prefork.title(sys.executable, "-m", "workers.process.fork_server", *given)
-    fork_server.main(given)
+    full_arguments = ["--fd", str(channel), *arguments]
+    prefork.title(sys.executable, "-m", "workers.process.fork_server", *full_arguments)
+    fork_server.main(full_arguments)
     return 0
 
 
-def _bury(*_: object) -> None:
+def _reap(*_: object) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

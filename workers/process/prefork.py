@@ -124,8 +124,8 @@ def serve(
 
 def _line(channel: socket.socket, descriptors: list[int]) -> bytes:
     """Receive a line; append the file descriptors that come with it to `descriptors`."""
-    line, given, _, _ = socket.recv_fds(channel, _CHUNK_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-    descriptors += given
+    line, received, _, _ = socket.recv_fds(channel, _CHUNK_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    descriptors += received
     while not line.endswith(b"\n"):
         more = channel.recv(_CHUNK_BYTES)
         if not more:

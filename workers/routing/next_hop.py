@@ -172,7 +172,7 @@ class Binder:
         try:
             stage = _Stage(algorithm, self._place)
         except DmscError as error:
-            log.error("routing algorithm not taken", algorithm=algorithm, error=error.text)
+            log.error("routing algorithm not usable", algorithm=algorithm, error=error.text)
             return before or _Stage("expected-completion", self._place)
         if before is not None:
             stage.candidates, stage.reported = before.candidates, before.reported

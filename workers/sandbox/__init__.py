@@ -6,6 +6,6 @@ It knows nothing of jobs and never imports torch. It works on Linux only; on oth
 `none`, and that is reported.
 
 - `mounts`, `landlock`, `seccomp`: the kernel's three mechanisms.
-- `users`, `kept_back`: free user ids; secrets in given folders that stay hidden.
+- `users`, `hidden_paths`: free user ids; secrets in given folders that stay hidden.
 - `kernel`: system calls for which Python has no function.
 """

@@ -28,7 +28,7 @@ from typing import Any
 
 from bus.parent_death import end_with_parent
 from workers.sandbox import kernel, landlock, mounts, seccomp
-from workers.sandbox.kept_back import holds_home, kept_back
+from workers.sandbox.hidden_paths import hidden_paths, holds_home
 
 CODE_PATH = "DMSC_CODE_PATH"
 """Environment variable: folders with user code, as in `PATH`; searched after the working directory."""
@@ -216,10 +216,10 @@ class _Paths:
         code = _resolved(_code())
         folders = tuple(dict.fromkeys((*code, *_resolved(reach.read))))
         closed = {os.path.realpath(path) for path in reach.closed}
-        given = {*installed, *folders, *write}
+        visible = {*installed, *folders, *write}
         for folder in folders:
             if os.path.isdir(folder) and not mounts.below(folder, (*installed, *mounts.SYSTEM)):
-                closed |= set(kept_back(folder, code=folder in code, given=given))
+                closed |= set(hidden_paths(folder, code=folder in code, visible=visible))
         links = []
         for path in (*reach.read, *reach.write):
             absolute = os.path.abspath(path)

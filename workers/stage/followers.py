@@ -101,7 +101,7 @@ class Follower:
                     await self._news.wait()
         except Exception as error:  # only this newcomer fails; the stage goes on
             if not isinstance(error, DmscError):
-                log.error("follower", exc_info=error)
+                log.error("sending state to a newcomer failed", exc_info=error)
                 error = DmscError(f"the state could not be sent: {error}")
             self._error = self._error or error
             self._queue.afresh()

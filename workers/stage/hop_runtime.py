@@ -87,7 +87,7 @@ class HopRuntime(ABC):
             received=self.received,
             broken=context.broken,
             load=self.own_load,
-            heard=self.binder.heard,
+            on_load=self.binder.heard,
             config=context.links,
         )
 

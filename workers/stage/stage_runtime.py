@@ -434,7 +434,7 @@ class StageRuntime(HopRuntime):
         """
         self._fence(order.fenced)
         if order.attempt > self.attempt:
-            self.machine.belongs = True
+            self.machine.is_member = True
             self._release_group()
             await self.flow.forget(order.attempt)
             await self.state.notify()
@@ -502,7 +502,7 @@ class StageRuntime(HopRuntime):
 
     async def restore(self, order: StateRestore) -> StateReady:
         """Loads the state of a checkpoint, or builds it again from the seed; then accepts no peer's state."""
-        self.machine.belongs = True
+        self.machine.is_member = True
         self.followers.end_all("all go back to a checkpoint")
         return await self.state.restore(order)
 

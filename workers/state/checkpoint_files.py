@@ -88,12 +88,12 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Checkpoin
     )
 
 
-def read_folder(folder: Path, wanted: Iterable[str], source: str) -> dict[str, Tensor]:
-    """Those of the `wanted` tensors that a DCP folder has, on the CPU.
+def read_folder(folder: Path, keys: Iterable[str], source: str) -> dict[str, Tensor]:
+    """Those of the tensors `keys` that a DCP folder has, on the CPU.
 
     Args:
         folder: The folder with all its files.
-        wanted: Keys of tensors.
+        keys: Keys of tensors.
         source: The folder's name in messages.
 
     Raises:
@@ -104,7 +104,7 @@ def read_folder(folder: Path, wanted: Iterable[str], source: str) -> dict[str, T
         entries = reader.read_metadata().state_dict_metadata
         tensors = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key in wanted
+            for key in keys
             if isinstance(entry := entries.get(key), TensorStorageMetadata)
         }
         load(tensors, storage_reader=reader, no_dist=True)

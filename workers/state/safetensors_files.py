@@ -63,13 +63,13 @@ async def _read(artifacts: Artifacts, name: str, start: int, length: int) -> byt
     return b"".join([piece async for piece in artifacts.open_range(name, start, length)])
 
 
-async def get_tensors(artifacts: Artifacts, name: str, wanted: Iterable[str]) -> dict[str, Tensor]:
+async def get_tensors(artifacts: Artifacts, name: str, names: Iterable[str]) -> dict[str, Tensor]:
     """Reads some tensors of a safetensors file, on the CPU.
 
     Args:
         artifacts: The folder.
         name: The file in it.
-        wanted: Names of tensors; those that the file lacks are left out.
+        names: Names of tensors; those that the file lacks are left out.
 
     Raises:
         NotFound: There is no such file.
@@ -78,14 +78,14 @@ async def get_tensors(artifacts: Artifacts, name: str, wanted: Iterable[str]) ->
     with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
         path = Path(folder) / "shard"
         await artifacts.get_file(name, path)
-        return await in_thread(lambda: _load(path, f"{artifacts.url}/{name}", wanted))
+        return await in_thread(lambda: _load(path, f"{artifacts.url}/{name}", names))
 
 
-def _load(path: Path, source: str, wanted: Iterable[str]) -> dict[str, Tensor]:
+def _load(path: Path, source: str, names: Iterable[str]) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             present = set(file.keys())
-            return {key: file.get_tensor(key).clone() for key in wanted if key in present}
+            return {key: file.get_tensor(key).clone() for key in names if key in present}
     except SafetensorError as error:
         raise BadInput(f"{source} is damaged: {error}") from None
 

@@ -121,21 +121,21 @@ class StageState:
         return tuple(tensors)
 
     async def take(
-        self, version: int, tensors: list[Tensor], wanted: Callable[[], bool] = lambda: True
+        self, version: int, tensors: list[Tensor], still_needed: Callable[[], bool] = lambda: True
     ) -> None:
-        """Loads another replica's `tensors()`, if `wanted()` is still true when its turn comes."""
+        """Loads another replica's `tensors()`, if `still_needed()` is still true when its turn comes."""
         async with self._loading:
-            if not wanted():
+            if not still_needed():
                 return
             await self._thread.submit(Priority.ORDER, lambda: self._stage.load(version, tensors))
             await self.move_to(version)
 
     async def redo(
-        self, step: int, gradients: Sequence[Tensor], wanted: Callable[[], bool] = lambda: True
+        self, step: int, gradients: Sequence[Tensor], still_needed: Callable[[], bool] = lambda: True
     ) -> None:
         """Applies a step that another replica has applied; ignores one that is not the next step."""
         async with self._loading:
-            if step != self.version or not wanted():
+            if step != self.version or not still_needed():
                 return
             await self._thread.submit(Priority.ORDER, lambda: self._stage.redo(step, gradients))
             await self.move_to(step + 1)

@@ -54,7 +54,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueryResult:
     """The result of a query."""
 
     columns: tuple[str, ...]
@@ -187,7 +187,7 @@ class StoreFile:
             raise
 
     # --- read -----------------------------------------------------------------------------------------
-    def read(self, query: StoreQuery) -> Found:
+    def read(self, query: StoreQuery) -> QueryResult:
         """The rows that a query asks for, read through a connection that can't write.
 
         Raises:
@@ -224,7 +224,7 @@ class StoreFile:
             rows.reverse()
         last_id = rows[-1][0] if rows else 0
         assert isinstance(last_id, int)
-        return Found(columns, tuple(row[1:] for row in rows), last_id, truncated)
+        return QueryResult(columns, tuple(row[1:] for row in rows), last_id, truncated)
 
     # --- open -----------------------------------------------------------------------------------------
     def _open(self) -> None:

@@ -85,7 +85,7 @@ class StageMachine:
         self._unbound: deque[Hop] = deque()
         self._early: list[tuple[MicrobatchNotice, Sequence[Any]]] = []
         self.snapshot = ConsistentSnapshot()
-        self.belongs = False
+        self.is_member = False
         """True once it is a member of its stage: its weights then change only by commits and restorations."""
         self.transfer = 0
         """The number of the state transfer that it accepted last as a newcomer."""
@@ -124,7 +124,7 @@ class StageMachine:
     def _offered_state(self, notice: MicrobatchNotice) -> str:
         if notice.direction != "state" and notice.stage != self.stage:
             return "accepted"  # a replica of another stage's state, to be kept here
-        if self.belongs or notice.direction == "copy" or notice.transfer < self.transfer:
+        if self.is_member or notice.direction == "copy" or notice.transfer < self.transfer:
             return "stale"
         if notice.direction == "redo" and notice.transfer > self.transfer:
             return "later"  # the state that this redo belongs to has not arrived completely
@@ -132,7 +132,7 @@ class StageMachine:
 
     def takes(self, notice: MicrobatchNotice) -> bool:
         """Whether an accepted state or redo is still needed now that it has arrived."""
-        if self.belongs or notice.transfer < self.transfer:
+        if self.is_member or notice.transfer < self.transfer:
             return False
         if notice.direction == "state":
             self.transfer = notice.transfer
@@ -258,7 +258,7 @@ class StageMachine:
 
     def admitted(self, step: int, order: RoundKey) -> None:
         """Makes a newcomer a member of its stage; all other members have answered this round."""
-        self.belongs = True
+        self.is_member = True
         self.snapshot.reach(order, step)
 
     def assign(self, order: RoundKey, paths: Iterable[PathUpdate]) -> list[Effect]:

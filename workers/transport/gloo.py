@@ -342,7 +342,7 @@ class GroupBuild:
         return self._refusal(f"{_ranks(unproven)} can't prove to be a member of the job")
 
     def _refusal(self, why: str) -> _Refusal:
-        log.warning("a stranger was refused at a tensor link", group=self.name, reason=why)
+        log.warning("an unknown peer was refused at a tensor link", group=self.name, reason=why)
         return _Refusal(why)
 
 

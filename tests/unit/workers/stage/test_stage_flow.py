@@ -384,7 +384,7 @@ async def test_a_restored_instance_takes_no_state_that_was_on_its_way(compute: C
     async with cell.runtime.state._loading:  # it waits for its turn when all are told to go back
         cell.runtime.received(notice, tensors)
         await asyncio.sleep(0)
-        cell.runtime.machine.belongs = True
+        cell.runtime.machine.is_member = True
     await cell.runtime.restore(StateRestore(job="j", epoch=1, version=0))
     assert cell.runtime.version == 0
     assert cell.runtime.machine.offered(notice) == "stale"

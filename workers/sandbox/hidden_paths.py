@@ -25,14 +25,14 @@ STATE_MARKS = ("bus_token", "guard.json")
 """The root key of a mesh, and the keys of its auth callout: a folder with one of these is a mesh's state."""
 
 
-def kept_back(folder: str, *, code: bool, given: Collection[str] = ()) -> Iterator[str]:
+def hidden_paths(folder: str, *, code: bool, visible: Collection[str] = ()) -> Iterator[str]:
     """Files and folders below `folder` that are hidden.
 
     Args:
         folder: An absolute, resolved path.
         code: Whether it is a folder of code. Else a job or the operator named it for its content, and parts
             that were not searched are shown.
-        given: Paths below it that are given and searched separately.
+        visible: Paths below it that are given and searched separately.
     """
     pending: deque[tuple[str, int]] = deque([(folder, 0)])
     searched = 0
@@ -44,7 +44,7 @@ def kept_back(folder: str, *, code: bool, given: Collection[str] = ()) -> Iterat
             continue
         searched += len(entries)
         for entry in entries:
-            if entry.path in given:
+            if entry.path in visible:
                 continue
             if entry.name.startswith("."):
                 if code or depth == 0:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandbox import kept_back as module
-from workers.sandbox.kept_back import holds_home, kept_back
+from workers.sandbox import hidden_paths as module
+from workers.sandbox.hidden_paths import hidden_paths, holds_home
 
 
 def tree(folder: Path, *names: str) -> str:
@@ -17,8 +17,10 @@ def tree(folder: Path, *names: str) -> str:
     return str(folder)
 
 
-def found(folder: str, *, code: bool = True, given: set[str] | None = None) -> set[str]:
-    return {path.removeprefix(f"{folder}/") for path in kept_back(folder, code=code, given=given or set())}
+def found(folder: str, *, code: bool = True, visible: set[str] | None = None) -> set[str]:
+    return {
+        path.removeprefix(f"{folder}/") for path in hidden_paths(folder, code=code, visible=visible or set())
+    }
 
 
 def test_what_has_a_dot_and_what_is_a_meshs_state_at_any_depth(tmp_path: Path) -> None:
@@ -33,9 +35,9 @@ def test_what_has_a_dot_and_what_is_a_meshs_state_at_any_depth(tmp_path: Path) -
     assert found(tree(tmp_path, *names)) == {".env", "shop/api/.env", "a/b/c/blue", "red"}
 
 
-def test_what_is_given_itself_is_not_kept_back_nor_looked_through(tmp_path: Path) -> None:
+def test_what_is_visible_itself_is_not_hidden_nor_looked_through(tmp_path: Path) -> None:
     folder = tree(tmp_path, "venv/lib/.hidden", ".venv/lib/python", "model.py")
-    assert found(folder, given={f"{folder}/venv", f"{folder}/.venv"}) == set()
+    assert found(folder, visible={f"{folder}/venv", f"{folder}/.venv"}) == set()
 
 
 def test_of_a_named_folder_all_is_shown_but_states_and_what_has_a_dot_in_it(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_what_jobs_wrote_is_given_by_name_alone(tmp_path: Path, code: bool) -> N
     assert found(folder, code=code) == {"runs"}
 
 
-def test_what_was_not_looked_through_is_kept_back_and_said(
+def test_what_was_not_looked_through_is_hidden_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "MOST_ENTRIES", 3)
@@ -60,7 +62,7 @@ def test_what_was_not_looked_through_is_kept_back_and_said(
     assert found(folder, code=False) == set()
 
 
-def test_many_folders_are_kept_back_by_their_topmost_one(
+def test_many_folders_are_hidden_by_their_topmost_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_ENTRIES", 5)
