@@ -21,7 +21,7 @@ from policies.kit.view import JobView
 from policies.numerics.conservative_bandit import ConservativeBandit
 from policies.numerics.features import Floats, shares
 from schemas.job import ENDED, JobEvent
-from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
+from schemas.policy import PolicyDecision, PolicySuggestion
 from schemas.task_graph import is_data
 from schemas.telemetry import InstanceSample
 

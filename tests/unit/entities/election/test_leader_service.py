@@ -96,7 +96,7 @@ async def running(replica: Replica) -> AsyncIterator[asyncio.Event]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110  # no event for it
         await asyncio.sleep(0)
 
 
