@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nats.aio.msg import Msg
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.meshes import new_folder
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
@@ -142,6 +141,12 @@ async def asked(bus: Bus, row: Subject, question: Message) -> tuple[bool, Watch]
     return read, watch
 
 
+async def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    with new_folder() as folder:
+        async with EmbeddedServer(folder, sync_always=False) as server:
+            return await measured(server.url, options.times)
+
+
 async def measured(url: str, times: int) -> list[dict[str, Any]]:
     found = []
     async with Bus.connect(url, name="orchestrator", kind=EntityKind.ORCHESTRATOR) as bus:
@@ -174,24 +179,13 @@ async def measured(url: str, times: int) -> list[dict[str, Any]]:
     return found
 
 
-async def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dmsc-answer-lag-") as folder:
-        async with EmbeddedServer(Path(folder), sync_always=False) as server:
-            found = await measured(server.url, options.times)
-    if options.json:
-        print(json.dumps(found, indent=1))
-        return 0
-    print(f"{'answer':20} {'bytes':>10}  {'':8} {'computed':>10} {'deaf':>10} {'at most':>10}")
-    for one in found:
-        what = "read" if one["read"] else "refused"
-        times = "".join(f"{one[key]:8.1f} ms" for key in ("computed_ms", "deaf_ms", "deaf_most_ms"))
-        print(f"{one['answer']:20} {one['bytes']:10,}  {what:8} {times}")
-    return 0
+def lines(found: list[dict[str, Any]]) -> Iterator[str]:
+    yield f"{'answer':20} {'bytes':>10}  {'':8} {'computed':>10} {'deaf':>10} {'at most':>10}"
+    for row in found:
+        fate = "read" if row["read"] else "refused"
+        times = "".join(f"{row[key]:8.1f} ms" for key in ("computed_ms", "deaf_ms", "deaf_most_ms"))
+        yield f"{row['answer']:20} {row['bytes']:10,}  {fate:8} {times}"
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(main()))
+    bench(command(__doc__, times=20), measure, lines)

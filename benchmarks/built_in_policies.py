@@ -11,27 +11,21 @@ after every section.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from benchmarks.harness.command import command, some_of
+from benchmarks.harness.figures import Sheet
 from benchmarks.policy_data.forms import WrongForm
 from benchmarks.policy_sections import SECTIONS
-from benchmarks.policy_sections.sheet import Bench, Sheet
+from benchmarks.policy_sections.sheet import Bench, Row
 
 
-def chosen(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = [name for name in names if name not in SECTIONS]
-    if wrong or not names:
-        raise argparse.ArgumentTypeError(f"{wrong or 'nothing'}: choose from {', '.join(SECTIONS)}")
-    return names
-
-
-def measure(names: list[str], bench: Bench) -> bool:
+def measure(names: Sequence[str], bench: Bench) -> bool:
     """Whether all sections came to their end."""
     whole = True
     for name in names:
@@ -52,28 +46,32 @@ def measure(names: list[str], bench: Bench) -> bool:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=str(__doc__).splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    parser = command(
+        __doc__,
+        as_json=False,
+        seed=(0, "of whatever is drawn"),
+        out=(Path("runs/bench-policies.json"), "the file for the figures"),
     )
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="with te/, telemetry/, …")
     parser.add_argument(
-        "--only", type=chosen, default=",".join(SECTIONS), metavar="NAMES", help="sections, with commas"
+        "--only",
+        type=some_of(SECTIONS),
+        default=tuple(SECTIONS),
+        metavar="NAMES",
+        help="sections, with commas",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of whatever is drawn")
     parser.add_argument(
         "--pictures", type=Path, metavar="FOLDER", help="for PNGs of what there is to draw (needs matplotlib)"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/bench-policies.json"), metavar="FILE")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
         sys.exit(
             f"{arguments.data}: no such folder; --data names the one that has te/, telemetry/, failures/"
         )
-    sheet = Sheet(arguments.out)
+    sheet = Sheet[Row](arguments.out)
     bench = Bench(data=arguments.data, seed=arguments.seed, sheet=sheet, pictures=arguments.pictures)
     ended = measure(arguments.only, bench)
-    missed = sum(row.kept is False for row in sheet.rows)
-    print(f"{missed} of {len(sheet.rows)} missed; written to {arguments.out}", file=sys.stderr)
+    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr)
     sys.exit(0 if ended else 1)
 
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from benchmarks.harness.command import bench, command
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -146,8 +146,9 @@ async def typed_request(asker: Bus, service: Bus, count: int) -> list[float]:
         await subscription.stop()
 
 
-async def measure(rounds: int, messages: int, requests: int) -> dict[str, Any]:
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All rounds; see the module's docstring for what is measured."""
+    rounds, messages, requests = options.rounds, options.messages, options.requests
     samples: dict[str, list[tuple[float, float]]] = {
         "publish": [],
         "consume": [],
@@ -194,7 +195,8 @@ async def measure(rounds: int, messages: int, requests: int) -> dict[str, Any]:
             finally:
                 await raw.close()
                 await raw_other.close()
-    return {name: _summary(pairs) for name, pairs in samples.items()}
+    results = {name: _summary(pairs) for name, pairs in samples.items()}
+    return {"rounds": rounds, "results": results}
 
 
 async def _both(
@@ -218,27 +220,18 @@ def _summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--messages", type=int, default=20_000, help="per round and side")
-    parser.add_argument("--requests", type=int, default=2_000, help="per round and side")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    results = asyncio.run(measure(given.rounds, given.messages, given.requests))
-    if given.json:
-        print(json.dumps({"rounds": given.rounds, "results": results}, indent=2))
-        return
-    print(f"{'':12} {'raw nats-py':>14} {'typed bus':>14} {'ratio':>7}  {'range':>13}  target")
-    for name, row in results.items():
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{'':12} {'raw nats-py':>14} {'typed bus':>14} {'ratio':>7}  {'range':>13}  target"
+    for name, row in found["results"].items():
         rate = not name.startswith("request")
         shown = [f"{row[side]:,.0f}/s" if rate else f"{row[side] * 1e6:,.0f} µs" for side in ("raw", "typed")]
         target, sign = TARGETS.get(name, (None, ""))
-        print(
+        yield (
             f"{name:12} {shown[0]:>14} {shown[1]:>14} {row['ratio']:>7.2f}  "
             f"{row['ratio_least']:>5.2f} – {row['ratio_most']:<5.2f}  {f'{sign} {target}' if target else ''}"
         )
 
 
 if __name__ == "__main__":
-    main()
+    each = "per round and side"
+    bench(command(__doc__, rounds=7, messages=(20_000, each), requests=(2_000, each)), measure, lines)

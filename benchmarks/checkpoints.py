@@ -8,15 +8,15 @@ parameter.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 
+from benchmarks.harness.command import command
+from benchmarks.harness.figures import spread
+from benchmarks.harness.meshes import new_folder
 from bus.files.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest
 from schemas.job import ModelSpec, OptimizerSpec
@@ -33,8 +33,8 @@ async def measure(width: int, layers: int, rounds: int) -> None:
     copies, writings, readings = [], [], []
     size = 0
     for number in range(rounds + 1):  # the first warms up
-        with tempfile.TemporaryDirectory() as folder:
-            artifacts = open_artifacts(str(Path(folder) / "store"), None)
+        with new_folder() as folder:
+            artifacts = open_artifacts(str(folder / "store"), None)
             began = time.perf_counter()
             tensors = copy_tensors(stage, optimizer)
             copied = time.perf_counter()
@@ -62,21 +62,14 @@ async def measure(width: int, layers: int, rounds: int) -> None:
     parameters = sum(weight.numel() for weight in stage.parameters())
     print(f"{parameters / 1e6:.1f} M parameters, {size / 1e6:.0f} MB, medians of {rounds}")
     for name, times in (("stall of the copy", copies), ("writing", writings), ("restoring", readings)):
-        median = statistics.median(times)
-        print(
-            f"  {name:18} {median * 1e3:8.1f} ms ({min(times) * 1e3:.1f}–{max(times) * 1e3:.1f}), "
-            f"{size / median / 1e9:.2f} GB/s"
-        )
+        rate = size / statistics.median(times) / 1e9
+        print(f"  {name:18} {spread(times, '8.1f', ' ms', scale=1e3)}, {rate:.2f} GB/s")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    options = command(__doc__, as_json=False, width=512, layers=8, rounds=5).parse_args()
     torch.set_num_threads(1)
-    asyncio.run(measure(given.width, given.layers, given.rounds))
+    asyncio.run(measure(options.width, options.layers, options.rounds))
 
 
 if __name__ == "__main__":

@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
-
+from benchmarks.harness.command import bench, command, say
+from benchmarks.harness.jobs import job
+from benchmarks.harness.meshes import mesh
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.key_value import Change
@@ -47,22 +44,15 @@ ROUND_S = 60.0
 CLEAN_STEPS = 2
 """Steps between two kills."""
 
-SPEC: dict[str, Any] = {
-    "name": "detection",
-    "model": {
-        "factory": "workers.models.gpt:byte_gpt",
-        "args": {"layers": 4, "width": 128, "heads": 4, "context": 64},
-    },
-    "data": {"source": "stdlib:", "sample_tokens": 64},
-    "training": {
-        "steps": 1_000_000,  # cancelled when enough was seen
-        "microbatches": 8,
-        "microbatch_samples": 4,
-        "validation_microbatches": 0,
-        "checkpoint_every": 0,
-    },
-    "parallel": {"stages": 2, "replicas": 2},
-}
+SPEC = job(
+    "detection",
+    steps=1_000_000,  # cancelled when enough was seen
+    samples=4,
+    layers=4,
+    width=128,
+    context=64,
+    replicas=2,
+)
 
 
 class Witness:
@@ -130,7 +120,13 @@ class Witness:
                 await self._news.wait()
 
 
-async def measure(state: Path, rounds: int) -> dict[str, list[float]]:
+async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
+    with mesh() as state:
+        found = await rounds_of(state, options.rounds)
+    return {moment: sorted(seconds) for moment, seconds in found.items()}
+
+
+async def rounds_of(state: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds by moment; a round may lack one that another made needless (a link that was fenced first)."""
     found: dict[str, list[float]] = {moment: [] for moment in MOMENTS}
     where = find_bus(None, None, state)
@@ -138,27 +134,27 @@ async def measure(state: Path, rounds: int) -> dict[str, list[float]]:
         AsyncClient(state=state) as client,
         Bus.connect(where.servers, name="witness", kind=EntityKind.TAP, token=where.token) as bus,
     ):
-        job = (await client.submit(SPEC)).job
+        name = (await client.submit(SPEC)).job
         witness = Witness()
         await bus.subscribe(subjects.LINK_FAULT, witness.hear)
         await bus.subscribe(subjects.FAULT_VERDICT, witness.hear)
         watch = await bus.bucket(subjects.REGISTRY_RECORD).watch(witness.changed)
-        following = asyncio.create_task(follow(client, job, witness))
+        following = asyncio.create_task(follow(client, name, witness))
         try:
             for number in range(rounds):
-                victim = f"{job}-{VICTIMS[number % len(VICTIMS)]}"
+                victim = f"{name}-{VICTIMS[number % len(VICTIMS)]}"
                 await witness.clean(victim)
                 witness.kill(victim)
                 await witness.recovered()
                 for moment, seconds in witness.seen.items():
                     found[moment].append(seconds)
-                told = "  ".join(f"{moment} {seconds * 1e3:.0f}" for moment, seconds in witness.seen.items())
-                print(f"round {number + 1}/{rounds}  {victim}  {told} ms", file=sys.stderr, flush=True)
+                times = "  ".join(f"{moment} {seconds * 1e3:.0f}" for moment, seconds in witness.seen.items())
+                say(f"round {number + 1}/{rounds}  {victim}  {times} ms")
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             await watch.stop()
-            await client.cancel(job)
+            await client.cancel(name)
     return found
 
 
@@ -168,25 +164,16 @@ async def follow(client: AsyncClient, job: str, witness: Witness) -> None:
         witness.stepped(event)
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as name, mesh(Path(name)) as state:
-        found = asyncio.run(measure(state, arguments.rounds))
-    if arguments.json:
-        print(json.dumps({moment: sorted(seconds) for moment, seconds in found.items()}, indent=2))
-        return
+def lines(found: dict[str, list[float]]) -> Iterator[str]:
+    rounds = max(map(len, found.values()))
     for moment, seconds in found.items():
-        ms = sorted(1e3 * each for each in seconds)
-        if ms:
-            print(
+        if seconds:
+            ms = [1e3 * each for each in seconds]
+            yield (
                 f"{moment:10} {statistics.median(ms):7.0f} ms   {ms[0]:.0f} to {ms[-1]:.0f}"
-                f"   {len(ms)} of {arguments.rounds}"
+                f"   {len(ms)} of {rounds}"
             )
 
 
 if __name__ == "__main__":
-    main()
+    bench(command(__doc__, rounds=12), measure, lines)

@@ -16,17 +16,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import os
 import secrets
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.processes import child
 from bus import subjects
 from bus.connection import Bus
 from bus.guard.guard_keys import GuardKeys
@@ -92,21 +91,10 @@ async def doors(folder: Path) -> AsyncIterator[tuple[Door, Door]]:
     async with (
         EmbeddedServer(folder / "plain", token=token, sync_always=False) as plain,
         EmbeddedServer(folder / "guarded", guard=keys, sync_always=False) as guarded,
+        child(__file__, "--guard", str(keys_file), guarded.url, until_line=True),
     ):
-        authorizers = await asyncio.create_subprocess_exec(
-            *(sys.executable, __file__, "--guard", str(keys_file), guarded.url),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert authorizers.stdout is not None
-        await authorizers.stdout.readline()
-        try:
-            instance = delegate(issue(root, AGENT), INSTANCE) or ""
-            yield Door(plain.url, token, token), Door(guarded.url, instance, issue(root, REGISTRY))
-        finally:
-            authorizers.terminate()
-            await authorizers.wait()
+        instance = delegate(issue(root, AGENT), INSTANCE) or ""
+        yield Door(plain.url, token, token), Door(guarded.url, instance, issue(root, REGISTRY))
 
 
 async def guard(keys_file: Path, url: str) -> None:
@@ -126,17 +114,16 @@ async def guard(keys_file: Path, url: str) -> None:
         await asyncio.Event().wait()
 
 
-async def measure(rounds: int, connections: int, requests: int) -> dict[str, dict[str, float]]:
+async def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Per figure: medians of both sides, and the median and range of what the guard adds."""
     found: dict[str, list[tuple[float, float]]] = {"connect": [], "request": []}
     with tempfile.TemporaryDirectory() as folder:
         async with doors(Path(folder)) as (plain, guarded):
-            for number in range(rounds + 1):  # the first warms up
-                order = (plain, guarded) if number % 2 else (guarded, plain)
-                took = {
-                    door: (await door.connect_ms(connections), await door.request_ms(requests))
-                    for door in order
-                }
+            for number in range(options.rounds + 1):  # the first warms up
+                took = {}
+                for door in (plain, guarded) if number % 2 else (guarded, plain):
+                    connect_ms = await door.connect_ms(options.connections)
+                    took[door] = connect_ms, await door.request_ms(options.requests)
                 if number:
                     for place, name in enumerate(found):
                         found[name].append((took[plain][place], took[guarded][place]))
@@ -153,34 +140,22 @@ async def measure(rounds: int, connections: int, requests: int) -> dict[str, dic
     return figures
 
 
-def show(figures: dict[str, dict[str, float]]) -> None:
-    one, two = figures["connect"], figures["request"]
-    print(
-        f"connect p50: plain {one['plain_ms']:.2f} ms, guarded {one['guarded_ms']:.2f} ms: "
-        f"{one['median']:.2f}× ({one['least']:.2f}–{one['most']:.2f}), bar ≤ {CONNECT_BAR:g}×: "
-        f"{'met' if one['median'] <= CONNECT_BAR else 'missed'}"
+def lines(figures: dict[str, dict[str, float]]) -> Iterator[str]:
+    connect, request = figures["connect"], figures["request"]
+    yield (
+        f"connect p50: plain {connect['plain_ms']:.2f} ms, guarded {connect['guarded_ms']:.2f} ms: "
+        f"{connect['median']:.2f}× ({connect['least']:.2f}–{connect['most']:.2f}), bar ≤ {CONNECT_BAR:g}×: "
+        f"{'met' if connect['median'] <= CONNECT_BAR else 'missed'}"
     )
-    print(
-        f"request p50: plain {two['plain_ms']:.3f} ms, guarded {two['guarded_ms']:.3f} ms: "
-        f"{two['median']:+.3f} ms ({two['least']:+.3f} to {two['most']:+.3f}), bar ≤ {REQUEST_BAR_MS:g} ms: "
-        f"{'met' if two['median'] <= REQUEST_BAR_MS else 'missed'}"
+    yield (
+        f"request p50: plain {request['plain_ms']:.3f} ms, guarded {request['guarded_ms']:.3f} ms: "
+        f"{request['median']:+.3f} ms ({request['least']:+.3f} to {request['most']:+.3f}), "
+        f"bar ≤ {REQUEST_BAR_MS:g} ms: {'met' if request['median'] <= REQUEST_BAR_MS else 'missed'}"
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--connections", type=int, default=40)
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--guard", nargs=2, metavar=("KEYS", "URL"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.guard:
-        asyncio.run(guard(Path(given.guard[0]), given.guard[1]))
-        return
-    figures = asyncio.run(measure(given.rounds, given.connections, given.requests))
-    print(json.dumps(figures, indent=1)) if given.json else show(figures)
 
 
 if __name__ == "__main__":
-    main()
+    arguments = command(__doc__, rounds=9, connections=40, requests=400)
+    arguments.add_argument("--guard", nargs=2, metavar=("KEYS", "URL"), help=argparse.SUPPRESS)
+    place = arguments.parse_args().guard
+    bench(arguments, (lambda _: guard(Path(place[0]), place[1])) if place else measure, lines)

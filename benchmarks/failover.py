@@ -14,10 +14,11 @@ import asyncio
 import os
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.meshes import new_folder
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -36,24 +37,24 @@ async def start(url: str, entity: str) -> asyncio.subprocess.Process:
     )
 
 
-async def measure(rounds: int) -> list[float]:
+async def measure(options: argparse.Namespace) -> list[float]:
     times_ms: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with new_folder() as folder:
         async with (
-            EmbeddedServer(Path(folder)) as server,
+            EmbeddedServer(folder) as server,
             Bus.connect(server.url, name="stopwatch", kind=EntityKind.CLIENT) as bus,
         ):
             leaders: asyncio.Queue[Leadership] = asyncio.Queue()
 
-            async def heard(message: Leadership, envelope: Envelope) -> None:
+            async def on_leader(message: Leadership, envelope: Envelope) -> None:
                 leaders.put_nowait(message)
 
-            await bus.subscribe(subjects.LEADER, heard)
+            await bus.subscribe(subjects.LEADER, on_leader)
             processes = [await start(server.url, "service-registry")]
             processes += [await start(server.url, "orchestrator") for _ in range(ORCHESTRATORS)]
             try:
                 leader = await leaders.get()
-                for _ in range(rounds):
+                for _ in range(options.rounds):
                     await asyncio.sleep(SETTLE_S)
                     victim = next(process for process in processes if process.pid == leader.pid)
                     began = time.perf_counter()
@@ -69,14 +70,11 @@ async def measure(rounds: int) -> list[float]:
     return times_ms
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=10)
-    times_ms = asyncio.run(measure(parser.parse_args().rounds))
-    print("each    " + " ".join(f"{each:.0f}" for each in times_ms) + " ms")
-    print(f"median  {statistics.median(times_ms):.0f} ms")
-    print(f"longest {max(times_ms):.0f} ms")
+def lines(times_ms: list[float]) -> Iterator[str]:
+    yield "each    " + " ".join(f"{each:.0f}" for each in times_ms) + " ms"
+    yield f"median  {statistics.median(times_ms):.0f} ms"
+    yield f"longest {max(times_ms):.0f} ms"
 
 
 if __name__ == "__main__":
-    main()
+    bench(command(__doc__, rounds=10), measure, lines)

@@ -7,25 +7,23 @@ import asyncio
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import elastic_peers  # type: ignore[import-not-found,unused-ignore]  # beside this file
 import psutil
 import yaml
-from fault_figures import Plan, Sheet  # type: ignore[import-not-found,unused-ignore]  # beside this
 
+from benchmarks import elastic_peers
+from benchmarks.fault_figures import FaultSheet, Plan
+from benchmarks.harness.command import say
+from benchmarks.harness.jobs import job as job_spec
+from benchmarks.harness.meshes import open_mesh
 from dmsc.chaos.plan import Every, FaultKind
 from dmsc.chaos.report import ChaosReport, Clean, own_clean, quantile
 from dmsc.chaos.run import Chaos, ChaosOptions, open_chaos
-from dmsc.launch.layout import MeshOptions
-from dmsc.launch.mesh import running_mesh
-from dmsc.process.composition import node_name
 from schemas.job import ENDED, JobSpec
 
 BURNERS_PER_CORE = 4
@@ -55,21 +53,15 @@ def job(
     settings: Sequence[str] = (),
 ) -> JobSpec:
     """A padded job: eight microbatches of two samples. `settings`: `key.path=value`, as `--set` has them."""
-    body: dict[str, Any] = {
-        "name": "bench-faults",
-        "model": {"factory": "workers.models.padded:padded_gpt", "args": model},
-        "data": {"source": "stdlib:", "sample_tokens": model["context"]},
-        "training": {
-            "steps": steps,
-            "microbatches": 8,
-            "microbatch_samples": 2,
-            "optimizer": {"lr": 1e-3},
-            "seed": 5,
-            "validation_microbatches": 0,
-            "checkpoint_every": CHECKPOINT_EVERY,
-        },
-        "parallel": {"stages": stages, "replicas": replicas},
-    }
+    body = job_spec(
+        "bench-faults",
+        steps=steps,
+        samples=2,
+        **model,
+        training={"optimizer": {"lr": 1e-3}, "seed": 5, "checkpoint_every": CHECKPOINT_EVERY},
+        stages=stages,
+        replicas=replicas,
+    )
     for setting in settings:
         path, _, value = setting.partition("=")
         below = body
@@ -83,14 +75,8 @@ def job(
 @asynccontextmanager
 async def mesh() -> AsyncIterator[Chaos]:
     """A mesh of two clusters with four slots each, on free ports, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
-        options = MeshOptions(state=Path(name) / "state", nats_port=0, http_port=0, slots=4, node=node_name())
-        async with running_mesh(options, say) as running, open_chaos(running.folder, say) as chaos:
-            yield chaos
-
-
-def say(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
+    async with open_mesh(tell=say) as mesh, open_chaos(mesh.running.folder, say) as chaos:
+        yield chaos
 
 
 async def disturbed(
@@ -116,7 +102,7 @@ def plan_of(section: str, *reports: ChaosReport) -> Plan:
     return Plan(section=section, seed=reports[0].seed, fired=fired)
 
 
-def sound(sheet: Sheet, section: str, *reports: ChaosReport) -> None:
+def sound(sheet: FaultSheet, section: str, *reports: ChaosReport) -> None:
     """What must hold in every disturbed run."""
     plan = plan_of(section, *reports)
     problems = [problem for report in reports for problem in report.problems()]
@@ -139,7 +125,7 @@ def clean_step(report: ChaosReport) -> str:
 
 
 # --- sections ---------------------------------------------------------------------------------------------
-async def stall(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def stall(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """SIGKILL of one instance of four (and of data instances), at all phases of a step."""
     every = 12
     async with mesh() as chaos:
@@ -156,7 +142,7 @@ async def stall(arguments: argparse.Namespace, sheet: Sheet) -> None:
     sound(sheet, "stall", report)
 
 
-async def freeze(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def freeze(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """SIGSTOP of one instance; then no fault at all, but four busy processes per core."""
     every = 25
     async with mesh() as chaos:
@@ -213,7 +199,7 @@ def burning() -> Iterator[None]:
             burner.wait()
 
 
-async def kills(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def kills(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """The soak: random kills of instances, clusters, the control plane and the bus's server."""
     every = 8
     kinds = [FaultKind.INSTANCE, FaultKind.CLUSTER, FaultKind.ORCHESTRATOR, FaultKind.SERVER]
@@ -243,7 +229,7 @@ async def kills(arguments: argparse.Namespace, sheet: Sheet) -> None:
             sound(sheet, "kills", *reports)
 
 
-async def goodput(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def goodput(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """Four instances, one killed every 10 s."""
     report = await _killed_every_10_s(arguments.seconds, arguments.seed, stages=2, replicas=2)
     plan = plan_of("goodput", report)
@@ -278,7 +264,7 @@ async def _killed_every_10_s(seconds: float, seed: int, *, stages: int, replicas
     return replace(report, goodput=rate / mean)
 
 
-async def stage(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def stage(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """A stage of one replica loses it: a standby takes over, or the newcomer takes a peer's copy."""
     every = 29
     variants = (
@@ -302,7 +288,7 @@ async def stage(arguments: argparse.Namespace, sheet: Sheet) -> None:
         sound(sheet, "stage", report)
 
 
-async def join(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def join(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """A newcomer takes its state from a replica: what do the others' steps lose by that?
 
     The cost is the longest of the faulted step and of those until the next fault, less the median of the
@@ -333,12 +319,12 @@ async def join(arguments: argparse.Namespace, sheet: Sheet) -> None:
     cost = quantile(costs, 0.5) if costs else None
     sheet.add(
         plan.at_most("a kill and a join cost the others, p50", cost, "steps", 1, note),
-        plan.told("… at worst", max(costs, default=None), "steps"),
+        plan.figure("… at worst", max(costs, default=None), "steps"),
     )
     sound(sheet, "join", report)
 
 
-async def overhead(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def overhead(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """Without any fault: the job by default against the same without what can be left out of it.
 
     By the steps per second of whole runs, so that checkpoints are in it; each round runs bare, whole, whole,
@@ -374,7 +360,7 @@ def _spread(found: Sequence[float]) -> str:
     return f"{min(found):.2f} to {max(found):.2f} in {len(found)} rounds"
 
 
-async def peers(arguments: argparse.Namespace, sheet: Sheet) -> None:
+async def peers(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
     """Four data-parallel processes, one killed every 10 s: the mesh, torchrun and torchft, in turn."""
     workload = {
         **MODEL,
@@ -404,11 +390,11 @@ async def peers(arguments: argparse.Namespace, sheet: Sheet) -> None:
 
 
 def _tell_peer(
-    sheet: Sheet, arguments: argparse.Namespace, name: str, values: Sequence[float], why: str
+    sheet: FaultSheet, arguments: argparse.Namespace, name: str, values: Sequence[float], why: str
 ) -> None:
     title = f"{name} 1 × 4, goodput"
     if not values:
-        sheet.add(Plan(section="peers").told(title, None, note=f"skipped: {why}"))
+        sheet.add(Plan(section="peers").figure(title, None, note=f"skipped: {why}"))
         return
     plan = Plan(section="peers", seed=arguments.seed)
     note = f"a kill every 10 s, {arguments.seconds:g} s; {_spread(values)}"
@@ -416,7 +402,7 @@ def _tell_peer(
     if name == "mesh":
         sheet.add(plan.at_least(title, value, "", 0.85, note))
     else:
-        sheet.add(plan.told(title, value, note=note))
+        sheet.add(plan.figure(title, value, note=note))
 
 
 async def _goodput_of(name: str, workload: dict[str, Any], seconds: float, seed: int) -> float:
@@ -431,6 +417,6 @@ async def _goodput_of(name: str, workload: dict[str, Any], seconds: float, seed:
     return float(killed / statistics.mean((before, after)))
 
 
-SECTIONS: dict[str, Callable[[argparse.Namespace, Sheet], Awaitable[None]]] = {
+SECTIONS: dict[str, Callable[[argparse.Namespace, FaultSheet], Awaitable[None]]] = {
     section.__name__: section for section in (stall, freeze, kills, goodput, stage, join, overhead, peers)
 }

@@ -29,9 +29,10 @@ import uuid
 from pathlib import Path
 
 import psutil
-from fault_figures import Figure, Plan, Sheet  # type: ignore[import-not-found,unused-ignore]  # beside this
-from fault_sections import SECTIONS, say  # type: ignore[import-not-found,unused-ignore]  # beside this
 
+from benchmarks.fault_figures import FaultFigure, FaultSheet, Plan
+from benchmarks.fault_sections import SECTIONS
+from benchmarks.harness.command import command, say, some_of
 from bus.logs import configure_logging
 from dmsc.process.interrupts import interrupts
 
@@ -61,7 +62,7 @@ def left_behind(mark: str) -> list[psutil.Process]:
     return list(left)
 
 
-async def measure(arguments: argparse.Namespace, sheet: Sheet) -> bool:
+async def measure(arguments: argparse.Namespace, sheet: FaultSheet) -> bool:
     """Whether all sections came to their end."""
     mark = os.environ[MARK] = uuid.uuid4().hex
     whole = True
@@ -78,54 +79,47 @@ async def measure(arguments: argparse.Namespace, sheet: Sheet) -> bool:
                 why = f"ended early: {str(error) or type(error).__name__}"
                 if limit.expired():
                     why = f"ended early: not done within {arguments.limit:g} minutes (--limit)"
-                sheet.add(Figure(section=name, name="the section itself", value=None, kept=False, note=why))
+                sheet.add(
+                    FaultFigure(section=name, name="the section itself", value=None, kept=False, note=why)
+                )
             if left := await asyncio.to_thread(left_behind, mark):
                 sheet.add(Plan(section=name).at_most("processes left behind", len(left), "", 0))
             say(f"{name}: {time.monotonic() - began:.0f} s")
     return whole
 
 
-def chosen(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = [name for name in names if name not in SECTIONS]
-    if wrong or not names:
-        raise argparse.ArgumentTypeError(f"{wrong or 'nothing'}: choose from {', '.join(SECTIONS)}")
-    return names
-
-
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=str(__doc__).splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    parser = command(
+        __doc__,
+        as_json=False,
+        seed=(0, "of the plans of faults"),
+        limit=(60.0, "minutes for a section"),
+        out=(Path("runs/bench-faults.json"), "the file for the figures"),
+        stalls=(20, "kills in `stall`"),
+        freezes=(10, "frozen instances in `freeze`"),
+        minutes=(10.0, "of oversubscription in `freeze`"),
+        kills=(200, "in the soak, 50 a job"),
+        stages=(3, "losses of a whole stage, each way"),
+        joins=(8, "kills in `join`"),
+        seconds=(90.0, "of each run with a kill every 10 s: `goodput`, `peers`"),
+        rounds=(3, "of `overhead` and `peers`, interleaved"),
     )
-    whole = parser.add_argument_group("what")
-    whole.add_argument(
-        "--only", type=chosen, default=",".join(SECTIONS), metavar="NAMES", help="sections, with commas"
+    parser.add_argument(
+        "--only",
+        type=some_of(SECTIONS),
+        default=tuple(SECTIONS),
+        metavar="NAMES",
+        help="sections, with commas",
     )
-    whole.add_argument("--seed", type=int, default=0, help="of the plans of faults")
-    whole.add_argument("--limit", type=float, default=60.0, metavar="MINUTES", help="for a section")
-    whole.add_argument("--out", type=Path, default=Path("runs/bench-faults.json"), metavar="FILE")
-    sizes = parser.add_argument_group("how much")
-    sizes.add_argument("--stalls", type=int, default=20, metavar="N", help="kills in `stall`")
-    sizes.add_argument("--freezes", type=int, default=10, metavar="N")
-    sizes.add_argument("--minutes", type=float, default=10.0, help="of oversubscription in `freeze`")
-    sizes.add_argument("--kills", type=int, default=200, metavar="N", help="in the soak, 50 a job")
-    sizes.add_argument("--stages", type=int, default=3, metavar="N", help="losses of a whole stage, each way")
-    sizes.add_argument("--joins", type=int, default=8, metavar="N", help="kills in `join`")
-    sizes.add_argument(
-        "--seconds", type=float, default=90.0, help="of each run with a kill every 10 s: `goodput`, `peers`"
-    )
-    sizes.add_argument("--rounds", type=int, default=3, help="of `overhead` and `peers`, interleaved")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     configure_logging(level="error")
-    sheet = Sheet(arguments.out)
+    sheet = FaultSheet(options.out)
     try:
-        ended = asyncio.run(measure(arguments, sheet))
+        ended = asyncio.run(measure(options, sheet))
     except asyncio.CancelledError:  # by Ctrl-C or SIGTERM
-        sys.exit(f"interrupted; what was measured so far is in {arguments.out}")
-    print(
-        f"{len(sheet.missed())} of {len(sheet.figures)} missed; written to {arguments.out}", file=sys.stderr
-    )
+        sys.exit(f"interrupted; what was measured so far is in {options.out}")
+    print(f"{sheet.missed} of {len(sheet.figures)} missed; written to {options.out}", file=sys.stderr)
     sys.exit(0 if ended else 1)
 
 

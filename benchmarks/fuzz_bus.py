@@ -20,15 +20,12 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import secrets
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -37,6 +34,9 @@ from nats.aio.client import Client as RawClient
 from nats.aio.msg import Msg
 
 from benchmarks.fuzz_messages import Fuzzer
+from benchmarks.harness.command import command, report, say
+from benchmarks.harness.jobs import digest, job, trained
+from benchmarks.harness.meshes import new_folder
 from bus import subjects
 from bus.connection import Bus
 from bus.guard.permissions import of_role
@@ -55,7 +55,7 @@ from dmsc.state.state_folder import StateFolder
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.signals import Role
 
 CHUNK = 500
@@ -164,7 +164,7 @@ class Storm:
             except TimeoutError:
                 for row, _ in self._waiting.values():
                     self.found.silent[row.name] += 1
-                    print(f"no answer in {ANSWER_S:g} s: {row.name}", file=sys.stderr, flush=True)
+                    say(f"no answer in {ANSWER_S:g} s: {row.name}")
                 self._waiting.clear()
 
 
@@ -192,35 +192,18 @@ def concrete(row: Subject, names: dict[str, list[str]]) -> list[str]:
     return [row(**dict(zip(row.tokens, chosen, strict=True))) for chosen in itertools.product(*choices)]
 
 
-def spec() -> JobSpec:
-    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32}
-    return JobSpec.model_validate(
-        {
-            "name": "fuzzed",
-            "model": {"factory": "workers.models.gpt:byte_gpt", "args": sizes},
-            "data": {"source": "stdlib:", "sample_tokens": 32},
-            "training": {
-                "steps": 4,
-                "microbatches": 4,
-                "microbatch_samples": 1,
-                "checkpoint_every": 2,
-                "validation_microbatches": 1,
-                "seed": 3,
-            },
-            "parallel": {"stages": 2, "replicas": 1, "segmentation": "uniform"},
-        }
+SPEC = JobSpec.model_validate(
+    job(
+        "fuzzed",
+        steps=4,
+        microbatches=4,
+        layers=2,
+        width=32,
+        heads=2,
+        training={"checkpoint_every": 2, "validation_microbatches": 1, "seed": 3},
+        parallel={"segmentation": "uniform"},
     )
-
-
-async def trained(client: AsyncClient) -> tuple[str, str]:
-    """A job's id, and the digest of its weights."""
-    job = (await client.submit(spec())).job
-    async for _ in client.events(job):
-        pass
-    record = await client.job(job)
-    if record.state is not JobState.DONE or record.weights is None:
-        sys.exit(f"{job} ended {record.state}: {record.reason}")
-    return job, record.weights.sha256
+)
 
 
 Memory = dict[str, int]
@@ -237,11 +220,10 @@ def memory(children: dict[str, int]) -> Memory:
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
-        state = Path(name) / "state"
+    with new_folder() as folder:
+        state = folder / "state"
         options = MeshOptions(
             state=state,
-            clusters=("a", "b"),
             nats_port=0,
             http_port=0,
             slots=3,
@@ -258,16 +240,17 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 Tap(bus, (">", "$KV.>"), limit=1_000_000) as tap,
             ):
                 gathering = asyncio.create_task(gather(tap, seeds))
-                job, before = await trained(client)
+                record, _ = await trained(client, SPEC)
+                name, before = record.job, digest(record)
                 gathering.cancel()
             status = await client.mesh()
             names = {
-                "job": [job, "intruder"],
+                "job": [name, "intruder"],
                 "agent": [node.sid for node in status.nodes],
                 "gateway": [one.sid for one in status.services if one.kind is EntityKind.GATEWAY],
                 "cluster": ["a", "b"],
                 "stage": ["0", "1"],
-                "sid": [*[one.sid for one in status.services][:8], f"{job}-s0-r0", "intruder"],
+                "sid": [*[one.sid for one in status.services][:8], f"{name}-s0-r0", "intruder"],
                 "version": ["1"],
                 "slot": ["0"],
             }
@@ -281,7 +264,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for part in range(LOOKS):
                 await storm.run(arguments.messages * (part + 1) // LOOKS - arguments.messages * part // LOOKS)
                 memories.append(memory(children))
-                print(f"{part + 1}/{LOOKS}: {storm.found.sent.total():,} sent", file=sys.stderr, flush=True)
+                say(f"{part + 1}/{LOOKS}: {storm.found.sent.total():,} sent")
             took_s = time.monotonic() - began
             await asyncio.sleep(2.0)  # the last letters
             memories[-1] = memory(children)
@@ -290,8 +273,9 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 address.servers, name="fuzz-broom", kind=EntityKind.CLIENT, token=administrator
             ) as bus:
                 await sweep(bus, names)
-            _, after = await trained(client)
-        return report(storm.found, seeds, memories, before == after, took_s)
+            record, _ = await trained(client, SPEC)
+            after = digest(record)
+        return account(storm.found, seeds, memories, before == after, took_s)
 
 
 async def gather(tap: Tap, seeds: dict[Subject, list[bytes]]) -> None:
@@ -302,7 +286,7 @@ async def gather(tap: Tap, seeds: dict[Subject, list[bytes]]) -> None:
                 known.append(tapped.raw)
 
 
-def report(
+def account(
     found: Found,
     seeds: dict[Subject, list[bytes]],
     memories: Sequence[Memory],
@@ -347,16 +331,9 @@ def report(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    found = asyncio.run(measure(arguments))
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-    else:
-        print("\n".join(f"{name}: {value}" for name, value in found.items()))
+    options = command(__doc__, messages=100_000, seed=1).parse_args()
+    found = asyncio.run(measure(options))
+    report(found, lambda found: (f"{name}: {value}" for name, value in found.items()), as_json=options.json)
     sys.exit(0 if found["ok"] else 1)
 
 

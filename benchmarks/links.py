@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness.figures import percentile
+from benchmarks.harness.meshes import new_folder
+from benchmarks.harness.processes import child
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from schemas.data_plane import MicrobatchNotice
@@ -66,42 +66,36 @@ async def lag(stop: asyncio.Event, pauses: list[float]) -> None:
 
 
 async def hops(url: str, bus: Bus) -> None:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, url, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}
-    )
-    assert child.stdout is not None
-    await child.stdout.readline()
-    try:
-        async with HopExchange(
+    async with (
+        child(__file__, url, until_line=True, environment={"PYTHONPATH": os.getcwd()}) as other,
+        HopExchange(
             bus, member=HERE, job=JOB, epoch=0, decide=accept, received=lambda notice, tensors: None
-        ) as exchange:
-            began = time.perf_counter()
-            await hop(exchange, THERE, 0, torch.ones(1))
-            print(f"first hop, link built: {(time.perf_counter() - began) * 1e3:.1f} ms")
-            await child.stdout.readline()
-            for size, count in ((1 << 10, 200), (4 << 20, 50), (256 << 20, 3)):
-                tensor = torch.ones(size // 4)
-                arrived: list[float] = []
-                confirmed: list[float] = []
-                pauses: list[float] = []
-                stop = asyncio.Event()
-                watching = asyncio.create_task(lag(stop, pauses))
-                for number in range(count):
-                    sent = time.monotonic_ns()
-                    await hop(exchange, THERE, number, tensor)
-                    confirmed.append((time.monotonic_ns() - sent) / 1e6)
-                    arrived.append((int(await child.stdout.readline()) - sent) / 1e6)
-                stop.set()
-                await watching
-                there, known = statistics.median(arrived), statistics.median(confirmed)
-                late = statistics.quantiles(pauses, n=100)[98]
-                print(
-                    f"{size:>11,} bytes: there after {there:.2f} ms, sender knows after {known:.2f} ms, "
-                    f"{size / there / 1e6:.2f} GB/s; event loop late by {late:.2f} ms (p99)"
-                )
-    finally:
-        child.kill()
-        await child.wait()
+        ) as exchange,
+    ):
+        assert other.stdout is not None
+        began = time.perf_counter()
+        await hop(exchange, THERE, 0, torch.ones(1))
+        print(f"first hop, link built: {(time.perf_counter() - began) * 1e3:.1f} ms")
+        await other.stdout.readline()
+        for size, count in ((1 << 10, 200), (4 << 20, 50), (256 << 20, 3)):
+            tensor = torch.ones(size // 4)
+            arrived: list[float] = []
+            confirmed: list[float] = []
+            pauses: list[float] = []
+            stop = asyncio.Event()
+            watching = asyncio.create_task(lag(stop, pauses))
+            for number in range(count):
+                sent = time.monotonic_ns()
+                await hop(exchange, THERE, number, tensor)
+                confirmed.append((time.monotonic_ns() - sent) / 1e6)
+                arrived.append((int(await other.stdout.readline()) - sent) / 1e6)
+            stop.set()
+            await watching
+            there, known = statistics.median(arrived), statistics.median(confirmed)
+            print(
+                f"{size:>11,} bytes: there after {there:.2f} ms, sender knows after {known:.2f} ms, "
+                f"{size / there / 1e6:.2f} GB/s; event loop late by {percentile(pauses, 0.99):.2f} ms (p99)"
+            )
 
 
 async def groups(bus: Bus) -> None:
@@ -129,9 +123,9 @@ async def groups(bus: Bus) -> None:
 
 async def main() -> None:
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with new_folder() as folder:
         async with (
-            EmbeddedServer(Path(folder), sync_always=False) as server,
+            EmbeddedServer(folder, sync_always=False) as server,
             Bus.connect(server.url, name="here", kind=EntityKind.INSTANCE) as bus,
         ):
             await bus.provision()

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
-import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.meshes import new_folder
 from bus.subjects import STEP_COMMIT, STEP_PREPARE
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import Ack
@@ -126,29 +127,34 @@ async def day(folder: Path | None, seconds: float, step_s: float, asks: bool) ->
     return found
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each side")
-    parser.add_argument("--step-ms", type=float, default=100.0, help="one step each so many milliseconds")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store"
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with new_folder() as folder:
+        path = folder / "store"
         without = asyncio.run(day(None, options.seconds, options.step_ms / 1e3, asks=False))
         within = asyncio.run(day(path, options.seconds, options.step_ms / 1e3, asks=True))
         steps = int(options.seconds * 1e3 / options.step_ms)
         within["bytes_per_step"] = sum(file.stat().st_size for file in path.iterdir()) / steps
     cost = within["loop_ms_per_s"] - without["loop_ms_per_s"]
-    if options.json:
-        print(json.dumps({"without": without, "with": within, "loop_cost_ms_per_s": cost}))
-        return
-    print(f"one step each {options.step_ms:g} ms, {options.seconds:g} s with and without a store")
-    for name in within:
+    return {
+        "step_ms": options.step_ms,
+        "seconds": options.seconds,
+        "without": without,
+        "with": within,
+        "loop_cost_ms_per_s": cost,
+    }
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    without = found["without"]
+    yield f"one step each {found['step_ms']:g} ms, {found['seconds']:g} s with and without a store"
+    for name, value in found["with"].items():
         before = f"{without[name]:10.3f}" if name in without else " " * 10
-        print(f"{name:>18} without {before}   with {within[name]:10.3f}")
-    print(f"cost of the event loop: {cost:.3f} ms in each second")
+        yield f"{name:>18} without {before}   with {value:10.3f}"
+    yield f"cost of the event loop: {found['loop_cost_ms_per_s']:.3f} ms in each second"
 
 
 if __name__ == "__main__":
-    main()
+    arguments = command(
+        __doc__, seconds=(20.0, "of each side"), step_ms=(100.0, "one step each so many milliseconds")
+    )
+    bench(arguments, measure, lines)

@@ -21,11 +21,8 @@ The figures are medians of rounds, with the quartiles and the extremes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
-import tempfile
 import threading
 import urllib.request
 from collections import defaultdict
@@ -38,9 +35,11 @@ from typing import Any
 
 import psutil
 import yaml
-from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
-from step_cost import processes  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
+from benchmarks.harness.command import bench, command, say
+from benchmarks.harness.jobs import job
+from benchmarks.harness.meshes import mesh
+from benchmarks.step_cost import processes
 from dmsc.client.client import Client
 from dmsc.state.state_folder import StateFolder
 
@@ -69,41 +68,20 @@ class Cost:
         return sum(self.cores.values())
 
 
-def spec(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "name": "observed",
-        "model": {
-            "factory": "workers.models.padded:padded_gpt",
-            "args": {
-                "layers": 4,
-                "width": 32,
-                "heads": 2,
-                "context": 16,
-                "pad_ms": arguments.pad_ms,
-            },
-        },
-        "data": {"source": "stdlib:", "sample_tokens": 16},
-        "training": {
-            "steps": FIRST + arguments.steps + 2,
-            "microbatches": 8,
-            "microbatch_samples": 2,
-            "checkpoint_every": 0,
-            "validation_microbatches": 0,
-        },
-        "parallel": {"stages": 2, "replicas": 2, "segmentation": "uniform"},
-        "routing": {"algorithm": "round-robin"},  # which no sample changes
-    }
-
-
-@contextmanager
-def environment(**values: str) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+def spec(options: argparse.Namespace) -> dict[str, Any]:
+    return job(
+        "observed",
+        steps=FIRST + options.steps + 2,
+        samples=2,
+        layers=4,
+        width=32,
+        heads=2,
+        context=16,
+        pad_ms=options.pad_ms,
+        replicas=2,
+        parallel={"segmentation": "uniform"},
+        routing={"algorithm": "round-robin"},  # which no sample changes
+    )
 
 
 @contextmanager
@@ -165,7 +143,7 @@ def kinds_of(state: Path, job: str, root: int) -> dict[int, str]:
     return found
 
 
-def trained(state: Path, observed: bool, arguments: argparse.Namespace) -> Cost:
+def trained(state: Path, observed: bool, options: argparse.Namespace) -> Cost:
     folder = StateFolder(state)
     file, token = folder.mesh(), folder.token()
     assert file is not None
@@ -175,85 +153,77 @@ def trained(state: Path, observed: bool, arguments: argparse.Namespace) -> Cost:
         if observed:
             stack.enter_context(beside(scraped(list(file.metrics.values()))))
             stack.enter_context(beside(watched(next(iter(file.gateways.values())), token)))
-        job = client.submit(spec(arguments)).job
+        name = client.submit(spec(options)).job
         took: list[float] = []
         kinds: dict[int, str] = {}
         before: dict[str, float] = {}
         after: dict[str, float] = {}
-        for event in client.events(job):
+        for event in client.events(name):
             if event.result is None:
                 continue
             if event.result.step == FIRST:
-                kinds = kinds_of(state, job, file.pid)
+                kinds = kinds_of(state, name, file.pid)
                 before = used_s(kinds)
-            elif FIRST < event.result.step <= FIRST + arguments.steps:
+            elif FIRST < event.result.step <= FIRST + options.steps:
                 took.append(event.result.step_s)
-                if len(took) == arguments.steps:
+                if len(took) == options.steps:
                     after = used_s(kinds)
-    if len(took) != arguments.steps:
-        raise SystemExit(f"{job} ended after {len(took)} of {arguments.steps} steps")
+    if len(took) != options.steps:
+        raise SystemExit(f"{name} ended after {len(took)} of {options.steps} steps")
     cores = {kind: (after[kind] - before[kind]) / sum(took) for kind in after}
     return Cost(1e3 * statistics.median(took), cores, list(kinds.values()).count("instances"))
 
 
-def spread(found: Sequence[float]) -> dict[str, float]:
+def quartiles(found: Sequence[float]) -> dict[str, float]:
     low, middle, high = statistics.quantiles(found, n=4) if len(found) > 1 else [*found] * 3
     return {"median": middle, "low": low, "high": high, "least": min(found), "greatest": max(found)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="What watching costs training.")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--pad-ms", type=float, default=12.0)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    pairs: list[tuple[Cost, Cost]] = []
-    with ExitStack() as stack:
-        states = []
-        for values in ({}, OFF):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dmsc-bench-"))
-            with environment(**values):
-                states.append(stack.enter_context(mesh(Path(folder))))
-        pool = stack.enter_context(ThreadPoolExecutor(2))
-        for number in range(-1, arguments.rounds):
-            jobs = [pool.submit(trained, state, state is states[0], arguments) for state in states]
-            on, off = (job.result() for job in jobs)
-            if number >= 0:  # before, code was compiled and servers got warm
-                pairs.append((on, off))
-                told = (f"{cost.step_ms:.0f} ms, {cost.instances:.2%}, {cost.mesh:.1%}" for cost in (on, off))
-                print(f"round {number + 1}: with {', without '.join(told)}", file=sys.stderr)
-    figures: dict[str, Any] = {
-        "rounds": arguments.rounds,
-        "load_average": os.getloadavg()[0],
-        "step": spread([on.step_ms / off.step_ms - 1 for on, off in pairs]),
-        "instances": spread([on.instances - off.instances for on, off in pairs]),
-        "mesh": spread([on.mesh - off.mesh for on, off in pairs]),
-    }
-    names = ("step_ms", "instances", "mesh")
-    without = {name: statistics.median(getattr(off, name) for _, off in pairs) for name in names}
-    by_kind = {
-        kind: statistics.median(on.cores.get(kind, 0.0) - off.cores.get(kind, 0.0) for on, off in pairs)
-        for kind in pairs[0][0].cores
-    }
-    figures |= {"without": without, "by_kind": by_kind}
-    if arguments.json:
-        json.dump(figures, sys.stdout, indent=2)
-        return
-    for name, what in (
+def lines(figures: dict[str, Any]) -> Iterator[str]:
+    without = figures["without"]
+    for name, meaning in (
         ("step", f"of {without['step_ms']:.0f} ms; bar: ≤ {BAR:.0%}"),
         ("instances", f"of a core, each, beside {without['instances']:.1%}; bar: ≤ {BAR:.0%}"),
         ("mesh", f"of a core, all processes together, beside {without['mesh']:.1%}"),
     ):
         row = figures[name]
-        print(
+        yield (
             f"{name:10} {row['median']:+.2%} (quartiles {row['low']:+.2%} to {row['high']:+.2%}, all "
-            f"{row['least']:+.2%} to {row['greatest']:+.2%}) {what}"
+            f"{row['least']:+.2%} to {row['greatest']:+.2%}) {meaning}"
         )
-    for kind, cores in sorted(by_kind.items(), key=lambda item: -item[1]):
-        print(f"  {kind:24} {cores:+.2%}")
-    print(f"{arguments.rounds} rounds; load average {figures['load_average']:.1f}")
+    for kind, cores in sorted(figures["by_kind"].items(), key=lambda item: -item[1]):
+        yield f"  {kind:24} {cores:+.2%}"
+    yield f"{figures['rounds']} rounds; load average {figures['load_average']:.1f}"
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    pairs: list[tuple[Cost, Cost]] = []
+    with ExitStack() as stack:
+        states = [stack.enter_context(mesh(environment=values)) for values in ({}, OFF)]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        for number in range(-1, options.rounds):
+            jobs = [pool.submit(trained, state, state is states[0], options) for state in states]
+            on, off = (job.result() for job in jobs)
+            if number >= 0:  # before, code was compiled and servers got warm
+                pairs.append((on, off))
+                costs = (
+                    f"{cost.step_ms:.0f} ms, {cost.instances:.2%}, {cost.mesh:.1%}" for cost in (on, off)
+                )
+                say(f"round {number + 1}: with {', without '.join(costs)}")
+    names = ("step_ms", "instances", "mesh")
+    return {
+        "rounds": options.rounds,
+        "load_average": os.getloadavg()[0],
+        "step": quartiles([on.step_ms / off.step_ms - 1 for on, off in pairs]),
+        "instances": quartiles([on.instances - off.instances for on, off in pairs]),
+        "mesh": quartiles([on.mesh - off.mesh for on, off in pairs]),
+        "without": {name: statistics.median(getattr(off, name) for _, off in pairs) for name in names},
+        "by_kind": {
+            kind: statistics.median(on.cores.get(kind, 0.0) - off.cores.get(kind, 0.0) for on, off in pairs)
+            for kind in pairs[0][0].cores
+        },
+    }
 
 
 if __name__ == "__main__":
-    main()
+    bench(command(__doc__, rounds=8, steps=60, pad_ms=12.0), measure, lines)

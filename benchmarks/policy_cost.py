@@ -17,19 +17,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import os
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import psutil
-from registry_mesh import TOKEN, mesh, register  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.figures import percentile
+from benchmarks.harness.processes import child
+from benchmarks.registry_mesh import TOKEN, mesh, register, send
 from bus import subjects
 from bus.connection import Bus
 from bus.mesh.registration import digest_of
@@ -58,23 +59,10 @@ BARS = {"telemetry": "≤ 1 core", "adoption": "p99 ≤ 50 ms"}
 MODULE = "service-time-weights"
 
 
-@contextlib.asynccontextmanager
-async def child(url: str, *arguments: str) -> AsyncIterator[psutil.Process]:
+def dmsc(url: str, *arguments: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     """A `dmsc` process, ended afterwards."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dmsc", *arguments, "--log-level", "warning"),
-        env={**os.environ, "DMSC_BUS": url, "DMSC_BUS_TOKEN": TOKEN},
-    )
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
-
-
-def percentile(values: list[float], part: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+    environment = {"DMSC_BUS": url, "DMSC_BUS_TOKEN": TOKEN}
+    return child("dmsc", *arguments, "--log-level", "warning", environment=environment)
 
 
 # --- telemetry -------------------------------------------------------------------------------------------
@@ -107,18 +95,6 @@ def samples(bus: Bus, instances: int, jobs: int) -> list[tuple[str, bytes]]:
     return found
 
 
-async def send(bus: Bus, messages: list[tuple[str, bytes]], until: float) -> int:
-    """Each once a second, evenly; returns how many."""
-    sent, began = 0, time.perf_counter()
-    while (now := time.perf_counter()) < until:
-        due = int((now - began) * len(messages))
-        while sent < due:
-            await bus.connection.send(*messages[sent % len(messages)])
-            sent += 1
-        await asyncio.sleep(0.005)
-    return sent
-
-
 async def ask(bus: Bus) -> ModuleAnswer:
     question = ModuleQuestion(job="j0")
     answer = await bus.request(
@@ -135,16 +111,17 @@ async def telemetry(instances: int, jobs: int, seconds: float) -> dict[str, Any]
         sender = await stack.enter_async_context(
             Bus.connect(server.url, name="instances", kind=EntityKind.INSTANCE, token=TOKEN)
         )
-        module = await stack.enter_async_context(child(server.url, "policy", "run", MODULE))
+        module = psutil.Process(
+            (await stack.enter_async_context(dmsc(server.url, "policy", "run", MODULE))).pid
+        )
         while True:
             with contextlib.suppress(DmscError):
                 await ask(bus)
                 break
             await asyncio.sleep(0.1)
         messages = samples(sender, instances, jobs)
-        await send(
-            sender, messages, time.perf_counter() + 4.0
-        )  # until all are known and windows begin to fill
+        # until all are known and windows begin to fill
+        await send(sender.link.send, messages, time.perf_counter() + 4.0)
         waits: list[float] = []
 
         async def asking() -> None:
@@ -156,7 +133,7 @@ async def telemetry(instances: int, jobs: int, seconds: float) -> dict[str, Any]
 
         before, began = module.cpu_times(), time.perf_counter()
         task = asyncio.create_task(asking())
-        sent = await send(sender, messages, began + seconds)
+        sent = await send(sender.link.send, messages, began + seconds)
         took_s = time.perf_counter() - began
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -207,7 +184,7 @@ async def beat(bus: Bus, living: list[ServiceRecord]) -> None:
         for one in living
     ]
     while True:
-        await send(bus, beats, time.perf_counter() + 60.0)
+        await send(bus.link.send, beats, time.perf_counter() + 60.0)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -297,7 +274,7 @@ async def adoption(rounds: int) -> dict[str, Any]:
         mi = await connected(living[0].sid, EntityKind.INSTANCE)
         await register(bus, living)
         stack.push_async_callback(_end, asyncio.create_task(beat(bus, living)))
-        await stack.enter_async_context(child(server.url, "run", "router", "--cluster", "c0"))
+        await stack.enter_async_context(dmsc(server.url, "run", "router", "--cluster", "c0"))
         _, communication = await orchestrate(smo, living)
         stack.push_async_callback(communication.close)
         await mi.bucket(subjects.ROUTE_TABLE).watch(written)
@@ -336,39 +313,32 @@ async def adoption(rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--instances", type=int, default=10_000)
-    parser.add_argument("--jobs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--only", choices=("telemetry", "adoption"))
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    found: dict[str, Any] = {}
-    if arguments.only != "adoption":
-        found["telemetry"] = asyncio.run(telemetry(arguments.instances, arguments.jobs, arguments.seconds))
-    if arguments.only != "telemetry":
-        found["adoption"] = asyncio.run(adoption(arguments.rounds))
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-        return
-    if told := found.get("telemetry"):
-        print(
-            f"telemetry: {told['sent_per_s']:,.0f} samples/s of {told['instances']:,} instances in "
-            f"{told['jobs']} jobs: {told['cores']:.2f} cores ({told['us_per_sample']:.0f} µs a sample), bar "
-            f"{BARS['telemetry']}; a question meanwhile p50 {told['question_ms']['p50']:.0f} ms, "
-            f"p99 {told['question_ms']['p99']:.0f} ms; at the end {told['behind_ms']:.0f} ms behind"
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    if load := found.get("telemetry"):
+        yield (
+            f"telemetry: {load['sent_per_s']:,.0f} samples/s of {load['instances']:,} instances in "
+            f"{load['jobs']} jobs: {load['cores']:.2f} cores ({load['us_per_sample']:.0f} µs a sample), bar "
+            f"{BARS['telemetry']}; a question meanwhile p50 {load['question_ms']['p50']:.0f} ms, "
+            f"p99 {load['question_ms']['p99']:.0f} ms; at the end {load['behind_ms']:.0f} ms behind"
         )
-    if told := found.get("adoption"):
-        print(
-            f"suggestion → route table in use, {told['instances']:,} instances: p50 {told['p50_ms']:.1f} ms, "
-            f"p99 {told['p99_ms']:.1f} ms, longest {told['max_ms']:.1f} ms ({told['rounds']} times), bar "
+    if way := found.get("adoption"):
+        yield (
+            f"suggestion → route table in use, {way['instances']:,} instances: p50 {way['p50_ms']:.1f} ms, "
+            f"p99 {way['p99_ms']:.1f} ms, longest {way['max_ms']:.1f} ms ({way['rounds']} times), bar "
             f"{BARS['adoption']}"
         )
 
 
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if options.only != "adoption":
+        found["telemetry"] = await telemetry(options.instances, options.jobs, options.seconds)
+    if options.only != "telemetry":
+        found["adoption"] = await adoption(options.rounds)
+    return found
+
+
 if __name__ == "__main__":
-    main()
+    arguments = command(__doc__, instances=10_000, jobs=10, seconds=20.0, rounds=300)
+    arguments.add_argument("--only", choices=("telemetry", "adoption"))
+    bench(arguments, measure, lines)

@@ -11,30 +11,31 @@ round with a process for each entity.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.jobs import done, job
+from benchmarks.harness.meshes import mesh
 from dmsc import Client
+from dmsc.state.state_folder import StateFolder
 from schemas.job import JobState
 
-SPEC: dict[str, Any] = {
-    "name": "readiness",
-    "model": {
-        "factory": "workers.models.gpt:byte_gpt",
-        "args": {"layers": 2, "width": 64, "heads": 4, "context": 64},
-    },
-    "data": {"source": "stdlib:", "sample_tokens": 64},
-    "training": {"steps": 2, "microbatches": 4, "microbatch_samples": 2, "validation_microbatches": 0},
-    "parallel": {"stages": 2, "replicas": 2},
-}
+SPEC = job(
+    "readiness",
+    steps=2,
+    microbatches=4,
+    samples=2,
+    layers=2,
+    width=64,
+    context=64,
+    training={"checkpoint_every": "auto"},
+    replicas=2,
+)
 
 
 def until_running_s(client: Client) -> float:
@@ -45,62 +46,43 @@ def until_running_s(client: Client) -> float:
     for event in client.events(submitted.job):
         if event.state is JobState.RUNNING and running_s is None:
             running_s = time.monotonic() - began
-    record = client.job(submitted.job)
-    if running_s is None or record.state is not JobState.DONE:
-        sys.exit(f"{record.job} ended {record.state.value}: {record.reason}")
+    record = done(client.job(submitted.job))
+    if running_s is None:
+        raise SystemExit(f"{record.job} ended without having begun to run")
     return running_s
 
 
-def one_round(folder: Path, *more: str) -> tuple[dict[str, float], dict[str, float]]:
+def one_round(*more: str) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds, and MiB by process; `more` are options of `dmsc up`."""
-    state = folder / "state"
-    command = [sys.executable, "-m", "dmsc"]
-    ports = ["--nats-port", "0", "--http-port", "0"]
     began = time.monotonic()
-    up = subprocess.run(
-        [*command, "up", "--state", str(state), *ports, "--slots", "2", "--detach", "--json", *more],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    seconds = {"command": time.monotonic() - began}
-    mesh = json.loads(up.stdout)
-    seconds["up to ready"] = mesh["ready_at"] - mesh["started_at"]
-    try:
-        with Client(state=state) as client:
-            seconds["first job"] = until_running_s(client)
-            seconds["warm job"] = until_running_s(client)
+    with mesh(None, *more, slots=2) as state, Client(state=state) as client:
+        seconds = {"command": time.monotonic() - began}
+        file = StateFolder(state).mesh()
+        assert file is not None
+        assert file.ready_at is not None
+        seconds["up to ready"] = file.ready_at - file.started_at
+        seconds["first job"] = until_running_s(client)
+        seconds["warm job"] = until_running_s(client)
         memory = {
             name: psutil.Process(pid).memory_info().rss / 2**20
-            for name, pid in mesh["children"].items()
+            for name, pid in file.children.items()
             if not name.startswith("agent")
         }
-    finally:
-        subprocess.run([*command, "down", "--state", str(state)], check=True, stdout=subprocess.DEVNULL)
     return seconds, memory
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rounds = []
-    for _ in range(arguments.rounds):
-        with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as folder:
-            rounds.append(one_round(Path(folder))[0])
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as folder:
-        memory = one_round(Path(folder), "--separate")[1]
-    seconds = {name: [one[name] for one in rounds] for name in rounds[0]}
-    if arguments.json:
-        print(json.dumps({"seconds": seconds, "resident_mib": memory}, indent=2))
-        return
-    for name, values in seconds.items():
-        print(f"{name:20} {statistics.median(values):6.2f} s   {min(values):.2f} to {max(values):.2f}")
-    for name, value in sorted(memory.items()):
-        print(f"{name:20} {value:6.1f} MiB")
+def measure(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    rounds = [one_round()[0] for _ in range(options.rounds)]
+    seconds = {name: [values[name] for values in rounds] for name in rounds[0]}
+    return {"seconds": seconds, "resident_mib": one_round("--separate")[1]}
+
+
+def lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for name, values in found["seconds"].items():
+        yield f"{name:20} {statistics.median(values):6.2f} s   {min(values):.2f} to {max(values):.2f}"
+    for name, value in sorted(found["resident_mib"].items()):
+        yield f"{name:20} {value:6.1f} MiB"
 
 
 if __name__ == "__main__":
-    main()
+    bench(command(__doc__, rounds=5), measure, lines)

@@ -21,20 +21,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import os
 import random
-import statistics
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import nats
 import psutil
-from registry_mesh import (  # type: ignore[import-not-found,unused-ignore]  # beside this file
+
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.figures import percentile, spread
+from benchmarks.harness.meshes import new_folder
+from benchmarks.harness.processes import child, turns
+from benchmarks.registry_mesh import (
     STAGES,
     TOKEN,
     beating,
@@ -45,7 +44,6 @@ from registry_mesh import (  # type: ignore[import-not-found,unused-ignore]  # b
     storm,
     told_ms,
 )
-
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.key_value import Change
@@ -102,17 +100,16 @@ async def raw_publish(url: str, bus: Bus, records: list[ServiceRecord]) -> float
 async def in_turns(rounds: int, ours: Callable[[int], Any], raw: Callable[[int], Any]) -> dict[str, Any]:
     """Seconds of both sides per round, and the ratio ours ÷ raw of each round."""
     times: dict[str, list[float]] = {"ours_s": [], "raw_s": []}
-    for number in range(rounds):
-        sides = [("ours_s", ours), ("raw_s", raw)]
-        for key, side in sides if number % 2 == 0 else reversed(sides):
-            times[key].append(await side(number))
+    sides = {"ours_s": ours, "raw_s": raw}
+    for number, key in turns(list(sides), rounds):
+        times[key].append(await sides[key](number))
     ratios = [ours_s / raw_s for ours_s, raw_s in zip(times["ours_s"], times["raw_s"], strict=True)]
     return {**times, "ratios": ratios}
 
 
 async def registrations(instances: int, rounds: int, sync: bool) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        async with mesh(Path(folder), sync) as (server, bus, _):
+    with new_folder() as folder:
+        async with mesh(folder, sync) as (server, bus, _):
 
             async def ours(number: int) -> float:
                 job = f"round{number}"
@@ -208,10 +205,6 @@ async def changes(url: str, job: str, instances: int, seconds: float) -> list[fl
 @contextlib.asynccontextmanager
 async def routing(server: EmbeddedServer, bus: Bus, job: str) -> AsyncIterator[None]:
     """A router of the first cluster, in a process of its own, that routes the job."""
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dmsc", "run", "router", "--cluster", "c0", "--log-level", "warning"),
-        env={**os.environ, "DMSC_BUS": server.url, "DMSC_BUS_TOKEN": TOKEN},
-    )
     policy = CommunicationPolicy(
         job=job,
         revision=1,
@@ -220,12 +213,11 @@ async def routing(server: EmbeddedServer, bus: Bus, job: str) -> AsyncIterator[N
         stages=tuple(StagePolicy(stage=stage, window=2) for stage in range(STAGES)),
         reason="bench",
     )
-    try:
+    environment = {"DMSC_BUS": server.url, "DMSC_BUS_TOKEN": TOKEN}
+    arguments = ("run", "router", "--cluster", "c0", "--log-level", "warning")
+    async with child("dmsc", *arguments, environment=environment):
         await bus.command(subjects.QOS_POLICY, policy, deadline_s=60, sid=ROUTER)
         yield
-    finally:
-        child.terminate()
-        await child.wait()
 
 
 async def tables(url: str, job: str, instances: int, seconds: float) -> list[float]:
@@ -282,8 +274,8 @@ async def processor_share(registry: psutil.Process, seconds: float) -> float:
 async def standing(instances: int, rounds: int, seconds: float) -> dict[str, Any]:
     """All that needs a registry full of living instances."""
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        async with mesh(Path(folder), True) as (server, bus, registry):
+    with new_folder() as folder:
+        async with mesh(folder, True) as (server, bus, registry):
             async with beating(server.url, "warm", SMALL):
                 await register(bus, [record("warm", each) for each in range(SMALL)])
                 found[f"change at {SMALL}"] = await changes(server.url, "warm", SMALL, seconds)
@@ -307,8 +299,8 @@ async def routed(instances: int, seconds: float) -> dict[str, Any]:
     """A change until the route table that follows from it is in use."""
     found: dict[str, Any] = {}
     for key, count in ((f"route table at {SMALL}", SMALL), ("route table at all", instances)):
-        with tempfile.TemporaryDirectory() as folder:
-            async with mesh(Path(folder), True) as (server, bus, _), beating(server.url, "j", count):
+        with new_folder() as folder:
+            async with mesh(folder, True) as (server, bus, _), beating(server.url, "j", count):
                 for start in range(0, count, SMALL):
                     lot = range(start, min(count, start + SMALL))
                     await register(bus, [record("j", each, InstanceState.ACTIVE) for each in lot])
@@ -317,72 +309,50 @@ async def routed(instances: int, seconds: float) -> dict[str, Any]:
     return found
 
 
-def spread(values: list[float], digits: int = 2) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
-
-
-def percentile(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def report(found: dict[str, Any], instances: int) -> None:
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    instances = found["instances"]
     for key in ("registrations", "registrations, synced"):
         if key in found:
-            one = found[key]
-            print(
-                f"{key:24} {spread(one['ratios'])}× raw   ours {spread(one['ours_per_s'], 0)}/s, "
-                f"raw {spread(one['raw_per_s'], 0)}/s   bar {BARS[key]}"
+            rates = found[key]
+            yield (
+                f"{key:24} {spread(rates['ratios'])}× raw   ours {spread(rates['ours_per_s'], '.0f')}/s, "
+                f"raw {spread(rates['raw_per_s'], '.0f')}/s   bar {BARS[key]}"
             )
-            print(
-                f"{'':24} as {instances} commands at once: {one['storm_s']:.1f} s until the last is answered"
-            )
+            storm_s = f"{rates['storm_s']:.1f} s until the last is answered"
+            yield f"{'':24} as {instances} commands at once: {storm_s}"
     if "snapshot" in found:
-        one = found["snapshot"]
-        print(
-            f"{'snapshot':24} {spread(one['ratios'])}× raw   ours {spread(one['ours_s'], 3)} s, "
-            f"raw {spread(one['raw_s'], 3)} s   bar {BARS['snapshot']}"
+        times = found["snapshot"]
+        yield (
+            f"{'snapshot':24} {spread(times['ratios'])}× raw   ours {spread(times['ours_s'], '.3f')} s, "
+            f"raw {spread(times['raw_s'], '.3f')} s   bar {BARS['snapshot']}"
         )
     for key in BARS:
         if key in found and BARS[key].startswith("p99"):
             ordered = found[key]
-            print(
+            yield (
                 f"{key.replace('all', str(instances)):24} p50 {percentile(ordered, 0.5):.1f} ms, "
                 f"p99 {percentile(ordered, 0.99):.1f} ms, longest {ordered[-1]:.1f} ms "
                 f"of {len(ordered)}   bar {BARS[key]}"
             )
     if "beats" in found:
-        print(f"{'heartbeats':24} {found['beats']:.2f} cores at {instances}/s   bar {BARS['beats']}")
-        print(f"{'memory':24} {found['memory']:.0f} B per instance   bar {BARS['memory']}")
-        print(f"{'taken for dead':24} {found['faulted']} of {instances}")
+        yield f"{'heartbeats':24} {found['beats']:.2f} cores at {instances}/s   bar {BARS['beats']}"
+        yield f"{'memory':24} {found['memory']:.0f} B per instance   bar {BARS['memory']}"
+        yield f"{'taken for dead':24} {found['faulted']} of {instances}"
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    wanted = arguments.only
-    if wanted in (None, "registrations"):
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {"instances": options.instances}
+    if options.only in (None, "registrations"):
         for key, sync in (("registrations, synced", True), ("registrations", False)):
-            found[key] = await registrations(arguments.instances, arguments.rounds, sync)
-    if wanted in (None, "standing"):
-        found |= await standing(arguments.instances, arguments.rounds, arguments.seconds)
-    if wanted in (None, "routed"):
-        found |= await routed(arguments.instances, arguments.seconds)
+            found[key] = await registrations(options.instances, options.rounds, sync)
+    if options.only in (None, "standing"):
+        found |= await standing(options.instances, options.rounds, options.seconds)
+    if options.only in (None, "routed"):
+        found |= await routed(options.instances, options.seconds)
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--instances", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--only", choices=("registrations", "standing", "routed"))
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    found = asyncio.run(measure(arguments))
-    if arguments.json:
-        print(json.dumps(found))
-    else:
-        report(found, arguments.instances)
-
-
 if __name__ == "__main__":
-    main()
+    arguments = command(__doc__, rounds=5, instances=10_000, seconds=12.0)
+    arguments.add_argument("--only", choices=("registrations", "standing", "routed"))
+    bench(arguments, measure, lines)

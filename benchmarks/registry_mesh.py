@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import nats
 import psutil
 
+from benchmarks.harness.processes import child
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -71,20 +72,15 @@ async def mesh(folder: Path, sync: bool) -> AsyncIterator[tuple[EmbeddedServer, 
         EmbeddedServer(folder, token=TOKEN, sync_always=sync) as server,
         Bus.connect(server.url, name="bench", kind=EntityKind.CLIENT, token=TOKEN) as bus,
     ):
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dmsc", "run", "service-registry", "--log-level", "warning"),
-            env={**os.environ, "DMSC_BUS": server.url, "DMSC_BUS_TOKEN": TOKEN},
-        )
-        try:
+        environment = {"DMSC_BUS": server.url, "DMSC_BUS_TOKEN": TOKEN}
+        starting = child("dmsc", "run", "service-registry", "--log-level", "warning", environment=environment)
+        async with starting as registry:
             while True:
                 with contextlib.suppress(DmscError):
                     await bus.request(subjects.RESOLVE, Resolve(sid="nobody"), timeout_s=1.0)
                     break
                 await asyncio.sleep(0.1)
-            yield server, bus, psutil.Process(child.pid)
-        finally:
-            child.terminate()
-            await child.wait()
+            yield server, bus, psutil.Process(registry.pid)
 
 
 async def register(bus: Bus, records: list[ServiceRecord]) -> float:
@@ -137,16 +133,8 @@ async def told_ms(agent: Bus, moved: StateChange, seen: asyncio.Future[float]) -
 @contextlib.asynccontextmanager
 async def beating(url: str, job: str, instances: int) -> AsyncIterator[None]:
     """Every instance beats once a second, from another process, from here on."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, url, job, str(instances), stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        assert child.stdout is not None
-        assert await child.stdout.readline(), "the process that beats has ended"
+    async with child(__file__, url, job, str(instances), until_line=True):
         yield
-    finally:
-        child.terminate()
-        await child.wait()
 
 
 async def beat(url: str, job: str, instances: int) -> None:
@@ -160,14 +148,22 @@ async def beat(url: str, job: str, instances: int) -> None:
         said = Heartbeat(sid=one.sid, incarnation=one.incarnation, state=one.state, digest="0011aabb")
         beats.append((subjects.HEARTBEAT(sid=one.sid), codec.encode(said, sender, f"{number}")))
     print("beating", flush=True)
-    turn_s, sent, began = 0.01, 0, time.perf_counter()
     while True:
-        due = int((time.perf_counter() - began) * instances)
+        await send(client.publish, beats, time.perf_counter() + 60.0)
+
+
+async def send(
+    publish: Callable[[str, bytes], Awaitable[Any]], messages: Sequence[tuple[str, bytes]], until: float
+) -> int:
+    """Each message once a second, evenly spread over it; returns how many."""
+    sent, began = 0, time.perf_counter()
+    while (now := time.perf_counter()) < until:
+        due = int((now - began) * len(messages))
         while sent < due:
-            subject, payload = beats[sent % instances]
-            await client.publish(subject, payload)
+            await publish(*messages[sent % len(messages)])
             sent += 1
-        await asyncio.sleep(turn_s)
+        await asyncio.sleep(0.005)
+    return sent
 
 
 if __name__ == "__main__":

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
-
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.jobs import job
+from benchmarks.harness.meshes import mesh, new_folder
+from benchmarks.harness.processes import DMSC, modules
 from bus.recording.run_file import RunFile
 from dmsc.client.client import Client
 from dmsc.commands.jobs.replay import feed
@@ -44,45 +45,25 @@ class Other(ServiceTimeWeights):
 def record(folder: Path, steps: int) -> Path:
     """A run of a mesh's own, exported."""
     (folder / "shadow.py").write_text(SHADOW)
-    spec = {
-        "name": "recorded",
-        "model": {
-            "factory": "workers.models.padded:padded_gpt",
-            "args": {"layers": 4, "width": 32, "heads": 2, "context": 32, "pad_ms": 6.0},
-        },
-        "data": {"source": "stdlib:", "sample_tokens": 32},
-        "training": {"steps": steps, "microbatches": 8, "microbatch_samples": 1, "checkpoint_every": 0},
-        "parallel": {"stages": 2, "replicas": 2},
-        "routing": {"algorithm": "least-outstanding"},
-    }
-    command = [sys.executable, "-m", "dmsc"]
+    spec = job(
+        "recorded",
+        steps=steps,
+        layers=4,
+        width=32,
+        heads=2,
+        pad_ms=6.0,
+        training={"validation_microbatches": 2},
+        replicas=2,
+        routing={"algorithm": "least-outstanding"},
+    )
     file = folder / "run.dmscrun"
-    with mesh(folder) as state:
-        where = ["--state", str(state)]
-        modules = [
-            subprocess.Popen(
-                [*command, "policy", "run", *what, *where],
-                cwd=folder,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for what in (["service-time-weights"], ["shadow.py", "--shadow"])
-        ]
-        try:
-            with Client(state=state) as client:
-                job = client.submit(spec).job
-                client.wait(job, timeout_s=300 + steps)
-            subprocess.run(
-                [*command, "runs", "export", job, str(file), *where],
-                check=True,
-                cwd=folder,
-                stdout=subprocess.DEVNULL,
-            )
-        finally:
-            for module in modules:
-                module.terminate()
-            for module in modules:
-                module.wait()
+    with mesh(folder) as state, Client(state=state) as client:
+        place = ("--state", str(state))
+        with modules(folder, ("service-time-weights", *place), ("shadow.py", "--shadow", *place)):
+            name = client.submit(spec).job
+            client.wait(name, timeout_s=300 + steps)
+            command_line = [*DMSC, "runs", "export", name, str(file), *place]
+            subprocess.run(command_line, check=True, cwd=folder, stdout=subprocess.DEVNULL)
     return file
 
 
@@ -95,21 +76,27 @@ def replayed(file: Path, policy: str) -> tuple[float, float, int, int]:
     return story.until - story.began, took_s, story.messages, len(story.replayed)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="How much faster than real time a run is replayed.")
-    parser.add_argument("--file", type=Path, help="an exported run instead of one of its own")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--policy", nargs="+", default=list(POLICIES))
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as folder:
-        file = arguments.file or record(Path(folder), arguments.steps)
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"a run of {found['run_s']:.0f} s, {found['steps']} steps, {found['messages']:,} messages, "
+        f"{found['file_bytes']:,} bytes"
+    )
+    for row in found["policies"]:
+        between = f"({row['lowest']:.0f}–{row['highest']:.0f})"
+        yield (
+            f"{row['policy']:<24} {row['factor']:6.0f}× real time {between}, "
+            f"{row['messages_per_s']:,.0f} messages/s, {row['suggestions']} suggestions"
+        )
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with new_folder() as folder:
+        file = options.file or record(folder, options.steps)
         with RunFile.open(file) as run:
             header = run.header
         figures = []
-        for policy in arguments.policy:
-            rounds = [replayed(file, policy) for _ in range(arguments.rounds)]
+        for policy in options.policy:
+            rounds = [replayed(file, policy) for _ in range(options.rounds)]
             factors = [span_s / took_s for span_s, took_s, _, _ in rounds]
             span_s, _, messages, suggestions = rounds[0]
             figures.append(
@@ -123,24 +110,18 @@ def main() -> None:
                 }
             )
         size = file.stat().st_size
-    about = {
+    return {
         "job": header.job,
         "steps": header.steps,
         "run_s": span_s,
         "messages": messages,
         "file_bytes": size,
+        "policies": figures,
     }
-    if arguments.json:
-        print(json.dumps({**about, "policies": figures}, indent=2))
-        return
-    print(f"a run of {span_s:.0f} s, {header.steps} steps, {messages:,} messages, {size:,} bytes")
-    for one in figures:
-        spread = f"({one['lowest']:.0f}–{one['highest']:.0f})"
-        print(
-            f"{one['policy']:<24} {one['factor']:6.0f}× real time {spread}, "
-            f"{one['messages_per_s']:,.0f} messages/s, {one['suggestions']} suggestions"
-        )
 
 
 if __name__ == "__main__":
-    main()
+    arguments = command(__doc__, steps=300, rounds=3)
+    arguments.add_argument("--file", type=Path, help="an exported run instead of one of its own")
+    arguments.add_argument("--policy", nargs="+", default=list(POLICIES))
+    bench(arguments, measure, lines)

@@ -24,25 +24,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import statistics
-import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from bus.connection import Bus
+from benchmarks.harness.command import bench, command, say, some_of
+from benchmarks.harness.figures import Figure, at_least, at_most
+from benchmarks.harness.jobs import done, job
+from benchmarks.harness.meshes import BenchMesh, open_mesh
 from bus.subjects import REGISTRY_RECORD, STEP_CLAIM
-from dmsc.client.async_client import AsyncClient
-from dmsc.launch.layout import MeshOptions
-from dmsc.launch.mesh import running_mesh
-from dmsc.process.composition import node_name
-from dmsc.state.settings import find_bus
-from schemas.envelope import EntityKind
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.registry import InstanceState
 from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM
 from schemas.step import MicrobatchClaim
@@ -56,30 +49,6 @@ PAD_MS = BASE_MS / 3
 
 EQUAL = (2.0, 2.0, 2.0, 2.0)
 ONE_SLOW = (2.0, 2.0, 2.0, 8.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One line of the result. `kept` None: no bar."""
-
-    section: str
-    name: str
-    value: float
-    bar: str = ""
-    kept: bool | None = None
-    note: str = ""
-
-
-def at_least(section: str, name: str, value: float, bar: float, note: str = "") -> Figure:
-    return Figure(section=section, name=name, value=value, bar=f"≥ {bar:g}", kept=value >= bar, note=note)
-
-
-def at_most(section: str, name: str, value: float, bar: float, note: str = "") -> Figure:
-    return Figure(section=section, name=name, value=value, bar=f"≤ {bar:g}", kept=value <= bar, note=note)
-
-
-def plain(section: str, name: str, value: float, note: str) -> Figure:
-    return Figure(section=section, name=name, value=value, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +105,12 @@ class Run:
 class Bench:
     """One mesh, its client, and the folder in which paces are written."""
 
-    def __init__(self, client: AsyncClient, bus: Bus, folder: Path) -> None:
-        self.client = client
-        self._bus = bus
-        self._pace = folder / "pace"
+    def __init__(self, mesh: BenchMesh) -> None:
+        self.client = mesh.client
+        self._bus = mesh.bus
+        self._pace = mesh.folder / "pace"
         self._pace.mkdir()
-        self._data = folder / "data.bin"
+        self._data = mesh.folder / "data.bin"
         self._data.write_bytes(random.Random(0).randbytes(1 << 20))
 
     async def run(
@@ -156,54 +125,40 @@ class Bench:
     ) -> Run:
         """Runs a job through its phases."""
         steps = sum(phase.skip + phase.steps for phase in phases)
-        spec = JobSpec.model_validate(
-            {
-                "name": "bench-routing",
-                "model": {
-                    "factory": "workers.models.padded:padded_gpt",
-                    "args": {
-                        "pad_ms": pad_ms,
-                        "pace": str(self._pace),
-                        "layers": stages,
-                        "width": 16,
-                        "heads": 2,
-                        "context": 16,
-                    },
-                },
-                "data": {"source": self._data.as_uri(), "sample_tokens": 16},
-                "training": {
-                    "steps": steps,
-                    "microbatches": microbatches,
-                    "microbatch_samples": 1,
-                    "validation_microbatches": 0,
-                    "checkpoint_every": 0,
-                },
-                "parallel": {"stages": stages, "replicas": replicas, "segmentation": "uniform"},
-                "routing": {"algorithm": algorithm},
-            }
+        spec = job(
+            "bench-routing",
+            steps=steps,
+            microbatches=microbatches,
+            layers=stages,
+            width=16,
+            heads=2,
+            context=16,
+            pad_ms=pad_ms,
+            source=self._data,
+            model={"pace": str(self._pace)},
+            parallel={"stages": stages, "replicas": replicas, "segmentation": "uniform"},
+            routing={"algorithm": algorithm},
         )
         for file in self._pace.iterdir():
             file.unlink()
-        job = (await self.client.submit(spec)).job
+        name = (await self.client.submit(JobSpec.model_validate(spec))).job
         begins = [sum(phase.skip + phase.steps for phase in phases[:number]) for number in range(len(phases))]
-        run = Run(job=job, phases=phases, microbatches=microbatches)
-        await self._set(job, phases[0].paces)
-        async for event in self.client.events(job):
+        run = Run(job=name, phases=phases, microbatches=microbatches)
+        await self._set(name, phases[0].paces)
+        async for event in self.client.events(name):
             if event.result is not None:
                 run.seconds[event.result.step] = event.result.step_s
                 if event.result.step + 1 in begins:
-                    await self._set(job, phases[begins.index(event.result.step + 1)].paces)
-        record = await self.client.job(job)
-        if record.state is not JobState.DONE:
-            sys.exit(f"{job} ended {record.state}: {record.reason}")
-        async for recorded in self._bus.history(STEP_CLAIM, job=job):
+                    await self._set(name, phases[begins.index(event.result.step + 1)].paces)
+        done(await self.client.job(name))
+        async for recorded in self._bus.history(STEP_CLAIM, job=name):
             claim = recorded.message
             assert isinstance(claim, MicrobatchClaim)
             at = run.took_ms.setdefault(claim.step, {}).setdefault(claim.owner.sid, [])
             at.append(claim.forward_ms + claim.backward_ms)
         return run
 
-    async def _set(self, job: str, paces: Sequence[float]) -> None:
+    async def _set(self, name: str, paces: Sequence[float]) -> None:
         """Writes each replica's pace, as soon as all are there."""
         while True:
             entries = await self._bus.bucket(REGISTRY_RECORD).entries()
@@ -211,7 +166,7 @@ class Bench:
                 (
                     entry.message
                     for entry in entries
-                    if entry.message.job == job
+                    if entry.message.job == name
                     and (entry.message.stage or 0) >= 0
                     and entry.message.state is InstanceState.ACTIVE
                 ),
@@ -226,17 +181,20 @@ class Bench:
             os.replace(draft, self._pace / str(record.endpoint.pid))
 
 
-def say(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
+def figure(
+    section: str, name: str, value: float, bar: tuple[str, bool] | None = None, note: str = ""
+) -> Figure:
+    text, kept = bar or ("", None)
+    return Figure(section=section, name=name, value=value, bar=text, kept=kept, note=note)
 
 
 # --- sections ---------------------------------------------------------------------------------------------
-async def unequal(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+async def unequal(bench: Bench, options: argparse.Namespace) -> list[Figure]:
     """All algorithms, in turn: four equal replicas, then one of them 4× slower."""
     phases = [Phase(paces=EQUAL, skip=WARMUP, steps=4), Phase(paces=ONE_SLOW, skip=1, steps=3)]
     runs: dict[str, list[Run]] = {name: [] for name in ALGORITHMS}
     pair = (DEFAULT_ALGORITHM, STATIC)
-    for number in range(arguments.rounds):
+    for number in range(options.rounds):
         for name in ALGORITHMS if number == 0 else pair if number % 2 == 0 else pair[::-1]:
             run = await bench.run(phases, algorithm=name)
             runs[name].append(run)
@@ -256,34 +214,25 @@ async def unequal(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
         part = statistics.median(run.efficiency(1) for run in runs[name])
         times, equal = beside_static(name, 1), beside_static(name, 0)
         alone = statistics.median(run.efficiency(0) for run in runs[name])
+        note = f"{alone:.3f} of the bound"
         if name == DEFAULT_ALGORITHM:
             found += [
-                at_least("unequal", f"{name}: part of the bound", part, 0.95),
-                at_least("unequal", f"{name}: beside static", times, 2.9),
-                at_least("equal", f"{name}: beside static", equal, 0.99, f"{alone:.3f} of the bound"),
+                figure("unequal", f"{name}: part of the bound", part, at_least(part, 0.95)),
+                figure("unequal", f"{name}: beside static", times, at_least(times, 2.9)),
+                figure("equal", f"{name}: beside static", equal, at_least(equal, 0.99), note),
             ]
         else:
             found += [
-                Figure(
-                    section="unequal",
-                    name=f"{name}: part of the bound",
-                    value=part,
-                    note=f"{times:.2f}× static",
-                ),
-                Figure(
-                    section="equal",
-                    name=f"{name}: beside static",
-                    value=equal,
-                    note=f"{alone:.3f} of the bound",
-                ),
+                figure("unequal", f"{name}: part of the bound", part, note=f"{times:.2f}× static"),
+                figure("equal", f"{name}: beside static", equal, note=note),
             ]
     return found
 
 
-async def draws(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+async def draws(bench: Bench, options: argparse.Namespace) -> list[Figure]:
     """Speeds of 1–8×, one draw per seed."""
     phases = []
-    for seed in range(arguments.seeds):
+    for seed in range(options.seeds):
         speeds = [random.Random(f"speeds {seed} {replica}").uniform(1, 8) for replica in range(4)]
         phases.append(Phase(paces=tuple(8 / speed for speed in speeds), skip=1 if seed else WARMUP, steps=2))
     run = await bench.run(phases)
@@ -291,13 +240,14 @@ async def draws(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
     for seed, part in enumerate(parts):
         say(f"seed {seed}: {part:.3f}, {run.bound(run.measured(seed)):.0f} microbatches/s at most")
     note = f"{len(parts)} seeds"
+    mean, worst = statistics.mean(parts), min(parts)
     return [
-        at_least("random", "mean part of the bound", statistics.mean(parts), 0.93, note),
-        at_least("random", "worst part of the bound", min(parts), 0.85, note),
+        figure("random", "mean part of the bound", mean, at_least(mean, 0.93), note),
+        figure("random", "worst part of the bound", worst, at_least(worst, 0.85), note),
     ]
 
 
-async def change(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+async def change(bench: Bench, options: argparse.Namespace) -> list[Figure]:
     """One of four becomes 4× slower in mid-run, then well again."""
     phases = [
         Phase(paces=EQUAL, skip=WARMUP, steps=4),
@@ -318,18 +268,20 @@ async def change(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
             (place for place, part in enumerate(rest) if min(part, parts[place]) >= 0.9), len(parts)
         )
         note = f"then {rest[settled]:.3f} on average" if settled < len(parts) else "not reached"
-        found.append(at_most("change", f"{name}: steps until ≥ 0.9 of the new bound", settled, 5, note))
+        label = f"{name}: steps until ≥ 0.9 of the new bound"
+        found.append(figure("change", label, settled, at_most(settled, 5), note))
     faults = [fault for fault in await bench.client.faults(run.job) if fault.kind == "slow"]
     mine = [fault for fault in faults if fault.task.sid == f"{run.job}-s0-r3"]
     for fault in faults:
         say(f"step {fault.task.step}: {fault.log[0] if fault.log else fault.reason}")
     first = min((fault.task.step or 0 for fault in mine), default=10**6) - run.measured(1)[0]
-    found.append(at_most("change", "reported as slow after, steps", first, 5))
-    found.append(at_most("change", "healthy ones blamed", len(faults) - len(mine), 0))
+    wrong = len(faults) - len(mine)
+    found.append(figure("change", "reported as slow after, steps", first, at_most(first, 5)))
+    found.append(figure("change", "healthy ones blamed", wrong, at_most(wrong, 0)))
     return found
 
 
-async def bubble(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
+async def bubble(bench: Bench, options: argparse.Namespace) -> list[Figure]:
     """Four stages with one replica each."""
     stages, found = 4, []
     for microbatches in (8, 16, 32):
@@ -340,54 +292,37 @@ async def bubble(bench: Bench, arguments: argparse.Namespace) -> list[Figure]:
         idle = 1 - busy_s / stages / sum(run.seconds[step] for step in steps)
         least = (stages - 1) / (microbatches + stages - 1)
         note = f"idle {idle:.3f}, (p-1)/(m+p-1) is {least:.3f}"
-        found.append(at_most("bubble", f"m={microbatches}: points above", 100 * (idle - least), 3, note))
+        points = 100 * (idle - least)
+        found.append(figure("bubble", f"m={microbatches}: points above", points, at_most(points, 3), note))
     return found
 
 
 SECTIONS = {"unequal": unequal, "random": draws, "change": change, "bubble": bubble}
 
 
-async def measure(arguments: argparse.Namespace) -> list[Figure]:
+async def measure(options: argparse.Namespace) -> list[Figure]:
     """All sections asked for, in one mesh."""
     found = []
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
-        state = Path(name) / "state"
-        options = MeshOptions(
-            state=state, clusters=("a",), nats_port=0, http_port=0, slots=4, node=node_name()
-        )
-        async with running_mesh(options, say) as running:
-            address = find_bus(state=running.folder.path)
-            async with (
-                AsyncClient(state=running.folder.path) as client,
-                Bus.connect(
-                    address.servers, name="bench", kind=EntityKind.CLIENT, token=address.token
-                ) as bus,
-            ):
-                bench = Bench(client, bus, Path(name))
-                for section in arguments.only:
-                    found += await SECTIONS[section](bench, arguments)
+    async with open_mesh("a", tell=say) as mesh:
+        bench = Bench(mesh)
+        for section in options.only:
+            found += await SECTIONS[section](bench, options)
     return found
 
 
-def main() -> None:
-    """Measures and prints; what misses its bar is marked, and the exit code is 0."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas between")
-    parser.add_argument("--rounds", type=int, default=3, help="of the default algorithm and the static split")
-    parser.add_argument("--seeds", type=int, default=20, help="draws of random speeds")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    arguments.only = arguments.only.split(",")
-    if unknown := set(arguments.only) - SECTIONS.keys():
-        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(SECTIONS)}")
-    figures = asyncio.run(measure(arguments))
-    if arguments.json:
-        print(json.dumps([asdict(figure) for figure in figures], indent=2))
-        return
-    for figure in figures:
-        mark = {None: " ", True: "✓", False: "✗"}[figure.kept]
-        print(f"{mark} {figure.section:8} {figure.name:44} {figure.value:8.3f}  {figure.bar:8} {figure.note}")
+def lines(figures: Sequence[Figure]) -> Iterator[str]:
+    for row in figures:
+        mark = {None: " ", True: "✓", False: "✗"}[row.kept]
+        yield f"{mark} {row.section:8} {row.name:44} {row.value:8.3f}  {row.bar:8} {row.note}"
 
 
 if __name__ == "__main__":
-    main()
+    arguments = command(
+        __doc__,
+        rounds=(3, "of the default algorithm and the static split"),
+        seeds=(20, "draws of random speeds"),
+    )
+    arguments.add_argument(
+        "--only", type=some_of(SECTIONS), default=tuple(SECTIONS), help="sections, with commas between"
+    )
+    bench(arguments, measure, lines)

@@ -13,11 +13,7 @@ two comes first changes from round to round.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.jobs import job, step_times
+from benchmarks.harness.meshes import mesh, new_folder
+from benchmarks.harness.processes import modules, turns
 from dmsc.client.client import Client
 
 POLICY = """
@@ -42,60 +41,45 @@ FIRST = 5
 
 
 def spec(steps: int, pad_ms: float) -> dict[str, Any]:
-    return {
-        "name": "shadowed",
-        "model": {
-            "factory": "workers.models.padded:padded_gpt",
-            "args": {"layers": 4, "width": 64, "heads": 4, "context": 32, "pad_ms": pad_ms},
-        },
-        "data": {"source": "stdlib:", "sample_tokens": 32},
-        "training": {
-            "steps": steps,
-            "microbatches": 8,
-            "microbatch_samples": 1,
-            "checkpoint_every": 0,
-            "validation_microbatches": 0,
-        },
-        "parallel": {"stages": 2, "replicas": 2},
-        "routing": {"algorithm": "least-outstanding"},
-    }
+    return job(
+        "shadowed",
+        steps=steps,
+        layers=4,
+        width=64,
+        pad_ms=pad_ms,
+        replicas=2,
+        routing={"algorithm": "least-outstanding"},
+    )
 
 
 @contextmanager
 def shadows(folder: Path, state: Path, number: int) -> Iterator[list[psutil.Process]]:
     """So many modules in shadow, ready; gone afterwards."""
-    started, logs = [], []
-    for index in range(number):
-        (folder / f"shadow_{index}.py").write_text(POLICY.format(number=index))
-        log = folder / f"shadow_{index}.log"
-        command = ["policy", "run", f"shadow_{index}.py", "--shadow", "--state", str(state)]
-        with log.open("wb") as out:
-            started.append(
-                subprocess.Popen([sys.executable, "-m", "dmsc", *command], cwd=folder, stdout=out, stderr=out)
-            )
-        logs.append(log)
-    try:
+    names = [f"shadow_{index}.py" for index in range(number)]
+    for index, name in enumerate(names):
+        (folder / name).write_text(POLICY.format(number=index))
+    log = folder / "shadows.log"
+    log.write_text("")
+    commands = [(name, "--shadow", "--state", str(state)) for name in names]
+    with modules(folder, *commands, log=log) as started:
         deadline = time.monotonic() + READY_S
-        while not all(READY in log.read_text() for log in logs):
+        while log.read_text().count(READY) < number:
             if time.monotonic() > deadline:
-                raise SystemExit("the modules were not ready: " + logs[0].read_text()[-500:])
+                raise SystemExit("the modules were not ready: " + log.read_text()[-500:])
             time.sleep(0.1)
-        yield [psutil.Process(one.pid) for one in started]
-    finally:
-        for one in started:
-            one.terminate()
-        for one in started:
-            one.wait()
+        yield [psutil.Process(process.pid) for process in started]
 
 
-def trained(client: Client, steps: int, pad_ms: float, modules: list[psutil.Process]) -> tuple[float, float]:
+def trained(
+    client: Client, steps: int, pad_ms: float, processes: list[psutil.Process]
+) -> tuple[float, float]:
     """The median step in seconds, and the modules' CPU seconds per second."""
-    began, used = time.perf_counter(), _cpu(modules)
-    job = client.submit(spec(steps, pad_ms)).job
-    took = [event.result.step_s for event in client.events(job) if event.result is not None]
-    cpu = (_cpu(modules) - used) / (time.perf_counter() - began)
+    began, used = time.perf_counter(), _cpu(processes)
+    name = client.submit(spec(steps, pad_ms)).job
+    took = step_times(client, name)
+    cpu = (_cpu(processes) - used) / (time.perf_counter() - began)
     if len(took) != steps:
-        raise SystemExit(f"{job} ended after {len(took)} of {steps} steps: {client.job(job).reason}")
+        raise SystemExit(f"{name} ended after {len(took)} of {steps} steps: {client.job(name).reason}")
     return statistics.median(took[FIRST:]), cpu
 
 
@@ -104,40 +88,29 @@ def _cpu(modules: list[psutil.Process]) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="What modules in shadow cost training.")
-    parser.add_argument("--modules", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--pad-ms", type=float, default=8.0)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    without: list[float] = []
-    beside: list[float] = []
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    step_s: dict[bool, list[float]] = {False: [], True: []}
     cpu: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as name:
-        folder = Path(name)
-        with mesh(folder) as state, Client(state=state) as client:
-            for number in range(arguments.rounds):
-                for shadowed in (False, True) if number % 2 else (True, False):
-                    with shadows(folder, state, arguments.modules if shadowed else 0) as modules:
-                        step_s, used = trained(client, arguments.steps, arguments.pad_ms, modules)
-                    (beside if shadowed else without).append(step_s)
-                    cpu += [used] if shadowed else []
-    costs = [with_ / alone - 1 for with_, alone in zip(beside, without, strict=True)]
-    figures = {
-        "modules": arguments.modules,
+    with new_folder() as folder, mesh(folder) as state, Client(state=state) as client:
+        for _, shadowed in turns((True, False), options.rounds):
+            with shadows(folder, state, options.modules if shadowed else 0) as processes:
+                median_s, used = trained(client, options.steps, options.pad_ms, processes)
+            step_s[shadowed].append(median_s)
+            cpu += [used] if shadowed else []
+    costs = [beside / alone - 1 for beside, alone in zip(step_s[True], step_s[False], strict=True)]
+    return {
+        "modules": options.modules,
         "cost": statistics.median(costs),
         "lowest": min(costs),
         "highest": max(costs),
-        "step_without_s": statistics.median(without),
-        "step_with_s": statistics.median(beside),
+        "step_without_s": statistics.median(step_s[False]),
+        "step_with_s": statistics.median(step_s[True]),
         "cpu": statistics.median(cpu),
     }
-    if arguments.json:
-        print(json.dumps(figures, indent=2))
-        return
-    print(
+
+
+def lines(figures: dict[str, Any]) -> Iterator[str]:
+    yield (
         f"{figures['modules']} modules in shadow: steps of {figures['step_with_s']:.4f} s instead of "
         f"{figures['step_without_s']:.4f} s, {figures['cost']:+.1%} "
         f"({figures['lowest']:+.1%} to {figures['highest']:+.1%}), {figures['cpu']:.2f} cores"
@@ -145,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    bench(command(__doc__, modules=5, rounds=3, steps=60, pad_ms=8.0), measure, lines)

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.command import command, some_of
 from benchmarks.history import BEFORE, ROOT, taken_out
 
 MOST_S = 300.0
@@ -181,13 +182,6 @@ def compared(before: Path, parts: Sequence[str], pairs: int) -> dict[str, Verdic
     return {name: verdict(name, found[name]) for name in BARS if name in found}
 
 
-def _parts(text: str) -> tuple[str, ...]:
-    chosen = tuple(text.split(","))
-    if unknown := [part for part in chosen if part not in PARTS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(PARTS)}")
-    return chosen
-
-
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
@@ -195,11 +189,12 @@ def _count(text: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command(__doc__)
     parser.add_argument("--from", dest="commit", default=BEFORE, help="with which software")
     parser.add_argument("--pairs", type=_count, default=PAIRS)
-    parser.add_argument("--only", type=_parts, default=tuple(PARTS), metavar="PART,…", help=", ".join(PARTS))
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--only", type=some_of(PARTS), default=tuple(PARTS), metavar="PART,…", help=", ".join(PARTS)
+    )
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="dmsc-before-") as temporary:
         before = Path(temporary) / asked.commit[:12].replace("/", "-")

@@ -12,26 +12,21 @@ Nothing is asserted: an error above 5 % is marked.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
-import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from bus.connection import Bus
+from benchmarks.harness.command import bench, command, say
+from benchmarks.harness.jobs import job, trained
+from benchmarks.harness.meshes import BenchMesh, open_mesh
 from bus.subjects import STEP_CLAIM
-from dmsc.client.async_client import AsyncClient
-from dmsc.launch.layout import MeshOptions
-from dmsc.launch.mesh import running_mesh
-from dmsc.process.composition import node_name
 from dmsc.simulation.results.parallel import simulate
 from dmsc.simulation.scenarios.scenario import Scenario
-from dmsc.state.settings import find_bus
 from schemas.envelope import EntityKind, Envelope
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.step import MicrobatchClaim
 
 BLOCKS = 4
@@ -87,28 +82,22 @@ def spec(
     name: str, stages: int, replicas: int | Sequence[int], microbatches: int, steps: int, pad_ms: float
 ) -> JobSpec:
     return JobSpec.model_validate(
-        {
-            "name": name,
-            "model": {
-                "factory": "workers.models.padded:padded_gpt",
-                "args": {"pad_ms": pad_ms, "layers": BLOCKS, "width": 64, "heads": 4, "context": 64},
-            },
-            "data": {"source": "stdlib:", "sample_tokens": 64},
-            "training": {
-                "steps": WARMUP + steps,
-                "microbatches": microbatches,
-                "microbatch_samples": 2,
-                "optimizer": {"lr": 1e-3},
-                "seed": 5,
-                "validation_microbatches": 0,
-                "checkpoint_every": 0,
-            },
-            "parallel": {"stages": stages, "replicas": replicas},
-        }
+        job(
+            name,
+            steps=WARMUP + steps,
+            microbatches=microbatches,
+            samples=2,
+            layers=BLOCKS,
+            width=64,
+            context=64,
+            pad_ms=pad_ms,
+            training={"optimizer": {"lr": 1e-3}, "seed": 5},
+            parallel={"stages": stages, "replicas": replicas},
+        )
     )
 
 
-async def measure(client: AsyncClient, bus: Bus, wanted: JobSpec) -> Measured:
+async def measure(mesh: BenchMesh, wanted: JobSpec) -> Measured:
     """Runs a job; its steps after the warm-up."""
     claims: list[MicrobatchClaim] = []
 
@@ -116,26 +105,20 @@ async def measure(client: AsyncClient, bus: Bus, wanted: JobSpec) -> Measured:
         if claim.step >= WARMUP:
             claims.append(claim)
 
-    subscription = await bus.subscribe(STEP_CLAIM, claimed)
+    subscription = await mesh.bus.subscribe(STEP_CLAIM, claimed)
     try:
-        job = (await client.submit(wanted)).job
-        steps = [
-            event.result.step_s
-            async for event in client.events(job)
-            if event.kind == "step" and event.result is not None and event.result.step >= WARMUP
-        ]
+        record, seconds = await trained(mesh.client, wanted)
     finally:
         await subscription.stop()
-    record = await client.job(job)
-    if record.state is not JobState.DONE or record.graph is None:
-        sys.exit(f"{job} ended {record.state.value}: {record.reason}")
+    steps = [seconds[step] for step in seconds if step >= WARMUP]
+    assert record.graph is not None
     stages = wanted.parallel.stages
     units = [record.graph.stage(stage)[0] for stage in range(stages)]
     # layers: embed, the blocks, head
     blocks = [
         len(set(range(unit.first_layer, unit.last_layer)) & set(range(1, BLOCKS + 1))) for unit in units
     ]
-    mine = [claim for claim in claims if claim.job == job]
+    mine = [claim for claim in claims if claim.job == record.job]
     return Measured(
         step_s=statistics.median(steps),
         steps=tuple(steps),
@@ -150,11 +133,11 @@ def _mean(claims: Sequence[MicrobatchClaim], stage: int, name: str) -> float:
     return statistics.fmean(getattr(claim, name) for claim in claims if claim.stage == stage)
 
 
-async def calibrate(client: AsyncClient, bus: Bus, steps: int, pad_ms: float) -> Calibration:
+async def calibrate(mesh: BenchMesh, steps: int, pad_ms: float) -> Calibration:
     """Three jobs that are none of the scenarios: one microbatch, several in a row, one through two stages."""
-    one = await measure(client, bus, spec("calibrate-one", 1, 1, 1, steps, pad_ms))
-    row = await measure(client, bus, spec("calibrate-row", 1, 1, 5, steps, pad_ms))
-    two = await measure(client, bus, spec("calibrate-two", 2, 1, 1, steps, pad_ms))
+    one = await measure(mesh, spec("calibrate-one", 1, 1, 1, steps, pad_ms))
+    row = await measure(mesh, spec("calibrate-row", 1, 1, 5, steps, pad_ms))
+    two = await measure(mesh, spec("calibrate-two", 2, 1, 1, steps, pad_ms))
 
     def compute_ms(measured: Measured) -> float:
         return sum(measured.forward_ms) + sum(measured.backward_ms)
@@ -214,35 +197,28 @@ def predict(name: str, calibration: Calibration, wanted: JobSpec, measured: Meas
     return wanted.training.microbatches / found
 
 
-async def compare(steps: int, pad_ms: float) -> tuple[Calibration, list[Comparison]]:
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
-        options = MeshOptions(
-            state=Path(name) / "state", nats_port=0, http_port=0, slots=6, node=node_name(), clusters=("a",)
-        )
-        async with running_mesh(options, say) as mesh:
-            address = find_bus(state=mesh.folder.path)
-            async with (
-                AsyncClient(state=mesh.folder.path) as client,
-                Bus.connect(address.servers, name="bench", kind=EntityKind.TAP, token=address.token) as bus,
-            ):
-                calibration = await calibrate(client, bus, steps, pad_ms)
-                say(f"calibrated: {json.dumps(asdict(calibration))}")
-                found = []
-                for number, (title, stages, replicas, microbatches) in enumerate(SCENARIOS):
-                    wanted = spec(f"bench-{number}", stages, replicas, microbatches, steps, pad_ms)
-                    measured = await measure(client, bus, wanted)
-                    predicted = predict(f"bench-{number}", calibration, wanted, measured)
-                    found.append(
-                        Comparison(
-                            name=title,
-                            measured=microbatches / measured.step_s,
-                            predicted=predicted,
-                            spread=(microbatches / max(measured.steps), microbatches / min(measured.steps)),
-                        )
-                    )
-                    say(f"{title}: measured {found[-1].measured:.2f}, predicted {predicted:.2f} a second")
-                    say(f"  ms per block: {_per_block(measured)}")
-                return calibration, found
+async def compare(options: argparse.Namespace) -> dict[str, Any]:
+    steps, pad_ms = options.steps, options.pad_ms
+    async with open_mesh("a", slots=6, kind=EntityKind.TAP, tell=say) as mesh:
+        calibration = await calibrate(mesh, steps, pad_ms)
+        say(f"calibrated: {json.dumps(asdict(calibration))}")
+        found = []
+        for number, (title, stages, replicas, microbatches) in enumerate(SCENARIOS):
+            wanted = spec(f"bench-{number}", stages, replicas, microbatches, steps, pad_ms)
+            measured = await measure(mesh, wanted)
+            predicted = predict(f"bench-{number}", calibration, wanted, measured)
+            found.append(
+                Comparison(
+                    name=title,
+                    measured=microbatches / measured.step_s,
+                    predicted=predicted,
+                    spread=(microbatches / max(measured.steps), microbatches / min(measured.steps)),
+                )
+            )
+            say(f"{title}: measured {found[-1].measured:.2f}, predicted {predicted:.2f} a second")
+            say(f"  ms per block: {_per_block(measured)}")
+        rows = [{**asdict(row), "error": row.error} for row in found]
+        return {"calibration": calibration, "scenarios": rows}
 
 
 def _per_block(measured: Measured) -> str:
@@ -254,33 +230,26 @@ def _per_block(measured: Measured) -> str:
     )
 
 
-def say(text: str) -> None:
-    print(f"  {text}", file=sys.stderr, flush=True)
-
-
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--steps", type=int, default=5, help="measured steps per job")
-    parser.add_argument("--pad-ms", type=float, default=40.0, help="wait per block: emulates devices")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    calibration, found = asyncio.run(compare(arguments.steps, arguments.pad_ms))
-    if arguments.json:
-        rows = [{**asdict(one), "error": one.error} for one in found]
-        print(json.dumps({"calibration": asdict(calibration), "scenarios": rows}, indent=2))
-        return
-    print(f"overheads: {json.dumps(calibration.overheads)}")
-    print(
-        f"{'':20} {'measured':>9} {'predicted':>10} {'error':>7}   microbatches/s (slowest to fastest step)"
-    )
-    for one in found:
-        kept = "" if abs(one.error) <= BAR else "  ✗ above 5 %"
-        print(
-            f"{one.name:20} {one.measured:9.2f} {one.predicted:10.2f} {one.error:+7.1%}"
-            f"   {one.spread[0]:.2f} to {one.spread[1]:.2f}{kept}"
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    yield f"overheads: {json.dumps(found['calibration'].overheads)}"
+    head = f"{'':20} {'measured':>9} {'predicted':>10} {'error':>7}"
+    yield f"{head}   microbatches/s (slowest to fastest step)"
+    for row in found["scenarios"]:
+        low, high = row["spread"]
+        kept = "" if abs(row["error"]) <= BAR else "  ✗ above 5 %"
+        yield (
+            f"{row['name']:20} {row['measured']:9.2f} {row['predicted']:10.2f} {row['error']:+7.1%}"
+            f"   {low:.2f} to {high:.2f}{kept}"
         )
 
 
 if __name__ == "__main__":
-    main()
+    bench(
+        command(
+            __doc__,
+            steps=(5, "measured steps per job"),
+            pad_ms=(40.0, "wait per block: emulates devices"),
+        ),
+        compare,
+        lines,
+    )

@@ -16,24 +16,20 @@ Medians of the steps after the first third, in which the link is found out; rang
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
-import sys
-import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.connection import Bus
+from benchmarks.harness.command import bench, command, say
+from benchmarks.harness.figures import spread
+from benchmarks.harness.jobs import digest, job, trained
+from benchmarks.harness.meshes import BenchMesh, new_folder, open_mesh
+from benchmarks.harness.processes import turns
 from bus.subjects import STEP_CLAIM
-from dmsc.client.async_client import AsyncClient
-from dmsc.launch.layout import MeshOptions
-from dmsc.launch.mesh import running_mesh
-from dmsc.process.composition import node_name
-from dmsc.state.settings import find_bus
-from schemas.envelope import EntityKind
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.routing import DEFAULT_ALGORITHM
 from schemas.step import MicrobatchClaim
 from workers.links.link_shaping import ENVIRONMENT
@@ -54,118 +50,93 @@ class Found:
     sha256: str
 
 
-def spec(algorithm: str, arguments: argparse.Namespace, data: Path) -> JobSpec:
-    sizes = {"pad_ms": arguments.pad_ms, "layers": 2, "width": 64, "heads": 2, "context": 64}
+def spec(algorithm: str, options: argparse.Namespace, data: Path) -> JobSpec:
     return JobSpec.model_validate(
-        {
-            "name": "bench-slow-link",
-            "model": {"factory": "workers.models.padded:padded_gpt", "args": sizes},
-            "data": {"source": data.as_uri(), "sample_tokens": 64},
-            "training": {
-                "steps": arguments.steps,
-                "microbatches": 16,
-                "microbatch_samples": 2,
-                "validation_microbatches": 0,
-                "checkpoint_every": 0,
-            },
-            "parallel": {"stages": 2, "replicas": 2, "segmentation": "uniform"},
-            "routing": {"algorithm": algorithm},
-        }
+        job(
+            "bench-slow-link",
+            steps=options.steps,
+            microbatches=16,
+            samples=2,
+            layers=2,
+            width=64,
+            heads=2,
+            context=64,
+            pad_ms=options.pad_ms,
+            source=data,
+            parallel={"replicas": 2, "segmentation": "uniform"},
+            routing={"algorithm": algorithm},
+        )
     )
 
 
-async def run(client: AsyncClient, bus: Bus, wanted: JobSpec) -> Found:
+async def run(mesh: BenchMesh, spec: JobSpec) -> Found:
     """Runs a job to its end."""
-    job = (await client.submit(wanted)).job
-    seconds: dict[int, float] = {}
-    async for event in client.events(job):
-        if event.result is not None:
-            seconds[event.result.step] = event.result.step_s
-    record = await client.job(job)
-    if record.state is not JobState.DONE or record.weights is None:
-        sys.exit(f"{job} ended {record.state}: {record.reason}")
+    record, seconds = await trained(mesh.client, spec)
     first = len(seconds) // 3
     over = total = 0
-    async for item in bus.history(STEP_CLAIM, job=job):
+    async for item in mesh.bus.history(STEP_CLAIM, job=record.job):
         claim = item.message
         assert isinstance(claim, MicrobatchClaim)
         if claim.step >= first and claim.stage == 1:
             total += 1
             over += claim.owner.sid.endswith("-s1-r1") and claim.upstream.endswith("-s0-r0")
     late = [seconds[step] for step in seconds if step >= first]
-    return Found(statistics.median(late), over / total, record.weights.sha256)
+    return Found(statistics.median(late), over / total, digest(record))
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, list[Found]]:
+async def measure(options: argparse.Namespace) -> dict[str, list[Found]]:
     """All kinds in turn, in one mesh."""
     found: dict[str, list[Found]] = {kind: [] for kind in KINDS}
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with new_folder() as folder:
         data, shaping = folder / "data.bin", folder / "shaping.json"
         data.write_bytes(bytes(range(256)) * 4096)
         os.environ[ENVIRONMENT] = str(shaping)
-        link = {"from": "*-s0-r0", "to": "*-s1-r1", "latency_ms": arguments.latency_ms}
-        if arguments.loss:
-            link["loss"] = arguments.loss
-        if arguments.megabytes_per_s:
-            link["bytes_per_s"] = arguments.megabytes_per_s * 1e6
-        options = MeshOptions(
-            state=folder / "state", clusters=("a",), nats_port=0, http_port=0, slots=5, node=node_name()
-        )
-        async with running_mesh(options, lambda text: None) as running:
-            address = find_bus(state=running.folder.path)
-            async with (
-                AsyncClient(state=running.folder.path) as client,
-                Bus.connect(
-                    address.servers, name="bench", kind=EntityKind.CLIENT, token=address.token
-                ) as bus,
-            ):
-                for number in range(arguments.rounds):
-                    for kind in KINDS if number % 2 == 0 else reversed(KINDS):
-                        algorithm, slow = KINDS[kind]
-                        if slow:
-                            shaping.write_text(json.dumps({"links": [link]}))
-                        else:
-                            shaping.unlink(missing_ok=True)
-                        one = await run(client, bus, spec(algorithm, arguments, data))
-                        found[kind].append(one)
-                        print(
-                            f"  round {number + 1}: {kind:14} {one.step_s * 1e3:6.0f} ms a step, "
-                            f"{one.share:.1%} of the microbatches over the link",
-                            file=sys.stderr,
-                        )
+        link = {"from": "*-s0-r0", "to": "*-s1-r1", "latency_ms": options.latency_ms}
+        if options.loss:
+            link["loss"] = options.loss
+        if options.megabytes_per_s:
+            link["bytes_per_s"] = options.megabytes_per_s * 1e6
+        async with open_mesh("a", slots=5, folder=folder) as mesh:
+            for number, kind in turns(list(KINDS), options.rounds):
+                algorithm, slow = KINDS[kind]
+                if slow:
+                    shaping.write_text(json.dumps({"links": [link]}))
+                else:
+                    shaping.unlink(missing_ok=True)
+                result = await run(mesh, spec(algorithm, options, data))
+                found[kind].append(result)
+                say(
+                    f"round {number + 1}: {kind:14} {result.step_s * 1e3:6.0f} ms a step, "
+                    f"{result.share:.1%} of the microbatches over the link"
+                )
     return found
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--latency-ms", type=float, default=300.0)
-    parser.add_argument("--megabytes-per-s", type=float, default=0.0, help="0: as fast as it is")
-    parser.add_argument("--loss", type=float, default=0.0, help="part of the transfers that break the link")
-    parser.add_argument("--pad-ms", type=float, default=6.0)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=2)
-    arguments = parser.parse_args()
-    found = asyncio.run(measure(arguments))
-
+def lines(found: dict[str, list[Found]]) -> Iterator[str]:
     def beside(other: str) -> str:
-        ratios = [
-            theirs.step_s / mine.step_s
-            for mine, theirs in zip(found["routed around"], found[other], strict=True)
-        ]
-        return f"{statistics.median(ratios):.2f}× ({min(ratios):.2f}–{max(ratios):.2f})"
+        pairs = zip(found["routed around"], found[other], strict=True)
+        return spread([theirs.step_s / ours.step_s for ours, theirs in pairs], unit="×")
 
     for kind, runs in found.items():
-        step_ms, share = (
-            statistics.median(one.step_s * 1e3 for one in runs),
-            statistics.median(one.share for one in runs),
-        )
-        print(f"{kind:14} {step_ms:7.0f} ms a step   {share:6.1%} of the microbatches over the link")
-    print(f"routed around: {beside('static')} the steps per second of static, {beside('healthy')} of healthy")
-    hashes = {one.sha256 for runs in found.values() for one in runs}
-    print("weights: " + ("equal in all runs" if len(hashes) == 1 else f"DIFFER: {sorted(hashes)}"))
+        step_ms = statistics.median(result.step_s * 1e3 for result in runs)
+        share = statistics.median(result.share for result in runs)
+        yield f"{kind:14} {step_ms:7.0f} ms a step   {share:6.1%} of the microbatches over the link"
+    yield f"routed around: {beside('static')} the steps per second of static, {beside('healthy')} of healthy"
+    hashes = {result.sha256 for runs in found.values() for result in runs}
+    yield "weights: " + ("equal in all runs" if len(hashes) == 1 else f"DIFFER: {sorted(hashes)}")
 
 
 if __name__ == "__main__":
-    main()
+    bench(
+        command(
+            __doc__,
+            latency_ms=300.0,
+            megabytes_per_s=(0.0, "0: as fast as it is"),
+            loss=(0.0, "part of the transfers that break the link"),
+            pad_ms=6.0,
+            steps=30,
+            rounds=2,
+        ),
+        measure,
+        lines,
+    )

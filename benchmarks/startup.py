@@ -11,15 +11,16 @@ in `smaps_rollup`: private (the child's own pages) and shared (pages that it has
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
-import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.meshes import new_folder
 from entities.cluster.fork_server_client import ForkServerClient
 
 FORKED, FRESH = 20, 4
@@ -77,7 +78,12 @@ async def start_one(server: ForkServerClient, name: str, folder: Path) -> dict[s
     }
 
 
-async def measure(folder: Path) -> dict[str, Any]:
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with new_folder() as folder:
+        return await starts_in(folder)
+
+
+async def starts_in(folder: Path) -> dict[str, Any]:
     """Both kinds of start, interleaved, on two servers that live side by side."""
     began = time.monotonic()
     async with ForkServerClient(name="bench", logs=folder, code_path=(ROOT,)) as warm:
@@ -112,12 +118,12 @@ def summary(starts: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def show(found: dict[str, Any]) -> None:
-    print(f"fork server warm after {found['server_warm_s']:.2f} s")
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    yield f"fork server warm after {found['server_warm_s']:.2f} s"
     for kind in ("forked", "fresh"):
         part = found[kind]
         main_at, step_at = part["to_main_s"], part["to_step_s"]
-        print(
+        yield (
             f"{kind:>7}: order → main {main_at['median'] * 1e3:7.1f} ms "
             f"({main_at['min'] * 1e3:.1f}–{main_at['max'] * 1e3:.1f}), "
             f"→ first optimizer step {step_at['median'] * 1e3:7.1f} ms; "
@@ -130,9 +136,4 @@ def show(found: dict[str, Any]) -> None:
 if __name__ == "__main__":
     if sys.platform != "linux":
         raise SystemExit("smaps_rollup and fork: this benchmark needs Linux")
-    parser = argparse.ArgumentParser(description="Start-up time and memory of instances.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    as_json = parser.parse_args().json
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as name:
-        measured = asyncio.run(measure(Path(name)))
-    print(json.dumps(measured)) if as_json else show(measured)
+    bench(command(__doc__), measure, lines)

@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import sys
-import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from own_mesh import mesh  # type: ignore[import-not-found,unused-ignore]  # beside this file
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.jobs import job
+from benchmarks.harness.meshes import mesh
 from dmsc.client.client import Client
 from dmsc.state.state_folder import StateFolder
 
@@ -38,26 +39,25 @@ FIRST = 8
 MICROBATCHES = 8
 
 
-def spec(arguments: argparse.Namespace) -> dict[str, Any]:
+def spec(options: argparse.Namespace) -> dict[str, Any]:
     """The job: what it computes per parameter weighs more than what it computes per token."""
-    sizes = {"layers": 6, "width": arguments.width, "heads": 8, "context": 8, "pad_ms": arguments.pad_ms}
-    return {
-        "name": "cost",
-        "model": {"factory": "workers.models.padded:padded_gpt", "args": sizes},
-        "data": {"source": "stdlib:", "sample_tokens": 8},
-        "training": {
-            "steps": FIRST + arguments.steps + 2,
-            "microbatches": MICROBATCHES,
-            "microbatch_samples": 2,
-            "checkpoint_every": 0,
-            "validation_microbatches": 0,
-            "exact_accumulation": not arguments.float_sums,
-        },
-        "parallel": {"stages": arguments.stages, "replicas": arguments.replicas},
-    }
+    return job(
+        "cost",
+        steps=FIRST + options.steps + 2,
+        microbatches=MICROBATCHES,
+        samples=2,
+        layers=6,
+        width=options.width,
+        heads=8,
+        context=8,
+        pad_ms=options.pad_ms,
+        training={"exact_accumulation": not options.float_sums},
+        stages=options.stages,
+        replicas=options.replicas,
+    )
 
 
-def processes(state: Path, job: str) -> dict[int, str]:
+def processes(state: Path, name_of_job: str) -> dict[int, str]:
     """The mesh's processes by what they are."""
     file = StateFolder(state).mesh()
     assert file is not None
@@ -66,7 +66,7 @@ def processes(state: Path, job: str) -> dict[int, str]:
         if process.pid in found:
             continue
         name = Path(f"/proc/{process.pid}/comm").read_text().strip()
-        kind = re.match(r"data|s(\d+)", name.removeprefix(job).lstrip("-"))
+        kind = re.match(r"data|s(\d+)", name.removeprefix(name_of_job).lstrip("-"))
         if kind is not None:  # not the fork servers, which only wait
             found[process.pid] = f"stage {kind[1]}" if kind[1] else "data"
     return found
@@ -109,40 +109,36 @@ def threads_ms(pid: int) -> dict[tuple[int, str], float]:
     return found
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Runs the job once; CPU milliseconds per step, by process and by kind of thread."""
-    with (
-        tempfile.TemporaryDirectory(prefix="dmsc-bench-") as name,
-        mesh(Path(name)) as state,
-        Client(state=state) as client,
-    ):
-        job = client.submit(spec(arguments)).job
+    with mesh() as state, Client(state=state) as client:
+        name = client.submit(spec(options)).job
         known: dict[int, str] = {}
         before: dict[int, Used] = {}
         threads_before: dict[int, dict[tuple[int, str], float]] = {}
         began = ended = 0.0
         total: defaultdict[str, Used] = defaultdict(Used)
         threads: defaultdict[str, float] = defaultdict(float)
-        for event in client.events(job):
+        for event in client.events(name):
             if event.kind != "step" or event.result is None:
                 continue
             if event.result.step == FIRST:
-                known = processes(state, job)
+                known = processes(state, name)
                 stages = [pid for pid, what in known.items() if what.startswith("stage")]
                 before = {pid: used(pid) for pid in known}
                 threads_before = {pid: threads_ms(pid) for pid in stages}
                 began = event.at
-            elif event.result.step == FIRST + arguments.steps:
+            elif event.result.step == FIRST + options.steps:
                 for pid, what in known.items():
                     total[what] += used(pid) - before[pid]
                 for pid, earlier in threads_before.items():
                     for key, moment in threads_ms(pid).items():
                         threads[key[1]] += moment - earlier.get(key, 0.0)
                 ended = event.at
-        record = client.job(job)
+        record = client.job(name)
     if not ended:
-        sys.exit(f"{job} ended {record.state.value} too early: {record.reason}")
-    count = arguments.steps
+        sys.exit(f"{name} ended {record.state.value} too early: {record.reason}")
+    count = options.steps
     return {
         "step_s": (ended - began) / count,
         "processes": {
@@ -160,38 +156,30 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def tell(found: dict[str, Any]) -> None:
-    """A table of it."""
+def lines(found: dict[str, Any]) -> Iterator[str]:
     columns = ("user_ms", "system_ms", "faults", "switches")
-    print(f"{'per step':20} {'CPU ms':>9} {'user':>9} {'system':>9} {'faults':>9} {'switches':>9}")
+    yield f"{'per step':20} {'CPU ms':>9} {'user':>9} {'system':>9} {'faults':>9} {'switches':>9}"
     rows = dict(found["processes"])
     rows["together"] = {name: sum(row[name] for row in found["processes"].values()) for name in columns}
-    for what, row in rows.items():
-        print(
-            f"{what:20} {row['user_ms'] + row['system_ms']:9.1f} "
-            + " ".join(f"{row[name]:9.1f}" for name in columns)
-        )
-    print(f"a step takes {found['step_s']:.3f} s; CPU ms of the stage instances by thread:")
-    for what, value in found["threads_ms"].items():
-        print(f"  {what:18} {value:9.1f}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU milliseconds per training step, by process.")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--width", type=int, default=256, help="256: 2.4 million parameters a stage of two")
-    parser.add_argument("--pad-ms", type=float, default=8.0)
-    parser.add_argument("--float-sums", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    found = measure(arguments)
-    if arguments.json:
-        print(json.dumps(found, indent=2))
-    else:
-        tell(found)
+    for process, row in rows.items():
+        values = (row["user_ms"] + row["system_ms"], *(row[name] for name in columns))
+        yield f"{process:20} " + " ".join(f"{value:9.1f}" for value in values)
+    yield f"a step takes {found['step_s']:.3f} s; CPU ms of the stage instances by thread:"
+    for thread, value in found["threads_ms"].items():
+        yield f"  {thread:18} {value:9.1f}"
 
 
 if __name__ == "__main__":
-    main()
+    bench(
+        command(
+            __doc__,
+            steps=60,
+            stages=2,
+            replicas=2,
+            width=(256, "256: 2.4 million parameters a stage of two"),
+            pad_ms=8.0,
+            float_sums=False,
+        ),
+        measure,
+        lines,
+    )

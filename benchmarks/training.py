@@ -29,19 +29,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.command import bench, command, say
+from benchmarks.harness.jobs import done, step_times
+from benchmarks.harness.jobs import job as job_spec
+from benchmarks.harness.meshes import mesh, new_folder
+from benchmarks.harness.processes import turns
 from dmsc import Client
-from schemas.job import JobRecord, JobState
+from schemas.job import JobRecord
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PAIRS = (("mesh 2×1", "1F1B"), ("mesh 1×2", "DDP"))
 RANKS = 2
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,31 +69,23 @@ class Job:
 
     def spec(self, stages: int, replicas: int, data: Path, *, exact: bool) -> dict[str, Any]:
         """The same as a job file."""
-        sizes: dict[str, Any] = {
-            "layers": self.layers,
-            "width": self.width,
-            "heads": self.heads,
-            "context": self.context,
-        }
-        factory, args = "workers.models.gpt:byte_gpt", sizes
-        if self.pad_ms:
-            factory, args = "workers.models.padded:padded_gpt", {**sizes, "pad_ms": self.pad_ms}
-        return {
-            "name": f"bench-{stages}x{replicas}",
-            "model": {"factory": factory, "args": args},
-            "data": {"source": data.as_uri(), "sample_tokens": self.context, "validation_fraction": 0.01},
-            "training": {
-                "steps": self.warmup + self.steps,
-                "microbatches": self.microbatches,
-                "microbatch_samples": self.microbatch_samples,
-                "optimizer": {"lr": 1e-3},
-                "clip_norm": 1.0,
-                "exact_accumulation": exact,
-                "validation_microbatches": 0,
-                "checkpoint_every": 0,
-            },
-            "parallel": {"stages": stages, "replicas": replicas},
-        }
+        spec = job_spec(
+            f"bench-{stages}x{replicas}",
+            steps=self.warmup + self.steps,
+            microbatches=self.microbatches,
+            samples=self.microbatch_samples,
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            context=self.context,
+            pad_ms=self.pad_ms or None,
+            source=data,
+            training={"optimizer": {"lr": 1e-3}, "clip_norm": 1.0, "exact_accumulation": exact},
+            stages=stages,
+            replicas=replicas,
+        )
+        spec["data"]["validation_fraction"] = 0.01
+        return spec
 
 
 @dataclass(kw_only=True)
@@ -105,62 +101,26 @@ class Measured:
         return job.tokens_per_step / statistics.median(step for steps in self.rounds for step in steps)
 
 
-@contextmanager
-def mesh(folder: Path) -> Iterator[Client]:
-    """A mesh of its own, on free ports, gone afterwards."""
-    state = ["--state", str(folder / "state")]
-    arguments = [
-        "--cluster",
-        "a",
-        "--slots",
-        "4",
-        "--nats-port",
-        "0",
-        "--http-port",
-        "0",
-        "--detach",
-        "--json",
-    ]
-    command = [sys.executable, "-m", "dmsc"]
-    subprocess.run(
-        [*command, "up", "--allow-url", "*", *state, *arguments],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env=ENVIRONMENT,
-        cwd=folder,
-    )
-    try:
-        with Client(state=folder / "state") as client:
-            yield client
-    finally:
-        subprocess.run([*command, "down", *state], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-
-
 def run_job(client: Client, job: Job, spec: dict[str, Any]) -> tuple[list[float], JobRecord]:
     """Seconds of each step after the warm-up, from decision to decision, and the job's record."""
-    taken = []
-    submitted = client.submit(spec)
-    for event in client.events(submitted.job):
-        if event.kind == "step" and event.result is not None and event.result.step >= job.warmup:
-            taken.append(event.result.step_s)
-    record = client.job(submitted.job)
-    if record.state is not JobState.DONE or len(taken) != job.steps:
-        sys.exit(
-            f"{record.job} ended {record.state.value} after {len(taken)} measured steps: {record.reason}"
-        )
+    submitted = client.submit(spec).job
+    taken = step_times(client, submitted)[job.warmup :]
+    record = done(client.job(submitted))
+    if len(taken) != job.steps:
+        sys.exit(f"{record.job} ended after {len(taken)} measured steps")
     return taken, record
 
 
 def run_peer(peer: str, job: Job, folder: Path) -> list[float]:
     """The same from a peer: its ranks are started, meet at a file, and end."""
-    workload = {name: getattr(job, name) for name in job.__dataclass_fields__}
+    workload = asdict(job)
     with tempfile.TemporaryDirectory(dir=folder) as meeting:
         command = [sys.executable, str(HERE / "peers.py"), peer, "--world", str(RANKS)]
         command += ["--meeting", str(Path(meeting) / "ranks"), "--workload", json.dumps(workload)]
         ranks = [
             subprocess.Popen(
                 [*command, "--rank", str(rank)],
-                env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -178,32 +138,36 @@ def run_peer(peer: str, job: Job, folder: Path) -> list[float]:
     return taken
 
 
-def measure(job: Job, rounds: int, *, exact: bool) -> tuple[Job, dict[str, Measured]]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Runs all contenders `rounds` times, in turn."""
-    found = {name: Measured() for pair in PAIRS for name in pair}
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as name:
-        folder = Path(name)
+    job = Job(
+        steps=options.steps,
+        microbatches=options.microbatches,
+        microbatch_samples=options.microbatch_samples,
+        pad_ms=options.pad_ms,
+    )
+    rounds, exact = options.rounds, not options.float_sums
+    contenders = [name for pair in PAIRS for name in pair]
+    found = {name: Measured() for name in contenders}
+    with (
+        new_folder() as folder,
+        mesh(folder, "--cluster", "a", slots=4, environment=ONE_THREAD) as state,
+        Client(state=state) as client,
+    ):
         data = folder / "data.bin"
         data.write_bytes(random.Random(0).randbytes(1 << 21))
-        with mesh(folder) as client:
-            for number in range(rounds):
-                order = [name for pair in PAIRS for name in pair]
-                for contender in reversed(order) if number % 2 else order:
-                    if contender == "mesh 2×1":
-                        taken, record = run_job(client, job, job.spec(2, 1, data, exact=exact))
-                        assert record.graph is not None
-                        job = replace(job, cut=record.graph.stage(0)[0].last_layer)
-                    elif contender == "mesh 1×2":
-                        taken, _ = run_job(client, job, job.spec(1, 2, data, exact=exact))
-                    else:
-                        taken = run_peer("pipeline" if contender == "1F1B" else "ddp", job, folder)
-                    found[contender].rounds.append(taken)
-                    print(
-                        f"round {number + 1}/{rounds}  {contender:9} {statistics.median(taken):.3f} s/step",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-    return job, found
+        for number, contender in turns(contenders, rounds):
+            if contender == "mesh 2×1":
+                taken, record = run_job(client, job, job.spec(2, 1, data, exact=exact))
+                assert record.graph is not None
+                job = replace(job, cut=record.graph.stage(0)[0].last_layer)
+            elif contender == "mesh 1×2":
+                taken, _ = run_job(client, job, job.spec(1, 2, data, exact=exact))
+            else:
+                taken = run_peer("pipeline" if contender == "1F1B" else "ddp", job, folder)
+            found[contender].rounds.append(taken)
+            say(f"round {number + 1}/{rounds}  {contender:9} {statistics.median(taken):.3f} s/step")
+    return summary(job, found)
 
 
 def summary(job: Job, found: dict[str, Measured]) -> dict[str, Any]:
@@ -220,40 +184,31 @@ def summary(job: Job, found: dict[str, Measured]) -> dict[str, Any]:
             "highest": round(max(per_round), 3),
         }
     return {
-        "job": {name: getattr(job, name) for name in job.__dataclass_fields__},
+        "job": asdict(job),
         "tokens_per_s": {name: round(measured.tokens_per_s(job)) for name, measured in found.items()},
         "step_s": {name: measured.rounds for name, measured in found.items()},
         "ratios": ratios,
     }
 
 
-def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="measured steps per run")
-    parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--microbatch-samples", type=int, default=8)
-    parser.add_argument("--pad-ms", type=float, default=0.0, help="wait per block: emulates devices")
-    parser.add_argument("--float-sums", action="store_true", help="plain fp32 gradient sums in the mesh")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    job = Job(
-        steps=arguments.steps,
-        microbatches=arguments.microbatches,
-        microbatch_samples=arguments.microbatch_samples,
-        pad_ms=arguments.pad_ms,
-    )
-    job, found = measure(job, arguments.rounds, exact=not arguments.float_sums)
-    result = summary(job, found)
-    if arguments.json:
-        print(json.dumps(result, indent=2))
-        return
+def lines(result: dict[str, Any]) -> Iterator[str]:
     for name, rate in result["tokens_per_s"].items():
-        print(f"{name:22} {rate:>8} tokens/s")
+        yield f"{name:22} {rate:>8} tokens/s"
     for name, ratio in result["ratios"].items():
-        print(f"{name:22} {ratio['median']:>8.3f}×   {ratio['lowest']:.3f} to {ratio['highest']:.3f}")
+        yield f"{name:22} {ratio['median']:>8.3f}×   {ratio['lowest']:.3f} to {ratio['highest']:.3f}"
 
 
 if __name__ == "__main__":
-    main()
+    bench(
+        command(
+            __doc__,
+            rounds=3,
+            steps=(6, "measured steps per run"),
+            microbatches=8,
+            microbatch_samples=8,
+            pad_ms=(0.0, "wait per block: emulates devices"),
+            float_sums=(False, "plain fp32 gradient sums in the mesh"),
+        ),
+        measure,
+        lines,
+    )

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.harness.figures import Figure, Sheet, at_least, at_most
 
 INFERENCE_P99_MS = 10.0
 """The bar for one inference of any built-in module."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One figure. `kept` None: it has no bar."""
+class Row(Figure):
+    """One figure beside its baselines."""
 
-    section: str
-    name: str
-    value: float | None
-    unit: str = ""
     baselines: dict[str, float] = field(default_factory=dict)
-    bar: str = ""
-    kept: bool | None = None
-    note: str = ""
 
     def cells(self) -> tuple[str, ...]:
         """As printed: figure, module, baselines, bar, verdict, note."""
         beside = ", ".join(f"{name} {number(value)}" for name, value in self.baselines.items())
         value = "–" if self.value is None else f"{number(self.value)} {self.unit}".rstrip()
-        return (
-            self.name,
-            value,
-            beside,
-            self.bar,
-            {True: "met", False: "MISSED", None: ""}[self.kept],
-            self.note,
-        )
+        return (self.name, value, beside, self.bar, self.verdict, self.note)
 
 
 HEAD = ("figure", "module", "baselines", "bar", "", "")
@@ -62,19 +49,6 @@ def table(rows: list[Row]) -> str:
     )
 
 
-class Sheet:
-    """All rows so far, in a file that is written anew after each section."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.rows: list[Row] = []
-
-    def write(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        body = json.dumps([asdict(row) for row in self.rows], indent=2, ensure_ascii=False)
-        self._file.write_text(body + "\n", encoding="utf-8")
-
-
 class Bench:
     """What a section is given.
 
@@ -84,7 +58,7 @@ class Bench:
         pictures: the folder for PNGs; None: draw none.
     """
 
-    def __init__(self, *, data: Path, seed: int, sheet: Sheet, pictures: Path | None = None) -> None:
+    def __init__(self, *, data: Path, seed: int, sheet: Sheet[Row], pictures: Path | None = None) -> None:
         self.data = data
         self.pictures = pictures
         self.seed = seed
@@ -105,8 +79,7 @@ class Bench:
         if self._rows:
             print(table(self._rows))
         print(f"  {took_s:.0f} s", flush=True)
-        self._sheet.rows.extend(self._rows)
-        self._sheet.write()
+        self._sheet.add(*self._rows)
         self._rows = []
 
     # --- rows -----------------------------------------------------------------------------------------
@@ -114,19 +87,19 @@ class Bench:
         self, name: str, value: float, bar: float, *, unit: str = "", note: str = "", **beside: float
     ) -> None:
         """A figure that should be at least `bar`; `beside` are the baselines, `_` in their names a blank."""
-        self._add(name, value, unit, beside, f"≥ {bar:g}", bool(value >= bar), note)
+        self._add(name, value, unit, beside, at_least(value, bar), note)
 
     def at_most(
         self, name: str, value: float, bar: float, *, unit: str = "", note: str = "", **beside: float
     ) -> None:
         """A figure that should be at most `bar`."""
-        self._add(name, value, unit, beside, f"≤ {bar:g}", bool(value <= bar), note)
+        self._add(name, value, unit, beside, at_most(value, bar), note)
 
     def told(
         self, name: str, value: float | None, *, unit: str = "", note: str = "", **beside: float
     ) -> None:
         """A figure without a bar."""
-        self._add(name, value, unit, beside, "", None, note)
+        self._add(name, value, unit, beside, ("", None), note)
 
     def latency(self, name: str, call: Callable[[], object], *, calls: int = 300) -> None:
         """The p99 of one inference, in this process, beside the bar for all built-in modules.
@@ -150,8 +123,7 @@ class Bench:
         value: float | None,
         unit: str,
         beside: Mapping[str, float],
-        bar: str,
-        kept: bool | None,
+        bar: tuple[str, bool | None],
         note: str,
     ) -> None:
         baselines = {label.replace("_", " "): float(figure) for label, figure in beside.items()}
@@ -163,8 +135,8 @@ class Bench:
                 value=value,
                 unit=unit,
                 baselines=baselines,
-                bar=bar,
-                kept=kept,
+                bar=bar[0],
+                kept=bar[1],
                 note=note,
             )
         )

@@ -9,10 +9,12 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.built_in_policies import chosen, measure
+from benchmarks.built_in_policies import measure
+from benchmarks.harness.command import some_of
+from benchmarks.harness.figures import Sheet
 from benchmarks.policy_data.forms import WrongForm, read_json, read_text
 from benchmarks.policy_sections import SECTIONS
-from benchmarks.policy_sections.sheet import Bench, Sheet
+from benchmarks.policy_sections.sheet import Bench
 
 
 def section(monkeypatch: pytest.MonkeyPatch, name: str, run: object) -> None:
@@ -59,9 +61,12 @@ def test_a_section_without_its_data_says_so_and_the_next_one_follows(
 
 
 def test_sections_are_chosen_by_name() -> None:
-    assert all(chosen(name) == [name] for name in SECTIONS)
-    with pytest.raises(Exception, match="choose from"):
-        chosen("nonsense")
+    chosen = some_of(SECTIONS)
+    assert all(chosen(name) == (name,) for name in SECTIONS)
+    assert chosen("faults, health") == ("faults", "health")
+    for wrong in ("nonsense", "faults,nonsense", ""):
+        with pytest.raises(Exception, match=f"is none of {next(iter(SECTIONS))}"):
+            chosen(wrong)
 
 
 def test_text_is_read_gzipped_or_not(tmp_path: Path) -> None:

@@ -1,0 +1,11 @@
+"""What the benchmarks share: options, meshes, jobs, processes, turns and figures.
+
+A benchmark says what it measures and what its figures mean; everything around that is here. Benchmarks call
+it; it measures nothing by itself.
+
+command.py    options of the command line, and printing as lines or JSON
+figures.py    spreads and percentiles; figures beside their bars, and a sheet of them
+jobs.py       specifications of small jobs; a job's steps, its record and its weights
+meshes.py     meshes of a benchmark's own, gone afterwards
+processes.py  processes that end with a block; alternating order of what is compared
+"""

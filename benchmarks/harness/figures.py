@@ -1,0 +1,69 @@
+"""Spreads and percentiles; figures beside their bars, and a sheet that keeps them in a file."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+
+def spread(values: Sequence[float], form: str = ".2f", unit: str = "", *, scale: float = 1.0) -> str:
+    """The median and the range, e.g. `1.02 s (0.98–1.10)`; each value × `scale`."""
+    low, middle, high = (scale * value for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle:{form}}{unit} ({low:{form}}–{high:{form}})"
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The value below which `part` of the values are; NaN if there are none."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of a result. `kept` None: there is no bar, or it was not measured."""
+
+    section: str
+    name: str
+    value: float | None
+    unit: str = ""
+    bar: str = ""
+    kept: bool | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        return {True: "met", False: "MISSED", None: ""}[self.kept]
+
+
+F = TypeVar("F", bound=Figure)
+
+
+def at_most(value: float | None, bar: float) -> tuple[str, bool]:
+    """A bar and whether it is kept; it is missed where there is no value, because none could be measured."""
+    return f"≤ {bar:g}", value is not None and bool(value <= bar)
+
+
+def at_least(value: float | None, bar: float) -> tuple[str, bool]:
+    """Likewise."""
+    return f"≥ {bar:g}", value is not None and bool(value >= bar)
+
+
+class Sheet(Generic[F]):
+    """All figures so far, in a file that is written anew after each addition: nothing later can lose them."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.figures: list[F] = []
+
+    def add(self, *figures: F) -> None:
+        self.figures.extend(figures)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        body = json.dumps([asdict(figure) for figure in self.figures], indent=2, ensure_ascii=False)
+        self._file.write_text(body + "\n", encoding="utf-8")
+
+    @property
+    def missed(self) -> int:
+        return sum(figure.kept is False for figure in self.figures)
