@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_every_microbatch_is_done_once_whatever_the_algorithm(algorithm: str, da
     for number in range(3):
         shares = flow.step(number).shares
         for stage in (0, 1):
-            assert sum(count for sid, count in shares.items() if sid.startswith(f"s{stage}-")) == 40
+            assert sum(count for sid, count in shares.items() if sid.startswith(f"j-s{stage}-")) == 40
 
 
 def test_one_of_four_four_times_slower() -> None:
@@ -67,10 +68,10 @@ def test_a_change_in_mid_run_and_back() -> None:
     flow.efficiency(range(4))
     shares = []
     for first, service in ((4, SLOW), (10, FAST)):
-        flow.stages[0][3].service_s = service
+        flow.set("j-s0-r3", service)
         parts = flow.efficiency(range(first, first + 5))
         assert min(parts[4:]) >= 0.9, parts
-        shares.append(flow.step(first + 5).shares["s0-r3"])
+        shares.append(flow.step(first + 5).shares["j-s0-r3"])
     assert 3 <= shares[0] <= 6, "its fair share is 1/13 of 64"
     assert shares[1] == 16, "it has its work back"
 
@@ -81,15 +82,15 @@ def test_who_is_left_out_is_tried_now_and_then_and_gets_its_work_back() -> None:
     for number in range(20):
         flow.step(number)
     steps = [flow.step(number) for number in range(20, 420)]
-    tried = sum(step.shares["s0-r3"] for step in steps)
+    tried = sum(step.shares["j-s0-r3"] for step in steps)
     alone = Flow([[FAST] * 3], microbatches=9, noise=0.0)
     usual = 400 * [alone.step(number) for number in range(3)][-1].seconds
     cost = sum(step.seconds for step in steps) / usual - 1
     print(f"tried {tried} times in 400 steps, which cost {100 * cost:.1f} %")
     assert 1 <= tried <= 6
     assert cost <= 0.03
-    flow.stages[0][3].service_s = FAST
-    back = next(number for number in range(420, 900) if flow.step(number).shares["s0-r3"] >= 2)
+    flow.set("j-s0-r3", FAST)
+    back = next(number for number in range(420, 900) if flow.step(number).shares["j-s0-r3"] >= 2)
     assert back < 420 + 400
 
 
@@ -121,17 +122,18 @@ def test_pipelines_of_unequal_replicas(services: list[list[float]]) -> None:
     assert part >= 0.85
 
 
-def test_a_full_instance_pushes_back_to_the_source() -> None:
+def test_a_full_instance_pushes_back_to_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bottleneck at the end: what is on its way is bounded by windows, the rest waits as numbers."""
     flow = Flow([[0.01, 0.01], [SLOW]], microbatches=64)
+    data = flow.job.by_sid["j-data-r0"].machine
     deepest = 0
-    take = flow.offer
+    send = flow.job.offer_data
 
-    def watched(*hop: object) -> None:
+    def watched(*hop: Any) -> None:
         nonlocal deepest
-        take(*hop)
-        deepest = max(deepest, flow.data[0].in_flight)
+        send(*hop)
+        deepest = max(deepest, data.in_flight)
 
-    flow.offer = watched
+    monkeypatch.setattr(flow.job, "offer_data", watched)
     flow.step(0)
     assert deepest == 2 * 6, "two replicas of the first of two stages, six microbatches each"
