@@ -10,8 +10,9 @@ from typing import Protocol
 from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.messages import SimulatedLoad
 from dmsc.simulation.scenarios.service_times import Draw
+from entities.orchestrator.transaction import step_events as ev
 from schemas.data_plane import MicrobatchNotice, RouteTable
-from schemas.step import Member, MicrobatchDispatch
+from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
 from schemas.telemetry import LinkSample
 from workers.routing.next_hop import Binder
 from workers.telemetry.load import ComputeLoad
@@ -63,6 +64,18 @@ class SimulatedInstance(ABC):
     @abstractmethod
     def routed(self, table: RouteTable) -> None:
         """Use a new table; waiting microbatches may now have a next hop."""
+
+    @abstractmethod
+    def fence(self, effect: ev.Fence) -> StepFenced | None:
+        """Fence the lost, and say what is held. None: this instance has not got to the step yet."""
+
+    @abstractmethod
+    def assign(self, effect: ev.Assign) -> str:
+        """Take over the paths that others left."""
+
+    @abstractmethod
+    def restart(self, effect: ev.Restart) -> str:
+        """Forget the attempts of the step below this one."""
 
     @abstractmethod
     def arrived(self, notice: MicrobatchNotice) -> None:
@@ -146,6 +159,43 @@ class StageInstance(SimulatedInstance):
             else:
                 self.job.claim(self, effect.hop)
 
+    # --- orders -------------------------------------------------------------------------------------------
+    def fence(self, effect: ev.Fence) -> StepFenced | None:
+        machine = self.machine
+        if (machine.version, machine.attempt) != (effect.step, effect.attempt):
+            return None
+        machine.fence(effect.fenced)
+        held = machine.told((machine.epoch, effect.attempt, effect.round))
+        return StepFenced(member=self.member, version=machine.version, round=effect.round, held=held)
+
+    def assign(self, effect: ev.Assign) -> str:
+        machine = self.machine
+        if (machine.version, machine.attempt) == (effect.step, effect.attempt):
+            order = (machine.epoch, effect.attempt, effect.round)
+            self.run(machine.assign(order, effect.paths[self.member]))
+            self.reconsider()
+        return "assigned"
+
+    def form(self, effect: ev.FormGroup) -> str | None:
+        """Stand together with the others of the group. None: not all of them are there yet."""
+        self.machine.fence(effect.fenced)
+        if effect.attempt > self.machine.attempt:
+            self.restarted(effect.attempt)
+        self.generation = effect.generation
+        return "formed"
+
+    def commit(self, decision: StepDecision) -> str | None:
+        if self.machine.version == decision.step:
+            self.applied(decision.step + 1)
+        return "applied"
+
+    def restart(self, effect: ev.Restart) -> str:
+        self.machine.fence(effect.fenced)
+        if effect.attempt > self.machine.attempt:
+            self.restarted(effect.attempt)
+        return "restarted"
+
+    # --- steps --------------------------------------------------------------------------------------------
     def applied(self, version: int) -> None:
         """Apply a committed step."""
         self.summed = []
@@ -183,9 +233,10 @@ class StageInstance(SimulatedInstance):
         if priority == BACKWARD or self.last:
             backward_s = self._backward() / self.speed + self._compute_s
         self._computing = True
-        self.job.kernel.after(forward_s + backward_s, self._done, priority, hop, forward_s, backward_s)
+        self.job.kernel.after(forward_s + backward_s, self.computed, priority, hop, forward_s, backward_s)
 
-    def _done(self, priority: int, hop: Hop, forward_s: float, backward_s: float) -> None:
+    def computed(self, priority: int, hop: Hop, forward_s: float, backward_s: float) -> None:
+        """The compute thread has finished this microbatch's work."""
         self._computing = False
         if not self.alive:
             return
@@ -228,6 +279,25 @@ class DataInstance(SimulatedInstance):
 
     def dispatch(self, order: MicrobatchDispatch) -> None:
         self.run(self.machine.dispatch(order))
+
+    def fence(self, effect: ev.Fence) -> StepFenced | None:
+        machine = self.machine
+        self.run(machine.fence(effect.fenced))
+        held = machine.told(effect.step, (machine.epoch, effect.attempt, effect.round))
+        return StepFenced(member=self.member, version=effect.step, round=effect.round, held=held)
+
+    def assign(self, effect: ev.Assign) -> str:
+        machine = self.machine
+        if machine.attempt <= effect.attempt:
+            order = (machine.epoch, effect.attempt, effect.round)
+            self.run(machine.assign(order, effect.step, effect.paths[self.member]))
+        return "assigned"
+
+    def restart(self, effect: ev.Restart) -> str:
+        self.run(self.machine.fence(effect.fenced))
+        if effect.attempt > self.machine.attempt:
+            self.machine.restarted(effect.attempt)
+        return "restarted"
 
     def run(self, sends: Iterable[data_machine.Send]) -> None:
         """Make the microbatches to send, and send them."""

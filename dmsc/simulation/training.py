@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dmsc.simulation.instances import DataInstance, SimulatedInstance, StageInstance
+from dmsc.simulation.leader import Answers, SimulatedLeader
 from dmsc.simulation.membership import EPOCH, JobMembers, Place
 from dmsc.simulation.messages import SimulatedClaim, SimulatedVote, as_claim, as_vote
 from dmsc.simulation.scenarios.scenario import Job
@@ -20,8 +22,7 @@ from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_ledger import StepLedger
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.registry import InstanceState, StateChange
-from schemas.step import Member, MicrobatchDispatch, StepDecision, StepFenced
-from schemas.task_graph import is_data
+from schemas.step import Member, MicrobatchDispatch, StepDecision
 from workers.transaction.microbatch import Hop
 
 STATE_COPIES = 3
@@ -55,7 +56,7 @@ class SimulatedProgress:
     done: bool = False
 
 
-class SimulatedJob(JobMembers):
+class SimulatedJob(JobMembers, SimulatedLeader):
     """Runs the steps of one job."""
 
     def __init__(
@@ -66,7 +67,7 @@ class SimulatedJob(JobMembers):
         self._is_done = is_done
         self._lost: set[Member] = set()
         self._step_began: dict[int, float] = {}
-        self._machine: StepMachine | None = None
+        self._started = False
 
     # --- beginning ----------------------------------------------------------------------------------------
     def place(self) -> tuple[list[list[Member]], list[Member]]:
@@ -89,7 +90,7 @@ class SimulatedJob(JobMembers):
         for members in (*stages, data):
             for member in members:
                 self._register(self.instances[member], InstanceState.ACTIVE)
-        self._machine = StepMachine(
+        self.machine = StepMachine(
             job=self.name,
             epoch=EPOCH,
             microbatches=self.spec.microbatches,
@@ -98,6 +99,7 @@ class SimulatedJob(JobMembers):
             data=data,
             pauses=lambda step: step >= self.spec.steps,
         )
+        self._started = True
         self.progress.began_s = self.kernel.now
         for number in range(len(self.stages)):
             self.reroute(number, at_once=True)
@@ -106,17 +108,11 @@ class SimulatedJob(JobMembers):
 
     @property
     def running(self) -> bool:
-        return self._machine is not None and not self.progress.done
-
-    @property
-    def machine(self) -> StepMachine:
-        assert self._machine is not None
-        return self._machine
+        return self._started and not self.progress.done
 
     def event(self, event: ev.Event) -> None:
-        assert self._machine is not None
-        for effect in self._machine.decide(event, self.kernel.now):
-            self._execute(effect)
+        for effect in self.machine.decide(event, self.kernel.now):
+            self.execute(effect)
 
     def claim(self, instance: StageInstance, hop: Hop) -> None:
         claim = SimulatedClaim(
@@ -125,46 +121,86 @@ class SimulatedJob(JobMembers):
         self.event(ev.Claimed(as_claim(claim)))
 
     # --- effects ------------------------------------------------------------------------------------------
-    def _execute(self, effect: ev.Effect) -> None:
-        over, after = self._overheads, self.kernel.after
-        match effect:
-            case ev.Begin(step, attempt):
-                after(over.begin_ms / 1e3, self._begin, step, attempt)
-            case ev.Prepare():
-                after(self._prepare_s(effect), self._prepared, effect)
-            case ev.Record(decision):
-                after(over.decide_ms / 1e3, self.event, ev.DecisionRecorded(decision))
-            case ev.Commit(decision, ledger):
-                self._note(decision, ledger)
-                after(over.commit_ms / 1e3, self._commit, decision)
-            case ev.FormGroup():
-                # A job's first groups are built before its first step, so they take no time of it.
-                after(
-                    over.form_ms / 1e3 if self.progress.steps or effect.fenced else 0.0, self._formed, effect
-                )
-            case ev.Fence():
-                after(over.control_ms / 1e3, self._fence, effect)
-            case ev.Assign():
-                after(over.control_ms / 1e3, self._assign, effect)
-            case ev.SendState():
-                after(self._state_s(effect), self._sent_state, effect)
-            case ev.AwaitState():
-                after(self._redo_s(effect), self._awaited, effect)
-            case ev.StageLost(stage, version):
-                after(over.start_s, self._bring_back, stage, version)
-            case ev.Condemn(member):
-                self.kill(member)
-            case ev.Restart():
-                self.progress.restarts += 1
-                after(over.control_ms / 1e3, self._restart, effect)
-            case ev.RecomputationNoted():
-                self.progress.replayed += len(effect.replayed)
-            case ev.Boundary():
-                self.progress.done = True
-                self.registry.release(self.name)
-                self._is_done(self)
-            case ev.Withdraw():
-                pass  # in the simulation, a transfer to a dead instance ends by itself
+    def execute(self, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Commit):
+            self._note(effect.decision, effect.ledger)
+        self.progress.restarts += isinstance(effect, ev.Restart)
+        super().execute(effect)
+
+    def order(
+        self,
+        effect: ev.Effect,
+        members: Sequence[Member],
+        obey: Callable[[SimulatedInstance], Any],
+        done: Callable[[Answers], None],
+        *,
+        skip_lost: bool = False,
+    ) -> None:
+        """An order arrives after the effect's delay, and is repeated where an instance can't obey it yet."""
+
+        def arrive() -> None:
+            answers: Answers = {}
+            for member in members:
+                instance = self.instances[member]
+                if instance.alive:
+                    answers[member] = obey(instance)
+                    if answers[member] is None:
+                        self.kernel.after(RETRY_S, arrive)
+                        return
+                elif not skip_lost:
+                    return
+            silent = [member for member in members if member not in answers and member not in self._lost]
+            if silent and isinstance(effect, ev.Commit):
+                self.kernel.after(RETRY_S, arrive)  # until they have answered or are known to be lost
+            else:
+                done(answers)
+
+        self.kernel.after(self._delay_s(effect), arrive)
+
+    def _delay_s(self, effect: ev.Effect) -> float:
+        over = self._overheads
+        if isinstance(effect, ev.Commit):
+            return over.commit_ms / 1e3
+        if isinstance(effect, ev.FormGroup):
+            # A job's first groups are built before its first step, so they take no time of it.
+            return over.form_ms / 1e3 if self.progress.steps or effect.fenced else 0.0
+        return over.control_ms / 1e3
+
+    def begin(self, step: int, attempt: int) -> None:
+        self.kernel.after(self._overheads.begin_ms / 1e3, self._begin, step, attempt)
+
+    def prepare(self, effect: ev.Prepare) -> None:
+        self.kernel.after(self._prepare_s(effect), self._prepared, effect)
+
+    def record(self, decision: StepDecision) -> None:
+        self.kernel.after(self._overheads.decide_ms / 1e3, self.event, ev.DecisionRecorded(decision))
+
+    def pause(self, step: int) -> None:
+        self.progress.done = True
+        self.registry.release(self.name)
+        self._is_done(self)
+
+    def send_state(self, effect: ev.SendState) -> None:
+        self.kernel.after(self._state_s(effect), self._sent_state, effect)
+
+    def await_state(self, effect: ev.AwaitState) -> None:
+        self.kernel.after(self._redo_s(effect), self._awaited, effect)
+
+    def withdraw(self, effect: ev.Withdraw) -> None:
+        """In the simulation, a transfer to a dead instance ends by itself."""
+
+    def bring_back(self, stage: int, version: int) -> None:
+        self.kernel.after(self._overheads.start_s, self._bring_back, stage, version)
+
+    def condemn(self, member: Member) -> None:
+        self.kill(member)
+
+    def recomputed(self, count: int) -> None:
+        self.progress.replayed += count
+
+    def formed(self, effect: ev.FormGroup) -> None:
+        self._admit(effect.members)
+        super().formed(effect)
 
     def _begin(self, step: int, attempt: int) -> None:
         """Distribute the step's microbatches among the data instances, like the entry gateway."""
@@ -221,86 +257,6 @@ class SimulatedJob(JobMembers):
                 for sid, instance in self.by_sid.items()
                 if isinstance(instance, StageInstance)
             }
-
-    def _commit(self, decision: StepDecision) -> None:
-        members = [member for stage in decision.membership for member in stage]
-        for member in members:
-            instance = self._stage_instance(member)
-            if instance.alive and instance.machine.version == decision.step:
-                instance.applied(decision.step + 1)
-        self._committed(decision.step, members)
-
-    def _committed(self, step: int, members: Sequence[Member]) -> None:
-        """Report the commit when each member has answered or is known to be lost."""
-        silent = tuple(member for member in members if not self._stage_instance(member).alive)
-        if any(member not in self._lost for member in silent):
-            self.kernel.after(RETRY_S, self._committed, step, members)
-            return
-        self.event(ev.Committed(step, silent))
-
-    def _formed(self, effect: ev.FormGroup) -> None:
-        members = [self._stage_instance(member) for member in effect.members]
-        if not all(instance.alive for instance in members):
-            return
-        for instance in members:
-            instance.machine.fence(effect.fenced)
-            if effect.attempt > instance.machine.attempt:
-                instance.restarted(effect.attempt)
-            instance.generation = effect.generation
-        self._admit(effect.members)
-        self.event(ev.ReductionGroupFormed(effect.stage, effect.generation))
-
-    def _fence(self, effect: ev.Fence) -> None:
-        targets = [self.instances[member] for member in effect.targets]
-        if not all(instance.alive for instance in targets):
-            return
-        order = (EPOCH, effect.attempt, effect.round)
-        answers = []
-        for instance in targets:
-            if isinstance(instance, StageInstance):
-                machine = instance.machine
-                if (machine.version, machine.attempt) != (effect.step, effect.attempt):
-                    self.kernel.after(RETRY_S, self._fence, effect)  # the instance has not got the step yet
-                    return
-                machine.fence(effect.fenced)
-                held, version = machine.answer_round(order), machine.version
-            else:
-                assert isinstance(instance, DataInstance)
-                instance.run(instance.machine.fence(effect.fenced))
-                held, version = instance.machine.answer_round(effect.step, order), effect.step
-            answers.append(StepFenced(member=instance.member, version=version, round=effect.round, held=held))
-        self.event(ev.FenceAcknowledged(effect.round, tuple(answers)))
-
-    def _assign(self, effect: ev.Assign) -> None:
-        instances = [(self.instances[member], paths) for member, paths in effect.paths.items()]
-        if not all(instance.alive for instance, _ in instances):
-            return
-        order = (EPOCH, effect.attempt, effect.round)
-        for instance, paths in instances:
-            if isinstance(instance, DataInstance):
-                if instance.machine.attempt <= effect.attempt:
-                    instance.run(instance.machine.assign(order, effect.step, paths))
-            elif isinstance(instance, StageInstance):
-                machine = instance.machine
-                if (machine.version, machine.attempt) == (effect.step, effect.attempt):
-                    instance.run(machine.assign(order, paths))
-                    instance.reconsider()
-        self.event(ev.Assigned(effect.round))
-
-    def _restart(self, effect: ev.Restart) -> None:
-        for member in effect.targets:
-            instance = self.instances[member]
-            if not instance.alive:
-                continue
-            if isinstance(instance, DataInstance):
-                instance.run(instance.machine.fence(effect.fenced))
-                if effect.attempt > instance.machine.attempt:
-                    instance.machine.restarted(effect.attempt)
-            elif isinstance(instance, StageInstance):
-                instance.machine.fence(effect.fenced)
-                if effect.attempt > instance.machine.attempt:
-                    instance.restarted(effect.attempt)
-        self.event(ev.Restarted(effect.attempt))
 
     def _admit(self, members: Iterable[Member]) -> None:
         """Activate joining members of a formed group, so that they get work."""
