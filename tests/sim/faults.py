@@ -68,7 +68,7 @@ class Faults:
     def _take_over(self) -> None:
         """The leader dies, or freezes and wakes up later; another one adopts what lives."""
         old = self._world.leader
-        if old.machine is None:
+        if not old.started:
             return
         self._world.fired.append("takeover")
         self._world.trace("FAULT takeover")

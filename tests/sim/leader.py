@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dmsc.simulation.leader import Answers, SimulatedLeader
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.step import (
     Member,
+    StepDecision,
     StepVote,
 )
 
@@ -21,16 +23,16 @@ JOB = "sim"
 RETRY_S = 0.05
 
 
-class Leader:
-    """An orchestrator: the real machine, and a shell that carries its effects out."""
+class Leader(SimulatedLeader):
+    """Orders are repeated until they are answered, as `Bus.command` does."""
 
     def __init__(self, world: World, epoch: int) -> None:
         self.world = world
         self.epoch = epoch
         self.alive = True
         self.frozen = False
+        self.started = False
         self.lost: set[Member] = set()
-        self.machine: StepMachine | None = None
         self.backlog: list[ev.Event] = []
         self.transfers = itertools.count(1)
 
@@ -47,12 +49,13 @@ class Leader:
             generation=settled.generation,
             transfers=self.transfers,
         )
+        self.started = True
         self.event(ev.Opened(settled.step, settled.attempt))
 
     def event(self, event: ev.Event) -> None:
         if not self.alive:
             return
-        if self.frozen or self.machine is None:
+        if self.frozen or not self.started:
             self.backlog.append(event)
             return
         if not isinstance(event, ev.Tick):
@@ -70,90 +73,65 @@ class Leader:
             self.event(ev.IncarnationLost(member))
 
     def execute(self, effect: ev.Effect) -> None:
+        super().execute(effect)
+        if isinstance(effect, ev.FormGroup):
+            self.world.after(2.0, lambda: self._group_late(effect))
+        self.world.restarts += isinstance(effect, ev.Restart)
+
+    def order(
+        self,
+        effect: ev.Effect,
+        members: Sequence[Member],
+        obey: Callable[[Any], Any],
+        done: Callable[[Answers], None],
+        *,
+        skip_lost: bool = False,
+    ) -> None:
+        self.order_all(members, obey, done, skip_lost=skip_lost)
+
+    def begin(self, step: int, attempt: int) -> None:
+        self.world.begin(self, step, attempt)
+
+    def prepare(self, effect: ev.Prepare) -> None:
+        for member in effect.members:
+            self.order_all(
+                (member,),
+                lambda node: node.vote(effect),
+                lambda answers: self._prepared(effect, answers),
+            )
+
+    def record(self, decision: StepDecision) -> None:
+        self.world.record(self, decision)
+
+    def pause(self, step: int) -> None:
         world = self.world
-        match effect:
-            case ev.Begin(step, attempt):
-                world.begin(self, step, attempt)
-            case ev.Fence():
-                self.order_all(
-                    effect.targets,
-                    lambda node: node.fence(effect),
-                    lambda answers: self.event(ev.FenceAcknowledged(effect.round, tuple(answers.values()))),
-                )
-            case ev.Assign():
-                self.order_all(
-                    tuple(effect.paths),
-                    lambda node: self._assign(node, effect),
-                    lambda answers: self.event(ev.Assigned(effect.round)),
-                )
-            case ev.FormGroup():
-                self.order_all(
-                    effect.members,
-                    lambda node: node.form(effect),
-                    lambda answers: self.event(ev.ReductionGroupFormed(effect.stage, effect.generation)),
-                )
-                world.after(2.0, lambda: self._group_late(effect))
-            case ev.Prepare():
-                for member in effect.members:
-                    self.order_all(
-                        (member,),
-                        lambda node: node.prepare(effect),
-                        lambda answers: self._prepared(effect, answers),
-                    )
-            case ev.Record(decision):
-                world.record(self, decision)
-            case ev.Commit(decision, _):
-                members = tuple(member for stage in decision.membership for member in stage)
-                self.order_all(
-                    members,
-                    lambda node: node.commit(decision),
-                    lambda answers: self.event(
-                        ev.Committed(decision.step, tuple(one for one in members if one not in answers))
-                    ),
-                    skip_lost=True,
-                )
-            case ev.Boundary(step):
-                if step < world.plan.steps:
-                    assert self.machine is not None
-                    machine = self.machine
-                    pause_s = world.rng.choice((0.02, 0.6))
-                    world.after(pause_s, lambda: self.event(ev.Opened(step, machine.attempt)))
-                else:
-                    world.finished = True
-            case ev.SendState():
-                world.transfers.order(self, effect)
-            case ev.AwaitState():
-                world.transfers.await_state(self, effect)
-            case ev.Withdraw():
-                self.order_all(
-                    (effect.source,), lambda node: world.transfers.withdraw(effect), lambda answers: None
-                )
-            case ev.StageLost(stage, version):
-                world.restore(self, stage, version)
-            case ev.Condemn(member):
-                world.notice_loss(member)
-            case ev.Restart():
-                world.restarts += 1
-                self.order_all(
-                    effect.targets,
-                    lambda node: node.restart(effect),
-                    lambda answers: self.event(ev.Restarted(effect.attempt)),
-                    skip_lost=True,
-                )
-            case ev.RecomputationNoted():
-                world.replays += len(effect.replayed)
+        if step < world.plan.steps:
+            pause_s = world.rng.choice((0.02, 0.6))
+            world.after(pause_s, lambda: self.event(ev.Opened(step, self.machine.attempt)))
+        else:
+            world.finished = True
 
-    def _assign(self, node: Any, effect: ev.Assign) -> str | None:
-        machine = node.machine
-        if node.stage < 0:
-            if machine.attempt <= effect.attempt:
-                order = (self.epoch, effect.attempt, effect.round)
-                node.run(machine.assign(order, effect.step, effect.paths[node.member]))
-        elif (machine.version, machine.attempt) == (effect.step, effect.attempt):
-            node.run(machine.assign((self.epoch, effect.attempt, effect.round), effect.paths[node.member]))
-        return "ok"
+    def send_state(self, effect: ev.SendState) -> None:
+        self.world.transfers.order(self, effect)
 
-    def _prepared(self, effect: ev.Prepare, answers: dict[Member, Any]) -> None:
+    def await_state(self, effect: ev.AwaitState) -> None:
+        self.world.transfers.await_state(self, effect)
+
+    def withdraw(self, effect: ev.Withdraw) -> None:
+        self.order_all(
+            (effect.source,), lambda node: self.world.transfers.withdraw(effect), lambda answers: None
+        )
+
+    def bring_back(self, stage: int, version: int) -> None:
+        self.world.restore(self, stage, version)
+
+    def condemn(self, member: Member) -> None:
+        self.world.notice_loss(member)
+
+    def recomputed(self, count: int) -> None:
+        self.world.replays += count
+
+    def _prepared(self, effect: ev.Prepare, answers: Answers) -> None:
         for answer in answers.values():
             if isinstance(answer, StepVote):
                 self.event(ev.Voted(effect.stage, answer))
@@ -162,21 +140,19 @@ class Leader:
 
     def _group_late(self, effect: ev.FormGroup) -> None:
         machine = self.machine
-        if machine is None or machine.is_formed(effect.stage):
-            return
-        if machine.generations[effect.stage] == effect.generation:
+        if not machine.is_formed(effect.stage) and machine.generations[effect.stage] == effect.generation:
             self.event(ev.ReductionGroupFailed(effect.stage, effect.generation))
 
     def order_all(
         self,
         members: Sequence[Member],
         handle: Callable[[Any], Any],
-        done: Callable[[dict[Member, Any]], None],
+        done: Callable[[Answers], None],
         *,
         skip_lost: bool = False,
     ) -> None:
         """Repeats an order at each member until it answers or is lost; `done` once that holds for all."""
-        answers: dict[Member, Any] = {}
+        answers: Answers = {}
         over = False
 
         def finish() -> None:

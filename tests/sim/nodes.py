@@ -1,13 +1,13 @@
-"""The processes of a simulated job: the real machines of instances, with numbers for tensors."""
+"""Instances of a simulated job: those of `dmsc.simulation`, with numbers for tensors; they may freeze."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dmsc.simulation.instances import BACKWARD, FORWARD, DataInstance, StageInstance
+from dmsc.simulation.routing import new_binder
 from entities.orchestrator.transaction import step_events as ev
 from schemas.step import (
     Adopted,
@@ -21,25 +21,22 @@ from schemas.step import (
 from tests.sim.arithmetic import Violation, mix
 from tests.sim.following import Following
 from workers.routing.next_hop import Binder
-from workers.transaction.data_machine import DataMachine, Send
 from workers.transaction.microbatch import Hop
-from workers.transaction.stage_machine import Backward, Forward, Offer, ReportClaim, StageMachine
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 
-@dataclass(eq=False)
-class Node:
+class Freezing:
     """A process: alive, frozen, or dead. What comes while it is frozen waits for it to wake up."""
 
-    world: World
-    member: Member
-    alive: bool = True
-    frozen: bool = False
-    backlog: list[Callable[[], None]] = field(default_factory=list)
+    alive = True
+    frozen = False
 
-    def deliver(self, work: Callable[[], None]) -> None:
+    def __init__(self) -> None:
+        self.backlog: list[Callable[[], object]] = []
+
+    def deliver(self, work: Callable[[], object]) -> None:
         if not self.alive:
             return
         if self.frozen:
@@ -54,106 +51,79 @@ class Node:
             self.deliver(work)
 
 
-class StageNode(Node):
-    """A stage instance: the real machine, one number as weights, a dict as sum."""
+def _binder(world: World, member: Member) -> Binder:
+    place = int(re.findall(r"\d+", member.sid)[-1])
+    return new_binder("a", place, world.plan.microbatches, lambda: world.now)
+
+
+class StageNode(StageInstance, Freezing):
+    """A stage instance: one number as weights, a dict as sum."""
 
     def __init__(self, world: World, member: Member, stage: int, epoch: int) -> None:
-        super().__init__(world, member)
-        self.stage = stage
-        last = stage == world.plan.stages - 1
-        place = int(member.sid.rsplit("r", 1)[1])
-        self.binder = Binder("a", place=place, microbatches=world.plan.microbatches, clock=lambda: world.now)
-        self.machine = StageMachine(member, epoch=epoch, stage=stage, last=last, binder=self.binder)
+        def draw() -> float:
+            return world.rng.uniform(0.005, 0.03)
+
+        StageInstance.__init__(
+            self,
+            world,
+            member,
+            stage=stage,
+            last=stage == world.plan.stages - 1,
+            cluster="a",
+            node="n",
+            epoch=epoch,
+            binder=_binder(world, member),
+            forward=draw,
+            backward=draw,
+            compute_s=0.0,
+            speed=1.0,
+        )
+        Freezing.__init__(self)
+        self.world = world
         self.weights = mix(stage, 1)
         self.sum: dict[int, int] = {}
-        self.generation = -1
         self.group: tuple[Member, ...] | None = None
         self.prepared: tuple[int, int, int, int, StepVote] | None = None
-        self.computing = False
-        self.queue: list[tuple[int, int, Callable[[], None]]] = []
-        self.order = itertools.count()
         self.sending = 0
         self.loaded_at = 0.0
         self._followings: dict[Member, Following] = {}
 
-    # --- compute ---
-    def submit(self, priority: int, work: Callable[[], None]) -> None:
-        heapq.heappush(self.queue, (priority, next(self.order), work))
-        self._next()
-
-    def _next(self) -> None:
-        if self.computing or not self.queue:
-            return
-        self.computing = True
-        _, _, work = heapq.heappop(self.queue)
-
+    def computed(self, priority: int, hop: Hop, forward_s: float, backward_s: float) -> None:
         def done() -> None:
-            self.computing = False
-            work()
-            self._next()
+            if self.machine.current(hop):
+                self._compute_numbers(priority, hop)
+            StageInstance.computed(self, priority, hop, forward_s, backward_s)
 
-        self.world.after(self.world.rng.uniform(0.005, 0.03), lambda: self.deliver(done))
+        self.deliver(done)
 
-    def run(self, effects: Sequence[Any]) -> None:
-        for effect in effects:
-            match effect:
-                case Forward(hop):
-                    self.submit(2, lambda hop=hop: self._forward(hop))
-                case Backward(hop):
-                    self.submit(1, lambda hop=hop: self._backward(hop))
-                case Offer(hop, to, direction):
-                    self.world.hops.offer(self, hop, to, direction)
-                case ReportClaim(hop):
-                    self.world.claim(self, hop)
-
-    def _forward(self, hop: Hop) -> None:
-        if not self.machine.current(hop):
-            return
+    def _compute_numbers(self, priority: int, hop: Hop) -> None:
         (value,) = hop.inputs
-        hop.sent_forward = (mix(value, self.weights),)
-        if self.machine.last:
-            self._accumulate(hop, 0)
-        self.run(self.machine.forwarded(hop))
-
-    def _backward(self, hop: Hop) -> None:
-        if not self.machine.current(hop):
-            return
-        assert hop.returned is not None
-        (gradient,) = hop.returned
-        self._accumulate(hop, gradient)
-        self.run(self.machine.accumulated(hop))
-
-    def _accumulate(self, hop: Hop, gradient: int) -> None:
-        (value,) = hop.inputs
-        if hop.microbatch in self.sum:
-            raise Violation(f"{self.member} adds microbatch {hop.microbatch} of step {hop.step} twice")
-        self.sum[hop.microbatch] = mix(value, gradient, self.weights, 3)
-        hop.sent_backward = (mix(value, gradient, self.weights, 4),)
+        gradient = 0
+        if priority == FORWARD:
+            hop.sent_forward = (mix(value, self.weights),)
+        else:
+            assert hop.returned is not None
+            (gradient,) = hop.returned
+        if priority == BACKWARD or self.last:
+            if hop.microbatch in self.sum:
+                raise Violation(f"{self.member} adds microbatch {hop.microbatch} of step {hop.step} twice")
+            self.sum[hop.microbatch] = mix(value, gradient, self.weights, 3)
+            hop.sent_backward = (mix(value, gradient, self.weights, 4),)
 
     # --- orders ---
-    def fence(self, order: ev.Fence) -> StepFenced | None:
-        machine = self.machine
-        if machine.version != order.step or machine.attempt != order.attempt:
+    def fence(self, effect: ev.Fence) -> StepFenced | None:
+        answer = super().fence(effect)
+        if answer is None:
             return None
-        self.apply_fence(order.fenced)
-        held = machine.answer_round((machine.epoch, order.attempt, order.round))
-        if self.group is not None and set(self.group) & set(order.fenced):
+        self.end_following(effect.fenced)
+        if self.group is not None and set(self.group) & set(effect.fenced):
             self.release()
-        return StepFenced(
-            member=self.member,
-            version=machine.version,
-            round=order.round,
-            held=held,
-            claims=tuple(
-                self.world.claim_of(self, hop)
-                for hop in machine.hops.values()
-                if hop.state is MicrobatchState.ACCUMULATED and hop.step == machine.version
-            ),
+        claims = tuple(
+            self.world.claim_of(self, hop)
+            for hop in self.machine.hops.values()
+            if hop.state is MicrobatchState.ACCUMULATED and hop.step == self.machine.version
         )
-
-    def apply_fence(self, fenced: Sequence[Member]) -> None:
-        self.machine.fence(fenced)
-        self.end_following(fenced)
+        return answer.model_copy(update={"claims": claims})
 
     def follow(self, target: StageNode, transfer: int) -> Following | None:
         """None: a later transfer has begun."""
@@ -185,7 +155,8 @@ class StageNode(Node):
     def form(self, order: ev.FormGroup) -> str | None:
         if order.generation < self.generation:
             return "stale"
-        self.apply_fence(order.fenced)
+        self.machine.fence(order.fenced)
+        self.end_following(order.fenced)
         if order.attempt > self.machine.attempt:
             self.machine.restarted(order.attempt)
         self.machine.admitted(order.step, (self.machine.epoch, order.attempt, order.round))
@@ -198,7 +169,7 @@ class StageNode(Node):
             return "formed"
         return None
 
-    def prepare(self, order: ev.Prepare) -> StepVote | str | None:
+    def vote(self, order: ev.Prepare) -> StepVote | str | None:
         at = (order.step, order.attempt)
         if at != (self.machine.version, self.machine.attempt) or order.generation != self.generation:
             return "conflict"
@@ -240,20 +211,18 @@ class StageNode(Node):
         self.weights = mix(self.weights, total)
         self.prepared = None
         self.sum = {}
-        self.run(self.machine.applied(decision.step + 1))
+        self.applied(decision.step + 1)
         for following in list(self._followings.values()):
             following.applied(decision.step, total)
         return "applied"
 
-    def restart(self, order: ev.Restart) -> str | None:
-        self.apply_fence(order.fenced)
-        if order.attempt > self.machine.attempt:
-            self.machine.is_member = True
-            self.machine.restarted(order.attempt)
-            self.queue.clear()
+    def restart(self, effect: ev.Restart) -> str:
+        self.end_following(effect.fenced)
+        if effect.attempt > self.machine.attempt:
+            self.machine.belongs = True
             self.sum = {}
             self.release()
-        return "restarted"
+        return super().restart(effect)
 
     def adopt(self, epoch: int) -> Adopted | None:
         if epoch < self.machine.epoch:
@@ -268,40 +237,21 @@ class StageNode(Node):
         )
 
 
-class DataNode(Node):
+class DataNode(DataInstance, Freezing):
     """A data instance."""
 
-    stage = -1
-
     def __init__(self, world: World, member: Member, epoch: int) -> None:
-        super().__init__(world, member)
-        self.binder = Binder("a", microbatches=world.plan.microbatches, clock=lambda: world.now)
-        self.machine = DataMachine(member, epoch=epoch, binder=self.binder)
+        binder = _binder(world, member)
+        DataInstance.__init__(
+            self, world, member, cluster="a", node="n", epoch=epoch, binder=binder, make_s=0.0
+        )
+        Freezing.__init__(self)
 
-    def run(self, effects: Sequence[Send]) -> None:
-        for effect in effects:
-            self.world.hops.offer_data(self, effect)
-
-    def dispatch(self, order: MicrobatchDispatch) -> str | None:
+    def take(self, order: MicrobatchDispatch) -> str | None:
         if order.epoch != self.machine.epoch:
             return None  # refused
-        self.run(self.machine.dispatch(order))
+        self.dispatch(order)
         return "ok"
-
-    def fence(self, order: ev.Fence) -> StepFenced | None:
-        self.run(self.machine.fence(order.fenced))
-        return StepFenced(
-            member=self.member,
-            version=order.step,
-            round=order.round,
-            held=self.machine.answer_round(order.step, (self.machine.epoch, order.attempt, order.round)),
-        )
-
-    def restart(self, order: ev.Restart) -> str | None:
-        self.run(self.machine.fence(order.fenced))
-        if order.attempt > self.machine.attempt:
-            self.machine.restarted(order.attempt)
-        return "restarted"
 
     def adopt(self, epoch: int) -> Adopted | None:
         if epoch < self.machine.epoch:

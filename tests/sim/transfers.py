@@ -146,9 +146,9 @@ class Transfers:
 
     def join_failed(self, leader: Leader, to: Member, transfer: int) -> None:
         """As `StepOrders` does."""
-        machine = leader.machine
-        if machine is None or not leader.alive:
+        if not leader.started or not leader.alive:
             return
+        machine = leader.machine
         given_up = machine.transfer_of(to) != transfer
         stage = machine.stage_of(to)
         leader.event(ev.JoinFailed(to, transfer))

@@ -90,6 +90,7 @@ class World(Kernel):
         self.epochs = itertools.count(1)
         self.snapshots: dict[tuple[int, int], int] = {}
         self.hops = Hops(self)
+        self.offer, self.offer_data = self.hops.offer, self.hops.offer_data
         stages = [
             [self._spawn(f"s{stage}-r{replica}", stage) for replica in range(plan.replicas)]
             for stage in range(plan.stages)
@@ -103,6 +104,10 @@ class World(Kernel):
         self.leader.start(Settled(step=0, attempt=0, generation=0, stages=stages, data=data))
 
     # --- time and the bus ---
+    @property
+    def kernel(self) -> Kernel:
+        return self
+
     def trace(self, line: str) -> None:
         short = MEMBER.sub(r"\1/\2", line)
         self.log.append(f"{self.now:8.3f} {short[:6000]}")
@@ -119,12 +124,11 @@ class World(Kernel):
         self._tick()
         while not self.finished and self.step():
             if self.now > TIME_LIMIT_S:
-                raise Violation(f"no progress: step {self.leader.machine and self.leader.machine.step}")
+                raise Violation(f"no progress: step {self.leader.started and self.leader.machine.step}")
             self._check()
         if not self.finished:
             raise Violation("nothing left to happen, and the job is not done")
         expected = reference(self.plan.stages, self.plan.microbatches, self.plan.steps)
-        assert self.leader.machine is not None
         for stage, members in enumerate(self.leader.machine.stages):
             for member in members:
                 node = self.nodes[member]
@@ -134,14 +138,13 @@ class World(Kernel):
 
     def _tick(self) -> None:
         self.leader.event(ev.Tick())
-        machine = self.leader.machine
-        if machine is not None and machine.phase is Phase.GATHERING and self.rng.random() < 0.3:
-            self._status(self.leader)
+        leader = self.leader
+        if leader.started and leader.machine.phase is Phase.GATHERING and self.rng.random() < 0.3:
+            self._status(leader)
         self.after(0.1, self._tick)
 
     def _status(self, leader: Leader) -> None:
         """Rule 11: what the bus lost of claims is asked for."""
-        assert leader.machine is not None
         for members in leader.machine.stages:
             for member in members:
                 node = self.nodes[member]
@@ -155,9 +158,9 @@ class World(Kernel):
 
     def _check(self) -> None:
         """At most one living, unfenced member of a stage has a microbatch of the open step in its sum."""
-        machine = self.leader.machine
-        if machine is None or not self.leader.alive:
+        if not self.leader.started or not self.leader.alive:
             return
+        machine = self.leader.machine
         for members in machine.stages:
             seen: set[int] = set()
             for member in members:
@@ -211,34 +214,29 @@ class World(Kernel):
             ),
         )
 
-        def take() -> None:
-            node.binder.update(table)
-            node.run(node.machine.bind())
-
-        self.after(self.rng.uniform(0.001, 0.05), lambda: node.deliver(take))
+        self.after(self.rng.uniform(0.001, 0.05), lambda: node.deliver(lambda: node.routed(table)))
 
     def replace(self, leader: Leader, member: Member) -> None:
         """A new incarnation of a lost one, some time later."""
         stage = self.nodes[member].stage
 
         def start() -> None:
-            machine = leader.machine
             if not leader.alive or self._has_successor(leader, member):
                 return
             if leader.epoch < self.record_epoch:  # node agents obey no older epoch
                 return
-            if machine is None or (stage >= 0 and not machine.stages[stage]):
+            if not leader.started or (stage >= 0 and not leader.machine.stages[stage]):
                 self.after(0.2, start)  # the stage is being brought back from a copy first
                 return
             newcomer = self._spawn(member.sid, stage, leader.epoch)
-            self.nodes[newcomer].machine.attempt = machine.attempt
+            self.nodes[newcomer].machine.attempt = leader.machine.attempt
             leader.event(ev.NewcomerReady(newcomer, stage))
 
         self.after(self.rng.uniform(0.1, 0.6), start)
 
     def join(self, leader: Leader) -> None:
         """One more replica of some stage, as `dmsc scale` has it."""
-        if not leader.alive or leader.machine is None or leader.epoch < self.record_epoch:
+        if not leader.alive or not leader.started or leader.epoch < self.record_epoch:
             return
         stage = self.rng.randrange(self.plan.stages)
         newcomer = self._spawn(f"s{stage}-r{self.plan.replicas + next(self._added)}", stage, leader.epoch)
@@ -262,7 +260,6 @@ class World(Kernel):
         def start() -> None:
             if not leader.alive or leader.epoch < self.record_epoch:
                 return
-            assert leader.machine is not None
             waiting = [one for one in leader.machine.newcomers if self.nodes[one].stage == stage]
             if leader.machine.stages[stage]:
                 return
@@ -300,7 +297,7 @@ class World(Kernel):
             order = MicrobatchDispatch(
                 job=JOB, epoch=leader.epoch, step=step, attempt=attempt, microbatches=(number,)
             )
-            self.message(lambda: node.deliver(lambda: heard(number, node.dispatch(order))))
+            self.message(lambda: node.deliver(lambda: heard(number, node.take(order))))
             self.after(RETRY_S, lambda: tell(number))
 
         def heard(number: int, answer: str | None) -> None:
