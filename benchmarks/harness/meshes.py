@@ -90,7 +90,13 @@ async def open_mesh(
         if clusters:
             options["clusters"] = clusters
         started = MeshOptions(
-            state=folder / "state", nats_port=0, http_port=0, slots=slots, node=node_name(), **options
+            state=folder / "state",
+            nats_port=0,
+            http_port=0,
+            slots=slots,
+            node=node_name(),
+            allow_urls=("*",),
+            **options,
         )
         running = await stack.enter_async_context(running_mesh(started, tell))
         address = find_bus(state=running.folder.path)
