@@ -26,14 +26,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dmsc.chaos.plan import HOLD_S, FaultKind
+from dmsc.chaos.plan import ChaosTimes, FaultKind
 from dmsc.chaos.report import quantile
-from dmsc.chaos.store_faults import FULL_S
 from dmsc.console.options import print_table
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = (FaultKind.SERVER_FREEZE, FaultKind.DISK_FULL, FaultKind.GARBAGE_VALUE, FaultKind.NO_ROOM)
-LASTS_S: Mapping[FaultKind, float] = {FaultKind.SERVER_FREEZE: HOLD_S, FaultKind.DISK_FULL: FULL_S}
+LASTS_S: Mapping[FaultKind, float] = {
+    FaultKind.SERVER_FREEZE: ChaosTimes().hold_s,
+    FaultKind.DISK_FULL: ChaosTimes().full_s,
+}
 """When a fault is over by itself; one that is not named is at once."""
 JOB = ("examples/chaos-gpt.yaml", "--set", "training.steps=300")
 """The last fault comes at 100 s, and the job trains for longer than that."""

@@ -14,9 +14,6 @@ from schemas.job import JobEvent, StepResult
 from schemas.step import MicrobatchClaim
 from schemas.task_graph import is_data
 
-CLOCK_S = 0.05
-"""Seconds by which a decision may be seen on the bus later than its event."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
@@ -82,6 +79,8 @@ class History:
 class _Fold:
     """The state while events are read."""
 
+    decided: Sequence[Decided]
+    clock_s: float
     results: list[StepResult | None] = field(
         default_factory=list
     )  # by step; None: only its decision is known
@@ -100,6 +99,7 @@ def read(
     *,
     microbatches: int,
     steps: int | None = None,
+    clock_s: float = 0.05,
 ) -> History:
     """Compute the history of one job.
 
@@ -108,8 +108,9 @@ def read(
         decided: The decisions in order of time. Where they are missing, the events' times are used.
         microbatches: The number that each stage must have counted in each step.
         steps: The job's length if it has ended well; missing steps below it are lost.
+        clock_s: By how much later than its event a decision may be seen on the bus.
     """
-    fold, faults = _Fold(), []
+    fold, faults = _Fold(decided, clock_s), []
     for event in events:
         if event.instances is not None:
             fold.stage_of.update((view.sid, view.stage) for view in event.instances)
@@ -118,9 +119,9 @@ def read(
         if event.kind == "fault":
             faults.append(event.text)
         if event.kind == "step" and event.result is not None:
-            _step(fold, event.result, event.at, decided)
+            _step(fold, event.result, event.at)
     for step in range(len(fold.results), steps or 0):
-        _missing(fold, step, decided, until=float("inf"))
+        _missing(fold, step, until=float("inf"))
     return History(
         advances=tuple(fold.advances),
         count=_count(fold, microbatches),
@@ -129,7 +130,7 @@ def read(
     )
 
 
-def _step(fold: _Fold, result: StepResult, told_at: float, decided: Sequence[Decided]) -> None:
+def _step(fold: _Fold, result: StepResult, event_at: float) -> None:
     step, expected = result.step, len(fold.results)
     if step < expected:
         if fold.results[step] == result:
@@ -141,21 +142,23 @@ def _step(fold: _Fold, result: StepResult, told_at: float, decided: Sequence[Dec
         fold.redone_from = min(step, fold.redone_from if fold.redone_from is not None else step)
         del fold.results[step:]
     for missing in range(expected, step):
-        _missing(fold, missing, decided, until=told_at)
+        _missing(fold, missing, until=event_at)
     fold.may_go_back = False
     fold.results.append(result)
-    at = max(
-        (decision.at for decision in decided if decision.step == step and decision.at <= told_at + CLOCK_S),
-        default=told_at,
-    )
-    _advance(fold, step, at, result.step_s)
+    at = _decided_at(fold, step, event_at)
+    _advance(fold, step, event_at if at is None else at, result.step_s)
 
 
-def _missing(fold: _Fold, step: int, decided: Sequence[Decided], *, until: float) -> None:
-    at = max(
-        (decision.at for decision in decided if decision.step == step and decision.at <= until + CLOCK_S),
+def _decided_at(fold: _Fold, step: int, until: float) -> float | None:
+    """When a step's last decision before `until` was seen on the bus."""
+    return max(
+        (seen.at for seen in fold.decided if seen.step == step and seen.at <= until + fold.clock_s),
         default=None,
     )
+
+
+def _missing(fold: _Fold, step: int, *, until: float) -> None:
+    at = _decided_at(fold, step, until)
     fold.results.append(None)
     if at is None:
         fold.lost.append(step)

@@ -33,12 +33,28 @@ class FaultKind(StrEnum):
     SERVER = "server"  # the bus's server
     GARBAGE_VALUE = "garbage-value"  # a key of one of the mesh's buckets gets an unreadable value
     DISK_FULL = "disk-full"  # the disk of the state folder is full for five seconds
-    SERVER_FREEZE = "server-freeze"  # the bus's server is stopped (SIGSTOP) for `HOLD_S`, then resumed
-    NO_ROOM = "no-room"  # one instance is killed, and all nodes are cordoned for `HOLD_S`
+    SERVER_FREEZE = "server-freeze"  # the server is stopped (SIGSTOP) for `ChaosTimes.hold_s`, then resumed
+    NO_ROOM = "no-room"  # one instance is killed, and all nodes are cordoned for as long
 
 
-HOLD_S = 20.0
-"""Seconds for which a server is stopped, or a mesh has no free slots; longer than any lease."""
+@dataclass(frozen=True, kw_only=True)
+class ChaosTimes:
+    """How long faults last, and for how long a run waits, in seconds."""
+
+    hold_s: float = 20.0
+    """For which a server is stopped, or a mesh has no free slots; longer than any lease."""
+    full_s: float = 5.0
+    """For which the disk stays full."""
+    victim_s: float = 5.0
+    """For which a due fault waits for a victim; then it is reported as missed."""
+    end_s: float = 60.0
+    """Within which the mesh must answer again after the job's end; its gateways may be dead."""
+    patience_s: float = 120.0
+    """For which a broken event stream is reconnected; all gateways may be dead at the same time."""
+    given_up_s: float = 5.0
+    """For audit records if the run is aborted."""
+    look_every_s: float = 0.05
+
 
 ENTITY_OF = {
     FaultKind.ORCHESTRATOR: "orchestrator",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from dmsc.chaos.plan import FaultKind
-from dmsc.chaos.report import ChaosReport, InjectedFault
-from dmsc.plots.svg_chart import Chart, nice
+from dmsc.chaos.report import ChaosReport
+from dmsc.plots.svg_chart import Chart, Curve, Mark, levels, nice, rate_chart
 
 _blocks = " ▁▂▃▄▅▆▇█"
 _clean_colour = "#2ca02c"
@@ -84,17 +83,14 @@ def svg(report: ChaosReport) -> str:
         default=0.0,
     )
     top = nice(min(max(highest, clean), 2 * clean) if clean else highest)
-    chart = Chart(began, span_s, top, "samples/s")
-    return chart.draw(
+    inside = [fault for fault in report.faults if fault.fired and began <= fault.at <= began + span_s]
+    points = levels(((advance.began, advance.ended) for advance in report.advances), report.samples_per_step)
+    return rate_chart(
         _title(report),
-        [
-            chart.level(clean, _clean_colour, "clean run"),
-            *(chart.mark(fault.at, _colours[fault.kind], fault.victim) for fault in _within(report)),
-            chart.curve(_points(report)),
-            *chart.legend(
-                [("clean run", _clean_colour), *((kind.value, _colours[kind]) for kind in _kinds(report))]
-            ),
-        ],
+        Chart(began, span_s, top, "samples/s"),
+        [Curve("", "#222", points)],
+        [Mark(fault.at, fault.kind.value, fault.victim, _colours[fault.kind]) for fault in inside],
+        (clean, "clean run", _clean_colour),
     )
 
 
@@ -103,23 +99,3 @@ def _title(report: ChaosReport) -> str:
     fired = sum(fault.fired for fault in report.faults)
     same = {True: ", same weights", False: ", OTHER WEIGHTS", None: ""}[report.hash_equal]
     return f"{report.job}: {fired} faults{goodput}{same}"
-
-
-def _within(report: ChaosReport) -> list[InjectedFault]:
-    """Faults that fired between the first and the last commit."""
-    if not report.advances:
-        return []
-    began, ended = report.advances[0].began, report.advances[-1].ended
-    return [fault for fault in report.faults if fault.fired and began <= fault.at <= ended]
-
-
-def _points(report: ChaosReport) -> list[tuple[float, float]]:
-    points = []
-    for advance in report.advances:
-        rate = report.samples_per_step / advance.seconds if advance.seconds > 0 else 0.0
-        points += [(advance.began, rate), (advance.ended, rate)]
-    return points
-
-
-def _kinds(report: ChaosReport) -> Sequence[FaultKind]:
-    return tuple(dict.fromkeys(fault.kind for fault in report.faults if fault.fired))

@@ -26,10 +26,6 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError
 from schemas.registry import InstanceState, ServiceRecord
 
-FIRED_S = 10.0
-"""Seconds from the signal to the end of the process; freeing tens of gigabytes takes seconds."""
-LOOK_EVERY_S = 0.002
-
 Tree = tuple[tuple[int, float], ...]
 """The pid and start time of each process."""
 
@@ -223,13 +219,19 @@ class ProcessHandle:
 
 
 async def inject(
-    processes: Sequence[tuple[int, float]], *, freeze: bool = False
+    processes: Sequence[tuple[int, float]],
+    *,
+    freeze: bool = False,
+    within_s: float = 10.0,
+    every_s: float = 0.002,
 ) -> tuple[float, list[ProcessHandle]]:
     """Kill (or stop) these processes at once, and wait until they have died (or stopped).
 
     Args:
         processes: The pid and start time of each. The first must exist; others may have ended by themselves.
         freeze: Send SIGSTOP instead of SIGKILL.
+        within_s: From the signal to the end of the process; freeing tens of gigabytes takes seconds.
+        every_s: How often they are looked at.
 
     Returns:
         The time of the first signal (seconds since the epoch), and open handles of stopped processes.
@@ -248,14 +250,14 @@ async def inject(
     at = time.time()
     for handle in handles:
         handle.signal(signal.SIGSTOP if freeze else signal.SIGKILL)
-    deadline = time.monotonic() + FIRED_S
+    deadline = time.monotonic() + within_s
     # The mesh may notice and kill a stopped process before it is seen here as stopped; that counts, too.
     while waiting := [handle.pid for handle in handles if not (handle.gone or (freeze and handle.stopped))]:
         if time.monotonic() > deadline:
             for handle in handles:
                 handle.close()
-            raise DmscError(f"pid {waiting[0]} did not {'stop' if freeze else 'end'} in {FIRED_S:.0f} s")
-        await asyncio.sleep(LOOK_EVERY_S)
+            raise DmscError(f"pid {waiting[0]} did not {'stop' if freeze else 'end'} in {within_s:.0f} s")
+        await asyncio.sleep(every_s)
     if freeze:
         return at, handles
     for handle in handles:

@@ -15,11 +15,11 @@ from bus.tasks import cancel
 from dmsc.chaos import history, report, store_faults
 from dmsc.chaos.history import ComputedWork
 from dmsc.chaos.holding import Holding
-from dmsc.chaos.patience import END_S, LOOK_EVERY_S, persistently
+from dmsc.chaos.patience import persistently
 from dmsc.chaos.plan import (
     FREEZES,
-    HOLD_S,
     STRIKES_STORE,
+    ChaosTimes,
     Every,
     FaultKind,
     PlannedFault,
@@ -38,11 +38,6 @@ from schemas.errors import BadInput, DmscError
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState
 from schemas.registry import ServiceRecord
 
-VICTIM_S = 5.0
-"""Seconds for which a due fault waits for a victim; then it is reported as missed."""
-PATIENCE_S = 120.0
-"""Seconds for which a broken event stream is reconnected; all gateways may be dead at the same time."""
-
 Say = Callable[[str], None]
 
 
@@ -60,7 +55,13 @@ class Chaos:
     """Runs jobs of one mesh on this machine with and without faults. `open_chaos` makes it."""
 
     def __init__(
-        self, folder: StateFolder, client: AsyncClient, bus: Bus, say: Say, address: BusAddress
+        self,
+        folder: StateFolder,
+        client: AsyncClient,
+        bus: Bus,
+        say: Say,
+        address: BusAddress,
+        times: ChaosTimes = ChaosTimes(),
     ) -> None:
         self.client = client
         self._folder = folder.path
@@ -69,6 +70,7 @@ class Chaos:
         self._bus = bus
         self._mesh = LocalMesh(folder)
         self._say = say
+        self._times = times
 
     async def clean_run(self, spec: JobSpec) -> Clean:
         """Run the job without faults. Raises `DmscError` if it does not end well."""
@@ -122,7 +124,7 @@ class Chaos:
             stack.callback(resume, frozen)
             stack.push_async_callback(self._free_disks)
             holding = await stack.enter_async_context(Holding(self.client, frozen, self._say))
-            tell = await stack.enter_async_context(auditing(self.client, self._say))
+            tell = await stack.enter_async_context(auditing(self.client, self._say, self._times))
             watched = await stack.enter_async_context(
                 watching(self.client, self._bus, job, lambda event: self._tell(event, faults))
             )
@@ -169,7 +171,7 @@ class Chaos:
                 return
             fault = await self._inject(planned, watched, frozen, holding)
             faults.append(fault)
-            self._say(_fault_line(fault, watched.committed))
+            self._say(_fault_line(fault, watched.committed, self._times.hold_s))
             if fault.fired:
                 tell(fault)
 
@@ -177,7 +179,7 @@ class Chaos:
         """Raise `BadInput` if the job has instances on other machines, because faults can't hit those."""
         elsewhere = self._mesh.elsewhere(job, await self._records())
         if elsewhere:
-            await asyncio.sleep(VICTIM_S)  # an instance may just have died or just have started
+            await asyncio.sleep(self._times.victim_s)  # an instance may just have died or just have started
             elsewhere = self._mesh.elsewhere(job, await self._records())
         if elsewhere:
             raise BadInput(
@@ -192,20 +194,22 @@ class Chaos:
         if planned.kind in STRIKES_STORE:
             return await self._inject_store_fault(planned)
         target: Target | None = None
-        deadline = time.monotonic() + VICTIM_S
+        deadline = time.monotonic() + self._times.victim_s
         while watched.training:
             alive = self._mesh.alive(watched.job, await self._records(), watched.standbys)
             target = choose(planned, alive)
             if target is not None or time.monotonic() > deadline:
                 break
-            await asyncio.sleep(LOOK_EVERY_S)  # all candidates are just being restarted
+            await asyncio.sleep(self._times.look_every_s)  # all candidates are just being restarted
         if target is None:
-            missed = f"nobody to hit for {VICTIM_S:.0f} s" if watched.training else "the job ended"
+            missed = (
+                f"nobody to hit for {self._times.victim_s:.0f} s" if watched.training else "the job ended"
+            )
             return InjectedFault(number=planned.number, kind=planned.kind, at=time.time(), missed=missed)
         requested_at = time.time()
         try:
             if planned.kind is FaultKind.NO_ROOM:
-                await holding.close_mesh(HOLD_S)
+                await holding.close_mesh(self._times.hold_s)
             at, handles = await inject(target.processes, freeze=planned.kind in FREEZES)
         except DmscError as error:
             return InjectedFault(
@@ -218,7 +222,7 @@ class Chaos:
             )
         frozen.extend(handles)
         if planned.kind is FaultKind.SERVER_FREEZE:
-            holding.thaw_after(HOLD_S, handles)
+            holding.thaw_after(self._times.hold_s, handles)
         return InjectedFault(
             number=planned.number,
             kind=planned.kind,
@@ -237,7 +241,7 @@ class Chaos:
             else:
                 victim = f"disk of {self._folder}"
                 await self._free_disks()
-                at, task = await store_faults.fill(self._folder)
+                at, task = await store_faults.fill(self._folder, self._times.full_s)
                 self._filled.add(task)
         except (DmscError, OSError) as error:
             return InjectedFault(
@@ -256,7 +260,7 @@ class Chaos:
             try:
                 return [entry.message for entry in await self._bus.bucket(REGISTRY_RECORD).entries()]
             except DmscError:  # the bus's server is just being restarted
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(self._times.look_every_s)
 
     # --- what came of it ----------------------------------------------------------------------------------
     async def _report(
@@ -300,9 +304,9 @@ class Chaos:
     async def _final(self, job: str) -> JobRecord:
         """The record of a job that has ended. The mesh may not answer at once, so the request is repeated."""
         record = await persistently(lambda: self.client.job(job))
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + self._times.end_s
         while record.state not in ENDED and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._times.look_every_s)
             record = await persistently(lambda: self.client.job(job))
         return record
 
@@ -325,15 +329,15 @@ class Chaos:
 
 
 @asynccontextmanager
-async def open_chaos(folder: StateFolder, say: Say) -> AsyncIterator[Chaos]:
+async def open_chaos(folder: StateFolder, say: Say, times: ChaosTimes = ChaosTimes()) -> AsyncIterator[Chaos]:
     """Open `Chaos` for the mesh of a state folder. Raises `BadInput` if no mesh runs there."""
     LocalMesh(folder)  # raises its clear error before anything is connected
     address = find_bus(state=folder.path)
     async with (
-        AsyncClient(state=folder.path, patience_s=PATIENCE_S) as client,
+        AsyncClient(state=folder.path, patience_s=times.patience_s) as client,
         Bus.connect(address.servers, name="chaos", kind=EntityKind.CLIENT, token=address.token) as bus,
     ):
-        yield Chaos(folder, client, bus, say, address)
+        yield Chaos(folder, client, bus, say, address, times)
 
 
 def _step_s(watched: Watched) -> float:
@@ -342,31 +346,26 @@ def _step_s(watched: Watched) -> float:
     return sum(recent) / len(recent) if recent else 0.0
 
 
-_OUTCOMES = {
-    FaultKind.FREEZE: "frozen",
-    FaultKind.SERVER_FREEZE: f"frozen, for {HOLD_S:.0f} s",
-    FaultKind.NO_ROOM: f"killed, for {HOLD_S:.0f} s in a mesh without room",
-    FaultKind.GARBAGE_VALUE: "overwritten with garbage",
-    FaultKind.DISK_FULL: "filled",
-}
-
-
-def _fault_line(fault: InjectedFault, step: int) -> str:
+def _fault_line(fault: InjectedFault, step: int, hold_s: float) -> str:
+    outcomes = {
+        FaultKind.FREEZE: "frozen",
+        FaultKind.SERVER_FREEZE: f"frozen, for {hold_s:.0f} s",
+        FaultKind.NO_ROOM: f"killed, for {hold_s:.0f} s in a mesh without room",
+        FaultKind.GARBAGE_VALUE: "overwritten with garbage",
+        FaultKind.DISK_FULL: "filled",
+    }
     clock = time.strftime("%H:%M:%S", time.localtime(fault.at))
     if not fault.fired:
         return f"{clock}  step {step}: {fault.kind.value} missed: {fault.missed}"
-    outcome = _OUTCOMES.get(fault.kind, "killed")
+    outcome = outcomes.get(fault.kind, "killed")
     return f"{clock}  step {step}: {fault.victim} {outcome}"
 
-
-GIVEN_UP_S = 5.0
-"""Seconds to wait for audit records if the run is aborted."""
 
 Tell = Callable[[InjectedFault], None]
 
 
 @asynccontextmanager
-async def auditing(client: AsyncClient, say: Callable[[str], None]) -> AsyncIterator[Tell]:
+async def auditing(client: AsyncClient, say: Callable[[str], None], times: ChaosTimes) -> AsyncIterator[Tell]:
     """Yield a function that records a fault on the audit stream, through a gateway, as soon as one answers.
 
     At the end of the block it waits for all records; `say` gets a line about those that failed.
@@ -381,10 +380,10 @@ async def auditing(client: AsyncClient, say: Callable[[str], None]) -> AsyncIter
         except DmscError as error:
             say(f"{fault.victim} {fault.kind.value}: not on the audit stream: {error.text}")
 
-    patience_s = GIVEN_UP_S
+    patience_s = times.given_up_s
     try:
         yield lambda fault: tasks.add(asyncio.create_task(record(fault)))
-        patience_s = END_S
+        patience_s = times.end_s
     finally:
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=patience_s)

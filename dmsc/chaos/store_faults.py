@@ -25,8 +25,6 @@ MOST_BYTES = 1 << 30
 """A disk with more free space than this is not filled."""
 FULL_BYTES = 64 << 10
 """With less free space than this, the fault has fired."""
-FULL_S = 5.0
-"""Seconds for which the disk stays full."""
 SMALL_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20
 BALLAST = "chaos-ballast"
@@ -122,15 +120,15 @@ def _fill(ballast: Path) -> None:
                     continue
 
 
-async def fill(folder: Path) -> tuple[float, asyncio.Task[None]]:
-    """Fill the disk for `FULL_S`. Returns the time and the task that frees it again, also if cancelled."""
+async def fill(folder: Path, full_s: float) -> tuple[float, asyncio.Task[None]]:
+    """Fill the disk for `full_s`. Returns the time and the task that frees it again, also if cancelled."""
     began: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     async def hold() -> None:
         try:
             with filled(folder) as at:
                 began.set_result(at)
-                await asyncio.sleep(FULL_S)
+                await asyncio.sleep(full_s)
         except DmscError as error:
             if not began.done():
                 began.set_exception(error)

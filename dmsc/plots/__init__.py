@@ -1,11 +1,10 @@
-"""Plots of scores, routes, forecasts and rates. Each module draws one kind of plot.
+"""Plots of scores, forecasts and rates. Each module draws one kind of plot.
 
 The commands `policy plot …`, `chaos --plot` and `simulate --plot` and benchmarks call it, with data that they
 have read. PNG files need matplotlib (the extra `plots`), which is imported only when a figure is made; SVG
 charts need no library.
 
 forecast.py   forecasts with their intervals and what was measured
-routes.py     the utilisation of a topology's links
 score.py      a module's scores over time
 svg_chart.py  a rate over time as SVG
 """

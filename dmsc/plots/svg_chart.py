@@ -95,6 +95,64 @@ class Chart:
         return parts
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened: its time, its kind for the legend, and a text."""
+
+    at: float
+    kind: str
+    text: str
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A named curve: points (seconds, value)."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+
+
+def levels(steps: Iterable[tuple[float, float]], amount: float) -> list[tuple[float, float]]:
+    """The points of a rate: each step (begin, end) is a level, its `amount` divided by its time."""
+    return [
+        (at, amount / (ended - began) if ended > began else 0.0)
+        for began, ended in steps
+        for at in (began, ended)
+    ]
+
+
+def rate_chart(
+    title: str,
+    chart: Chart,
+    curves: Sequence[Curve],
+    marks: Sequence[Mark],
+    level: tuple[float, str, str] | None = None,
+) -> str:
+    """The SVG of rates over time.
+
+    Args:
+        title: The title.
+        chart: Its axes.
+        curves: The rates. One without a name is not in the legend.
+        marks: What happened meanwhile; each kind is in the legend once.
+        level: A rate to compare with: value, name, colour.
+    """
+    names = [(level[1], level[2])] if level else []
+    names += [(curve.name, curve.colour) for curve in curves if curve.name]
+    names += dict.fromkeys((mark.kind, mark.colour) for mark in marks)
+    return chart.draw(
+        title,
+        [
+            *([chart.level(level[0], level[2], level[1])] if level else []),
+            *(chart.mark(mark.at, mark.colour, mark.text) for mark in marks),
+            *(chart.curve(curve.points, curve.colour) for curve in curves),
+            *chart.legend(names),
+        ],
+    )
+
+
 def nice(value: float) -> float:
     """The smallest of 1, 2, 2.5, 5 × 10ⁿ that is at least the value."""
     if value <= 0:

@@ -19,9 +19,6 @@ from schemas.policy import (
     SetWeights,
 )
 
-BESIDE_S = 5.0
-"""A recorded and a replayed suggestion on the same topic share a row if they are at most this far apart."""
-
 COLUMNS = ("time", "step", "this policy", "the rules would say", "then", "decided then")
 SCORE_COLUMNS = (
     "module",
@@ -39,12 +36,15 @@ SCORE_COLUMNS = (
 )
 
 
-def beside(story: Story) -> list[tuple[Replayed | None, RecordedSuggestion | None]]:
-    """Pair replayed and recorded suggestions on the same topic at about the same time, in order of time."""
+def beside(story: Story, within_s: float = 5.0) -> list[tuple[Replayed | None, RecordedSuggestion | None]]:
+    """Pair replayed and recorded suggestions on the same topic at about the same time, in order of time.
+
+    "At about the same time" is within `within_s` seconds.
+    """
     unpaired = list(story.recorded)
     rows: list[tuple[Replayed | None, RecordedSuggestion | None]] = []
     for replayed in story.replayed:
-        near = [recorded for recorded in unpaired if _same(replayed, recorded)]
+        near = [recorded for recorded in unpaired if _same(replayed, recorded, within_s)]
         nearest = min(near, key=lambda recorded: abs(recorded.at - replayed.at), default=None)
         if nearest is not None:
             unpaired.remove(nearest)
@@ -53,9 +53,9 @@ def beside(story: Story) -> list[tuple[Replayed | None, RecordedSuggestion | Non
     return sorted(rows, key=lambda row: min(side.at for side in row if side is not None))
 
 
-def _same(replayed: Replayed, recorded: RecordedSuggestion) -> bool:
+def _same(replayed: Replayed, recorded: RecordedSuggestion, within_s: float) -> bool:
     return (
-        abs(replayed.at - recorded.at) <= BESIDE_S
+        abs(replayed.at - recorded.at) <= within_s
         and replayed.suggestion.job == recorded.suggestion.job
         and topic(replayed.suggestion) == topic(recorded.suggestion)
     )

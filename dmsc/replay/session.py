@@ -19,9 +19,6 @@ from policies.scoring.scores import Judged
 from schemas.errors import BadMessage
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicyScore, PolicySuggestion
 
-SETTLE_EVERY_S = 1.0
-"""Seconds of the record's time between checks whether suggestions can be scored."""
-
 Key = tuple[str, str]
 """(module, version)."""
 
@@ -58,9 +55,12 @@ class Session:
     Args:
         policy: The policy to try; None: only the recorded suggestions are scored.
         jobs: Only these jobs of a record with several jobs; empty: all.
+        settle_every_s: Seconds of the record's time between checks whether suggestions can be scored.
     """
 
-    def __init__(self, policy: Policy | None, jobs: Iterable[str] = ()) -> None:
+    def __init__(
+        self, policy: Policy | None, jobs: Iterable[str] = (), *, settle_every_s: float = 1.0
+    ) -> None:
         config = EngineConfig(jobs=tuple(jobs))
         rules = None if policy is None else Rules(policy)
         self.story = Story()
@@ -74,6 +74,7 @@ class Session:
         self._by_id: dict[str, RecordedSuggestion] = {}
         self._rows = self._replay.rows | {SUGGESTION, POLICY_DECISION, *NEEDS}
         self._settled_at = -math.inf
+        self._settle_every_s = settle_every_s
 
     @property
     def _engine(self) -> Engine:
@@ -103,7 +104,7 @@ class Session:
             self._recorded(message, envelope.id, frame.at)
         elif isinstance(message, PolicyDecision) and message.suggestion in self._by_id:
             self._by_id[message.suggestion].decision = message
-        if frame.at - self._settled_at >= SETTLE_EVERY_S or frame.row.name == "job event":
+        if frame.at - self._settled_at >= self._settle_every_s or frame.row.name == "job event":
             self._settle(frame.at)
 
     def finish(self) -> Story:

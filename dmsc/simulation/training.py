@@ -27,7 +27,6 @@ from workers.transaction.microbatch import Hop
 
 STATE_COPIES = 3
 """A joining replica gets the weights and AdamW's two moments."""
-RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,18 @@ class SimulatedJob(JobMembers, SimulatedLeader):
     """Runs the steps of one job."""
 
     def __init__(
-        self, name: str, spec: Job, place: Place, *, is_done: Callable[[SimulatedJob], None]
+        self,
+        name: str,
+        spec: Job,
+        place: Place,
+        *,
+        is_done: Callable[[SimulatedJob], None],
+        retry_s: float = 0.05,
     ) -> None:
         super().__init__(name, spec, place)
         self.progress = SimulatedProgress()
         self._is_done = is_done
+        self._retry_s = retry_s
         self._lost: set[Member] = set()
         self._step_began: dict[int, float] = {}
         self._started = False
@@ -145,13 +151,13 @@ class SimulatedJob(JobMembers, SimulatedLeader):
                 if instance.alive:
                     answers[member] = obey(instance)
                     if answers[member] is None:
-                        self.kernel.after(RETRY_S, arrive)
+                        self.kernel.after(self._retry_s, arrive)
                         return
                 elif not skip_lost:
                     return
             silent = [member for member in members if member not in answers and member not in self._lost]
             if silent and isinstance(effect, ev.Commit):
-                self.kernel.after(RETRY_S, arrive)  # until they have answered or are known to be lost
+                self.kernel.after(self._retry_s, arrive)  # until they have answered or are known to be lost
             else:
                 done(answers)
 
@@ -214,7 +220,7 @@ class SimulatedJob(JobMembers, SimulatedLeader):
         ]
         choice = choose_entries(candidates, self.routes.compute, self.name, range(self.spec.microbatches))
         if not choice.shares:
-            self.kernel.after(RETRY_S, self._begin, step, attempt)
+            self.kernel.after(self._retry_s, self._begin, step, attempt)
             return
         for sid, numbers in choice.shares.items():
             instance = self.by_sid[sid]
@@ -300,8 +306,8 @@ class SimulatedJob(JobMembers, SimulatedLeader):
         sid = lost.member.sid
         if self.progress.done or self.by_sid[sid] is not lost:
             return
-        if not is_data(lost.stage) and not self.machine.stages[lost.stage]:
-            self.kernel.after(RETRY_S, self._replace, lost)  # the whole stage must be restored first
+        if lost.stage >= 0 and not self.machine.stages[lost.stage]:
+            self.kernel.after(self._retry_s, self._replace, lost)  # the whole stage must be restored first
             return
         newcomer = self._spawn(sid, lost.stage, lost.cluster, lost.node)
         if isinstance(newcomer, StageInstance) and isinstance(lost, StageInstance):

@@ -30,8 +30,6 @@ log = get_logger("tracer")
 
 JOBS_KEPT = 1_024
 """The maximal number of open traces; if there are more, the oldest is dropped."""
-FLUSH_MS = 5_000
-RETRY_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +37,7 @@ class TracerConfig:
     """The tracer's configuration."""
 
     every_steps: int = 10  # only every so many-th step becomes a span, so that long traces stay readable
+    retry_s: float = 0.25  # until a request for a job is repeated
     since: float | None = None  # spans that ended before are not exported; epoch seconds; None: the start
 
 
@@ -87,7 +86,7 @@ class Tracer:
                 entry = await self._bus.bucket(subjects.JOB_RECORD).get(job=job)
                 return None if entry is None else entry.message
             except Unavailable:  # the server restarts; the job's events wait meanwhile
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._config.retry_s)
             except DmscError as error:
                 log.warning("job not traced", job=job, reason=error.text)
                 return None
@@ -136,9 +135,9 @@ class SpanExport:
             )
         )
 
-    def close(self) -> None:
-        """Send the waiting spans, for at most five seconds, and shut down."""
-        self._processor.force_flush(FLUSH_MS)
+    def close(self, within_ms: int = 5_000) -> None:
+        """Send the waiting spans, for at most `within_ms`, and shut down."""
+        self._processor.force_flush(within_ms)
         self._processor.shutdown()
 
 

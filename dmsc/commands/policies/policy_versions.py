@@ -161,9 +161,9 @@ def plot_routes(
 
     import numpy as np
 
-    from dmsc.plots import save
-    from dmsc.plots.routes import draw_routes
+    from dmsc.plots import new_figure, save
     from policies.contrib.topology_file import gravity, read_topology
+    from policies.contrib.topology_plot import draw_routes
     from policies.numerics.path_scoring import trained
     from schemas.errors import BadInput
 
@@ -178,7 +178,9 @@ def plot_routes(
     paths, demand = topology.paths(), gravity(np.random.default_rng(seed), topology.nodes)
     splits = {"ECMP": paths.equal_cost(), "topology-scoring": trained().split(paths, demand)}
     used = {name: paths.utilisation(demand, split) for name, split in splits.items()}
-    save(draw_routes(topology, used), out)
+    figure = new_figure(5.5 * len(used), 4.8)
+    draw_routes(figure, topology, used)
+    save(figure, out)
     figures = ", ".join(f"{name} {values.max() / used['ECMP'].max():.2f}" for name, values in used.items())
     print(f"{out}: the fullest link beside ECMP's: {figures}")
 

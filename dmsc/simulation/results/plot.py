@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.plots.svg_chart import Chart, nice
+from dmsc.plots.svg_chart import Chart, Curve, Mark, levels, nice, rate_chart
 from dmsc.simulation.results.report import JobReport, SimulationReport
 
 _colours = ("#222", "#1f77b4", "#ff7f0e", "#9467bd", "#17a2b8", "#7a8b00", "#c2529b", "#8c564b")
@@ -19,28 +19,16 @@ def svg(report: SimulationReport) -> str:
     values = [value for points in curves.values() for _, value in points]
     span_s = max(report.simulated_s, 1e-9)
     chart = Chart(0.0, span_s, nice(max(values, default=0.0)), "microbatches/s")
-    names = [(name, colour) for name, colour in zip(curves, _colours, strict=False)]
-    kinds = dict.fromkeys(event.kind for event in report.happened)
-    return chart.draw(
+    return rate_chart(
         f"{report.name}, seed {report.seed}: {report.instances} instances, {report.algorithm}",
-        [
-            *(chart.mark(event.at_s, _marks[event.kind], event.text) for event in report.happened),
-            *(
-                chart.curve(points, colour)
-                for points, (_, colour) in zip(curves.values(), names, strict=True)
-            ),
-            *chart.legend([*names, *((kind, _marks[kind]) for kind in kinds)]),
-        ],
+        chart,
+        [Curve(name, colour, curves[name]) for name, colour in zip(curves, _colours, strict=False)],
+        [Mark(event.at_s, event.kind, event.text, _marks[event.kind]) for event in report.happened],
     )
 
 
 def _points(job: JobReport) -> list[tuple[float, float]]:
-    """The points of a job's curve: each step is a level, its microbatches divided by its time."""
-    points = []
-    for ended_s, took_s in job.curve:
-        rate = job.microbatches / took_s if took_s > 0 else 0.0
-        points += [(ended_s - took_s, rate), (ended_s, rate)]
-    return points
+    return levels(((ended_s - took_s, ended_s) for ended_s, took_s in job.curve), job.microbatches)
 
 
 def _together(curves: list[list[tuple[float, float]]], columns: int = 200) -> list[tuple[float, float]]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dmsc.plots import new_figure
 from policies.contrib.topology_file import Topology
 from policies.numerics.path_split import Floats
 
@@ -14,17 +13,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_routes(topology: Topology, used: dict[str, Floats]) -> Figure:
+def draw_routes(figure: Figure, topology: Topology, used: dict[str, Floats]) -> None:
     """Draw the utilisation of links for each routing.
 
     Args:
+        figure: An empty figure of matplotlib.
         topology: The topology. Nodes are drawn at their geographic places, or in a circle if these are
             unknown.
         used: Name of the routing → utilisation of each link, in the order of `topology.capacity`.
     """
     from matplotlib.collections import LineCollection
 
-    figure = new_figure(5.5 * len(used), 4.8)
     at = _positions(topology)
     highest = max(float(values.max()) for values in used.values()) or 1.0
     collection = None
@@ -49,7 +48,6 @@ def draw_routes(topology: Topology, used: dict[str, Floats]) -> Figure:
             collection, ax=figure.axes, label="utilisation (the highest of all: 1)", format=_part(highest)
         )
     figure.suptitle(f"{topology.name}: {topology.nodes} nodes, {len(topology.capacity)} directed links")
-    return figure
 
 
 def _part(highest: float) -> object:
