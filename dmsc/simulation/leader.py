@@ -12,7 +12,7 @@ from typing import Any
 
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
-from schemas.step import Member, StepDecision
+from schemas.step import Member
 
 Answers = dict[Member, Any]
 
@@ -48,8 +48,6 @@ class SimulatedLeader(ABC):
 
     def execute(self, effect: ev.Effect) -> None:
         match effect:
-            case ev.Begin(step, attempt):
-                self.begin(step, attempt)
             case ev.Fence():
                 self.order(
                     effect,
@@ -71,10 +69,6 @@ class SimulatedLeader(ABC):
                     lambda instance: instance.form(effect),
                     lambda answers: self.formed(effect),
                 )
-            case ev.Prepare():
-                self.prepare(effect)
-            case ev.Record(decision):
-                self.record(decision)
             case ev.Commit(decision):
                 members = tuple(member for stage in decision.membership for member in stage)
                 self.order(
@@ -96,51 +90,13 @@ class SimulatedLeader(ABC):
                     lambda answers: self.event(ev.Restarted(effect.attempt)),
                     skip_lost=True,
                 )
-            case ev.Boundary(step):
-                self.pause(step)
-            case ev.SendState():
-                self.send_state(effect)
-            case ev.AwaitState():
-                self.await_state(effect)
-            case ev.Withdraw():
-                self.withdraw(effect)
-            case ev.StageLost(stage, version):
-                self.bring_back(stage, version)
-            case ev.Condemn(member):
-                self.condemn(member)
-            case ev.RecomputationNoted():
-                self.recomputed(len(effect.replayed))
+            case _:
+                self.carry_out(effect)
 
     def formed(self, effect: ev.FormGroup) -> None:
         """All members of a stage stand together."""
         self.event(ev.ReductionGroupFormed(effect.stage, effect.generation))
 
     @abstractmethod
-    def begin(self, step: int, attempt: int) -> None: ...
-
-    @abstractmethod
-    def prepare(self, effect: ev.Prepare) -> None: ...
-
-    @abstractmethod
-    def record(self, decision: StepDecision) -> None: ...
-
-    @abstractmethod
-    def pause(self, step: int) -> None: ...
-
-    @abstractmethod
-    def send_state(self, effect: ev.SendState) -> None: ...
-
-    @abstractmethod
-    def await_state(self, effect: ev.AwaitState) -> None: ...
-
-    @abstractmethod
-    def withdraw(self, effect: ev.Withdraw) -> None: ...
-
-    @abstractmethod
-    def bring_back(self, stage: int, version: int) -> None: ...
-
-    @abstractmethod
-    def condemn(self, member: Member) -> None: ...
-
-    @abstractmethod
-    def recomputed(self, count: int) -> None: ...
+    def carry_out(self, effect: ev.Effect) -> None:
+        """Carry out an effect that is not an order with one answer of each member."""

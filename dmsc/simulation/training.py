@@ -172,37 +172,31 @@ class SimulatedJob(JobMembers, SimulatedLeader):
             return over.form_ms / 1e3 if self.progress.steps or effect.fenced else 0.0
         return over.control_ms / 1e3
 
-    def begin(self, step: int, attempt: int) -> None:
-        self.kernel.after(self._overheads.begin_ms / 1e3, self._begin, step, attempt)
-
-    def prepare(self, effect: ev.Prepare) -> None:
-        self.kernel.after(self._prepare_s(effect), self._prepared, effect)
-
-    def record(self, decision: StepDecision) -> None:
-        self.kernel.after(self._overheads.decide_ms / 1e3, self.event, ev.DecisionRecorded(decision))
-
-    def pause(self, step: int) -> None:
-        self.progress.done = True
-        self.registry.release(self.name)
-        self._is_done(self)
-
-    def send_state(self, effect: ev.SendState) -> None:
-        self.kernel.after(self._state_s(effect), self._sent_state, effect)
-
-    def await_state(self, effect: ev.AwaitState) -> None:
-        self.kernel.after(self._redo_s(effect), self._awaited, effect)
-
-    def withdraw(self, effect: ev.Withdraw) -> None:
-        """In the simulation, a transfer to a dead instance ends by itself."""
-
-    def bring_back(self, stage: int, version: int) -> None:
-        self.kernel.after(self._overheads.start_s, self._bring_back, stage, version)
-
-    def condemn(self, member: Member) -> None:
-        self.kill(member)
-
-    def recomputed(self, count: int) -> None:
-        self.progress.replayed += count
+    def carry_out(self, effect: ev.Effect) -> None:
+        over, after = self._overheads, self.kernel.after
+        match effect:
+            case ev.Begin(step, attempt):
+                after(over.begin_ms / 1e3, self._begin, step, attempt)
+            case ev.Prepare():
+                after(self._prepare_s(effect), self._prepared, effect)
+            case ev.Record(decision):
+                after(over.decide_ms / 1e3, self.event, ev.DecisionRecorded(decision))
+            case ev.SendState():
+                after(self._state_s(effect), self._sent_state, effect)
+            case ev.AwaitState():
+                after(self._redo_s(effect), self._awaited, effect)
+            case ev.StageLost(stage, version):
+                after(over.start_s, self._bring_back, stage, version)
+            case ev.Condemn(member):
+                self.kill(member)
+            case ev.RecomputationNoted():
+                self.progress.replayed += len(effect.replayed)
+            case ev.Boundary():
+                self.progress.done = True
+                self.registry.release(self.name)
+                self._is_done(self)
+            case ev.Withdraw():
+                pass  # in the simulation, a transfer to a dead instance ends by itself
 
     def formed(self, effect: ev.FormGroup) -> None:
         self._admit(effect.members)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
+from tests.sim.hops import notice
 from workers.links.redo_queue import RedoQueue
 from workers.stage.followers import OVERFLOWS
 
 if TYPE_CHECKING:
     from tests.sim.nodes import StageNode
     from tests.sim.world import World
-
-REPEAT_S = 0.05
 
 
 class Following:
@@ -76,7 +75,7 @@ class Following:
         self, direction: Literal["state", "redo"], step: int, value: int, arrived: Callable[[], None]
     ) -> None:
         world, source, target = self._world, self._source, self._target
-        notice = world.transfers.notice(source, target.member, step, direction, self.transfer)
+        offered = notice(source, target.member, source.stage, (step, 0, 0), direction, transfer=self.transfer)
         takes_s = world.rng.uniform(*(world.plan.state_s if direction == "state" else world.plan.redo_s))
         answered = False
 
@@ -84,13 +83,13 @@ class Following:
             if answered or self.over:
                 return
             world.message(lambda: target.deliver(heard))
-            self._later(REPEAT_S, offer)
+            self._later(world.plan.retry_s, offer)
 
         def heard() -> None:
             nonlocal answered
             if answered:
                 return
-            answer = target.machine.offered(notice)
+            answer = target.machine.offered(offered)
             if answer == "accepted":
                 answered = True
                 world.after(takes_s, land)
@@ -105,7 +104,7 @@ class Following:
                 self._later(0.004, received)
 
         def take() -> None:
-            world.transfers.take(target, notice, value)
+            world.transfers.take(target, offered, value)
 
         def received() -> None:
             self._busy = False

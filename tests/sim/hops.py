@@ -10,13 +10,34 @@ from schemas.step import (
     Member,
 )
 from tests.sim.arithmetic import mix
-from tests.sim.leader import JOB, RETRY_S
-from tests.sim.nodes import DataNode, StageNode
+from tests.sim.leader import JOB
 from workers.transaction.data_machine import Send
 from workers.transaction.microbatch import Hop
 
 if TYPE_CHECKING:
+    from tests.sim.nodes import DataNode, StageNode
     from tests.sim.world import World
+
+
+def notice(
+    sender: Any, to: Member, stage: int, work: tuple[int, int, int], direction: str, **more: int
+) -> MicrobatchNotice:
+    step, attempt, number = work
+    return MicrobatchNotice(
+        job=JOB,
+        epoch=sender.machine.epoch,
+        step=step,
+        attempt=attempt,
+        microbatch=number,
+        stage=stage,
+        direction=direction,
+        sender=sender.member,
+        receiver=to,
+        link="l",
+        tag=0,
+        tensors=(),
+        **more,
+    )
 
 
 class Hops:
@@ -25,63 +46,51 @@ class Hops:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def _notice(self, sender: Any, to: Member, stage: int, work: tuple[int, int, int], direction: str) -> Any:
-        step, attempt, number = work
-        return MicrobatchNotice(
-            job=JOB,
-            epoch=sender.machine.epoch,
-            step=step,
-            attempt=attempt,
-            round=sender.machine.snapshot.round(sender.machine.epoch, step, attempt),
-            microbatch=number,
-            stage=stage,
-            direction=direction,
-            sender=sender.member,
-            receiver=to,
-            link="l",
-            tag=0,
-            tensors=(),
-        )
-
     def offer(self, node: StageNode, hop: Hop, to: Member, direction: str) -> None:
         payload = hop.sent_forward if direction == "forward" else hop.sent_backward
         stage = node.stage + (1 if direction == "forward" else -1)
         work = (hop.step, hop.attempt, hop.microbatch)
 
-        def wanted() -> bool:
+        def is_current() -> bool:
             return node.alive and node.machine.current(hop)
 
-        self._offer(node, to, self._notice(node, to, stage, work, direction), payload, wanted)
+        self._offer(node, to, self._of_round(node, to, stage, work, direction), payload, is_current)
 
     def offer_data(self, node: DataNode, send: Send) -> None:
         step, attempt, number, _ = send.work
-        notice = self._notice(node, send.to, 0, (step, attempt, number), "forward")
 
-        def wanted() -> bool:
+        def is_current() -> bool:
             return node.alive and node.machine.current(send.work, send.to)
 
-        self._offer(node, send.to, notice, (mix(step, number),), wanted)
+        offered = self._of_round(node, send.to, 0, (step, attempt, number), "forward")
+        self._offer(node, send.to, offered, (mix(step, number),), is_current)
 
-    def _offer(self, node: Any, to: Member, notice: Any, payload: Any, wanted: Callable[[], bool]) -> None:
+    def _of_round(self, node: Any, to: Member, stage: int, work: tuple[int, int, int], direction: str) -> Any:
+        cut_round = node.machine.cut.round(node.machine.epoch, *work[:2])
+        return notice(node, to, stage, work, direction, round=cut_round)
+
+    def _offer(
+        self, node: Any, to: Member, offered: MicrobatchNotice, payload: Any, is_current: Callable[[], bool]
+    ) -> None:
         """Notices are repeated until answered; then the tensors travel, unless an end dies."""
         target = self._world.nodes[to]
         answered = False
 
         def repeat() -> None:
-            if answered or not wanted() or to in node.machine.fenced:
+            if answered or not is_current() or to in node.machine.fenced:
                 return
             if frozenset({node.member, to}) in self._world.cut:
                 self._world.after(0.1, lambda: self._cut_reported(node.member, to))
                 return
             if not node.frozen:
                 self._world.message(lambda: target.deliver(heard))
-            self._world.after(RETRY_S, repeat)
+            self._world.after(self._world.plan.retry_s, repeat)
 
         def heard() -> None:
             nonlocal answered
             if answered or node.member in target.machine.fenced:
                 return
-            answer = target.machine.offered(notice)
+            answer = target.machine.offered(offered)
             if answer == "later":
                 return
             answered = True
@@ -97,9 +106,9 @@ class Hops:
             if node.member in target.machine.fenced:
                 return
             if target.stage < 0:
-                target.run(target.machine.arrived(notice))
+                target.run(target.machine.arrived(offered))
             else:
-                target.run(target.machine.arrived(notice, payload))
+                target.run(target.machine.arrived(offered, payload))
 
         repeat()
 

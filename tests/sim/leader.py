@@ -12,7 +12,6 @@ from entities.orchestrator.transaction.step_machine import StepMachine
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.step import (
     Member,
-    StepDecision,
     StepVote,
 )
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 JOB = "sim"
-RETRY_S = 0.05
 
 
 class Leader(SimulatedLeader):
@@ -89,47 +87,39 @@ class Leader(SimulatedLeader):
     ) -> None:
         self.order_all(members, obey, done, skip_lost=skip_lost)
 
-    def begin(self, step: int, attempt: int) -> None:
-        self.world.begin(self, step, attempt)
-
-    def prepare(self, effect: ev.Prepare) -> None:
-        for member in effect.members:
-            self.order_all(
-                (member,),
-                lambda node: node.vote(effect),
-                lambda answers: self._prepared(effect, answers),
-            )
-
-    def record(self, decision: StepDecision) -> None:
-        self.world.record(self, decision)
-
-    def pause(self, step: int) -> None:
+    def carry_out(self, effect: ev.Effect) -> None:
         world = self.world
-        if step < world.plan.steps:
-            pause_s = world.rng.choice((0.02, 0.6))
-            world.after(pause_s, lambda: self.event(ev.Opened(step, self.machine.attempt)))
-        else:
-            world.finished = True
-
-    def send_state(self, effect: ev.SendState) -> None:
-        self.world.transfers.order(self, effect)
-
-    def await_state(self, effect: ev.AwaitState) -> None:
-        self.world.transfers.await_state(self, effect)
-
-    def withdraw(self, effect: ev.Withdraw) -> None:
-        self.order_all(
-            (effect.source,), lambda node: self.world.transfers.withdraw(effect), lambda answers: None
-        )
-
-    def bring_back(self, stage: int, version: int) -> None:
-        self.world.restore(self, stage, version)
-
-    def condemn(self, member: Member) -> None:
-        self.world.notice_loss(member)
-
-    def recomputed(self, count: int) -> None:
-        self.world.replays += count
+        match effect:
+            case ev.Begin(step, attempt):
+                world.begin(self, step, attempt)
+            case ev.Prepare():
+                for member in effect.members:
+                    self.order_all(
+                        (member,),
+                        lambda node: node.vote(effect),
+                        lambda answers: self._prepared(effect, answers),
+                    )
+            case ev.Record(decision):
+                world.record(self, decision)
+            case ev.Boundary(step) if step < world.plan.steps:
+                pause_s = world.rng.choice((0.02, 0.6))
+                world.after(pause_s, lambda: self.event(ev.Opened(step, self.machine.attempt)))
+            case ev.Boundary():
+                world.finished = True
+            case ev.SendState():
+                world.transfers.order(self, effect)
+            case ev.AwaitState():
+                world.transfers.await_state(self, effect)
+            case ev.Withdraw():
+                self.order_all(
+                    (effect.source,), lambda node: world.transfers.withdraw(effect), lambda answers: None
+                )
+            case ev.StageLost(stage, version):
+                world.restore(self, stage, version)
+            case ev.Condemn(member):
+                world.notice_loss(member)
+            case ev.RecomputationNoted():
+                world.replays += len(effect.replayed)
 
     def _prepared(self, effect: ev.Prepare, answers: Answers) -> None:
         for answer in answers.values():
@@ -172,7 +162,7 @@ class Leader(SimulatedLeader):
             if not self.frozen:
                 node = self.world.nodes[member]
                 self.world.message(lambda: node.deliver(lambda: obey(member, node)))
-            self.world.after(RETRY_S, lambda: ask(member))
+            self.world.after(self.world.plan.retry_s, lambda: ask(member))
 
         def obey(member: Member, node: Any) -> None:
             if node.machine.epoch > self.epoch:

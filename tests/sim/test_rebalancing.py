@@ -31,16 +31,23 @@ from tests.unit.policies.builders import sample
 
 MICROBATCHES = 48
 STEPS = 3000
-OVERHEAD_S = 0.03
-MOVE_S = 1.0
 
 
 class Pipeline:
     """Stages of unequal cost on unequal devices. `slots`: SID → how many times as long its device takes."""
 
-    def __init__(self, seed: int, costs: list[float], slots: dict[str, float], noise: float) -> None:
+    def __init__(
+        self,
+        seed: int,
+        costs: list[float],
+        slots: dict[str, float],
+        noise: float,
+        overhead_s: float = 0.03,
+        move_s: float = 1.0,
+    ) -> None:
         self.draw = random.Random(seed)
         self.costs, self.slots, self.noise = costs, slots, noise
+        self.overhead_s, self.move_s = overhead_s, move_s
         self.engine = Engine(StageRebalancing(), EngineConfig())
         self.moves = StageMoves()
         self.now = 0.0
@@ -73,7 +80,7 @@ class Pipeline:
             makespan_ms([self.time_of(sid) for sid in self.stage(stage)], MICROBATCHES)
             for stage in range(len(self.costs))
         ]
-        return max(spans) / 1e3 + OVERHEAD_S
+        return max(spans) / 1e3 + self.overhead_s
 
     def _noisy(self, value: float) -> float:
         return value * self.draw.uniform(1 - self.noise, 1 + self.noise)
@@ -140,7 +147,7 @@ class Pipeline:
             )
         )
         self.tell(kind="rebalancing", move=began)
-        self.arrives = (self.now + MOVE_S, newcomer, self.slots.pop(move.sid))
+        self.arrives = (self.now + self.move_s, newcomer, self.slots.pop(move.sid))
         assert all(self.stage(stage) for stage in range(len(self.costs)))
 
     def could_be_better(self) -> bool:

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from entities.orchestrator.transaction import step_events as ev
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import Member
 from tests.sim.arithmetic import Violation
+from tests.sim.hops import notice
 
 if TYPE_CHECKING:
     from tests.sim.leader import Leader
     from tests.sim.nodes import StageNode
     from tests.sim.world import World
-
-UNREACHABLE_S = 15.0
-"""How long an instance tries to reach another one that is dead, if nobody tells it."""
-AGAIN_S = 0.2
-LAST_REDO_S = 1.0
 
 
 class Transfers:
@@ -35,30 +31,6 @@ class Transfers:
         self._world = world
         self.seen: Counter[str] = Counter()
         self._sendings: dict[tuple[Member, Member], Callable[[], None]] = {}  # to the dead, while all waits
-
-    def notice(
-        self,
-        source: StageNode,
-        to: Member,
-        step: int,
-        direction: Literal["state", "redo"],
-        transfer: int,
-    ) -> MicrobatchNotice:
-        return MicrobatchNotice(
-            job="sim",
-            epoch=source.machine.epoch,
-            step=step,
-            attempt=0,
-            microbatch=0,
-            stage=source.stage,
-            direction=direction,
-            sender=source.member,
-            receiver=to,
-            link="l",
-            tag=0,
-            tensors=(),
-            transfer=transfer,
-        )
 
     # --- at the newcomer ------------------------------------------------------------------------------
     def take(
@@ -142,7 +114,7 @@ class Transfers:
                 self.join_failed(leader, effect.to, effect.transfer)
 
         leader.order_all((effect.to,), handle, heard, skip_lost=True)
-        self._world.after(LAST_REDO_S, lambda: heard({}))
+        self._world.after(self._world.plan.last_redo_s, lambda: heard({}))
 
     def join_failed(self, leader: Leader, to: Member, transfer: int) -> None:
         """As `StepOrders` does."""
@@ -153,7 +125,7 @@ class Transfers:
         stage = machine.stage_of(to)
         leader.event(ev.JoinFailed(to, transfer))
         if stage is not None and not given_up:
-            self._world.after(AGAIN_S, lambda: self._again(leader, to, stage))
+            self._world.after(self._world.plan.again_s, lambda: self._again(leader, to, stage))
 
     def _again(self, leader: Leader, to: Member, stage: int) -> None:
         if to not in leader.lost:
@@ -197,19 +169,21 @@ class Transfers:
             if not target.alive and source.alive and not source.frozen:
                 # it goes on trying to reach the dead until it is told, or has tried long enough
                 self._sendings[effect.source, effect.to] = give_up
-                world.after(UNREACHABLE_S, give_up)
+                world.after(world.plan.unreachable_s, give_up)
                 return
             source.sending -= 1
             if not (source.alive and target.alive) or source.frozen or target.frozen:
                 world.after(0.3, fail)
                 return
-            notice = self.notice(source, effect.to, effect.version, "state", effect.transfer)
-            if target.machine.offered(notice) != "accepted":
+            offered = notice(
+                source, effect.to, source.stage, (effect.version, 0, 0), "state", transfer=effect.transfer
+            )
+            if target.machine.offered(offered) != "accepted":
                 fail()
                 return
             if state["weights"] != source.weights:
                 raise Violation(f"{source.member} changed its weights while it sent them")
-            self.take(target, notice, state["weights"], joined)
+            self.take(target, offered, state["weights"], joined)
 
         def joined() -> None:
             leader.event(ev.Joined(effect.to, effect.transfer, effect.version))

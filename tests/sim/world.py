@@ -31,12 +31,11 @@ from schemas.step import (
 from tests.sim.arithmetic import WRAP, Violation, mix, reference
 from tests.sim.faults import Faults
 from tests.sim.hops import Hops
-from tests.sim.leader import JOB, RETRY_S, Leader
+from tests.sim.leader import JOB, Leader
 from tests.sim.nodes import DataNode, StageNode
 from tests.sim.transfers import Transfers
 from workers.transaction.microbatch import Hop
 
-TIME_LIMIT_S = 60.0
 MEMBER = re.compile(r"(?:Member\()?sid='([^']+)',? incarnation='([^']+)'\)?")
 
 
@@ -59,6 +58,16 @@ class Plan:
     state_s: tuple[float, float] = (0.01, 0.2)
     """What a whole state takes on its way, at least and at most; `redo_s`: what the redo of a step does."""
     redo_s: tuple[float, float] = (0.005, 0.06)
+    retry_s: float = 0.05
+    """Until an order, a notice or a dispatch that is not answered is repeated."""
+    unreachable_s: float = 15.0
+    """How long an instance tries to reach another one that is dead, if nobody tells it."""
+    again_s: float = 0.2
+    """Until a newcomer whose transfer failed is offered again."""
+    last_redo_s: float = 1.0
+    """How long a newcomer is waited for that misses one redo."""
+    limit_s: float = 60.0
+    """By when a run must be done."""
 
 
 class World(Kernel):
@@ -123,7 +132,7 @@ class World(Kernel):
         Faults(self).schedule()
         self._tick()
         while not self.finished and self.step():
-            if self.now > TIME_LIMIT_S:
+            if self.now > self.plan.limit_s:
                 raise Violation(f"no progress: step {self.leader.started and self.leader.machine.step}")
             self._check()
         if not self.finished:
@@ -298,7 +307,7 @@ class World(Kernel):
                 job=JOB, epoch=leader.epoch, step=step, attempt=attempt, microbatches=(number,)
             )
             self.message(lambda: node.deliver(lambda: heard(number, node.take(order))))
-            self.after(RETRY_S, lambda: tell(number))
+            self.after(self.plan.retry_s, lambda: tell(number))
 
         def heard(number: int, answer: str | None) -> None:
             if answer is not None:
