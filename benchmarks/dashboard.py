@@ -17,20 +17,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from benchmarks.harness.command import bench, command
+from benchmarks.harness.figures import percentile
+from benchmarks.harness.processes import child
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -299,13 +301,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             Bus.connect(server.url, name="gateway-a", kind=EntityKind.GATEWAY)
         )
         await bus.provision()
-        command = [sys.executable, __file__, "--feed", server.url, "--instances", str(options.instances)]
-        traffic = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert traffic.stdout is not None
         gateway = Gateway(bus, GatewayConfig(cluster="a", http_port=0))
         running: asyncio.Task[None] | None = None
+        arguments = (__file__, "--feed", server.url, "--instances", str(options.instances))
+        await stack.enter_async_context(child(*arguments, until_line=True))
         try:
-            await traffic.stdout.readline()
             ready = asyncio.Event()
             running = asyncio.create_task(gateway.run(ready))
             await ready.wait()
@@ -336,18 +336,17 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 await pages[0].screenshot(path=options.shot)
             await chromium.close()
         finally:
-            traffic.kill()
-            await traffic.wait()
             if running is not None:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
     frames.sort()
     return {
         "instances": options.instances,
+        "viewers": options.viewers,
         "frames": len(frames),
         "p50_ms": round(statistics.median(frames), 1),
-        "p95_ms": round(frames[int(0.95 * len(frames))], 1),
-        "p99_ms": round(frames[int(0.99 * len(frames))], 1),
+        "p95_ms": round(percentile(frames, 0.95), 1),
+        "p99_ms": round(percentile(frames, 0.99), 1),
         "worst_ms": round(frames[-1], 1),
         "gateway_cpu_alone": round(alone, 2),
         "gateway_cpu_watched": round(watched, 2),
@@ -355,36 +354,31 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--instances", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--viewers", type=int, default=1)
-    parser.add_argument("--width", type=int, default=1440)
-    parser.add_argument("--shot", default="", help="where a picture of the page goes")
-    parser.add_argument("--trace", default="", help="where Chromium's trace goes; it costs frames")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--feed", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.feed:
-        asyncio.run(feed(options.feed, options.instances))
-        return
-    found = asyncio.run(measure(options))
-    if options.json:
-        print(json.dumps(found))
-        return
-    print(
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    yield (
         f"{found['instances']} instances, {found['frames']} frames drawn by software: "
         f"p50 {found['p50_ms']} ms, p95 {found['p95_ms']} ms, p99 {found['p99_ms']} ms, "
         f"worst {found['worst_ms']} ms"
     )
-    print(
+    yield (
         f"gateway: {found['gateway_cpu_alone']} cores without a viewer, "
-        f"{found['gateway_cpu_watched']} cores with {options.viewers}; load average {found['load_average']}"
+        f"{found['gateway_cpu_watched']} cores with {found['viewers']}; load average {found['load_average']}"
     )
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(
+        __doc__,
+        instances=1000,
+        seconds=20.0,
+        viewers=1,
+        width=1440,
+        shot=("", "where a picture of the page goes"),
+        trace=("", "where Chromium's trace goes; it costs frames"),
+    )
+    parser.add_argument("--feed", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.feed:
+        asyncio.run(feed(given.feed, given.instances))
+    else:
+        bench(parser, measure, lines)

@@ -14,7 +14,6 @@ go on without a dead one, and a new one takes its state from a live one (its HTT
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -27,11 +26,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.models.padded import padded_gpt
+from benchmarks.harness.command import command
+from benchmarks.peers import Model, mean_loss, optimizer_of
 
 COLLECTIVE_S = 10.0
 """After so long without an answer, a collective of torchrun's workers has failed."""
@@ -40,30 +39,15 @@ TORCHFT_COLLECTIVE_S, TORCHFT_CALL_S = 2.0, 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class ElasticWorkload(Model):
     """What each of them trains; the same as the mesh's job file."""
 
-    pad_ms: float
-    layers: int
-    width: int
-    heads: int
-    context: int
-    microbatches: int
-    microbatch_samples: int
     checkpoint_every: int
     ranks: int = 4
-    learning_rate: float = 1e-3
-    clip_norm: float = 1.0
 
     @property
     def samples_per_step(self) -> int:
         return self.microbatches * self.microbatch_samples
-
-    def model(self) -> nn.Sequential:
-        torch.manual_seed(0)
-        return padded_gpt(
-            pad_ms=self.pad_ms, layers=self.layers, width=self.width, heads=self.heads, context=self.context
-        )
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """One rank's microbatches of a step: tokens and targets, (microbatch_samples, context) int64."""
@@ -72,14 +56,14 @@ class Workload:
             yield tokens[:, :-1], tokens[:, 1:]
 
 
-def accumulate(replica: nn.Module, workload: Workload) -> None:
+def accumulate(replica: nn.Module, workload: ElasticWorkload) -> None:
     """Forward and backward of this rank's share; under DDP the last backward all-reduces."""
     quiet = getattr(replica, "no_sync", nullcontext)
     batches = list(workload.batches())
     for number, (tokens, targets) in enumerate(batches):
         with nullcontext() if number == len(batches) - 1 else quiet():
             output = replica(tokens)
-            loss = functional.cross_entropy(output.flatten(0, 1), targets.flatten()) / len(batches)
+            loss = mean_loss(output, targets) / len(batches)
             loss.backward()  # type: ignore[no-untyped-call]  # torch: unannotated
 
 
@@ -93,10 +77,10 @@ def committed(file: Path) -> Callable[[int], None]:
     return tell
 
 
-def under_torchrun(workload: Workload, folder: Path) -> None:
+def under_torchrun(workload: ElasticWorkload, folder: Path) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_S))
     model = workload.model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=True)
+    optimizer = optimizer_of(model, workload)
     file, step = folder / "checkpoint.pt", 0
     if file.exists():
         held = torch.load(file)
@@ -119,13 +103,13 @@ def under_torchrun(workload: Workload, folder: Path) -> None:
                 file.with_suffix(".partial").replace(file)
 
 
-def under_torchft(workload: Workload, folder: Path, rank: int) -> None:
+def under_torchft(workload: ElasticWorkload, folder: Path, rank: int) -> None:
     """Its DDP wrapper dies of a failed all-reduce (0.2.0: `assert fut._fut`), which would take the survivors
     down with the dead: the gradients are averaged here in one call of the manager instead."""
     from torchft import Manager, Optimizer, ProcessGroupGloo
 
     model = workload.model()
-    inner = torch.optim.AdamW(model.parameters(), lr=workload.learning_rate, fused=True)
+    inner = optimizer_of(model, workload)
     store = dist.TCPStore(  # type: ignore[attr-defined]  # not in the stubs
         "127.0.0.1", 0, is_master=True, wait_for_workers=False
     )
@@ -172,15 +156,14 @@ def under_torchft(workload: Workload, folder: Path, rank: int) -> None:
 
 def main() -> None:
     """One process; it ends by a signal."""
-    parser = argparse.ArgumentParser(description="One process of a peer that is brought down and up again.")
+    parser = command(__doc__, as_json=False, rank=(0, "for torchft; torchrun says it by environment"))
     parser.add_argument("peer", choices=["torchrun", "torchft"])
-    parser.add_argument("--rank", type=int, default=0, help="for torchft; torchrun says it by environment")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--workload", required=True, help="as JSON")
     arguments = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    workload = Workload(**json.loads(arguments.workload))
+    workload = ElasticWorkload(**json.loads(arguments.workload))
     if arguments.peer == "torchrun":
         under_torchrun(workload, arguments.folder)
     else:

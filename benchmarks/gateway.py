@@ -24,7 +24,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from benchmarks.harness.command import command
+from benchmarks.harness.figures import percentile
+from benchmarks.harness.meshes import new_folder
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import configure_logging
@@ -142,15 +144,11 @@ def start(role: str, bus_url: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 async def url_in(file: Path, processes: list[subprocess.Popen[bytes]]) -> str:
-    while not (url := said(file)):
+    while not (url := file.read_text() if file.exists() else ""):
         if any(process.poll() is not None for process in processes):
             raise SystemExit("a part of the benchmark ended while starting; its words stand above")
         await asyncio.sleep(0.05)
     return url
-
-
-def said(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
 
 
 # --- a client that costs little -----------------------------------------------------------------------------
@@ -314,18 +312,7 @@ async def fire(
     return outcome
 
 
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-def percentile(values: Sequence[float], part: float) -> float:
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
-
-
-def spread(values: Sequence[float]) -> str:
+def times(values: Sequence[float]) -> str:
     if not values:
         return "none"
     points = [1e3 * percentile(values, part) for part in (0.5, 0.99, 1.0)]
@@ -370,10 +357,10 @@ async def load(options: argparse.Namespace, parts: Parts, mix: list[str], stream
     took = time.perf_counter() - began
     used = (sum(parts.gateway.cpu_times()[:2]) - cpu) / took
     latencies = outcome.of(200)
-    say(f"load: {options.rate:g} requests/s and {streams.open} streams at 1 event/s, {took:.0f} s")
-    say(f"  requests   {outcome.counts}; {spread(latencies)}; bar: p99 ≤ {BAR_MS:g} ms")
-    say(f"  events     {len(streams.delays) / took:.0f}/s delivered; {spread(streams.delays)}")
-    say(f"  gateway    {100 * used:.0f} % of a core, {parts.gateway.memory_info().rss / 2**20:.0f} MiB")
+    print(f"load: {options.rate:g} requests/s and {streams.open} streams at 1 event/s, {took:.0f} s")
+    print(f"  requests   {outcome.counts}; {times(latencies)}; bar: p99 ≤ {BAR_MS:g} ms")
+    print(f"  events     {len(streams.delays) / took:.0f}/s delivered; {times(streams.delays)}")
+    print(f"  gateway    {100 * used:.0f} % of a core, {parts.gateway.memory_info().rss / 2**20:.0f} MiB")
     return {
         "requests": outcome.counts,
         "request_p50_ms": 1e3 * percentile(latencies, 0.5),
@@ -400,10 +387,12 @@ async def overload(options: argparse.Namespace, parts: Parts, mix: list[str]) ->
     recovered = time.perf_counter() - began
     # Nobody, from one address: what a flood of bad tokens costs.
     flood = await fire(parts.url, mix, ["nobody"], 400, 3.0)
-    say(f"overload: {rate:g} requests/s for 5 s")
-    say(f"  answered   {hit.counts}; 200: {spread(hit.of(200))}; refused: {spread(refused)}")
-    say(f"  afterwards p99 ≤ {BAR_MS:g} ms, none refused at {options.rate / 2:g}/s: within {recovered:.1f} s")
-    say(f"  400/s with an unknown token: {flood.counts}; 429: {spread(flood.of(429))}")
+    print(f"overload: {rate:g} requests/s for 5 s")
+    print(f"  answered   {hit.counts}; 200: {times(hit.of(200))}; refused: {times(refused)}")
+    print(
+        f"  afterwards p99 ≤ {BAR_MS:g} ms, none refused at {options.rate / 2:g}/s: within {recovered:.1f} s"
+    )
+    print(f"  400/s with an unknown token: {flood.counts}; 429: {times(flood.of(429))}")
     return {
         "overload": hit.counts,
         "overload_refused_p99_ms": 1e3 * percentile(refused, 0.99),
@@ -449,32 +438,29 @@ async def slow(parts: Parts, job: str) -> dict[str, Any]:
                         lagged += 1
                         break
         writer.close()
-    say("slow: 50 clients that read nothing while one job tells 60 MB")
-    say(f"  told       {told:.0f} events/s; requests meanwhile and after: {spread(probe.of(200))}")
-    say(f"  gateway    {grown:+.0f} MiB; {lagged} of 50 were told `lagged` once they read")
+    print("slow: 50 clients that read nothing while one job tells 60 MB")
+    print(f"  told       {told:.0f} events/s; requests meanwhile and after: {times(probe.of(200))}")
+    print(f"  gateway    {grown:+.0f} MiB; {lagged} of 50 were told `lagged` once they read")
     return {"slow_told_per_s": told, "slow_grown_mib": grown, "slow_lagged": lagged}
 
 
-def cores_of() -> list[int]:
-    return sorted(os.sched_getaffinity(0))
-
-
 async def bench(options: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="dmsc-bench-") as name:
-        async with running(Path(name), cores_of()) as parts:
+    with new_folder() as folder:
+        async with running(folder, sorted(os.sched_getaffinity(0))) as parts:
             found = await measure(options, parts)
     if options.json:
         print(json.dumps(found))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=500.0, help="requests per second")
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--jobs", type=int, default=10, help="that the streams follow")
-    parser.add_argument("--overload", type=float, default=6.0, help="times the rate")
-    parser.add_argument("--json", action="store_true")
+    parser = command(
+        __doc__,
+        streams=1000,
+        rate=(500.0, "requests per second"),
+        seconds=15.0,
+        jobs=(10, "that the streams follow"),
+        overload=(6.0, "times the rate"),
+    )
     parser.add_argument("--role", choices=("behind", "gateway"), help=argparse.SUPPRESS)
     parser.add_argument("--bus", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

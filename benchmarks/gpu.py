@@ -26,7 +26,6 @@ that it takes int64. Exit status 1: a part failed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -39,6 +38,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.command import command
+from benchmarks.harness.processes import DMSC
 from dmsc.state.state_folder import StateFolder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,22 +92,16 @@ def mesh(folder: Path, limit_s: float) -> Iterator[Path]:
         NoMesh: it did not start within `limit_s`.
     """
     state = folder / "state"
-    options = ["--cluster", "a", "--slots", "4", "--nats-port", "0", "--http-port", "0", "--detach"]
-    dmsc = [sys.executable, "-m", "dmsc"]
+    ports = ("--nats-port", "0", "--http-port", "0", "--slots", "4", "--detach")
+    up = [*DMSC, "up", "--allow-url", "*", "--state", str(state), "--cluster", "a", *ports]
     try:
         try:
-            subprocess.run(
-                [*dmsc, "up", "--allow-url", "*", "--state", str(state), *options],
-                check=True,
-                stdout=subprocess.DEVNULL,
-                cwd=folder,
-                timeout=limit_s,
-            )
+            subprocess.run(up, check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=limit_s)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise NoMesh(f"the mesh did not start: {error}") from None
         yield state
     finally:
-        _down([*dmsc, "down", "--state", str(state)], state)
+        _down([*DMSC, "down", "--state", str(state)], state)
 
 
 def _down(command: Sequence[str], state: Path) -> None:
@@ -195,10 +190,8 @@ def part(name: str, device: str, *more: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What needs a card, in one go.")
+    parser = command(__doc__, seconds=(SECONDS, "no further part begins after this"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="no further part begins after this")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     parts = Parts(given.device, given.seconds)
     try:

@@ -25,6 +25,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.harness.jobs import job as job_spec
 from dmsc import Client
 from schemas.job import JobRecord, JobState
 from workers.compute.determinism import compute_exactly
@@ -262,21 +263,17 @@ class OnMesh:
         strikes: int = 0,
         times: list[float] | None = None,
     ) -> tuple[JobRecord, list[str]]:
-        spec: dict[str, Any] = {
-            "name": f"gpu-{len(self._hashes)}",
-            "model": {"factory": "workers.models.gpt:byte_gpt", "args": SIZES},
-            "data": {"source": self._data.as_uri(), "sample_tokens": SIZES["context"]},
-            "training": {
-                "steps": STEPS * (2 if strikes else 1),
-                "microbatches": MICROBATCHES,
-                "microbatch_samples": SAMPLES,
-                "precision": precision,
-                "seed": 11,
-                "checkpoint_every": 0,
-                "validation_microbatches": 0,
-            },
-            "parallel": {"stages": stages, "replicas": replicas},
-        }
+        spec = job_spec(
+            f"gpu-{len(self._hashes)}",
+            steps=STEPS * (2 if strikes else 1),
+            microbatches=MICROBATCHES,
+            samples=SAMPLES,
+            **SIZES,
+            source=self._data,
+            training={"precision": precision, "seed": 11},
+            stages=stages,
+            replicas=replicas,
+        )
         if not strikes and not times and name in ("1×1", "2×1", "1×2", "2×2"):
             spec["training"]["steps"] = STEPS * 2  # as many as with kills, to compare with
         job = self._client.submit(spec).job

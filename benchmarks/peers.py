@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ from workers.models.padded import padded_gpt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
-    """The job that all of them train. `cut`: layers of the first stage, for two pipeline ranks."""
+class Model:
+    """The model and the microbatches of a step, as peers and mesh have them."""
 
     layers: int
     width: int
@@ -42,16 +42,9 @@ class Workload:
     context: int  # tokens per sample
     microbatches: int
     microbatch_samples: int
-    warmup: int  # steps before the clock starts
-    steps: int  # steps measured
-    cut: int
     pad_ms: float = 0.0
     learning_rate: float = 1e-3
     clip_norm: float = 1.0
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.microbatches * self.microbatch_samples * self.context
 
     def model(self) -> nn.Sequential:
         torch.manual_seed(0)
@@ -63,21 +56,27 @@ class Workload:
         }
         return padded_gpt(pad_ms=self.pad_ms, **sizes) if self.pad_ms else byte_gpt(**sizes)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Workload(Model):
+    """The job that all of them train. `cut`: layers of the first stage, for two pipeline ranks."""
+
+    warmup: int  # steps before the clock starts
+    steps: int  # steps measured
+    cut: int
+
     def batch(self) -> tuple[Tensor, Tensor]:
         """One step's tokens and targets: (microbatches · samples, context) int64 each."""
         shape = (self.microbatches * self.microbatch_samples, self.context + 1)
         tokens = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 def mean_loss(output: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
-def optimizer_of(module: nn.Module, workload: Workload) -> torch.optim.AdamW:
+def optimizer_of(module: nn.Module, workload: Model) -> torch.optim.AdamW:
     """As the mesh builds it: the fused kernel."""
     return torch.optim.AdamW(module.parameters(), lr=workload.learning_rate, betas=(0.9, 0.95), fused=True)
 

@@ -15,7 +15,6 @@ is room on the disk, after the instance was killed or the value overwritten.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.command import command
 from dmsc.chaos.plan import ChaosTimes, FaultKind
 from dmsc.chaos.report import quantile
 from dmsc.console.options import print_table
@@ -189,12 +189,13 @@ def one_run(seed: int, log: Path, *, reference: bool) -> Run:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=20, help="in all, those that are kept included")
-    parser.add_argument("--seed", type=int, default=1, help="of the first run; each next one has the next")
+    parser = command(
+        __doc__,
+        runs=(20, "in all, those that are kept included"),
+        seed=(1, "of the first run; each next one has the next"),
+        keep=(Path("runs/soak-edges"), "folder; goes on from it"),
+    )
     parser.add_argument("--minutes", type=float, default=None, help="begin no run after so many")
-    parser.add_argument("--keep", type=Path, default=Path("runs/soak-edges"), help="folder; goes on from it")
-    parser.add_argument("--json", action="store_true", help="print the runs as JSON")
     asked = parser.parse_args()
     kept, began = Kept(asked.keep, asked.seed), time.monotonic()
     while len(kept.runs) < asked.runs:

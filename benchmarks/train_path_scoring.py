@@ -9,7 +9,6 @@ ones weighing more. Every sixth of the training topologies is kept for the line 
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from benchmarks.harness.command import command
 from benchmarks.policy_data.topology_zoo import FILE, is_held_out, load_topologies
 from policies.contrib.topology_file import gravity
 from policies.numerics.path_scoring import FEATURES, SCORE_SPAN, WEIGHTS, from_tensors
@@ -130,11 +130,8 @@ class Network(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = command(__doc__, as_json=False, minutes=3.0, seed=0, out=WEIGHTS)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=WEIGHTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
