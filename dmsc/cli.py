@@ -17,6 +17,7 @@ from dmsc.commands.mesh import demo, doctor, nodes, run, up
 from dmsc.commands.observe import dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import policy, policy_versions
 from dmsc.commands.security import access, audit, cert, credential, rotate, secret, user
+from dmsc.console.command_app import CommandApp
 from dmsc.version import __version__
 
 EPILOG = (
@@ -24,7 +25,7 @@ EPILOG = (
     " 4 refused, 130 Ctrl-C. DMSC_DEBUG=1 shows tracebacks."
 )
 
-app = typer.Typer(
+app = CommandApp(
     name="dmsc",
     help="Train large models as microservices on a bus. Start with `dmsc up`, then `dmsc train FILE.yaml`.",
     epilog=EPILOG,
@@ -49,59 +50,33 @@ def _root(
     pass
 
 
-_mesh, _jobs, _watch, _parts = "Mesh", "Jobs", "Watch", "Parts"
-
-app.command(rich_help_panel=_mesh)(up.up)
-app.command(rich_help_panel=_mesh)(up.down)
-app.command(rich_help_panel=_mesh)(demo.demo)
-app.command(rich_help_panel=_mesh)(doctor.doctor)
-app.command(rich_help_panel=_mesh)(cert.cert)
-app.command(rich_help_panel=_jobs)(train.train)
-app.command(rich_help_panel=_jobs)(train.attach)
-app.command(rich_help_panel=_jobs)(jobs.jobs)
-app.command(rich_help_panel=_jobs)(jobs.cancel)
-app.command(rich_help_panel=_jobs)(jobs.park)
-app.command(rich_help_panel=_jobs)(jobs.resume)
-app.command(rich_help_panel=_jobs)(jobs.scale)
-app.command(rich_help_panel=_jobs)(jobs.move)
-app.command(rich_help_panel=_jobs)(chaos.chaos)
-app.command(rich_help_panel=_jobs)(simulate.simulate)
-app.command(rich_help_panel=_watch)(jobs.status)
-app.command(rich_help_panel=_watch)(dashboard.dashboard)
-app.command(rich_help_panel=_watch)(top.top)
-app.command(rich_help_panel=_watch)(top.routes)
-app.command(rich_help_panel=_watch)(nodes.nodes)
-app.command(rich_help_panel=_watch)(faults.faults)
-app.command(rich_help_panel=_watch)(logs.logs)
-app.command(rich_help_panel=_watch)(tap.tap)
-app.command(rich_help_panel=_watch)(store.store)
-app.command(rich_help_panel=_mesh)(nodes.cordon)
-app.command(rich_help_panel=_mesh)(nodes.drain)
-app.command(rich_help_panel=_mesh)(nodes.uncordon)
-app.command(rich_help_panel=_parts)(run.join)
-app.command(rich_help_panel=_parts)(run.run)
-credential.app.command()(rotate.rotate)
-app.add_typer(credential.app, name="credential", rich_help_panel=_parts)
-policy.app.command()(policy_versions.score)
-policy.app.command()(policy_versions.promote)
-policy.app.command()(policy_versions.rollback)
-policy.app.add_typer(policy_versions.plot, name="plot")
-app.add_typer(policy.app, name="policy", rich_help_panel=_parts)
-app.add_typer(user.app, name="user", rich_help_panel=_mesh)
-app.add_typer(secret.app, name="secret", rich_help_panel=_jobs)
-app.add_typer(access.app, name="access", rich_help_panel=_mesh)
-app.add_typer(audit.app, name="audit", rich_help_panel=_mesh)
-app.add_typer(runs.app, name="runs", rich_help_panel=_parts)
-app.command(rich_help_panel=_parts)(replay.replay)
-
-
-@app.command(rich_help_panel=_mesh)
 def version() -> None:
     """Print the version.
 
     Example: dmsc version
     """
     _show_version(True)
+
+
+app.panel("Mesh", up.up, up.down, demo.demo, doctor.doctor, cert.cert)
+app.panel("Mesh", nodes.cordon, nodes.drain, nodes.uncordon, version)
+app.panel("Jobs", train.train, train.attach, jobs.jobs, jobs.cancel, jobs.park, jobs.resume, jobs.scale)
+app.panel("Jobs", jobs.move, chaos.chaos, simulate.simulate)
+app.panel("Watch", jobs.status, dashboard.dashboard, top.top, top.routes, nodes.nodes, faults.faults)
+app.panel("Watch", logs.logs, tap.tap, store.store)
+app.panel("Parts", run.join, run.run, replay.replay)
+credential.app.command()(rotate.rotate)
+policy.app.command()(policy_versions.score)
+policy.app.command()(policy_versions.promote)
+policy.app.command()(policy_versions.rollback)
+policy.app.add_typer(policy_versions.plot, name="plot")
+app.add_typer(credential.app, name="credential", rich_help_panel="Parts")
+app.add_typer(policy.app, name="policy", rich_help_panel="Parts")
+app.add_typer(user.app, name="user", rich_help_panel="Mesh")
+app.add_typer(secret.app, name="secret", rich_help_panel="Jobs")
+app.add_typer(access.app, name="access", rich_help_panel="Mesh")
+app.add_typer(audit.app, name="audit", rich_help_panel="Mesh")
+app.add_typer(runs.app, name="runs", rich_help_panel="Parts")
 
 
 def main() -> None:

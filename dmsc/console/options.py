@@ -40,6 +40,22 @@ AccessFileOption = Annotated[
 ModuleArgument = Annotated[
     str, typer.Argument(metavar="MODULE", help="A module's name; see `dmsc policy list`.", show_default=False)
 ]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
+]
+PngOption = Annotated[
+    Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
+]
+WaitOption = Annotated[
+    float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
+]
+ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
+LevelOption = Annotated[
+    str,
+    typer.Option(
+        "--log-level", envvar="DMSC_LOG_LEVEL", help="debug, info, warning or error.", show_default=True
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

@@ -6,19 +6,12 @@ import asyncio
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
 
 from dmsc.console.exit_codes import ExitCode, exit_code_of
 
-if TYPE_CHECKING:
-    from dmsc.client.async_client import AsyncClient
-
 T = TypeVar("T")
-
-ANSWER_S = 20.0
-"""Seconds that a command waits for one answer of a gateway; longer than an orchestrator's failover."""
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
@@ -34,22 +27,6 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except (asyncio.CancelledError, KeyboardInterrupt):
         leave(ExitCode.INTERRUPTED)
-
-
-def ask_gateway(
-    gateway: str | None,
-    token: str | None,
-    state: Path | None,
-    ask: Callable[[AsyncClient], Awaitable[T]],
-) -> T:
-    """Run a command that needs only a client of a gateway. The command's options name the gateway."""
-    from dmsc.client.async_client import AsyncClient
-
-    async def talk() -> T:
-        async with AsyncClient(gateway, token=token, state=state, timeout_s=ANSWER_S) as client:
-            return await ask(client)
-
-    return run_async(talk())
 
 
 def leave(code: ExitCode) -> NoReturn:

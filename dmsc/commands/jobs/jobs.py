@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.console.options import (
-    GatewayOption,
-    JsonOption,
-    StateOption,
-    TokenOption,
-    print_json,
-    print_table,
-    print_text,
-)
-from dmsc.console.running import ask_gateway
+from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import JobArgument, print_json, print_table
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -25,19 +17,13 @@ if TYPE_CHECKING:
 
 
 def jobs(
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List the jobs of the mesh, oldest first.
 
     Example: dmsc jobs --json
     """
-    records: list[JobRecord] = ask_gateway(gateway, token, state, lambda client: client.jobs())
-    if json:
-        print_json(records)
-        return
+    records = mesh.ask(lambda client: client.jobs())
     now = time.time()
     rows = [
         (
@@ -51,24 +37,19 @@ def jobs(
         )
         for record in records
     ]
-    print_table(("job", "name", "state", "step", "loss", "submitted", "reason"), rows)
+    mesh.show_table(records, ("job", "name", "state", "step", "loss", "submitted", "reason"), rows)
 
 
 def cancel(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-    ],
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    job: JobArgument,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Cancel a job; its instances are stopped and cleaned up.
 
     Example: dmsc cancel stdlib-gpt-1
     """
-    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.cancel(job))
-    print_json(record) if json else print_text(f"{record.job} {_ends(record)}")
+    record = mesh.ask(lambda client: client.cancel(job))
+    mesh.show(record, f"{record.job} {_ends(record)}")
 
 
 def _ends(record: JobRecord) -> str:
@@ -78,38 +59,28 @@ def _ends(record: JobRecord) -> str:
 
 
 def park(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-    ],
+    job: JobArgument,
     reason: Annotated[str, typer.Option(help="Why; shown with the job until it is resumed.")] = "",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Pause a job at the end of its current step and free its slots, until `dmsc resume`.
 
     Example: dmsc park stdlib-gpt-1 --reason 'the urgent one first'
     """
-    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.park(job, reason=reason))
-    print_json(record) if json else print_text(f"{record.job} {record.state.value}: {_waits(record)}")
+    record = mesh.ask(lambda client: client.park(job, reason=reason))
+    mesh.show(record, f"{record.job} {record.state.value}: {_waits(record)}")
 
 
 def resume(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-    ],
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    job: JobArgument,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Continue a parked job from its last checkpoint, as soon as slots are free.
 
     Example: dmsc resume stdlib-gpt-1
     """
-    record: JobRecord = ask_gateway(gateway, token, state, lambda client: client.resume(job))
-    print_json(record) if json else print_text(f"{record.job} {record.state.value}: {record.reason}")
+    record = mesh.ask(lambda client: client.resume(job))
+    mesh.show(record, f"{record.job} {record.state.value}: {record.reason}")
 
 
 def _waits(record: JobRecord) -> str:
@@ -119,9 +90,7 @@ def _waits(record: JobRecord) -> str:
 
 
 def scale(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-    ],
+    job: JobArgument,
     replicas: Annotated[
         int,
         typer.Argument(min=1, metavar="REPLICAS", help="The number of working replicas.", show_default=False),
@@ -129,57 +98,46 @@ def scale(
     stage: Annotated[
         int | None, typer.Option(min=0, help="Scale only this stage (all stages).", show_default=False)
     ] = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Change the number of a running job's replicas; the training result does not depend on it.
 
     Example: dmsc scale stdlib-gpt-1 4 --stage 0
     """
-    note: str = ask_gateway(gateway, token, state, lambda client: client.scale(job, replicas, stage))
-    print_json({"job": job, "note": note}) if json else print_text(note)
+    note = mesh.ask(lambda client: client.scale(job, replicas, stage))
+    mesh.show({"job": job, "note": note}, note)
 
 
 def move(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-    ],
+    job: JobArgument,
     sid: Annotated[
         str, typer.Argument(metavar="SID", help="The instance; see `dmsc routes`.", show_default=False)
     ],
     stage: Annotated[
         int, typer.Argument(min=0, metavar="STAGE", help="The stage it is moved to.", show_default=False)
     ],
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Move an instance of a running job to another stage; the training result does not depend on it.
 
     Example: dmsc move stdlib-gpt-1 stdlib-gpt-1-s0-r2 1
     """
-    note: str = ask_gateway(gateway, token, state, lambda client: client.move(job, sid, stage))
-    print_json({"job": job, "note": note}) if json else print_text(note)
+    note = mesh.ask(lambda client: client.move(job, sid, stage))
+    mesh.show({"job": job, "note": note}, note)
 
 
 def status(
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Show the mesh at a glance: services, nodes with their slots, jobs.
 
     Example: dmsc status
     """
-    mesh: MeshStatus = ask_gateway(gateway, token, state, _mesh)
-    if json:
-        print_json(mesh)
+    status = mesh.ask(_status)
+    if mesh.json:
+        print_json(status)
         return
-    services = sorted(mesh.services, key=lambda record: (record.kind, record.endpoint.cluster, record.sid))
+    services = sorted(status.services, key=lambda record: (record.kind, record.endpoint.cluster, record.sid))
     print_table(
         ("service", "kind", "cluster", "node", "state", "pid", "metrics"),
         [
@@ -208,40 +166,41 @@ def status(
                 ", ".join(sorted({slot.device_name or slot.device for slot in node.slots})),
                 f"{node.torch_version}{'' if node.warm else ' (warming up)'}",
             )
-            for node in sorted(mesh.nodes, key=lambda node: (node.cluster, node.node))
+            for node in sorted(status.nodes, key=lambda node: (node.cluster, node.node))
         ],
         title="nodes",
     )
     print_table(
         ("job", "name", "state", "step", "reason"),
-        [(job.job, job.name, job.state, f"{job.step}/{job.steps}", job.reason) for job in mesh.jobs],
+        [(job.job, job.name, job.state, f"{job.step}/{job.steps}", job.reason) for job in status.jobs],
         title="jobs",
     )
     alerts = [
-        (job.job, alert.kind.value, str(alert.step), alert.text) for job in mesh.jobs for alert in job.alerts
+        (job.job, alert.kind.value, str(alert.step), alert.text)
+        for job in status.jobs
+        for alert in job.alerts
     ]
     if alerts:
         print_table(("job", "alert", "since step", "what"), alerts, title="alerts")
     unreadable = [
         (f"{note.bucket}.{note.key}", note.reason, note.service, f"UNREADABLE, {note.sequence}")
-        for note in mesh.unreadable
+        for note in status.unreadable
     ]
     if unreadable:
         columns = ("unreadable record", "why", "found by", "bytes in stream, at")
         print_table(columns, unreadable, title="unreadable records")
 
 
-async def _mesh(client: AsyncClient) -> MeshStatus:
+async def _status(client: AsyncClient) -> MeshStatus:
     """The mesh's status. Raises `Unavailable` with what the mesh waits for, if no status is available."""
     from schemas.errors import Unavailable
 
     try:
-        status: MeshStatus = await client.mesh()
+        return await client.mesh()
     except Unavailable as error:
         waiting = (await client.ready()).waiting
         waits = "".join(f"\n  {name}: {why}" for name, why in waiting.items() if why != error.text)
         raise Unavailable(f"{error.text}{waits}") from error
-    return status
 
 
 def _age(seconds: float) -> str:

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.commands.jobs.runs import bus_or_none
-from dmsc.console.options import (
-    BusOption,
-    BusTokenOption,
-    JsonOption,
-    StateOption,
-    print_json,
-    print_table,
-    print_text,
-)
+from dmsc.console.option_groups import BusQuery
+from dmsc.console.options import print_json, print_table, print_text
 from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
@@ -39,10 +31,7 @@ def replay(
             show_default=False,
         ),
     ],
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Run a policy against a recorded run; compare its suggestions with the recorded ones, and score both.
 
@@ -54,19 +43,15 @@ def replay(
     """
     from dmsc.process.policy_loading import load_policy
     from dmsc.replay.present import COLUMNS, SCORE_COLUMNS, as_json, rows, score_rows
-    from dmsc.replay.recordings import Archive
     from dmsc.replay.session import Session
-    from dmsc.state.state_folder import default_state
 
     candidate = load_policy(policy)
     key = (candidate.name, candidate.version)
     session = Session(candidate)
     began = time.perf_counter()
-    story = run_async(
-        feed(session, run, bus_or_none(bus, bus_token, state), Archive(state or default_state()))
-    )
+    story = run_async(feed(session, run, bus.address_or_none(), bus.archive()))
     took_s = time.perf_counter() - began
-    if json:
+    if bus.json:
         print_json(as_json(story, key))
     else:
         print_table(COLUMNS, rows(story))

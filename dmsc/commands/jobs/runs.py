@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.console.command_app import CommandApp
+from dmsc.console.option_groups import BusQuery, JsonOutput
+from dmsc.console.options import StateOption
 from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
@@ -16,15 +19,12 @@ if TYPE_CHECKING:
     from dmsc.replay.recordings import Listed
     from dmsc.state.settings import BusAddress
 
-app = typer.Typer(help="List recorded runs, export one to a file, import a file.", no_args_is_help=True)
+app = CommandApp(help="List recorded runs, export one to a file, import a file.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """List the runs in this mesh's streams and the imported runs.
 
@@ -33,27 +33,15 @@ def list_(
 
     Example: dmsc runs list
     """
-    from dmsc.replay.recordings import Archive
-    from dmsc.state.state_folder import default_state
-
-    archive = Archive(state or default_state())
-    runs = run_async(_list(bus_or_none(bus, bus_token, state))) + archive.list()
-    if json:
-        print_json([{name: getattr(run, name) for name in run.__dataclass_fields__} for run in runs])
-        return
-    rows = [
-        (
-            run.job,
-            run.name,
-            run.state,
-            str(run.steps),
-            *_time(run),
-            str(run.messages),
-            run.where,
-        )
-        for run in runs
-    ]
-    print_table(("job", "name", "state", "steps", "began", "for", "messages", "where"), rows)
+    runs = run_async(_list(bus.address_or_none())) + bus.archive().list()
+    bus.show_table(
+        [_document(run) for run in runs],
+        ("job", "name", "state", "steps", "began", "for", "messages", "where"),
+        [
+            (run.job, run.name, run.state, str(run.steps), *_time(run), str(run.messages), run.where)
+            for run in runs
+        ],
+    )
 
 
 @app.command()
@@ -65,10 +53,7 @@ def export(
             metavar="FILE", help="The file to write, for example JOB.dmscrun.", show_default=False
         ),
     ],
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Write the complete record of a run into one file.
 
@@ -76,17 +61,15 @@ def export(
 
     Example: dmsc runs export j4f2a1 j4f2a1.dmscrun
     """
-    from dmsc.state.settings import find_bus
-
-    header = run_async(_export(find_bus(bus, bus_token, state), job, file))
-    _say(header, f"{file}: {file.stat().st_size:,} bytes", json)
+    header = run_async(_export(bus.address(), job, file))
+    _say(bus, header, f"{file}: {file.stat().st_size:,} bytes")
 
 
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
     state: StateOption = None,
-    json: JsonOption = False,
+    output: JsonOutput = JsonOutput(),
 ) -> None:
     """Check a run file and copy it into this mesh's state folder, for `dmsc replay JOB`.
 
@@ -99,18 +82,7 @@ def import_(
 
     archive = Archive(state or default_state())
     header = archive.add(file)
-    _say(header, str(archive.file(header.job)), json)
-
-
-def bus_or_none(bus: str | None, token: str | None, state: Path | None) -> BusAddress | None:
-    """The address of the mesh's bus; None if no mesh runs and no bus was named."""
-    from dmsc.state.settings import find_bus
-    from schemas.errors import BusUnreachable
-
-    try:
-        return find_bus(bus, token, state)
-    except BusUnreachable:
-        return None
+    _say(output, header, str(archive.file(header.job)))
 
 
 async def _list(address: BusAddress | None) -> list[Listed]:
@@ -133,14 +105,13 @@ async def _export(address: BusAddress, job: str, file: Path) -> RunHeader:
         )
 
 
-def _say(header: RunHeader, what: str, json: bool) -> None:
-    if json:
-        print_json({name: getattr(header, name) for name in header.__dataclass_fields__})
-        return
-    span = header.until - header.began
-    print(
-        f"{what}: {header.job} {header.name}, {header.steps} steps, {header.count:,} messages of {span:.0f} s"
-    )
+def _say(output: JsonOutput, header: RunHeader, what: str) -> None:
+    count = f"{header.count:,} messages of {header.until - header.began:.0f} s"
+    output.show(_document(header), f"{what}: {header.job} {header.name}, {header.steps} steps, {count}")
+
+
+def _document(run: Listed | RunHeader) -> dict[str, Any]:
+    return {field.name: getattr(run, field.name) for field in fields(run)}
 
 
 def _time(run: Listed) -> tuple[str, str]:

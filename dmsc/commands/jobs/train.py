@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
+from dmsc.console.option_groups import GatewayOptions, GatewayQuery
+from dmsc.console.options import JobArgument
 from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -41,10 +42,7 @@ def train(
     ] = False,
     out: OutOption = None,
     plain: PlainOption = False,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Train a job and follow it to its end.
 
@@ -58,25 +56,18 @@ def train(
     from dmsc.follow.follow import FollowOptions, OnInterrupt
 
     spec = load_job(file, set_ or ())
-    options = FollowOptions(out=out, plain=plain, json=json, on_interrupt=OnInterrupt.CANCEL)
-    record, code = run_async(_train(spec, options, detach, gateway, token, state))
+    options = FollowOptions(out=out, plain=plain, json=mesh.json, on_interrupt=OnInterrupt.CANCEL)
+    record, code = run_async(_train(spec, options, detach, mesh))
     if detach:
-        print_json(record) if json else print(
-            f"{record.job} {record.state.value}; follow: dmsc attach {record.job}"
-        )
+        mesh.show(record, f"{record.job} {record.state.value}; follow: dmsc attach {record.job}")
     leave(code)
 
 
 def attach(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-    ],
+    job: JobArgument,
     out: OutOption = None,
     plain: PlainOption = False,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Follow a job that was submitted earlier, even if it has ended.
 
@@ -87,37 +78,28 @@ def attach(
     """
     from dmsc.follow.follow import FollowOptions
 
-    leave(run_async(_attach(job, FollowOptions(out=out, plain=plain, json=json), gateway, token, state)))
+    leave(run_async(_attach(job, FollowOptions(out=out, plain=plain, json=mesh.json), mesh)))
 
 
 async def _train(
-    spec: JobSpec,
-    options: FollowOptions,
-    detach: bool,
-    gateway: str | None,
-    token: str | None,
-    state: Path | None,
+    spec: JobSpec, options: FollowOptions, detach: bool, mesh: GatewayOptions
 ) -> tuple[JobRecord, ExitCode]:
-    from dmsc.client.async_client import AsyncClient
     from dmsc.console.exit_codes import ExitCode
     from dmsc.follow.follow import follow
     from dmsc.process.interrupts import interrupts
 
     with interrupts() as signals:
-        async with AsyncClient(gateway, token=token, state=state) as client:
+        async with mesh.client() as client:
             record = await client.submit(spec)
             if detach:
                 return record, ExitCode.OK
             return record, await follow(client, record, options, signals)
 
 
-async def _attach(
-    job: str, options: FollowOptions, gateway: str | None, token: str | None, state: Path | None
-) -> ExitCode:
-    from dmsc.client.async_client import AsyncClient
+async def _attach(job: str, options: FollowOptions, mesh: GatewayOptions) -> ExitCode:
     from dmsc.follow.follow import follow
     from dmsc.process.interrupts import interrupts
 
     with interrupts() as signals:
-        async with AsyncClient(gateway, token=token, state=state) as client:
+        async with mesh.client() as client:
             return await follow(client, await client.job(job), options, signals)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_text
+from dmsc.console.option_groups import BusQuery
+from dmsc.console.options import print_json, print_text
 from dmsc.console.running import leave, run_async
 
 
 def doctor(
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Check this machine and its mesh: torch, disk, NATS server, tokens, clocks, tensor ports.
 
@@ -24,8 +22,8 @@ def doctor(
     from dmsc.launch.checks import examine
     from dmsc.state.state_folder import StateFolder, default_state
 
-    checks = run_async(examine(StateFolder(state or default_state()), bus, bus_token))
-    if json:
+    checks = run_async(examine(StateFolder(bus.state or default_state()), bus.bus, bus.bus_token))
+    if bus.json:
         print_json([asdict(check) for check in checks])
     else:
         for check in checks:

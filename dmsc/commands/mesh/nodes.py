@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.console.options import (
-    GatewayOption,
-    JsonOption,
-    StateOption,
-    TokenOption,
-    print_json,
-    print_table,
-    print_text,
-)
-from dmsc.console.running import ask_gateway, leave
+from dmsc.console.option_groups import GatewayQuery, JsonOutput
+from dmsc.console.options import print_text
+from dmsc.console.running import leave
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -33,23 +26,17 @@ ReasonOption = Annotated[
 
 
 def nodes(
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List nodes and slots: which instance runs in each slot, and who cordoned what and why.
 
     Example: dmsc nodes
     """
-    mesh: MeshStatus = ask_gateway(gateway, token, state, lambda client: client.mesh())
-    if json:
-        print_json({"nodes": mesh.nodes, "cordons": mesh.cordons})
-        return
-    whole = {cordon.agent: cordon for cordon in mesh.cordons if cordon.slot is None}
-    single = {(cordon.agent, cordon.slot): cordon for cordon in mesh.cordons}
+    status = mesh.ask(lambda client: client.mesh())
+    whole = {cordon.agent: cordon for cordon in status.cordons if cordon.slot is None}
+    single = {(cordon.agent, cordon.slot): cordon for cordon in status.cordons}
     rows = []
-    for node in sorted(mesh.nodes, key=lambda node: node.sid):
+    for node in sorted(status.nodes, key=lambda node: node.sid):
         rows.append((node.sid, node.cluster, "", "", "", _cordon_text(whole.get(node.sid))))
         rows += [
             (
@@ -62,45 +49,39 @@ def nodes(
             )
             for slot in node.slots
         ]
-    here = {node.sid for node in mesh.nodes}
+    here = {node.sid for node in status.nodes}
     rows += [
         (agent, cordon.cluster, "away", "", "", _cordon_text(cordon))
         for agent, cordon in sorted(whole.items())
         if agent not in here
     ]
-    print_table(("node", "cluster", "device", "name", "runs", "cordoned"), rows)
+    document = {"nodes": status.nodes, "cordons": status.cordons}
+    mesh.show_table(document, ("node", "cluster", "device", "name", "runs", "cordoned"), rows)
 
 
 def cordon(
     place: PlaceArgument,
     reason: ReasonOption = "",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Place no new instances on a node or slot; instances that run there continue.
 
     Example: dmsc cordon b-node2/0 --reason 'noisy fan'
     """
     node, slot = parse_place(place)
-    answer = ask_gateway(gateway, token, state, lambda client: client.cordon(node, slot, reason=reason))
-    _show(answer, json)
+    _show(mesh, mesh.ask(lambda client: client.cordon(node, slot, reason=reason)))
 
 
 def uncordon(
     place: PlaceArgument,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Allow new instances on a node or slot again; for a node, on all its slots too.
 
     Example: dmsc uncordon b-node2
     """
     node, slot = parse_place(place)
-    _show(ask_gateway(gateway, token, state, lambda client: client.uncordon(node, slot)), json)
+    _show(mesh, mesh.ask(lambda client: client.uncordon(node, slot)))
 
 
 def drain(
@@ -112,10 +93,7 @@ def drain(
         float,
         typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait until the node is empty."),
     ] = 300.0,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Cordon a node and move its instances to other nodes, one at a time, at step boundaries.
 
@@ -129,11 +107,8 @@ def drain(
         from schemas.errors import BadInput
 
         raise BadInput(f"{node}: whole nodes are drained; for one slot: dmsc cordon {node}")
-    final, left = ask_gateway(gateway, token, state, lambda client: _drain(client, name, reason, timeout_s))
-    if json:
-        print_json(final)
-    elif not left:
-        print_text(f"{final.agent} is empty and cordoned")
+    final, left = mesh.ask(lambda client: _drain(client, name, reason, timeout_s))
+    mesh.show(final, *(() if left else (f"{final.agent} is empty and cordoned",)))
     if left:
         progress = next((cordon.progress for cordon in final.cordons if cordon.slot is None), "")
         print_text(f"{final.agent} is not empty after {timeout_s:g} s: {progress or left}", error=True)
@@ -203,12 +178,10 @@ def _cordon_text(cordon: Cordon | None) -> str:
     return f"{cordon.reason}, by {cordon.by}{drain}"
 
 
-def _show(answer: Cordons, json: bool) -> None:
-    if json:
-        print_json(answer)
-        return
-    if not answer.cordons:
-        print_text(f"{answer.agent}: open")
-    for cordon in answer.cordons:
-        place = answer.agent if cordon.slot is None else f"{answer.agent}/{cordon.slot}"
-        print_text(f"{place}: cordoned: {_cordon_text(cordon)}")
+def _show(output: JsonOutput, answer: Cordons) -> None:
+    places = [
+        f"{answer.agent if cordon.slot is None else f'{answer.agent}/{cordon.slot}'}: cordoned:"
+        f" {_cordon_text(cordon)}"
+        for cordon in answer.cordons
+    ]
+    output.show(answer, *(places or [f"{answer.agent}: open"]))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json
+from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.running import run_async
 
 _read_s = 5.0
@@ -17,10 +17,7 @@ def dashboard(
     show: Annotated[
         bool, typer.Option("--print", help="Print the address, with your token, instead of opening it.")
     ] = False,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Open the dashboard of a mesh in the browser, or print its address.
 
@@ -33,13 +30,11 @@ def dashboard(
 
     from dmsc.state.settings import find_gateway
 
-    address = find_gateway(gateway, token, state)
+    address = find_gateway(mesh.gateway, mesh.token, mesh.state)
     chosen = run_async(_answering(address.urls))
     plain, whole = dashboard_url(chosen, None), dashboard_url(chosen, address.token)
-    if json:
-        print_json({"url": whole})
-    elif show:
-        print(whole)
+    if mesh.json or show:
+        mesh.show({"url": whole}, whole)
     elif _opened(whole):
         print(f"opened {plain}")
     else:

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.console.options import (
-    GatewayOption,
-    JsonOption,
-    StateOption,
-    TokenOption,
-    print_json,
-    print_table,
-    print_text,
-)
-from dmsc.console.running import ask_gateway
+from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import print_text
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -30,23 +22,18 @@ def faults(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print each record as it arrives, until Ctrl-C.")
     ] = False,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List faults, oldest first, with their task, kind, verdict and remedy. --json also shows their logs.
 
     Example: dmsc faults j1a2b3c --follow
     """
     if follow:
-        ask_gateway(gateway, token, state, lambda client: _follow(client, job, json))
+        mesh.ask(lambda client: _follow(client, job, mesh.json))
         return
-    records: list[FaultRecord] = ask_gateway(gateway, token, state, lambda client: client.faults(job))
-    if json:
-        print_json(records)
-        return
-    print_table(
+    records = mesh.ask(lambda client: client.faults(job))
+    mesh.show_table(
+        records,
         ("fault", "opened", "state", "kind", "task", "verdict", "tries", "done about it", "evidence"),
         [
             (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmsc.console.durations import parse_duration
-from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption
+from dmsc.console.option_groups import BusQuery
 from dmsc.console.running import run_async
 from schemas.plain_text import plain
 
@@ -55,17 +55,13 @@ def logs(
     last: Annotated[
         int, typer.Option("--last", "-n", metavar="N", min=1, help="The maximal number of past lines.")
     ] = 200,
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Show what the services logged (info and above), oldest first.
 
     Example: dmsc logs --job stdlib-gpt-1 --grep 'fault|recover' --since 10m --follow
     """
     from bus.logs import LEVELS
-    from dmsc.state.settings import find_bus
     from schemas.errors import BadInput
 
     try:
@@ -75,14 +71,13 @@ def logs(
     if level not in LEVELS:
         raise BadInput(f"--level {level}: use one of {', '.join(LEVELS)}")
     after = None if since is None else parse_since(since, time.time())
-    address = find_bus(bus, bus_token, state)
 
     def selected(line: LogLine) -> bool:
         loud = line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
         about = (job is None or line.job == job) and correlation in (None, line.correlation)
         return loud and about and bool(pattern.search(text_of(line)))
 
-    run_async(_logs(address, sid, selected, after, follow, last, json))
+    run_async(_logs(bus.address(), sid, selected, after, follow, last, bus.json))
 
 
 def parse_since(text: str, now: float) -> float:

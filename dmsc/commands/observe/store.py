@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmsc.console.options import BusOption, BusTokenOption, JsonOption, StateOption, print_json, print_table
+from dmsc.console.option_groups import BusQuery
+from dmsc.console.options import JobArgument
 from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def store(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-    ],
+    job: JobArgument,
     sid: Annotated[
         str,
         typer.Argument(
@@ -57,25 +56,17 @@ def store(
     last: Annotated[
         int, typer.Option("--last", "-n", metavar="N", min=1, max=1000, help="The maximal number of rows.")
     ] = 50,
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Show what an instance recorded in its local store, oldest first, over all incarnations on its node.
 
     Example: dmsc store stdlib-gpt-1 s0-r0 --table audit --where outcome=refused
     """
-    from dmsc.state.settings import find_bus
-
     query = _query(job, table, column or [], where or [], after, last)
     name = sid if sid.startswith(f"{job}-") else f"{job}-{sid}"
-    answer: StoreRows = run_async(_ask(find_bus(bus, bus_token, state), name, query))
-    if json:
-        print_json(answer.records())
-    else:
-        rows = [tuple(_text(key, value) for key, value in row.items()) for row in answer.records()]
-        print_table(answer.columns, rows)
+    answer = run_async(_ask(bus.address(), name, query))
+    rows = [tuple(_text(key, value) for key, value in row.items()) for row in answer.records()]
+    bus.show_table(answer.records(), answer.columns, rows)
     if answer.truncated:
         more = (
             f"newer: --after {answer.last_id}"

@@ -8,14 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dmsc.console.options import (
-    BusOption,
-    BusTokenOption,
-    GatewayOption,
-    JsonOption,
-    StateOption,
-    TokenOption,
-)
+from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import BusOption, BusTokenOption
 from dmsc.console.running import run_async
 
 
@@ -85,10 +79,7 @@ def tap(
     ] = None,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Show messages of the mesh as they travel, each decoded by its schema, until Ctrl-C.
 
@@ -116,14 +107,14 @@ def tap(
         record=record,
         count=count,
     )
-    printer = Printer(raw=raw, json=json, ids=ids)
+    printer = Printer(raw=raw, json=mesh.json, ids=ids)
     if read is not None:
         session.read(read, request, printer)
         return
-    address = find_bus(bus, bus_token, state)
+    address = find_bus(bus, bus_token, mesh.state)
     if address.token is None:  # the bus takes a user's own token, too, and permits what the role may
-        address = replace(address, token=given_token(token))
-    role = session.TapRole(gateway, token, state)
+        address = replace(address, token=given_token(mesh.token))
+    role = session.TapRole(mesh.gateway, mesh.token, mesh.state)
 
     async def listen() -> None:
         with interrupts():  # a recording is closed in order, whichever signal ends the command

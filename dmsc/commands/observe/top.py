@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmsc.console.options import (
-    BusOption,
-    BusTokenOption,
-    GatewayOption,
-    JsonOption,
-    StateOption,
-    TokenOption,
-    print_json,
-)
+from dmsc.console.option_groups import BusQuery
+from dmsc.console.options import GatewayOption, TokenOption, print_json
 from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
@@ -36,10 +29,7 @@ def routes(
     watch: Annotated[bool, typer.Option("--watch", help="Redraw on changes, until Ctrl-C.")] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Show how the work of each stage is shared among instances, and why: routing tables and measurements.
 
@@ -67,18 +57,17 @@ def routes(
         return found
 
     parts = LINKS_PARTS if links else ROUTES_PARTS
-    addresses = MeshAddresses(gateway=gateway, token=token, bus=bus, bus_token=bus_token, state=state)
-    run_async(_show(addresses, parts, document, routes_text, live=watch, json=json))
+    addresses = MeshAddresses(
+        gateway=gateway, token=token, bus=bus.bus, bus_token=bus.bus_token, state=bus.state
+    )
+    run_async(_show(addresses, parts, document, routes_text, live=watch, json=bus.json))
 
 
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print the current state once and end.")] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Show jobs, nodes and instances with their load, live, until Ctrl-C.
 
@@ -91,8 +80,10 @@ def top(
     from dmsc.board.overview import MeshAddresses
     from dmsc.board.view import top_text
 
-    addresses = MeshAddresses(gateway=gateway, token=token, bus=bus, bus_token=bus_token, state=state)
-    run_async(_show(addresses, TOP_PARTS, top_document, top_text, live=not once, json=json))
+    addresses = MeshAddresses(
+        gateway=gateway, token=token, bus=bus.bus, bus_token=bus.bus_token, state=bus.state
+    )
+    run_async(_show(addresses, TOP_PARTS, top_document, top_text, live=not once, json=bus.json))
 
 
 async def _show(

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.commands.mesh.run import LevelOption, ParentOption, run_parts
+from dmsc.commands.mesh.run import run_parts
+from dmsc.console.command_app import CommandApp
+from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 from dmsc.console.options import (
     BusOption,
     BusTokenOption,
     GatewayOption,
-    JsonOption,
+    LevelOption,
     ModuleArgument,
+    ParentOption,
     StateOption,
     TokenOption,
     TrustOption,
-    print_json,
-    print_table,
-    print_text,
+    WaitOption,
 )
-from dmsc.console.running import ask_gateway, run_async
+from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
-    from dmsc.client.async_client import AsyncClient
     from schemas.module_status import ModuleStatus
     from schemas.observation import Observation
     from schemas.policy import ModuleLifecycle
 import keyword
 from importlib import resources
 
-app = typer.Typer(
+app = CommandApp(
     help="Write policies, run them in a mesh, ask them, change their state, compare versions.",
     no_args_is_help=True,
 )
@@ -67,9 +66,7 @@ def run(
     token: TokenOption = None,
     state: StateOption = None,
     log_level: LevelOption = "info",
-    wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
-    ] = 30.0,
+    wait: WaitOption = 30.0,
     trust_researchers: TrustOption = False,
     parent: ParentOption = None,
 ) -> None:
@@ -91,7 +88,8 @@ def run(
     sys.setswitchinterval(0.001)
     address = find_bus(bus, bus_token, state)
     user_token = None if parent is not None else given_token(token)
-    owner, role = run_async(_user(gateway, user_token, state)) if user_token else ("", None)
+    mesh = GatewayOptions(gateway=gateway, token=user_token, state=state)
+    owner, role = run_async(_user(mesh)) if user_token else ("", None)
     if parent is not None and not trust_researchers:  # at a shell, users run their own code
         from dmsc.process.sandboxing import confine_module
 
@@ -100,20 +98,17 @@ def run(
     run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
 
 
-async def _user(gateway: str | None, token: str, state: Path | None) -> tuple[str, str | None]:
+async def _user(mesh: GatewayOptions) -> tuple[str, str | None]:
     """The user whose token it is, and their role.
 
     If no gateway answers, the name is empty and a warning is logged: the module then belongs to the mesh.
     """
     from bus.logs import get_logger
-    from dmsc.client.async_client import AsyncClient
     from dmsc.tapping.role import PATIENCE_S
     from schemas.errors import Unavailable
 
     try:
-        async with AsyncClient(
-            gateway, token=token, state=state, timeout_s=PATIENCE_S, patience_s=PATIENCE_S
-        ) as client:
+        async with mesh.client(timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as client:
             about = await client.whoami()
             return about.user, about.role
     except Unavailable as error:
@@ -142,10 +137,7 @@ def new(
 
 @app.command("list")
 def list_(
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List running functional modules with their counts, and built-in policies that do not run.
 
@@ -155,20 +147,20 @@ def list_(
     """
     from dmsc.process.policy_loading import BUILT_IN
 
-    modules = ask_gateway(gateway, token, state, lambda client: client.policies())
-    if json:
-        rows = [
-            {"name": module.module, **module.model_dump(mode="json"), "state": _state(module)}
-            for module in modules
-        ]
-        running = {module.module for module in modules}
-        print_json(
-            [*rows, *({"name": name, "state": "not running"} for name in BUILT_IN if name not in running)]
-        )
-        return
-    print_table(
+    modules = mesh.ask(lambda client: client.policies())
+    running = {module.module for module in modules}
+    others = [name for name in BUILT_IN if name not in running]
+    documents = [
+        {"name": module.module, **module.model_dump(mode="json"), "state": _state(module)}
+        for module in modules
+    ]
+    mesh.show_table(
+        [*documents, *({"name": name, "state": "not running"} for name in others)],
         ("name", "version", "state", "jobs", "suggestions", "adopted", "declined", "strikes", "about"),
-        [*(_row(module) for module in modules), *_not_running(BUILT_IN, modules)],
+        [
+            *(_row(module) for module in modules),
+            *((name, "", "not running", "", "", "", "", "", "built in") for name in others),
+        ],
     )
 
 
@@ -177,16 +169,13 @@ def enable(
     module: ModuleArgument,
     job: JobsOption,
     version: VersionOption = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Let a running module serve a job (again).
 
     Example: dmsc policy enable stage-rebalancing --job j3f2a1c
     """
-    _show(_order(gateway, token, state, module, "enable", version, job), json)
+    _order(mesh, module, "enable", version, job)
 
 
 @app.command()
@@ -194,16 +183,13 @@ def disable(
     module: ModuleArgument,
     job: JobsOption,
     version: VersionOption = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Stop a running module from serving a job; its adopted suggestions for that job end.
 
     Example: dmsc policy disable stage-rebalancing --job j3f2a1c
     """
-    _show(_order(gateway, token, state, module, "disable", version, job), json)
+    _order(mesh, module, "disable", version, job)
 
 
 @app.command()
@@ -219,10 +205,7 @@ def order(
     ],
     version: VersionOption = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is logged.")] = "",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Change the state of a running module: active, only watching, or leaving. Training is not affected.
 
@@ -232,7 +215,7 @@ def order(
         from schemas.errors import BadInput
 
         raise BadInput(f"{op}: activate, shadow or drain")
-    _show(_order(gateway, token, state, module, op, version, [], reason), json)
+    _order(mesh, module, op, version, [], reason)
 
 
 @app.command()
@@ -248,54 +231,37 @@ def ask(
             help="Observations that the module gets first: a list, as in POST /v1/observations.",
         ),
     ] = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Ask a running module what it would suggest for a job now. The answer is not adopted.
 
     Example: dmsc policy ask service-time-weights j3f2a1c
     """
     observations = _observations(inputs) if inputs is not None else ()
-    answer = ask_gateway(
-        gateway,
-        token,
-        state,
-        lambda client: client.ask_policy(module, job, version=version, inputs=observations),
-    )
-    if json:
-        print_json(answer)
-    elif not answer.suggestions:
-        print_text(f"{answer.module} {answer.version}: no suggestion: {answer.reason}")
-    else:
-        rows = [
-            (
-                suggestion.scope,
-                suggestion.action.action,
-                f"{suggestion.confidence:.2f}",
-                f"{suggestion.valid_s:g} s",
-                suggestion.reason,
-            )
-            for suggestion in answer.suggestions
-        ]
-        print_table(("scope", "action", "confidence", "valid", "reason"), rows)
+    answer = mesh.ask(lambda client: client.ask_policy(module, job, version=version, inputs=observations))
+    if not answer.suggestions:
+        mesh.show(answer, f"{answer.module} {answer.version}: no suggestion: {answer.reason}")
+        return
+    rows = [
+        (
+            suggestion.scope,
+            suggestion.action.action,
+            f"{suggestion.confidence:.2f}",
+            f"{suggestion.valid_s:g} s",
+            suggestion.reason,
+        )
+        for suggestion in answer.suggestions
+    ]
+    mesh.show_table(answer, ("scope", "action", "confidence", "valid", "reason"), rows)
 
 
 def _order(
-    gateway: str | None,
-    token: str | None,
-    state: Path | None,
-    module: str,
-    op: str,
-    version: str | None,
-    jobs: list[str],
-    reason: str = "",
-) -> ModuleLifecycle:
-    def ask(client: AsyncClient) -> Awaitable[ModuleLifecycle]:
-        return client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
-
-    return ask_gateway(gateway, token, state, ask)
+    mesh: GatewayQuery, module: str, op: str, version: str | None, jobs: list[str], reason: str = ""
+) -> None:
+    lifecycle = mesh.ask(
+        lambda client: client.order_policy(module, op, version=version, jobs=jobs, reason=reason)
+    )
+    mesh.show(lifecycle, f"{lifecycle.module} {lifecycle.version}: {lifecycle.state}, {_jobs(lifecycle)}")
 
 
 def _observations(path: Path) -> tuple[Observation, ...]:
@@ -314,13 +280,6 @@ def _observations(path: Path) -> tuple[Observation, ...]:
         raise BadInput(f"{path}: {place}: {first['msg']}" if place else f"{path}: {first['msg']}") from None
 
 
-def _show(lifecycle: ModuleLifecycle, json: bool) -> None:
-    if json:
-        print_json(lifecycle)
-        return
-    print(f"{lifecycle.module} {lifecycle.version}: {lifecycle.state}, {_jobs(lifecycle)}")
-
-
 def _state(status: ModuleStatus) -> str:
     return status.state.value if status.alive else "gone"
 
@@ -331,13 +290,6 @@ def _row(status: ModuleStatus) -> tuple[str, ...]:
         f"for another {status.suspended_s:.0f} s: {status.reason}" if status.suspended_s else status.reason
     )
     return (status.module, status.version, _state(status), _jobs(status), *map(str, counts), about)
-
-
-def _not_running(built_in: Iterable[str], modules: list[ModuleStatus]) -> list[tuple[str, ...]]:
-    running = {status.module for status in modules}
-    return [
-        (name, "", "not running", "", "", "", "", "", "built in") for name in built_in if name not in running
-    ]
 
 
 def _jobs(status: ModuleStatus | ModuleLifecycle) -> str:

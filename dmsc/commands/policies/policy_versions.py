@@ -7,26 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.commands.jobs.runs import bus_or_none
-from dmsc.console.options import (
-    BusOption,
-    BusTokenOption,
-    GatewayOption,
-    JsonOption,
-    ModuleArgument,
-    StateOption,
-    TokenOption,
-    print_json,
-    print_table,
-    print_text,
-)
-from dmsc.console.running import ask_gateway, run_async
+from dmsc.console.command_app import CommandApp
+from dmsc.console.option_groups import BusOptions, BusQuery, GatewayQuery
+from dmsc.console.options import ModuleArgument, PngOption
+from dmsc.console.running import run_async
 
 if TYPE_CHECKING:
     from dmsc.replay.scores import Scores
     from schemas.policy import PolicySwitch
 
-plot = typer.Typer(help="Draw scores, routes or forecasts as PNG.", no_args_is_help=True)
+plot = CommandApp(help="Draw scores, routes or forecasts as PNG.", no_args_is_help=True)
 
 RunOption = Annotated[
     str | None,
@@ -49,10 +39,7 @@ def score(
     ] = None,
     run: RunOption = None,
     job: JobOption = None,
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    bus: BusQuery = BusQuery(),
 ) -> None:
     """Show how good modules' suggestions were, given what happened afterwards, for all versions side by side.
 
@@ -64,26 +51,19 @@ def score(
     """
     from dmsc.replay.present import SCORE_COLUMNS, score_rows, summary_json
 
-    scores = _scores(run, module, job, bus, bus_token, state)
-    if json:
-        print_json(
-            [
-                {"module": key[0], "version": key[1], **summary_json(summary)}
-                for key, summary in sorted(scores.by_version.items())
-            ]
-        )
-    else:
-        print_table(SCORE_COLUMNS, score_rows(scores.by_version))
+    scores = _scores(run, module, job, bus)
+    document = [
+        {"module": key[0], "version": key[1], **summary_json(summary)}
+        for key, summary in sorted(scores.by_version.items())
+    ]
+    bus.show_table(document, SCORE_COLUMNS, score_rows(scores.by_version))
 
 
 def promote(
     module: ModuleArgument,
     version: Annotated[str, typer.Argument(help="The version; it must be running.", show_default=False)],
     reason: ReasonOption = "",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Make a running version of a module the active one. The former version continues in shadow.
 
@@ -92,39 +72,30 @@ def promote(
 
     Example: dmsc policy promote service-time-weights 2
     """
-    switch = ask_gateway(
-        gateway, token, state, lambda client: client.promote_policy(module, version, reason=reason)
-    )
-    _show(switch, json)
+    switch = mesh.ask(lambda client: client.promote_policy(module, version, reason=reason))
+    _show(mesh, switch)
 
 
 def rollback(
     module: ModuleArgument,
     reason: ReasonOption = "",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Make the version active again that was active before the last promotion.
 
     Example: dmsc policy rollback service-time-weights
     """
-    switch = ask_gateway(gateway, token, state, lambda client: client.roll_back_policy(module, reason=reason))
-    _show(switch, json)
+    switch = mesh.ask(lambda client: client.roll_back_policy(module, reason=reason))
+    _show(mesh, switch)
 
 
 @plot.command("score")
 def plot_score(
     module: ModuleArgument,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
-    ],
+    out: PngOption,
     run: RunOption = None,
     job: JobOption = None,
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
+    bus: BusOptions = BusOptions(),
 ) -> None:
     """Draw the scores of a module's versions over time, and mark promotions.
 
@@ -133,7 +104,7 @@ def plot_score(
     from dmsc.plots import save
     from dmsc.plots.score import draw_scores
 
-    record = _scores(run, module, job, bus, bus_token, state)
+    record = _scores(run, module, job, bus)
     switches = [
         (at, f"{switch.version} {'again' if switch.rollback else 'promoted'}")
         for at, switch in record.switches
@@ -148,9 +119,7 @@ def plot_routes(
     file: Annotated[
         Path, typer.Argument(metavar="FILE.graphml", help="A network topology, as in the Topology Zoo.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
-    ],
+    out: PngOption,
     seed: Annotated[int, typer.Option("--seed", help="The seed of the random traffic.")] = 0,
 ) -> None:
     """Draw the link utilisation of a network with ECMP and with the topology-scoring policy.
@@ -188,12 +157,8 @@ def plot_routes(
 @plot.command("forecast")
 def plot_forecast(
     run: Annotated[str, typer.Argument(metavar="RUN", help="An exported run file, or a job's id.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
-    ],
-    bus: BusOption = None,
-    bus_token: BusTokenOption = None,
-    state: StateOption = None,
+    out: PngOption,
+    bus: BusOptions = BusOptions(),
 ) -> None:
     """Draw the link-trend policy's forecasts for the links of a recorded run, with the values measured later.
 
@@ -201,13 +166,11 @@ def plot_forecast(
     """
     from dmsc.plots import save
     from dmsc.plots.forecast import draw_forecasts, link_courses
-    from dmsc.replay.recordings import Archive, recorded_samples
-    from dmsc.state.state_folder import default_state
+    from dmsc.replay.recordings import recorded_samples
     from policies.built_in.link_trend import COVERAGE
     from schemas.errors import BadInput
 
-    address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
-    job, samples = run_async(recorded_samples(run, address, archive))
+    job, samples = run_async(recorded_samples(run, bus.address_or_none(), bus.archive()))
     by_link = link_courses(job, samples)
     courses = {f"{sender} → {receiver}": course for (sender, receiver), course in by_link.items()}
     if not courses:
@@ -216,26 +179,13 @@ def plot_forecast(
     print(f"{out}: {len(courses)} links")
 
 
-def _scores(
-    run: str | None,
-    module: str | None,
-    jobs: list[str] | None,
-    bus: str | None,
-    bus_token: str | None,
-    state: Path | None,
-) -> Scores:
-    from dmsc.replay.recordings import Archive
+def _scores(run: str | None, module: str | None, jobs: list[str] | None, bus: BusOptions) -> Scores:
     from dmsc.replay.scores import find_scores
-    from dmsc.state.state_folder import default_state
 
-    address, archive = bus_or_none(bus, bus_token, state), Archive(state or default_state())
-    scores = run_async(find_scores(run, address, archive, jobs or ()))
+    scores = run_async(find_scores(run, bus.address_or_none(), bus.archive(), jobs or ()))
     return scores if module is None else scores.of(module)
 
 
-def _show(switch: PolicySwitch, json: bool) -> None:
-    if json:
-        print_json(switch)
-        return
+def _show(mesh: GatewayQuery, switch: PolicySwitch) -> None:
     rest = f"; {switch.previous} goes on in shadow" if switch.previous else ""
-    print_text(f"{switch.module} {switch.version} is active{rest}: {switch.reason}")
+    mesh.show(switch, f"{switch.module} {switch.version} is active{rest}: {switch.reason}")

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_text
-from dmsc.console.running import ask_gateway
+from dmsc.console.command_app import CommandApp
+from dmsc.console.option_groups import GatewayQuery
+from dmsc.console.options import print_json, print_text
 
 if TYPE_CHECKING:
     from entities.authorizer.access.access_policy import AccessPolicy
     from schemas.access import AccessExplanation
 
-app = typer.Typer(
+app = CommandApp(
     help="Access rules (who may do what): print them, check them, ask which rule decides.",
     no_args_is_help=True,
 )
@@ -43,10 +44,7 @@ def explain(
         str | None,
         typer.Option("--owner", metavar="NAME", help="With --access-file: the owner of RESOURCE."),
     ] = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Explain which rule permits a user an action, or why no rule does.
 
@@ -55,10 +53,8 @@ def explain(
     if file is not None:
         explanation = _by_file(file, user, action, resource, owner)
     else:
-        explanation = ask_gateway(
-            gateway, token, state, lambda client: client.explain_access(user, action, resource)
-        )
-    if json:
+        explanation = mesh.ask(lambda client: client.explain_access(user, action, resource))
+    if mesh.json:
         print_json(explanation)
         return
     print_text(f"{'yes' if explanation.allow else 'no'}: {explanation.reason}")

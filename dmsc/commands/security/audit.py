@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dmsc.console.command_app import CommandApp
 from dmsc.console.exit_codes import ExitCode
-from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.console.running import ask_gateway, leave
+from dmsc.console.option_groups import GatewayOptions, GatewayQuery
+from dmsc.console.options import print_json
+from dmsc.console.running import leave
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 NOT_COMPARED = "compared with no head kept off the bus (the authorizer keeps them; --archive, --head)"
 
-app = typer.Typer(
+app = CommandApp(
     help="Audit records (refusals and privileged actions): list them, verify their chain, export them.",
     no_args_is_help=True,
 )
@@ -30,10 +32,7 @@ def list_(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, help="The maximal number of records.")
     ] = 50,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List the latest audit records.
 
@@ -41,10 +40,7 @@ def list_(
     """
     from dmsc.commands.security.user import when
 
-    entries = ask_gateway(gateway, token, state, lambda client: client.latest_audit(limit))
-    if json:
-        print_json({"entries": entries})
-        return
+    entries = mesh.ask(lambda client: client.latest_audit(limit))
     rows = []
     for entry in entries:
         record = entry.record
@@ -60,7 +56,7 @@ def list_(
                 record.reason,
             )
         )
-    print_table(("no", "time", "kind", "user", "action", "resource", "why"), rows)
+    mesh.show_table({"entries": entries}, ("no", "time", "kind", "user", "action", "resource", "why"), rows)
 
 
 @app.command()
@@ -81,10 +77,7 @@ def verify(
             help="The folder of the authorizer's own records, to compare with (the state folder's).",
         ),
     ] = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Check that no audit record was changed, removed or inserted; the exit code is 1 if the chain breaks.
 
@@ -98,13 +91,13 @@ def verify(
 
     from schemas.audit import verify
 
-    folder = archive or (None if file is not None else _own_archive(state))
-    heads, older = _archived(folder, state)  # read before the stream, which may grow meanwhile
-    entries = ask_gateway(gateway, token, state, _all) if file is None else list(_read(file))
+    folder = archive or (None if file is not None else _own_archive(mesh.state))
+    heads, older = _archived(folder, mesh.state)  # read before the stream, which may grow meanwhile
+    entries = mesh.ask(_all) if file is None else list(_read(file))
     begins = entries[0].record.number if entries else 0
     entries = [entry for entry in older if entry.record.number < begins] + entries
     result = verify(entries, head=head, heads=heads)
-    if json:
+    if mesh.json:
         print_json(asdict(result))
     elif result.broken is None:
         from_where = "" if result.first <= 1 else f" (the {result.first - 1} before are not there any more)"
@@ -130,15 +123,13 @@ def verify(
 def export(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; - for standard output.")],
     start: Annotated[int, typer.Option("--start", min=1, help="The number of the first record.")] = 1,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
+    mesh: GatewayOptions = GatewayOptions(),
 ) -> None:
     """Write all audit records as lines of JSON, which `dmsc audit verify FILE` can check.
 
     Example: dmsc audit export audit.ndjson
     """
-    entries = ask_gateway(gateway, token, state, lambda client: _all(client, start))
+    entries = mesh.ask(lambda client: _all(client, start))
     text = "".join(entry.model_dump_json() + "\n" for entry in entries)
     if str(file) == "-":
         print(text, end="")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dmsc.console.options import JsonOption, print_json
+from dmsc.console.option_groups import JsonOutput
 
 
 def cert(
@@ -28,7 +28,7 @@ def cert(
     days: Annotated[
         int, typer.Option("--days", min=1, max=3650, help="How many days the certificate is valid.")
     ] = 397,
-    json: JsonOption = False,
+    output: JsonOutput = JsonOutput(),
 ) -> None:
     """Make a local CA and a certificate for the bus's servers and the gateways.
 
@@ -41,9 +41,9 @@ def cert(
     from dmsc.state.certificates import make_certificates
 
     files = make_certificates(folder, host or ["localhost", "127.0.0.1", "::1"], days=days)
-    if json:
-        print_json({name: str(getattr(files, name)) for name in ("ca", "ca_key", "server", "server_key")})
-        return
-    print(f"{files.ca}          for everyone: DMSC_CA_FILE={files.ca}")
-    print(f"{files.ca_key}      signs certificates; keep it private")
-    print(f"{files.server}      for the bus's servers and the gateways, with {files.server_key}")
+    output.show(
+        {name: str(getattr(files, name)) for name in ("ca", "ca_key", "server", "server_key")},
+        f"{files.ca}          for everyone: DMSC_CA_FILE={files.ca}",
+        f"{files.ca_key}      signs certificates; keep it private",
+        f"{files.server}      for the bus's servers and the gateways, with {files.server_key}",
+    )

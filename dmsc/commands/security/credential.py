@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dmsc.console.command_app import CommandApp
 from dmsc.console.durations import parse_duration
-from dmsc.console.options import JsonOption, StateOption, print_json, print_table
+from dmsc.console.option_groups import JsonOutput
+from dmsc.console.options import StateOption
 
 if TYPE_CHECKING:
     from bus.security.identity import Identity
     from dmsc.state.state_folder import StateFolder
 
-app = typer.Typer(
+app = CommandApp(
     help="Credentials for nodes, gateways, routers and modules on other machines: make, list, revoke.",
     no_args_is_help=True,
 )
@@ -121,7 +123,7 @@ def module(
 
 
 @app.command("list")
-def list_(state: StateOption = None, json: JsonOption = False) -> None:
+def list_(state: StateOption = None, output: JsonOutput = JsonOutput()) -> None:
     """List the credentials that were made here, with the ids by which they can be revoked.
 
     Credentials that `dmsc up` gives its own processes are not listed, because each start signs new ones. The
@@ -131,10 +133,8 @@ def list_(state: StateOption = None, json: JsonOption = False) -> None:
 
     folder, _ = _root_of(state)
     credentials = Issued(folder.path).all()
-    if json:
-        print_json([vars(credential) for credential in credentials])
-        return
-    print_table(
+    output.show_table(
+        [vars(credential) for credential in credentials],
         ("id", "for", "kind", "made", "expires", "state"),
         [
             (

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.console.running import ask_gateway
+from dmsc.console.command_app import CommandApp
+from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 
-app = typer.Typer(
+app = CommandApp(
     help="Secrets (URLs with credentials, tokens, keys): stored sealed; a job refers to them as secret://NAME.",
     no_args_is_help=True,
 )
@@ -32,9 +32,7 @@ def set_(
             help="The environment variable to read the secret from (standard input).",
         ),
     ] = None,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
+    mesh: GatewayOptions = GatewayOptions(),
 ) -> None:
     """Store a secret: a whole URL with its credentials, or a text for the model's arguments.
 
@@ -43,15 +41,12 @@ def set_(
     Example: echo 's3://bucket/runs#key=AKIA…&secret=…' | dmsc secret set runs
     """
     value = _value(name, from_env)
-    print(ask_gateway(gateway, token, state, lambda client: client.set_secret(name, value)).note)
+    print(mesh.ask(lambda client: client.set_secret(name, value)).note)
 
 
 @app.command("list")
 def list_(
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List the names of your secrets and when each was stored; values are not shown.
 
@@ -59,25 +54,21 @@ def list_(
     """
     from dmsc.commands.security.user import when
 
-    secrets = ask_gateway(gateway, token, state, lambda client: client.secrets())
-    if json:
-        print_json({"secrets": secrets})
-        return
-    print_table(("secret", "stored"), [(secret.name, when(secret.stored_at)) for secret in secrets])
+    secrets = mesh.ask(lambda client: client.secrets())
+    rows = [(secret.name, when(secret.stored_at)) for secret in secrets]
+    mesh.show_table({"secrets": secrets}, ("secret", "stored"), rows)
 
 
 @app.command()
 def remove(
     name: NameArgument,
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
+    mesh: GatewayOptions = GatewayOptions(),
 ) -> None:
     """Remove a secret. Running jobs continue; jobs that start later and need it fail.
 
     Example: dmsc secret remove runs
     """
-    print(ask_gateway(gateway, token, state, lambda client: client.remove_secret(name)).note)
+    print(mesh.ask(lambda client: client.remove_secret(name)).note)
 
 
 def _value(name: str, variable: str | None) -> str:

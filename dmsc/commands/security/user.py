@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from dmsc.console.command_app import CommandApp
 from dmsc.console.durations import parse_duration
-from dmsc.console.options import GatewayOption, JsonOption, StateOption, TokenOption, print_json, print_table
-from dmsc.console.running import ask_gateway
+from dmsc.console.option_groups import GatewayQuery, JsonOutput
 
 if TYPE_CHECKING:
     from schemas.access import UserAnswer, UserInfo, WhoAmI
 
-app = typer.Typer(
+app = CommandApp(
     help="Users of the mesh: add and remove users, issue tokens that expire, revoke tokens at once.",
     no_args_is_help=True,
 )
@@ -41,54 +42,43 @@ def add(
         str, typer.Option("--role", metavar="ROLE", help="The role: viewer, researcher, operator or admin.")
     ] = "researcher",
     expires: ExpiresOption = "8h",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Add a user and print their first token; the token is shown only once.
 
     Example: dmsc user add ruth --role researcher --expires 14d
     """
     lasts_s = parse_duration(expires, "--expires")
-    answer = ask_gateway(gateway, token, state, lambda client: client.add_user(name, role, expires_s=lasts_s))
-    _show_token(answer, json)
+    answer = mesh.ask(lambda client: client.add_user(name, role, expires_s=lasts_s))
+    _show_token(mesh, answer)
 
 
 @app.command("list")
 def list_(
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List users, where they are defined, and the ids of their tokens.
 
     Example: dmsc user list
     """
-    users = ask_gateway(gateway, token, state, lambda client: client.users())
-    if json:
-        print_json({"users": users})
-        return
-    print_table(("user", "role", "from", "token", "issued by", "expires"), _rows(users))
+    users = mesh.ask(lambda client: client.users())
+    columns = ("user", "role", "from", "token", "issued by", "expires")
+    mesh.show_table({"users": users}, columns, _rows(users))
 
 
 @app.command("token")
 def token_(
     name: NameArgument,
     expires: ExpiresOption = "8h",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Issue another token for a user and print it; the token is shown only once.
 
     Example: DMSC_TOKEN=$(dmsc user token ruth --expires 30min)
     """
     lasts_s = parse_duration(expires, "--expires")
-    answer = ask_gateway(gateway, token, state, lambda client: client.issue_token(name, expires_s=lasts_s))
-    _show_token(answer, json)
+    answer = mesh.ask(lambda client: client.issue_token(name, expires_s=lasts_s))
+    _show_token(mesh, answer)
 
 
 @app.command()
@@ -101,57 +91,41 @@ def revoke(
         ),
     ] = None,
     reason: ReasonOption = "",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Revoke a user's tokens: at once, everywhere, for good.
 
     Example: dmsc user revoke ruth --reason 'laptop lost'
     """
-    _show(
-        ask_gateway(
-            gateway, token, state, lambda client: client.revoke(name, token_id=token_id, reason=reason)
-        ),
-        json,
-    )
+    answer = mesh.ask(lambda client: client.revoke(name, token_id=token_id, reason=reason))
+    mesh.show(answer, answer.note)
 
 
 @app.command()
 def remove(
     name: NameArgument,
     reason: ReasonOption = "",
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Remove a user and revoke their tokens.
 
     Example: dmsc user remove ruth
     """
-    _show(ask_gateway(gateway, token, state, lambda client: client.remove_user(name, reason=reason)), json)
+    answer = mesh.ask(lambda client: client.remove_user(name, reason=reason))
+    mesh.show(answer, answer.note)
 
 
 @app.command()
 def whoami(
-    gateway: GatewayOption = None,
-    token: TokenOption = None,
-    state: StateOption = None,
-    json: JsonOption = False,
+    mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Show the user, role and expiry of your token, and how much of the mesh's resources you use.
 
     Example: dmsc user whoami
     """
-    me: WhoAmI = ask_gateway(gateway, token, state, lambda client: client.whoami())
-    if json:
-        print_json(me)
-    else:
-        until = "" if me.expires_at is None else f", until {when(me.expires_at)}"
-        print(f"{me.user}: {me.role}{until}")
-        print(f"has {having(me)}")
+    me = mesh.ask(lambda client: client.whoami())
+    until = "" if me.expires_at is None else f", until {when(me.expires_at)}"
+    mesh.show(me, f"{me.user}: {me.role}{until}", f"has {having(me)}")
 
 
 def having(me: WhoAmI) -> str:
@@ -191,23 +165,11 @@ def _rows(users: list[UserInfo]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _show_token(answer: UserAnswer, json: bool) -> None:
-    import sys
-
-    if json:
-        print_json(answer)
-        return
-    if answer.issued is not None:
+def _show_token(output: JsonOutput, answer: UserAnswer) -> None:
+    if not output.json and answer.issued is not None:
         name = answer.users[0].name if answer.users else ""
         print(
             f"token {answer.issued.id} of {name}, until {when(answer.issued.expires_at)}; shown this once:",
             file=sys.stderr,
         )
-    print(answer.token)
-
-
-def _show(answer: UserAnswer, json: bool) -> None:
-    if json:
-        print_json(answer)
-    else:
-        print(answer.note)
+    output.show(answer, answer.token or "")

@@ -9,6 +9,7 @@ import pytest
 
 from bus import subjects
 from dmsc.commands.policies.policy_versions import plot_forecast
+from dmsc.console.option_groups import BusOptions
 from dmsc.plots import save
 from dmsc.plots.forecast import draw_forecasts, link_courses
 from schemas.errors import BadInput
@@ -68,7 +69,7 @@ def written(path: Path, steps: int) -> Path:
 def test_a_recorded_run_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     run = written(tmp_path / "run.dmscrun", 120)
-    plot_forecast(str(run), tmp_path / "forecast.png", state=tmp_path)
+    plot_forecast(str(run), tmp_path / "forecast.png", BusOptions(state=tmp_path))
     assert (tmp_path / "forecast.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "2 links" in capsys.readouterr().out
 
@@ -77,4 +78,4 @@ def test_a_run_that_is_too_short_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     run = written(tmp_path / "run.dmscrun", 20)
     with pytest.raises(BadInput, match="six minutes of measured links"):
-        plot_forecast(str(run), tmp_path / "forecast.png", state=tmp_path)
+        plot_forecast(str(run), tmp_path / "forecast.png", BusOptions(state=tmp_path))
