@@ -46,8 +46,8 @@ from bus.subjects import SUBJECTS
 from bus.tap.live_tap import Tap
 from bus.wire import codec
 from dmsc.client.async_client import AsyncClient
-from dmsc.launch.layout import MeshOptions
 from dmsc.launch.mesh import running_mesh
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.process.composition import node_name
 from dmsc.process.policy_loading import BUILT_IN
 from dmsc.state.settings import find_bus

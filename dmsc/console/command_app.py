@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import GenericAlias, NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
@@ -46,7 +47,11 @@ class FieldOption:
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with one parameter for each option of the dataclasses that it takes."""
+    """Return the command as typer takes it: with one parameter for each option.
+
+    A parameter that is a dataclass becomes the parameters of its options. A tuple is an option that may be
+    repeated. An option that is not typed gives the default of the parameter or of the field.
+    """
     groups: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
@@ -54,22 +59,19 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
             groups[parameter.name] = kind
             parameters += [option.parameter for option in options_of(kind)]
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    if not groups:
-        return command
+            parameters.append(_parameter(parameter.name, parameter.annotation, parameter.default))
 
     @functools.wraps(command)
     def run(**values: Any) -> Any:
+        typed = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+            if value is not None and value != []
+        }
         for name, kind in groups.items():
-            typed = {option.name: values.pop(option.name) for option in options_of(kind)}
-            values[name] = kind(
-                **{
-                    key: tuple(value) if isinstance(value, list) else value
-                    for key, value in typed.items()
-                    if value is not None and value != []
-                }
-            )
-        return command(**values)
+            own = [option.name for option in options_of(kind) if option.name in typed]
+            typed[name] = kind(**{key: typed.pop(key) for key in own})
+        return command(**typed)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -78,33 +80,29 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def options_of(kind: type[Any]) -> list[FieldOption]:
     """The options that a dataclass's fields stand for, in order.
 
-    A field is an option if `typer.Option` or `typer.Argument` annotates it. A tuple is an option that may be
-    repeated. An option that is not typed gives the field's default.
+    A field is an option if `typer.Option` or `typer.Argument` annotates it.
     """
     hints = get_type_hints(kind, include_extras=True)
     options = []
     for field in fields(kind):
-        hint: Any = hints[field.name]
-        value_type, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        info = next((item for item in metadata if isinstance(item, ParameterInfo)), None)
-        if info is None:
-            continue
-        default: Any = inspect.Parameter.empty if field.default is MISSING else field.default
-        if get_origin(value_type) is tuple:
-            value_type, default = list[get_args(value_type)[0]] | None, None
-        elif field.default_factory is not MISSING:
-            value_type, default = value_type | None, None
-        annotation = Annotated[value_type, info]
-        options.append(
-            FieldOption(
-                field.name,
-                info,
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-                ),
-            )
-        )
+        info = next((item for item in get_args(hints[field.name]) if isinstance(item, ParameterInfo)), None)
+        if info is not None:
+            default: Any = inspect.Parameter.empty if field.default is MISSING else field.default
+            default = default if field.default_factory is MISSING else None
+            options.append(FieldOption(field.name, info, _parameter(field.name, hints[field.name], default)))
     return options
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """The parameter as typer takes it: a list for a tuple, and None where the default is made later."""
+    value_type, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if get_origin(value_type) is tuple:
+        value_type = GenericAlias(list, get_args(value_type)[:1])
+        default = default if default is inspect.Parameter.empty else None
+    if default is None and NoneType not in get_args(value_type):
+        value_type = value_type | None
+    shown: Any = Annotated[(value_type, *metadata)] if metadata else value_type
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=shown)
 
 
 def option_words(options: Any, *names: str) -> tuple[str, ...]:

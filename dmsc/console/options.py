@@ -12,12 +12,12 @@ import typer
 
 from schemas.plain_text import plain
 
-StateOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--state", metavar="DIR", help="The state folder of a mesh on this machine ($DMSC_STATE, .dmsc)."
-    ),
-]
+_state = typer.Option(
+    "--state", metavar="DIR", help="The state folder of a mesh on this machine ($DMSC_STATE, .dmsc)."
+)
+StateOption = Annotated[Path | None, _state]
+OwnStateOption = Annotated[Path, _state]
+"""The state folder of a command that always has one; its default is `default_state`."""
 GatewayOption = Annotated[
     str | None, typer.Option("--gateway", metavar="URL", help="A gateway's URL ($DMSC_GATEWAY).")
 ]
@@ -47,7 +47,7 @@ PngOption = Annotated[
     Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
 ]
 WaitOption = Annotated[
-    float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
+    float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the bus at startup.")
 ]
 ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
 LevelOption = Annotated[
@@ -103,7 +103,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 
 CodeOption = Annotated[
-    list[Path] | None,
+    tuple[Path, ...],
     typer.Option(
         "--code",
         metavar="PATH",
@@ -129,11 +129,29 @@ InstanceUsersOption = Annotated[
     ),
 ]
 AllowUrlOption = Annotated[
-    list[str] | None,
+    tuple[str, ...],
     typer.Option(
         "--allow-url",
         metavar="PATH|URL",
         envvar="DMSC_ALLOW_URL",
         help="A folder or URL that all jobs may read and write their artifacts to; repeatable.",
+    ),
+]
+MetricsPortOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT|off",
+        envvar="DMSC_METRICS_PORT",
+        help="The port at which this process serves /metrics for Prometheus; 0: any free port.",
+    ),
+]
+MetricsBindOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-bind",
+        metavar="ADDRESS",
+        envvar="DMSC_METRICS_BIND",
+        help="The address where /metrics listens. It needs no token, so be careful with 0.0.0.0.",
     ),
 ]

@@ -21,6 +21,7 @@ from dmsc.console.exit_codes import ExitCode
 from dmsc.follow.curve import WRITER, RunCurve
 from dmsc.follow.live_view import LiveView, PlainView, View
 from dmsc.follow.run_state import RunState, duration, quantity
+from dmsc.process.background import beside
 from dmsc.process.interrupts import Interrupts
 from schemas.errors import DmscError, NotFound
 from schemas.job import JobEvent, JobRecord, JobState
@@ -167,26 +168,18 @@ async def _watch(client: AsyncClient, run: RunState, view: View, curve: RunCurve
                 pass  # the gateway is away or too busy; reading events reports that if it lasts
             await asyncio.sleep(_load_s)
 
-    reading = asyncio.create_task(read())
-    loading = asyncio.create_task(load_board())
-    measuring = asyncio.create_task(measure())
-    try:
+    async with beside(read(), load_board(), measure()) as (reading, *_):
         while not (reading.done() and events.empty()):
             view.show(run, None)
-            taking = asyncio.create_task(events.get())
-            done, _ = await asyncio.wait(
-                {taking, reading}, timeout=_redraw_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if taking not in done:
-                await cancel(taking)
-                continue
-            event = taking.result()
+            async with beside(events.get()) as (taking,):
+                await asyncio.wait({taking, reading}, timeout=_redraw_s, return_when=asyncio.FIRST_COMPLETED)
+                if not taking.done():
+                    continue
+                event = taking.result()
             run.apply(event)
             curve.add(event)
             view.show(run, event)
         await reading
-    finally:
-        await cancel(reading, loading, measuring)
 
 
 async def _cancel(client: AsyncClient, job: str, view: View, leave: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ incubation.py      the incubator of the node agents' fork servers (ADR-0030)
 layout.py          which processes make a mesh; pure
 log_rotation.py    keeps log files bounded
 mesh.py            one mesh: start, readiness, stop
+mesh_options.py    the options of `dmsc up`
 ports.py           free ports of this machine
 prefork_server.py  forks child processes within milliseconds (ADR-0029)
 rotation.py        a new root of credentials for a running mesh (ADR-0039)

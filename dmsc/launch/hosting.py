@@ -6,22 +6,33 @@ has its own state folder below the host's.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from bus.files.plain_files import APPEND, plain
 from bus.guard.accounts import AccountLimits, NatsAccount, account_of, least_store_bytes
 from bus.security import renewal
 from bus.server.embedded_cluster import copies
+from dmsc.console.command_app import option_words
 from dmsc.launch import layout, ports
-from dmsc.launch.layout import ChildSpec, MeshOptions
+from dmsc.launch.layout import ChildSpec
 from dmsc.launch.log_rotation import rotating
-from dmsc.launch.mesh import HTTP_PORT, RunningMesh, Say, certify, local, outer, own_servers, say_if, tended
+from dmsc.launch.mesh import (
+    HTTP_PORT,
+    RunningMesh,
+    Say,
+    certify,
+    guard_log,
+    local,
+    outer,
+    own_servers,
+    quiet,
+    say_if,
+    tended,
+)
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.launch.prefork_server import PreforkServer
 from dmsc.launch.supervisor import Supervisor
 from dmsc.process.sandboxing import sentence, way_here
@@ -34,8 +45,6 @@ STORE_BYTES, MEMORY_BYTES, CONNECTIONS = 64 << 30, 1 << 30, 1 << 16
 STOP_S = 35.0
 """Seconds within which a tenant's mesh stops in order; its own processes have less."""
 GIB = 1 << 30
-
-_poll_interval_s = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +88,7 @@ class HostOptions:
 
 @asynccontextmanager
 async def running_host(
-    options: HostOptions, say: Say, progress: Say | None = None, zygote: PreforkServer | None = None
+    options: HostOptions, say: Say, progress: Say = quiet, prefork_server: PreforkServer | None = None
 ) -> AsyncIterator[RunningMesh]:
     """Start the server, its auth callout and the tenants' meshes, and stop them when the block ends.
 
@@ -116,7 +125,7 @@ async def running_host(
             urls = [outer(local(url), options.mesh) for url in bus.urls]
             for tenant in tenants.values():
                 tenant.write_host_servers(urls)
-            async with _started(options, folder, tenants, say, progress, zygote) as supervisor:
+            async with _started(options, folder, tenants, say, progress, prefork_server) as supervisor:
                 file = MeshFile(
                     servers=tuple(urls),
                     pid=os.getpid(),
@@ -125,7 +134,7 @@ async def running_host(
                     sandbox=sentence(way, trusted=trusted, code=options.mesh.code),
                     tenants={name: str(tenant.path) for name, tenant in tenants.items()},
                 )
-                async with tended(folder, file, bus, supervisor, zygote) as host:
+                async with tended(folder, file, bus, supervisor, prefork_server) as host:
                     yield host
 
 
@@ -168,12 +177,7 @@ async def _guarded(
         )
         for name, tenant in tenants.items()
     ]
-    with os.fdopen(plain(folder.logs / "guard.log", APPEND), "a", encoding="utf-8") as record:
-
-        def log(event: str, **fields: str) -> None:
-            record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
-            record.flush()
-
+    with guard_log(folder) as log:
         async with guarding_tenants(urls, folder.write_host_keys(), accounts, log):
             yield
 
@@ -184,8 +188,8 @@ async def _started(
     folder: StateFolder,
     tenants: dict[str, StateFolder],
     say: Say,
-    progress: Say | None,
-    zygote: PreforkServer | None,
+    progress: Say,
+    prefork_server: PreforkServer | None,
 ) -> AsyncIterator[Supervisor]:
     """Start the tenants' meshes and wait until they are ready."""
     mesh = options.mesh
@@ -202,9 +206,14 @@ async def _started(
         if name not in running
     ]
     async with Supervisor(
-        children, logs=folder.logs, environment={}, say=say, zygote=zygote, grace_s=STOP_S
+        children, logs=folder.logs, environment={}, say=say, prefork_server=prefork_server, grace_s=STOP_S
     ) as supervisor:
-        await _until_ready(supervisor, tenants, progress)
+
+        async def find_missing() -> str:
+            missing = [name for name, tenant in tenants.items() if not _is_ready(tenant)]
+            return f"not ready yet: {', '.join(missing)}" if missing else ""
+
+        await supervisor.until_ready(find_missing, progress)
         yield supervisor
 
 
@@ -213,45 +222,21 @@ def tenant_child(name: str, folder: StateFolder, mesh: MeshOptions, http_port: i
 
     `http_port` is the port of the tenant's first gateway; 0: any.
     """
-    metrics = "off" if mesh.metrics_port is None else "0"
+    own = option_words(
+        mesh,
+        *("slots", "clusters", "bind", "metrics_bind", "orchestrators", "registries", "separate", "policies"),
+        *("code", "allow_urls", "trust_researchers", "instance_users", "access_file"),
+    )
+    metrics = "off" if mesh.metrics_port == "off" else "0"
     return ChildSpec(
         name=f"tenant-{name}",
         arguments=(
-            *("up", "--state", str(folder.path), "--slots", str(mesh.slots)),
-            *_repeated("--cluster", mesh.clusters),
-            *("--http-port", str(http_port), "--bind", mesh.bind),
-            *("--metrics-port", metrics, "--metrics-bind", mesh.metrics_bind),
-            *("--orchestrators", str(mesh.orchestrators), "--registries", str(mesh.registries)),
-            *(("--separate",) if mesh.separate else ()),
-            *_repeated("--policy", mesh.policies),
-            *_repeated("--code", mesh.code),
-            *_repeated("--allow-url", mesh.allow_urls),
-            *(("--trust-researchers",) if mesh.trust_researchers else ()),
-            *(() if mesh.instance_users is None else ("--instance-users", mesh.instance_users)),
-            *(() if mesh.access_file is None else ("--access-file", str(mesh.access_file))),
+            *("up", "--state", str(folder.path), *own),
+            *("--http-port", str(http_port), "--metrics-port", metrics),
         ),
         stop_order=0,
         may_leave=True,  # `dmsc down --state` of its folder stops one tenant
     )
-
-
-def _repeated(option: str, values: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for value in values for word in (option, value))
-
-
-async def _until_ready(supervisor: Supervisor, tenants: dict[str, StateFolder], progress: Say | None) -> None:
-    last_text = ""
-    while True:
-        if supervisor.failed.done():
-            supervisor.failed.result()
-        missing = [name for name, tenant in tenants.items() if not _is_ready(tenant)]
-        if not missing:
-            return
-        text = f"not ready yet: {', '.join(missing)}"
-        if progress is not None and text != last_text:
-            last_text = text
-            progress(text)
-        await asyncio.wait({supervisor.failed}, timeout=_poll_interval_s)
 
 
 def _is_ready(folder: StateFolder) -> bool:

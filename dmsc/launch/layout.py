@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bus.security.identity import Identity
+from dmsc.console.command_app import option_words
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.state import identities
 from schemas.names import agent_name
 
@@ -15,38 +17,6 @@ USER_KEY = "user_key"
 """The file in the state folder with the key that signs users' tokens."""
 AUDIT = "audit"
 """The folder in the state folder with the authorizer's audit records."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshOptions:
-    """The options of `dmsc up`."""
-
-    state: Path
-    clusters: tuple[str, ...] = ("a", "b")
-    slots: int = 4  # stage instances per cluster; may exceed the number of cores, which they then share
-    nats_port: int | None = None  # None: 4222, or a free one if that is taken; 0: any
-    http_port: int | None = (
-        None  # None: 8080, or a free one; 0: any; the next clusters get the following ones
-    )
-    servers: int = 1  # NATS servers; 3 or 5 make a cluster, which survives the loss of 1 or 2
-    orchestrators: int = 1  # one leads; if there are several, each runs in a process of its own
-    registries: int = 1  # likewise
-    separate: bool = False  # one process per entity instead of one for the control plane
-    bind: str = "127.0.0.1"
-    metrics_port: int | None = 0  # the first process's; others take the next ones; 0: any; None: no metrics
-    metrics_bind: str = "127.0.0.1"
-    monitor_port: int | None = None  # of NATS's monitoring pages, on loopback; None: no pages; 0: any
-    address: str = "127.0.0.1"  # at which other machines reach this one
-    node: str = "node"
-    policies: tuple[str, ...] = ()  # built-in names or files
-    proxies: tuple[str, ...] = ()  # whose X-Forwarded-For header the HTTP APIs trust
-    tls: bool = False  # whether the bus and the HTTP APIs use TLS
-    access_file: Path | None = None  # the access rules; None: the default rules
-    code: tuple[str, ...] = ()  # folders with users' Python modules; empty: the working directory
-    allow_urls: tuple[str, ...] = ()  # folders and URLs that jobs may name
-    trust_researchers: bool = False  # True: users' code is not confined
-    instance_users: str | None = None  # LO-HI: ids of system users for instances
-    researchers: bool = True  # False: refused, since their code can't be confined and they are not trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +77,8 @@ def lay_out(
             arguments=(
                 *("join", bus_url, "--cluster", cluster, "--node", options.node),
                 *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
-                *_users_code(options),
+                *option_words(options, "code", "allow_urls", "instance_users"),
+                *_trust(options),
             ),
             stop_order=2,
             identities=(identities.agent(cluster, options.node),),
@@ -137,21 +108,6 @@ def lay_out(
     ]  # agents come first: they load torch and take longest
 
 
-def _users_code(options: MeshOptions) -> tuple[str, ...]:
-    """The options of an agent about users' code: where it is, and how it is confined."""
-    users = () if options.instance_users is None else ("--instance-users", options.instance_users)
-    return (
-        *(part for folder in options.code for part in ("--code", folder)),
-        *_allowed(options),
-        *_trust(options),
-        *users,
-    )
-
-
-def _allowed(options: MeshOptions) -> tuple[str, ...]:
-    return tuple(part for url in options.allow_urls for part in ("--allow-url", url))
-
-
 def _trust(options: MeshOptions) -> tuple[str, ...]:
     """The option that switches confinement off.
 
@@ -162,7 +118,7 @@ def _trust(options: MeshOptions) -> tuple[str, ...]:
 
 def _files(options: MeshOptions, tokens: Path, keys: Path | None) -> tuple[str, ...]:
     """The options of an authorizer about its files. The key of tokens is in the users' file's folder."""
-    rules = () if options.access_file is None else ("--access-file", str(options.access_file))
+    rules = option_words(options, "access_file")
     guard = () if keys is None else ("--keys", str(keys))
     researchers = () if options.researchers else ("--no-researchers",)
     siblings = ("--user-key", str(tokens.with_name(USER_KEY)), "--audit-folder", str(tokens.with_name(AUDIT)))
@@ -178,14 +134,14 @@ def _control_plane(
     options: MeshOptions, http_ports: Sequence[int], files: tuple[str, ...]
 ) -> list[ChildSpec]:
     def http_options(cluster: str, port: int) -> tuple[str, ...]:
-        proxies = tuple(part for proxy in options.proxies for part in ("--proxy", proxy))
-        return ("--cluster", cluster, "--http-port", str(port), "--bind", options.bind, *proxies)
+        return ("--cluster", cluster, "--http-port", str(port), *option_words(options, "bind", "proxies"))
 
+    allowed = option_words(options, "allow_urls")
     pairs = list(zip(options.clusters, http_ports, strict=True))
     several = {"service-registry": options.registries, "orchestrator": options.orchestrators}
     apart = [entity for entity, count in several.items() if options.separate or count > 1]
     orchestrators = [
-        ChildSpec(name=name, arguments=("run", "orchestrator", *_allowed(options)), stop_order=1)
+        ChildSpec(name=name, arguments=("run", "orchestrator", *allowed), stop_order=1)
         for name in (numbered("orchestrator", options.orchestrators) if "orchestrator" in apart else ())
     ]
     registries = [
@@ -197,7 +153,7 @@ def _control_plane(
         together = tuple(entity for entity in alone if entity not in apart)
         arguments: tuple[str, ...] = ("run", *together, "router", "gateway")
         arguments += tuple(argument for pair in pairs for argument in http_options(*pair))
-        arguments += (*files, *_allowed(options))
+        arguments += (*files, *allowed)
         return [
             *registries,
             ChildSpec(name="control-plane", arguments=arguments, stop_order=3 if orchestrators else 1),
@@ -217,7 +173,7 @@ def _control_plane(
         *(
             ChildSpec(
                 name=f"gateway-{cluster}",
-                arguments=("run", "gateway", *http_options(cluster, port), *_allowed(options)),
+                arguments=("run", "gateway", *http_options(cluster, port), *allowed),
                 stop_order=3,
             )
             for cluster, port in pairs

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bus.logs import get_logger
+from dmsc.process.background import beside
 
 MOST_BYTES = 16 << 20
 """The maximal size of a file; the NATS server's own log has the same limit (`bus.server.embedded`)."""
@@ -43,12 +44,8 @@ async def rotating(folder: Path, most_bytes: int = MOST_BYTES, look_s: float = L
                     log.warning("log files can't be rotated", folder=str(folder), error=error.strerror)
                 failing = True
 
-    task = asyncio.create_task(run(), name="log rotation")
-    try:
+    async with beside(run(), name="log rotation"):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def rotate(folder: Path, most_bytes: int = MOST_BYTES) -> list[Path]:

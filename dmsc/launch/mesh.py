@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,12 +21,14 @@ from bus.server.embedded_cluster import EmbeddedCluster, copies
 from dmsc.client.async_client import AsyncClient
 from dmsc.launch import layout, ports
 from dmsc.launch.incubation import incubating
-from dmsc.launch.layout import ChildSpec, MeshOptions
+from dmsc.launch.layout import ChildSpec
 from dmsc.launch.log_rotation import rotating
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.launch.prefork_server import PreforkServer, reap_orphan
 from dmsc.launch.rotation import HandingOver
 from dmsc.launch.supervisor import Supervisor
 from dmsc.launch.tenancy import HostsBus, hosts_bus, not_one_mesh
+from dmsc.process.background import beside
 from dmsc.process.composition import own_address
 from dmsc.process.sandboxing import sentence, way_here
 from dmsc.state.state_folder import MeshFile, StateFolder
@@ -41,6 +43,10 @@ _ready_limit_s = 60.0
 _poll_interval_s = 0.1
 _reap_interval_s = 1.0
 Say = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """A `Say` that says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class RunningMesh:
 
 @asynccontextmanager
 async def running_mesh(
-    options: MeshOptions, say: Say, progress: Say | None = None, zygote: PreforkServer | None = None
+    options: MeshOptions, say: Say, progress: Say = quiet, prefork_server: PreforkServer | None = None
 ) -> AsyncIterator[RunningMesh]:
     """Start a mesh, wait until it is ready, and stop it when the block ends.
 
@@ -66,7 +72,7 @@ async def running_mesh(
         options: What to start.
         say: Gets lines that a person should keep, such as taken ports and children that died.
         progress: Gets what the mesh still waits for, each time that this changes.
-        zygote: The prefork server, which forks the children; None: each child is started as a new process.
+        prefork_server: It forks the children; None: each child is started as a new process.
 
     Raises:
         BadInput: The state folder is in use, a requested port is taken, or an option is wrong.
@@ -94,7 +100,9 @@ async def running_mesh(
             handover = HandingOver(folder)
             incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
             supervisor, gateways, metrics = await stack.enter_async_context(
-                _started(options, folder, inner, incubator, handover, say, progress, started_at, zygote)
+                _started(
+                    options, folder, inner, incubator, handover, say, progress, started_at, prefork_server
+                )
             )
             file = MeshFile(
                 servers=tuple(outer(url, options) for url in inner),
@@ -106,8 +114,8 @@ async def running_mesh(
                 sandbox=sentence(way, trusted=options.trust_researchers, code=options.code),
                 metrics=metrics,
             )
-            running = await stack.enter_async_context(tended(folder, file, bus, supervisor, zygote))
-            await stack.enter_async_context(handover.followed(supervisor, say))
+            running = await stack.enter_async_context(tended(folder, file, bus, supervisor, prefork_server))
+            await stack.enter_async_context(beside(handover.follow(supervisor, say), name="rotation"))
             yield running
 
 
@@ -117,7 +125,7 @@ async def tended(
     file: MeshFile,
     bus: EmbeddedCluster | HostsBus,
     supervisor: Supervisor,
-    zygote: PreforkServer | None,
+    prefork_server: PreforkServer | None,
 ) -> AsyncIterator[RunningMesh]:
     """Keep the mesh file current for the block: it lists the running processes, also after restarts."""
     file = replace(file, children=_pids(bus, supervisor), commands=supervisor.commands)
@@ -126,7 +134,7 @@ async def tended(
     bus.restarted = supervisor.restarted = lambda: folder.write_mesh(
         replace(file, children=_pids(bus, supervisor))
     )
-    async with _reaping(zygote, lambda: _pids(bus, supervisor)):
+    async with _reaping(prefork_server, lambda: _pids(bus, supervisor)):
         yield RunningMesh(folder=folder, file=file, supervisor=supervisor)
 
 
@@ -149,12 +157,8 @@ async def _reaping(
             seen = reap_orphan({prefork_server.pid, *pids().values()}, seen)
             await asyncio.sleep(_reap_interval_s)
 
-    task = asyncio.create_task(reap())
-    try:
+    async with beside(reap()):
         yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def certify(options: MeshOptions, folder: StateFolder, by: StateFolder | None = None) -> None:
@@ -215,8 +219,8 @@ async def own_servers(
         port = 0
     elif port:
         ports.choose(options.bind, port, NATS_PORT, 1, "--nats-port")  # raises a clear error if it is taken
-    if options.monitor_port:
-        ports.choose(LOOPBACK, options.monitor_port, 0, 1, "--monitor-port")
+    if monitor := ports.port_or_off(options.monitor_port, "--monitor-port"):
+        ports.choose(LOOPBACK, monitor, 0, 1, "--monitor-port")
     port = NATS_PORT if port is None else port or -1  # -1: the server takes a free one itself
     bus = EmbeddedCluster(
         folder.store,
@@ -224,18 +228,14 @@ async def own_servers(
         port=port,
         host=options.bind,
         tls=folder.tls if options.tls else None,
-        monitor=options.monitor_port,
+        monitor=monitor,
         **how,
     )
     async with bus:
         if url := bus.servers[0].monitor_url:
             say(f"NATS's monitoring pages, for whoever is on this machine: {url}")
-        keeper = asyncio.create_task(bus.keep(say))
-        try:
+        async with beside(bus.keep(say)):
             yield bus
-        finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -259,6 +259,14 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
         ends_old_roots=True,
         sid="supervisor",
     )
+    with guard_log(folder) as log:
+        async with guarding(config, log):
+            yield
+
+
+@contextlib.contextmanager
+def guard_log(folder: StateFolder) -> Iterator[Callable[..., None]]:
+    """The function with which an auth callout in this process writes its log."""
     with os.fdopen(plain(folder.logs / "guard.log", APPEND), "a", encoding="utf-8") as record:
 
         def log(event: str, **fields: str) -> None:
@@ -266,8 +274,7 @@ async def _guarded(folder: StateFolder, urls: list[str]) -> AsyncIterator[None]:
                 record.write(json.dumps({"timestamp": time.time(), "event": event, **fields}) + "\n")
                 record.flush()
 
-        async with guarding(config, log):
-            yield
+        yield log
 
 
 @asynccontextmanager
@@ -293,9 +300,9 @@ async def _started(
     incubator: dict[str, str],
     handover: HandingOver,
     say: Say,
-    progress: Say | None,
+    progress: Say,
     started_at: float,
-    zygote: PreforkServer | None,
+    prefork_server: PreforkServer | None,
 ) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
     """Start the children and wait until they are ready.
 
@@ -343,7 +350,7 @@ async def _started(
             environment=environment,
             secrets=handover.secrets_of,
             say=say,
-            zygote=zygote,
+            prefork_server=prefork_server,
         ) as supervisor:
             try:
                 await _until_ready(options, supervisor, list(gateways.values()), folder.token(), progress)
@@ -362,37 +369,39 @@ def _metered(options: MeshOptions, children: list[ChildSpec]) -> tuple[list[Chil
     The ports stay the same over restarts. If another program takes one meanwhile, the process serves its
     metrics at another port, which `dmsc status` shows.
     """
-    if options.metrics_port is None:
+    first = ports.port_or_off(options.metrics_port, "--metrics-port")
+    if first is None:
         return layout.with_metrics(children, (), options.metrics_bind), {}
     names = [child.name for child in children if child.arguments[0] in ("run", "join")]
-    numbers, _ = ports.choose(options.metrics_bind, options.metrics_port, 0, len(names), "--metrics-port")
+    numbers, _ = ports.choose(options.metrics_bind, first, 0, len(names), "--metrics-port")
     host = own_address(options.metrics_bind)
     urls = {name: f"http://{host}:{port}/metrics" for name, port in zip(names, numbers, strict=True)}
     return layout.with_metrics(children, numbers, options.metrics_bind), urls
 
 
 async def _until_ready(
-    options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None, progress: Say | None
+    options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None, progress: Say
 ) -> None:
-    """Poll the gateways until every service is active and every cluster has a node."""
+    """Wait until every service is active and every cluster has a node, according to the gateways."""
     expected = layout.expected_services(options)
-    missing, last_missing = "", ""
+    missing = ""
+
+    def say_missing(text: str) -> None:
+        progress("waiting for the gateways" if text.startswith("no gateway") else text)
+
     async with AsyncClient(urls, token=token, timeout_s=2.0) as client:
+
+        async def find_missing() -> str:
+            nonlocal missing
+            try:
+                missing = lacking(await client.mesh(), expected, options.clusters)
+            except DmscError as error:
+                missing = error.text
+            return missing
+
         try:
             async with asyncio.timeout(_ready_limit_s):
-                while True:
-                    if supervisor.failed.done():
-                        supervisor.failed.result()
-                    try:
-                        missing = lacking(await client.mesh(), expected, options.clusters)
-                    except DmscError as error:
-                        missing = error.text
-                    if not missing:
-                        return
-                    if progress is not None and missing != last_missing:
-                        last_missing = missing
-                        progress("waiting for the gateways" if missing.startswith("no gateway") else missing)
-                    await asyncio.wait({supervisor.failed}, timeout=_poll_interval_s)
+                await supervisor.until_ready(find_missing, say_missing)
         except TimeoutError:
             raise Unavailable(f"the mesh is not ready after {_ready_limit_s:.0f} s: {missing}") from None
 

@@ -62,3 +62,14 @@ def choose(host: str, asked: int | None, default: int, count: int, option: str) 
         )
     others = any_free(host, count)
     return others, f"port {taken[0]} is taken, using {', '.join(map(str, others))}"
+
+
+def port_or_off(text: str, option: str) -> int | None:
+    """The number of an option that takes a port, 0 or `off`; None: off. Raises `BadInput`."""
+    from schemas.errors import BadInput
+
+    if text == "off":
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise BadInput(f"{option} {text}: a port, 0 for any free one, or off")
+    return int(text)

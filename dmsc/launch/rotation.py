@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 from bus.logs import get_logger
@@ -132,17 +132,8 @@ class HandingOver:
         text = credentials(root, child.identities, folder.roots_before())
         return {"DMSC_BUS_TOKEN": text, renewals.VARIABLE: str(renewals.place_of(folder, child.name))}
 
-    @asynccontextmanager
-    async def followed(self, supervisor: Supervisor, say: Say) -> AsyncIterator[None]:
-        """Hand new credentials over whenever the root changes, for the block."""
-        task = asyncio.create_task(self._follow(supervisor, say), name="rotation")
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _follow(self, supervisor: Supervisor, say: Say) -> None:
+    async def follow(self, supervisor: Supervisor, say: Say) -> None:
+        """Hand new credentials over whenever the root changes, until it is cancelled."""
         if not is_root(self._folder.bus_token() or ""):
             return
         while True:

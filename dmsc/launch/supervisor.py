@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ STOP_GRACE_S = 15.0
 """Seconds from SIGTERM to SIGKILL. Longer than `serving.STOP_LIMIT_S`, after which a child exits itself."""
 
 _first_pause_s, _longest_pause_s = 0.2, 5.0
+_poll_interval_s = 0.1
 _healthy_s = 10.0
 """A child that ran this long is restarted after the first pause."""
 _hopeless_starts = 5
@@ -50,7 +51,7 @@ class Supervisor:
         environment: Mapping[str, str],
         secrets: Callable[[ChildSpec], Mapping[str, str]] = lambda child: {},
         say: Callable[[str], None],
-        zygote: PreforkServer | None = None,
+        prefork_server: PreforkServer | None = None,
         grace_s: float = STOP_GRACE_S,
     ) -> None:
         self._grace_s = grace_s
@@ -59,7 +60,7 @@ class Supervisor:
         self._environment = {**os.environ, **environment}
         self._secrets = secrets  # environment variables that only one child gets
         self._say = say
-        self._zygote = zygote
+        self._prefork_server = prefork_server
         self._processes: dict[str, Child] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
@@ -73,6 +74,26 @@ class Supervisor:
     def pids(self) -> dict[str, int]:
         """The process ids of live children by name."""
         return {name: process.pid for name, process in self._processes.items() if process.returncode is None}
+
+    async def until_ready(
+        self, find_missing: Callable[[], Awaitable[str]], say_missing: Callable[[str], None]
+    ) -> None:
+        """Poll until nothing is missing, and say what is missing each time that this changes.
+
+        Raises:
+            DmscError: A child can't be kept alive.
+        """
+        last = ""
+        while True:
+            if self.failed.done():
+                self.failed.result()
+            missing = await find_missing()
+            if not missing:
+                return
+            if missing != last:
+                last = missing
+                say_missing(missing)
+            await asyncio.wait({self.failed}, timeout=_poll_interval_s)
 
     @property
     def children(self) -> tuple[ChildSpec, ...]:
@@ -149,9 +170,9 @@ class Supervisor:
             process: Child | None = None
             # A child with a user's code is not forked: the prefork server's memory has secrets of all
             # children.
-            if self._zygote is not None and not child.users_code:
+            if self._prefork_server is not None and not child.users_code:
                 arguments = child_arguments(child, os.getpid())
-                process = await self._zygote.fork(arguments, environment, log.fileno())
+                process = await self._prefork_server.fork(arguments, environment, log.fileno())
             if process is None:
                 process = await asyncio.create_subprocess_exec(
                     *command(child, os.getpid()),

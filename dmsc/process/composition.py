@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from dmsc.state import identities
 from schemas import names
 from schemas.base import is_token
 from schemas.envelope import EntityKind
@@ -20,7 +20,9 @@ from schemas.errors import BadInput
 
 if TYPE_CHECKING:
     from bus.connection import Bus
-    from entities.cluster.fork_server_client import Confinement
+    from dmsc.process.run_options import RunOptions
+    from dmsc.state.settings import BusAddress
+    from entities.cluster.config import ClusterConfig
 
 
 class Entity(Protocol):
@@ -41,67 +43,25 @@ class ServicePart:
     """A context that is entered before this process connects and left at its end: the bus's auth callout."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """The options of the entities of one process."""
-
-    servers: tuple[str, ...]
-    token: str | None = None
-    clusters: tuple[str, ...] = ()
-    bind: str = "127.0.0.1"  # the address where gateways' HTTP APIs listen
-    tls: tuple[Path, Path] | None = None  # certificate and key of the HTTP APIs; None: plain HTTP
-    proxies: tuple[str, ...] = ()  # whose X-Forwarded-For header the HTTP APIs trust
-    http_ports: tuple[int, ...] = ()  # one per cluster, in the same order; clusters beyond have no HTTP API
-    tokens_file: Path | None = None  # users, roles and tokens
-    authorizer: str = "authorizer"  # the authorizer's SID; if several run, each has its own
-    broker: str = "broker"  # the broker's SID, likewise
-    keys_file: Path | None = None  # keys of the auth callout; None: the authorizer does not guard the bus
-    access_file: Path | None = None  # the access rules; None: the default rules
-    audit_folder: Path | None = None  # of audit records; None: only the stream has them
-    researchers: bool = True  # False: researchers are refused
-    user_key: Path | None = None  # signs users' tokens; None: only tokens of the file exist
-    replicas: int = 1  # of streams and buckets: 3 on a NATS cluster
-    precedence: tuple[str, ...] = ()  # names of functional modules; the first prevails over all others
-    peak_tflops: float | None = None  # of one device, in 10¹² FLOP/s, to compute MFU; None: unknown
-    energy_price: float | None = None  # of one kWh, to compute the cost of energy; None: unknown
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentOptions:
-    """The options of a node agent."""
-
-    servers: tuple[str, ...]
-    token: str | None
-    cluster: str
-    node: str
-    slots: int | None = None  # None: one per device
-    address: str = "127.0.0.1"  # at which other nodes reach this node's tensor links
-    ports: tuple[int, int] | None = None  # the range of tensor links' ports; None: any
-    code: tuple[str, ...] = ()  # folders with users' Python modules
-    logs: Path = Path(".dmsc/logs")
-    stores: Path | None = None  # the folder of instances' local stores; None: beside the logs
-    keep_stores: bool = False  # whether local stores are kept after their job has ended
-    allow_urls: tuple[str, ...] | None = None  # that jobs may name beside the working directory; None: all
-    confinement: Confinement | None = None  # of users' code; None: it has all rights of this process's user
-
-
 ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
 """The entities that `dmsc run` knows, beside policies and the `tracer`. Each cluster has its own gateway and
 router."""
 
 
-def compose(names: Sequence[str], options: RunOptions) -> list[ServicePart]:
+def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> list[ServicePart]:
     """Return the services for these names. Raises `BadInput` if a name or an option is wrong."""
+    check_proxies(options.proxies)
+    authorizer, broker = identities.called(names, options.name)
     parts: list[ServicePart] = []
     for name in dict.fromkeys(names):
         if name == "service-registry":
             parts.append(_service_registry(options))
         elif name == "authorizer":
-            parts.append(_authorizer(options))
+            parts.append(_authorizer(authorizer, options, address))
         elif name == "orchestrator":
             parts.append(_orchestrator(options))
         elif name == "broker":
-            parts.append(_broker(options))
+            parts.append(_broker(broker))
         elif name == "gateway":
             ports = (*options.http_ports, *(None for _ in options.clusters))
             pairs = zip(_clusters(name, options), ports, strict=False)
@@ -171,21 +131,21 @@ def _service_registry(options: RunOptions) -> ServicePart:
     )
 
 
-def _authorizer(options: RunOptions) -> ServicePart:
+def _authorizer(sid: str, options: RunOptions, address: BusAddress) -> ServicePart:
     from entities.authorizer import Authorizer, AuthorizerConfig, guarding
 
     if options.tokens_file is None:
         raise BadInput("authorizer needs the users' file: --tokens FILE (or DMSC_TOKENS)")
     config = AuthorizerConfig(
-        sid=options.authorizer,
+        sid=sid,
         tokens_file=options.tokens_file,
         access_file=options.access_file,
         user_key=options.user_key,
-        audit_folder=None if options.audit_folder is None else options.audit_folder / options.authorizer,
+        audit_folder=None if options.audit_folder is None else options.audit_folder / sid,
         keys_file=options.keys_file,
-        researchers=options.researchers,
-        servers=options.servers,
-        bus_token=options.token,
+        researchers=not options.no_researchers,
+        servers=address.servers,
+        bus_token=address.token,
     )
     return ServicePart(
         sid=config.sid,
@@ -201,7 +161,8 @@ def _orchestrator(options: RunOptions) -> ServicePart:
     from entities.orchestrator import Orchestrator, OrchestratorConfig
     from entities.orchestrator.policy.arbitration import ArbitrationConfig
 
-    ranks = {module: rank for rank, module in enumerate(reversed(options.precedence), start=1)}
+    modules = [name.strip() for name in options.precedence.split(",") if name.strip()]
+    ranks = {module: rank for rank, module in enumerate(reversed(modules), start=1)}
     config = OrchestratorConfig(
         node=node_name(),
         lease=LeadershipLeaseConfig(lease_s=lease_s(options.replicas)),
@@ -216,10 +177,10 @@ def _orchestrator(options: RunOptions) -> ServicePart:
     )
 
 
-def _broker(options: RunOptions) -> ServicePart:
+def _broker(sid: str) -> ServicePart:
     from entities.broker import Broker
 
-    return ServicePart(sid=options.broker, kind=EntityKind.BROKER, make=Broker, stop_order=4)
+    return ServicePart(sid=sid, kind=EntityKind.BROKER, make=Broker, stop_order=4)
 
 
 def lease_s(replicas: int) -> float:
@@ -286,28 +247,12 @@ def policy_part(
     )
 
 
-def agent_part(options: AgentOptions) -> ServicePart:
+def agent_part(config: ClusterConfig) -> ServicePart:
     """The node agent of a cluster."""
     from entities.cluster.agent import ClusterAgent
-    from entities.cluster.config import ClusterConfig
 
-    config = ClusterConfig(
-        cluster=options.cluster,
-        node=options.node,
-        servers=options.servers,
-        token=options.token,
-        slots=options.slots,
-        address=options.address,
-        ports=options.ports,
-        code_path=options.code,
-        logs=options.logs,
-        stores=options.stores,
-        keep_stores=options.keep_stores,
-        allow_urls=options.allow_urls,
-        confinement=options.confinement,
-    )
     return ServicePart(
-        sid=names.agent_name(options.cluster, options.node),
+        sid=names.agent_name(config.cluster, config.node),
         kind=EntityKind.CLUSTER,
         make=lambda bus: ClusterAgent(bus, config),
         stop_order=0,

@@ -35,7 +35,7 @@ def way_here(*, trusted: bool = False) -> ConfinementMethod:
     return ConfinementMethod(choice)
 
 
-def sentence(way: ConfinementMethod, *, trusted: bool, code: Sequence[str] = ()) -> str:
+def sentence(way: ConfinementMethod, *, trusted: bool, code: Sequence[Path] = ()) -> str:
     """Describe in one line what researchers' code could reach. `code` has the folders of `--code`."""
     if way is not ConfinementMethod.NONE:
         return f"{way}: {way.described}; its code lies in {_folders_of_code(code)}"
@@ -43,8 +43,8 @@ def sentence(way: ConfinementMethod, *, trusted: bool, code: Sequence[str] = ())
     return f"{way.described}; {who}"
 
 
-def _folders_of_code(code: Sequence[str]) -> str:
-    from workers.sandbox.hidden_paths import holds_home
+def _folders_of_code(code: Sequence[Path]) -> str:
+    from workers.sandbox.kept_back import holds_home
 
     here = os.path.realpath(os.getcwd())
     folders = [os.path.abspath(os.path.expanduser(folder)) for folder in code]

@@ -17,6 +17,7 @@ from bus.logs import bind, get_logger
 from bus.tasks import cancel
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
+from dmsc.process.background import beside
 from dmsc.process.composition import ServicePart
 from dmsc.process.interrupts import interrupts
 from entities.metrics import Scraped
@@ -152,12 +153,11 @@ async def _run(
         if isinstance(entity, Scraped):
             entity.exposition = metrics.exposition.render
         metrics.exposition.add(bus, entity)
-        logs = asyncio.create_task(ship_logs(bus, unowned=last))
-        try:
-            await entity.run()
-        finally:
-            metrics.exposition.remove(entity)
-            await cancel(logs)
+        async with beside(ship_logs(bus, unowned=last)):
+            try:
+                await entity.run()
+            finally:
+                metrics.exposition.remove(entity)
         if part.kind is not EntityKind.FUNCTIONAL_MODULE:  # a functional module may be ordered to leave
             raise DmscError(f"{part.sid} ended by itself; see its log")
 

@@ -5,6 +5,7 @@ the options mean, and what a user's role may see according to a gateway. Decodin
 themselves are in `bus.tap`. A tap never sends anything to the mesh.
 
 printing.py  prints messages, hops and trees
+request.py   the options of `dmsc tap`
 role.py      the user's token and what its role may see
 session.py   the kinds of taps: live, recorded, rates, one microbatch, a tree of causes
 """

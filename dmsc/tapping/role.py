@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from dmsc.console.option_groups import GatewayOptions
 from schemas.door import TapScope
 from schemas.errors import Unavailable
 
@@ -20,17 +20,15 @@ def given_token(token: str | None) -> str | None:
     return token or os.environ.get("DMSC_TOKEN") or None
 
 
-async def ask(gateway: str | None, token: str, state: Path | None) -> TapScope:
-    """Ask a gateway what the token's user may tap.
+async def ask(mesh: GatewayOptions) -> TapScope:
+    """Ask a gateway what the user of its token may tap.
 
     Raises:
         Refused: The user may tap nothing, or the token is invalid.
         Unavailable: No gateway answers, so the role is unknown.
     """
-    from dmsc.client.async_client import AsyncClient
-
     try:
-        async with AsyncClient(gateway, token=token, state=state, patience_s=PATIENCE_S) as client:
+        async with mesh.client(patience_s=PATIENCE_S) as client:
             return await client.tap_scope()
     except Unavailable as error:
         raise Unavailable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bus.connection import Bus
@@ -18,10 +18,12 @@ from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace, recorded
 from bus.tap.rendering import render_rates
-from bus.tasks import background, cancel
+from dmsc.console.option_groups import GatewayOptions
+from dmsc.process.background import beside
 from dmsc.state.settings import BusAddress
 from dmsc.tapping import role as tap_role
 from dmsc.tapping.printing import Printer, note
+from dmsc.tapping.request import TapRequest
 from schemas.door import TapScope
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, NotFound, Refused
@@ -33,63 +35,25 @@ EVERYTHING = (">", "$KV.>")
 May = Callable[[str], bool]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TapRequest:
-    """The options of a tap, as typed.
+def subjects_named(request: TapRequest) -> tuple[str, ...]:
+    """The patterns for which the user is told what their role does not see.
 
-    Raises:
-        BadInput: Two options exclude each other.
+    There are none for a microbatch, whose subjects every role may see.
     """
-
-    patterns: tuple[str, ...] = (">",)
-    filters: tuple[str, ...] = ()
-    replies: bool = False
-    rate: bool = False
-    sample: float | None = None
-    microbatch: str | None = None
-    follow: str | None = None
-    past: bool = False
-    record: Path | None = None
-    count: int | None = None
-
-    def __post_init__(self) -> None:
-        modes = {"--rate": self.rate, "--microbatch": self.microbatch, "--follow": self.follow}
-        chosen = [name for name, value in modes.items() if value]
-        if len(chosen) > 1:
-            raise BadInput(f"{chosen[0]} and {chosen[1]} exclude each other: give one of them")
-        if self.past and not self.follow:
-            raise BadInput("--past goes with --follow ID")
-        if chosen and self.sample is not None:
-            raise BadInput(f"--sample does not go with {chosen[0]}, which needs every message")
-        if chosen and self.record is not None:
-            raise BadInput(f"--record does not go with {chosen[0]}: record, then --read FILE {chosen[0]} …")
-
-    def typed(self) -> tuple[str, ...]:
-        """The patterns for which the user is told what their role does not see.
-
-        There are none for a microbatch, whose subjects every role may see.
-        """
-        if self.microbatch is not None:
-            return ()
-        return self.patterns if self.follow is None else EVERYTHING
-
-    def lens(self, may: May | None = None) -> TapDecoder:
-        if self.follow is not None:
-            return TapDecoder((*EVERYTHING, INBOXES), replies=True, may=may)
-        if self.microbatch is not None:
-            return TapDecoder(Microbatch.parse(self.microbatch).patterns(), may=may)
-        return TapDecoder(
-            self.patterns, filters=self.filters, replies=self.replies, sample=self.sample, may=may
-        )
+    if request.microbatch is not None:
+        return ()
+    return request.patterns if request.follow is None else EVERYTHING
 
 
-@dataclass(frozen=True, slots=True)
-class TapRole:
-    """Where to ask for a user's role: a gateway, with the user's own token."""
-
-    gateway: str | None = None
-    token: str | None = None
-    state: Path | None = None
+def decoder_of(request: TapRequest, may: May | None = None) -> TapDecoder:
+    """The decoder that covers what the request asks for."""
+    if request.follow is not None:
+        return TapDecoder((*EVERYTHING, INBOXES), replies=True, may=may)
+    if request.microbatch is not None:
+        return TapDecoder(Microbatch.parse(request.microbatch).patterns(), may=may)
+    return TapDecoder(
+        request.patterns, filters=request.filters, replies=request.replies, sample=request.sample, may=may
+    )
 
 
 # --- a file ------------------------------------------------------------------------------------------------
@@ -102,9 +66,9 @@ def read(path: Path, request: TapRequest, printer: Printer) -> None:
     """
     if request.rate or request.past or request.record is not None:
         raise BadInput("--read does not go with --rate, --past, or --record")
-    lens = request.lens()
-    arrivals = (arrived for arrived in read_tap(path) if lens.covers(arrived.subject))
-    items = (tapped for arrived in arrivals if (tapped := lens.look(arrived)) is not None)
+    decoder = decoder_of(request)
+    arrivals = (arrived for arrived in read_tap(path) if decoder.covers(arrived.subject))
+    items = (tapped for arrived in arrivals if (tapped := decoder.look(arrived)) is not None)
     if request.follow is not None:
         _tree_of_file(request.follow, items, printer)
         return
@@ -133,9 +97,9 @@ def _tree_of_file(root: str, items: Iterable[TappedMessage], printer: Printer) -
 
 
 # --- a bus -------------------------------------------------------------------------------------------------
-async def listen(address: BusAddress, request: TapRequest, printer: Printer, role: TapRole) -> None:
+async def listen(address: BusAddress, request: TapRequest, printer: Printer, mesh: GatewayOptions) -> None:
     """Show messages until the tap is cancelled, `count` is reached, or the microbatch is complete."""
-    scope = await _scope(request, role)
+    scope = await _scope(request, mesh)
     may = None if scope is None else tap_scope.may(scope)
     if scope is not None:
         request = replace(request, patterns=tap_scope.shown(scope, request.patterns))
@@ -153,12 +117,12 @@ async def listen(address: BusAddress, request: TapRequest, printer: Printer, rol
             await _show(bus, request, printer, may)
 
 
-async def _scope(request: TapRequest, role: TapRole) -> TapScope | None:
-    token = tap_role.given_token(role.token)
+async def _scope(request: TapRequest, mesh: GatewayOptions) -> TapScope | None:
+    token = tap_role.given_token(mesh.token)
     if token is None:
         return None
-    scope = await tap_role.ask(role.gateway, token, role.state)
-    missing = tap_scope.left_out(scope, request.typed())
+    scope = await tap_role.ask(replace(mesh, token=token))
+    missing = tap_scope.left_out(scope, subjects_named(request))
     if missing:
         note(f"left out for {scope.role} {scope.user}: {', '.join(missing)}")
     return scope
@@ -208,7 +172,7 @@ async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
             await asyncio.sleep(recorder.flush_s)
             recorder.close_off()
 
-    async with background(work()):
+    async with beside(work()):
         yield
 
 
@@ -224,16 +188,14 @@ async def _rates(bus: Bus, request: TapRequest, may: May | None) -> None:
                 await asyncio.sleep(RATES_EVERY_S)
                 print_rates()
 
-        task = asyncio.create_task(repeat())
         shown = 0
         try:
-            async with aclosing(aiter(tapping)) as items:
+            async with beside(repeat()), aclosing(aiter(tapping)) as items:
                 async for _ in items:
                     shown += 1
                     if shown == request.count:
                         return
         finally:
-            await cancel(task)
             print_rates()
 
 
@@ -269,7 +231,7 @@ async def _follow(
     if may is not None and scope is not None:  # this role may not see replies
         patterns = tap_scope.shown(scope, EVERYTHING)
     async with Tap(bus, patterns, replies=may is None, may=may) as tapping:
-        async with aclosing(past(bus, request.lens(may))) as older:
+        async with aclosing(past(bus, decoder_of(request, may))) as older:
             async for tapped in older:
                 tree.add(tapped, past=True)
         if len(tree):

@@ -18,7 +18,7 @@ from dmsc.console.running import leave, run_async
 if TYPE_CHECKING:
     from dmsc.chaos.report import ChaosReport
     from dmsc.chaos.run import Chaos, ChaosOptions
-    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.mesh_options import MeshOptions
     from dmsc.launch.prefork_server import PreforkServer
     from schemas.job import JobSpec
 
@@ -74,7 +74,7 @@ def chaos(
     slots: Annotated[
         int, typer.Option(min=1, help="With --private: stage instances in each of the two clusters.")
     ] = 4,
-    allow_url: AllowUrlOption = None,
+    allow_url: AllowUrlOption = (),
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput and faults over time.")
     ] = None,
@@ -121,7 +121,7 @@ def chaos(
     configure_logging(level="error")  # a bus that is away now and then is expected here
     with running_prefork_server() if private else nullcontext() as prefork_server:
         small = FaultKind.DISK_FULL in options.kinds
-        urls = (*(() if spec is None else named_urls(spec)), *(allow_url or ()))
+        urls = (*(() if spec is None else named_urls(spec)), *allow_url)
         own = _OwnMesh(separate, slots, prefork_server, small, urls) if private else None
         report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
     if plot is not None:
@@ -189,7 +189,7 @@ async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIt
         options = _private_mesh(Path(name) / "state", own)
         say(f"starting a mesh of clusters {', '.join(options.clusters)}")
         async with (
-            running_mesh(options, say, zygote=own.prefork_server) as mesh,
+            running_mesh(options, say, prefork_server=own.prefork_server) as mesh,
             open_chaos(mesh.folder, say) as chaos,
         ):
             yield chaos
@@ -197,7 +197,7 @@ async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIt
 
 
 def _private_mesh(state: Path, own: _OwnMesh) -> MeshOptions:
-    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.mesh_options import MeshOptions
     from dmsc.process.composition import node_name
 
     return MeshOptions(

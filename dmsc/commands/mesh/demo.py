@@ -15,7 +15,7 @@ from dmsc.console.running import leave, run_async
 if TYPE_CHECKING:
     from dmsc.console.exit_codes import ExitCode
     from dmsc.follow.follow import FollowOptions
-    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.mesh_options import MeshOptions
     from dmsc.launch.prefork_server import PreforkServer
     from dmsc.launch.starting_view import StartingView
     from schemas.job import JobSpec
@@ -46,7 +46,7 @@ def demo(
     """
     from dmsc.client.job_file import load_job, named_urls
     from dmsc.follow.follow import FollowOptions, OnInterrupt
-    from dmsc.launch.layout import MeshOptions
+    from dmsc.launch.mesh_options import MeshOptions
     from dmsc.launch.prefork_server import running_prefork_server
     from dmsc.process.composition import node_name
 

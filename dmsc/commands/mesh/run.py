@@ -12,197 +12,37 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmsc.console.options import (
-    AccessFileOption,
     AllowUrlOption,
-    BusTokenOption,
     CodeOption,
     InstanceUsersOption,
+    LevelOption,
+    MetricsBindOption,
+    MetricsPortOption,
+    ParentOption,
     StateOption,
     TrustOption,
+    WaitOption,
 )
 from dmsc.console.running import run_async
+from dmsc.launch import ports
+from dmsc.process.run_options import RunOptions
 
 if TYPE_CHECKING:
     from dmsc.metrics.listener import MetricsOptions
     from dmsc.process.composition import ServicePart
     from dmsc.state.settings import BusAddress
 
-ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
-LevelOption = Annotated[
-    str,
-    typer.Option(
-        "--log-level", envvar="DMSC_LOG_LEVEL", help="debug, info, warning or error.", show_default=True
-    ),
-]
-MetricsPortOption = Annotated[
-    str,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT|off",
-        envvar="DMSC_METRICS_PORT",
-        help="The port at which this process serves /metrics for Prometheus; 0: any free port.",
-    ),
-]
-MetricsBindOption = Annotated[
-    str,
-    typer.Option(
-        "--metrics-bind",
-        metavar="ADDRESS",
-        envvar="DMSC_METRICS_BIND",
-        help="The address where /metrics listens. It needs no token, so be careful with 0.0.0.0.",
-    ),
-]
-
 
 def run(
     entity: Annotated[
-        list[str],
+        tuple[str, ...],
         typer.Argument(
             metavar="ENTITY...",
             help="service-registry, authorizer, orchestrator, broker, gateway, router, tracer, or a policy.",
             show_default=False,
         ),
     ],
-    bus: Annotated[
-        str | None,
-        typer.Option("--bus", metavar="URL", help="The bus's address, or several with commas ($DMSC_BUS)."),
-    ] = None,
-    bus_token: BusTokenOption = None,
-    cluster: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cluster", metavar="NAME", envvar="DMSC_CLUSTER", help="For gateway and router; repeatable."
-        ),
-    ] = None,
-    http_port: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--http-port",
-            metavar="PORT",
-            envvar="DMSC_HTTP_PORT",
-            help="The port of a gateway's HTTP API; one per cluster.",
-        ),
-    ] = None,
-    bind: Annotated[
-        str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="The address where HTTP APIs listen.")
-    ] = "127.0.0.1",
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-cert",
-            metavar="FILE",
-            envvar="DMSC_TLS_CERT",
-            help="The certificate for HTTPS; see `dmsc cert`.",
-        ),
-    ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="The private key of the certificate."
-        ),
-    ] = None,
-    proxy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--proxy",
-            metavar="ADDRESS",
-            envvar="DMSC_PROXY",
-            help="A proxy (or network) whose X-Forwarded-For header a gateway trusts; repeatable.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokens",
-            metavar="FILE",
-            envvar="DMSC_TOKENS",
-            help="For the authorizer: the file of users, their roles and tokens.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="SID",
-            help="For an authorizer or broker: its name; if several run, each needs its own.",
-        ),
-    ] = None,
-    no_researchers: Annotated[
-        bool,
-        typer.Option(
-            "--no-researchers",
-            envvar="DMSC_NO_RESEARCHERS",
-            help="For the authorizer: refuse researchers, because this machine does not confine their code.",
-        ),
-    ] = False,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys",
-            metavar="FILE",
-            envvar="DMSC_GUARD_KEYS",
-            help="For the authorizer: the keys of the bus's auth callout (guard.json of a state folder).",
-        ),
-    ] = None,
-    access_file: AccessFileOption = None,
-    allow_url: AllowUrlOption = None,
-    user_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--user-key",
-            metavar="FILE",
-            envvar="DMSC_USER_KEY",
-            help="For the authorizer: the key that signs users' tokens; no one else may read this file.",
-        ),
-    ] = None,
-    audit_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--audit-folder",
-            metavar="DIR",
-            envvar="DMSC_AUDIT_FOLDER",
-            help="For the authorizer: where it keeps the audit records and their signed head, off the bus.",
-        ),
-    ] = None,
-    replicas: Annotated[
-        int,
-        typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
-    ] = 1,
-    precedence: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME",
-            envvar="DMSC_PRECEDENCE",
-            help="For the orchestrator: policies by descending precedence; the first prevails over all.",
-            show_default=False,
-        ),
-    ] = "",
-    metrics_port: MetricsPortOption = "0",
-    metrics_bind: MetricsBindOption = "127.0.0.1",
-    peak_tflops: Annotated[
-        float | None,
-        typer.Option(
-            "--peak-tflops",
-            min=0.001,
-            envvar="DMSC_PEAK_TFLOPS",
-            help="Peak of one device in 10¹² FLOP/s at the job's precision, to compute MFU.",
-        ),
-    ] = None,
-    energy_price: Annotated[
-        float | None,
-        typer.Option(
-            "--energy-price",
-            min=0,
-            envvar="DMSC_ENERGY_PRICE",
-            help="Price of one kWh, to compute the cost of energy.",
-        ),
-    ] = None,
-    wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
-    ] = 30.0,
-    state: StateOption = None,
-    log_level: LevelOption = "info",
-    parent: ParentOption = None,
+    options: RunOptions = RunOptions(),
 ) -> None:
     """Run one or several entities in this process, until SIGTERM or Ctrl-C.
 
@@ -211,7 +51,7 @@ def run(
     Example: DMSC_BUS=nats://nats:4222 dmsc run gateway router --cluster a --http-port 8080
     """
     from bus.files.artifacts import restrict
-    from dmsc.process.composition import RunOptions, check_proxies, compose
+    from dmsc.process.composition import compose
     from dmsc.process.sandboxing import closed_files
     from dmsc.state import identities
     from dmsc.state.renewals import follow_renewals
@@ -219,43 +59,22 @@ def run(
     from dmsc.state.state_folder import default_state
     from schemas.urls import UrlRules
 
-    address = find_bus(bus, bus_token, state)
-    authorizer, broker = identities.called(entity, name)
-    services = identities.entities(entity, cluster or (), authorizer=authorizer, broker=broker)
+    address = find_bus(options.bus, options.bus_token, options.state)
+    authorizer, broker = identities.called(entity, options.name)
+    services = identities.entities(entity, options.clusters, authorizer=authorizer, broker=broker)
     if services:
         address = replace(address, token=identities.own(address.token, services))
         follow_renewals(address.token, services)
-    closed = [str(path) for path in closed_files(state or default_state())]
-    restrict(UrlRules.of(allow_url or (), os.getcwd()), closed)
-    options = RunOptions(
-        servers=address.servers,
-        token=address.token,
-        clusters=tuple(cluster or ()),
-        bind=bind,
-        http_ports=tuple(http_port or ()),
-        tls=_pair(tls_cert, tls_key),
-        proxies=check_proxies(proxy or ()),
-        tokens_file=tokens,
-        researchers=not no_researchers,
-        keys_file=keys,
-        authorizer=authorizer,
-        broker=broker,
-        access_file=access_file,
-        user_key=user_key,
-        audit_folder=audit_folder,
-        replicas=replicas,
-        precedence=tuple(name.strip() for name in precedence.split(",") if name.strip()),
-        peak_tflops=peak_tflops,
-        energy_price=energy_price,
-    )
+    closed = [str(path) for path in closed_files(options.state or default_state())]
+    restrict(UrlRules.of(options.allow_urls, os.getcwd()), closed)
     run_parts(
-        compose(entity, options),
+        compose(entity, options, address),
         address,
-        parent=parent,
-        level=log_level,
-        patience_s=wait,
-        replicas=replicas,
-        metrics=metrics_options(metrics_port, metrics_bind),
+        parent=options.parent,
+        level=options.log_level,
+        patience_s=options.wait_s,
+        replicas=options.replicas,
+        metrics=metrics_options(options.metrics_port, options.metrics_bind),
     )
 
 
@@ -308,8 +127,8 @@ def join(
             help="The port range of tensor links (any); open it in the firewall for other nodes.",
         ),
     ] = None,
-    code: CodeOption = None,
-    allow_url: AllowUrlOption = None,
+    code: CodeOption = (),
+    allow_url: AllowUrlOption = (),
     trust_researchers: TrustOption = False,
     instance_users: InstanceUsersOption = None,
     logs: Annotated[
@@ -333,9 +152,7 @@ def join(
     ] = False,
     metrics_port: MetricsPortOption = "0",
     metrics_bind: MetricsBindOption = "127.0.0.1",
-    wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the bus at startup.")
-    ] = 30.0,
+    wait: WaitOption = 30.0,
     state: StateOption = None,
     log_level: LevelOption = "info",
     parent: ParentOption = None,
@@ -348,12 +165,13 @@ def join(
 
     Example: dmsc join nats://10.0.0.5:4222 --credential b.cred --cluster b --slots 2 --ports 40000-40100
     """
-    from dmsc.process.composition import AgentOptions, address_towards, agent_part, check_clusters, node_name
+    from dmsc.process.composition import address_towards, agent_part, check_clusters, node_name
     from dmsc.process.sandboxing import closed_files, confinement
     from dmsc.state import identities
     from dmsc.state.renewals import follow_renewals
     from dmsc.state.settings import find_bus, read_token
     from dmsc.state.state_folder import default_state
+    from entities.cluster.config import ClusterConfig
     from schemas.urls import local_path
 
     if credential is not None:
@@ -368,9 +186,9 @@ def join(
         trusted=trust_researchers,
         users=instance_users,
         closed=closed_files(state or default_state(), credential, logs, stores),
-        read=[path for url in allow_url or () if (path := local_path(url)) is not None],
+        read=[path for url in allow_url if (path := local_path(url)) is not None],
     )
-    options = AgentOptions(
+    config = ClusterConfig(
         servers=bus.servers,
         token=bus.token,
         cluster=cluster,
@@ -378,17 +196,17 @@ def join(
         slots=slots,
         address=address or address_towards(bus.servers[0]),
         ports=_range(ports),
-        code=tuple(str(path.absolute()) for path in code or [Path()]),
+        code_path=tuple(str(path.absolute()) for path in code or (Path(),)),
         logs=(logs or (state or default_state()) / "logs").absolute(),
         stores=None if stores is None else stores.absolute(),
         keep_stores=keep_stores,
-        allow_urls=tuple(allow_url or ()),
+        allow_urls=allow_url,
         confinement=limits,
     )
     run_parts(
-        [agent_part(options)],
+        [agent_part(config)],
         bus,
-        logs=options.logs if parent is None else None,  # `dmsc up` rotates the logs of its own processes
+        logs=config.logs if parent is None else None,  # `dmsc up` rotates the logs of its own processes
         parent=parent,
         level=log_level,
         patience_s=wait,
@@ -459,29 +277,8 @@ def metrics_options(port: str, bind: str) -> MetricsOptions | None:
     from dmsc.metrics.listener import MetricsOptions
     from dmsc.process.composition import own_address
 
-    number = port_or_off(port, "--metrics-port")
+    number = ports.port_or_off(port, "--metrics-port")
     return None if number is None else MetricsOptions(port=number, bind=bind, host=own_address(bind))
-
-
-def port_or_off(port: str, option: str) -> int | None:
-    """The number of an option that takes a port, 0 or `off`; None: off. Raises `BadInput`."""
-    from schemas.errors import BadInput
-
-    if port == "off":
-        return None
-    if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise BadInput(f"{option} {port}: a port, 0 for any free one, or off")
-    return int(port)
-
-
-def _pair(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
-    from schemas.errors import BadInput
-
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise BadInput("--tls-cert and --tls-key belong together: give both, or neither")
-    return certificate, key
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

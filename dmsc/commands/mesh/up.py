@@ -6,29 +6,22 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmsc.console.exit_codes import ExitCode
-from dmsc.console.options import (
-    AccessFileOption,
-    AllowUrlOption,
-    CodeOption,
-    InstanceUsersOption,
-    JsonOption,
-    StateOption,
-    TrustOption,
-    print_json,
-)
+from dmsc.console.options import JsonOption, ParentOption, StateOption, print_json
 from dmsc.console.running import leave, run_async
+from dmsc.launch import ports
+from dmsc.launch.mesh_options import MeshOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from dmsc.launch.layout import MeshOptions
     from dmsc.launch.mesh import RunningMesh, Say
     from dmsc.launch.prefork_server import PreforkServer
     from dmsc.state.state_folder import MeshFile, StateFolder
@@ -37,97 +30,16 @@ if TYPE_CHECKING:
 
 
 def up(
-    state: StateOption = None,
-    cluster: Annotated[
-        list[str] | None,
-        typer.Option("--cluster", metavar="NAME", help="A cluster to start; repeatable (a, b)."),
-    ] = None,
-    slots: Annotated[
-        int, typer.Option(min=0, help="How many stage instances each cluster may run at a time.")
-    ] = 4,
-    nats_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="The bus's port (4222, else a free one); 0: any.")
-    ] = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT",
-            help="The first gateway's port; the others take the next ones (8080, else free ones); 0: any.",
-        ),
-    ] = None,
-    bind: Annotated[
-        str,
-        typer.Option(metavar="ADDRESS", help="The address to listen on; 0.0.0.0 lets other machines join."),
-    ] = "127.0.0.1",
-    metrics_port: Annotated[
-        str,
-        typer.Option(
-            metavar="PORT|off",
-            envvar="DMSC_METRICS_PORT",
-            help="The port at which the first process serves /metrics for Prometheus; other processes take"
-            " the next ones; 0: any.",
-        ),
-    ] = "0",
-    metrics_bind: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            envvar="DMSC_METRICS_BIND",
-            help="The address where /metrics listens. It needs no token.",
-        ),
-    ] = "127.0.0.1",
-    monitor_port: Annotated[
-        str,
-        typer.Option(
-            metavar="PORT|off",
-            help="The port of NATS's monitoring pages, on loopback only; they show all connections; 0: any.",
-        ),
-    ] = "off",
-    proxy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--proxy",
-            metavar="ADDRESS",
-            help="A proxy (or network) whose X-Forwarded-For header gateways trust; repeatable.",
-        ),
-    ] = None,
-    servers: Annotated[
-        int, typer.Option(min=1, help="How many NATS servers to run; 3 or 5 survive the loss of one or two.")
-    ] = 1,
-    orchestrators: Annotated[
-        int,
-        typer.Option(min=1, help="How many orchestrators to run; one leads, another takes over if it dies."),
-    ] = 1,
-    registries: Annotated[
-        int, typer.Option(min=1, help="How many registries to run; one leads, another takes over if it dies.")
-    ] = 1,
-    separate: Annotated[
-        bool, typer.Option("--separate", help="Run each entity in a process of its own.")
-    ] = False,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy", metavar="NAME|FILE", help="A policy to run as functional module; repeatable."
-        ),
-    ] = None,
-    tls: Annotated[
-        bool,
-        typer.Option("--tls", help="Encrypt the bus and the gateways, with a CA made in the state folder."),
-    ] = False,
-    access_file: AccessFileOption = None,
-    code: CodeOption = None,
-    allow_url: AllowUrlOption = None,
-    trust_researchers: TrustOption = False,
-    instance_users: InstanceUsersOption = None,
+    options: MeshOptions = MeshOptions(),
     tenant: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(
             "--tenant",
             metavar="NAME",
             help="Start one mesh for this tenant; all tenants share the server but are isolated from each"
             " other; repeatable.",
         ),
-    ] = None,
+    ] = (),
     quota: Annotated[
         float | None,
         typer.Option(
@@ -140,7 +52,7 @@ def up(
         bool, typer.Option("--detach", "-d", help="Return when the mesh is ready; stop it with `dmsc down`.")
     ] = False,
     json: JsonOption = False,
-    parent: Annotated[int | None, typer.Option("--parent", hidden=True)] = None,
+    parent: ParentOption = None,
 ) -> None:
     """Start a mesh on this machine: NATS server, all entities, one node agent per cluster.
 
@@ -149,29 +61,7 @@ def up(
 
     Example: dmsc up --cluster a --cluster b --slots 2
     """
-    options = _options(
-        state,
-        cluster,
-        slots,
-        nats_port,
-        http_port,
-        bind,
-        metrics_port,
-        metrics_bind,
-        monitor_port,
-        proxy,
-        servers,
-        orchestrators,
-        registries,
-        separate,
-        policy,
-        tls,
-        access_file,
-        code,
-        allow_url,
-        trust_researchers,
-        instance_users,
-    )
+    options = _checked(options)
     running = _host(options, tenant, quota) if tenant else _mesh(options, quota)
     if detach:
         _detached(options, json)
@@ -210,66 +100,30 @@ def down(
         print(f"stopped the mesh on {folder.path} (pid {pid})")
 
 
-def _options(
-    state: Path | None,
-    cluster: list[str] | None,
-    slots: int,
-    nats_port: int | None,
-    http_port: int | None,
-    bind: str,
-    metrics_port: str,
-    metrics_bind: str,
-    monitor_port: str,
-    proxy: list[str] | None,
-    servers: int,
-    orchestrators: int,
-    registries: int,
-    separate: bool,
-    policy: list[str] | None,
-    tls: bool,
-    access_file: Path | None,
-    code: list[Path] | None,
-    allow_url: list[str] | None,
-    trust_researchers: bool,
-    instance_users: str | None,
-) -> MeshOptions:
-    from dmsc.commands.mesh.run import metrics_options, port_or_off
-    from dmsc.launch.layout import MeshOptions
+def _checked(options: MeshOptions) -> MeshOptions:
+    """The options with absolute paths and with this machine's names. Raises `BadInput` if one is wrong."""
     from dmsc.process.composition import check_clusters, check_proxies, node_name, own_address
-    from dmsc.state.state_folder import default_state
     from workers.sandbox.users import parse_range
 
+    access_file = options.access_file
     if access_file is not None:
         from dmsc.commands.security.access import check_access_file
 
         check_access_file(access_file)
-    metrics = metrics_options(metrics_port, metrics_bind)
-    if instance_users is not None:
-        parse_range(instance_users)
-    return MeshOptions(
-        state=(state or default_state()).absolute(),
-        clusters=check_clusters(tuple(cluster or ("a", "b"))),
-        slots=slots,
-        nats_port=nats_port,
-        http_port=http_port,
-        servers=servers,
-        orchestrators=orchestrators,
-        registries=registries,
-        separate=separate,
-        bind=bind,
-        metrics_port=None if metrics is None else metrics.port,
-        metrics_bind=metrics_bind,
-        monitor_port=port_or_off(monitor_port, "--monitor-port"),
-        proxies=check_proxies(proxy or ()),
-        address=own_address(bind),
+        access_file = access_file.absolute()
+    ports.port_or_off(options.metrics_port, "--metrics-port")
+    ports.port_or_off(options.monitor_port, "--monitor-port")
+    if options.instance_users is not None:
+        parse_range(options.instance_users)
+    return replace(
+        options,
+        state=options.state.absolute(),
+        clusters=check_clusters(options.clusters),
+        proxies=check_proxies(options.proxies),
+        address=own_address(options.bind),
         node=node_name(),
-        policies=tuple(policy or ()),
-        tls=tls,
-        access_file=None if access_file is None else access_file.absolute(),
-        code=tuple(str(folder.absolute()) for folder in code or ()),
-        allow_urls=tuple(allow_url or ()),
-        trust_researchers=trust_researchers,
-        instance_users=instance_users,
+        access_file=access_file,
+        code=tuple(folder.absolute() for folder in options.code),
     )
 
 
@@ -282,16 +136,16 @@ def _mesh(options: MeshOptions, quota: float | None) -> Running:
     return lambda say, progress, prefork_server: running_mesh(options, say, progress, prefork_server)
 
 
-def _host(options: MeshOptions, tenants: list[str], quota: float | None) -> Running:
+def _host(options: MeshOptions, tenants: tuple[str, ...], quota: float | None) -> Running:
     from dmsc.launch.hosting import GIB, HostOptions, running_host
     from schemas.errors import BadInput
 
-    if options.metrics_port:
+    if options.metrics_port not in ("0", "off"):
         raise BadInput("--metrics-port with --tenant: 0 (any) or off; one port is for one mesh")
     if quota is not None and not 0 < quota < 1 << 20:  # NaN, too
         raise BadInput(f"--quota {quota:g}: must be GiB above 0")
     bytes_ = None if quota is None else int(quota * GIB)
-    host = HostOptions(tenants=tuple(tenants), mesh=options, quota_bytes=bytes_)
+    host = HostOptions(tenants=tenants, mesh=options, quota_bytes=bytes_)
     return lambda say, progress, prefork_server: running_host(host, say, progress, prefork_server)
 
 

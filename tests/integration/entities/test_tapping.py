@@ -15,10 +15,11 @@ from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from bus.tap.causal_tree import CausalTree, TreeNode
 from bus.tap.message import TappedMessage
+from dmsc.console.option_groups import GatewayOptions
 from dmsc.state.settings import BusAddress
 from dmsc.tapping import session
 from dmsc.tapping.printing import Printer
-from dmsc.tapping.session import TapRequest, TapRole
+from dmsc.tapping.request import TapRequest
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from schemas.door import DoorRequest
@@ -67,11 +68,11 @@ class Seen(Printer):
 
 @contextlib.asynccontextmanager
 async def listening(
-    server: EmbeddedServer, wanted: TapRequest, door: TapRole | None = None
+    server: EmbeddedServer, wanted: TapRequest, door: GatewayOptions | None = None
 ) -> AsyncIterator[Seen]:
     seen = Seen()
     address = BusAddress(servers=(server.url,))
-    task = asyncio.create_task(session.listen(address, wanted, seen, door or TapRole()))
+    task = asyncio.create_task(session.listen(address, wanted, seen, door or GatewayOptions()))
     try:
         yield seen
     finally:
@@ -155,7 +156,7 @@ async def test_the_tree_that_a_message_caused_from_history_and_then_live(
     await bus.serve(subjects.RELEASE_JOB, release)
     past = Seen()
     address = BusAddress(servers=(own_server.url,))
-    await session.listen(address, TapRequest(follow=root, past=True), past, TapRole())
+    await session.listen(address, TapRequest(follow=root, past=True), past, GatewayOptions())
     assert past.trees == [[(root, 0), (child, 1)]]
     async with listening(own_server, TapRequest(follow=root)) as seen:
         await seen.until(lambda: seen.trees)
@@ -187,8 +188,12 @@ async def test_a_viewer_taps_what_a_viewer_may(
         return {tapped.row.name for tapped in seen.messages if tapped.row is not None}
 
     async with (
-        listening(own_server, TapRequest(replies=True), TapRole(gateway.url, "vera")) as viewer,
-        listening(own_server, TapRequest(replies=True), TapRole(gateway.url, "olga")) as operator,
+        listening(
+            own_server, TapRequest(replies=True), GatewayOptions(gateway=gateway.url, token="vera")
+        ) as viewer,
+        listening(
+            own_server, TapRequest(replies=True), GatewayOptions(gateway=gateway.url, token="olga")
+        ) as operator,
     ):
         await say_until(bus, lambda: viewer.messages and operator.messages)
         await ask()
@@ -210,9 +215,11 @@ async def test_a_viewer_taps_what_a_viewer_may(
         (TapRequest(), "nobody", Refused, "unknown token"),
     ):
         with pytest.raises(error, match=text):
-            await session.listen(address, wanted, Seen(), TapRole(gateway.url, whose))
+            await session.listen(address, wanted, Seen(), GatewayOptions(gateway=gateway.url, token=whose))
     with pytest.raises(Unavailable, match="without --token and DMSC_TOKEN the bus's decides"):
-        await session.listen(address, TapRequest(), Seen(), TapRole("http://127.0.0.1:9", "vera"))
+        await session.listen(
+            address, TapRequest(), Seen(), GatewayOptions(gateway="http://127.0.0.1:9", token="vera")
+        )
 
 
 def test_options_that_exclude_each_other_are_told() -> None:

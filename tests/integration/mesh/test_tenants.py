@@ -12,8 +12,8 @@ import pytest
 
 from dmsc.client.async_client import AsyncClient
 from dmsc.client.client import Client
-from dmsc.launch.layout import MeshOptions
 from dmsc.launch.mesh import running_mesh
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.state.settings import find_gateway
 from dmsc.state.state_folder import MeshFile, StateFolder
 from schemas.door import MeshStatus

@@ -11,7 +11,8 @@ from dmsc.client.sse import EventParser, ServerEvent
 from dmsc.console.exit_codes import ExitCode, exit_code_of
 from dmsc.follow.follow import printable
 from dmsc.launch import ports
-from dmsc.launch.layout import MeshOptions, expected_services, lay_out
+from dmsc.launch.layout import expected_services, lay_out
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.launch.supervisor import pause_before_restart
 from dmsc.state.settings import find_bus, find_gateway
 from schemas import errors

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from bus.guard.accounts import account_lines, account_of, least_store_bytes
 from dmsc.cli import app
 from dmsc.launch.hosting import CONNECTIONS, GIB, STORE_BYTES, HostOptions, tenant_child
-from dmsc.launch.layout import MeshOptions
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.state.state_folder import StateFolder
 from schemas.errors import BadInput
 
@@ -57,14 +57,15 @@ def test_a_tenants_command_line_is_one_that_up_takes() -> None:
         policies=("rebalancing",),
         separate=True,
         orchestrators=2,
-        metrics_port=None,
+        metrics_port="off",
         access_file=Path("/rules.yaml"),
         tls=True,
     )
     child = tenant_child("red", StateFolder(Path("/host/tenants/red")), mesh, 8082)
     words = " ".join(child.arguments)
     for said in (
-        "up --state /host/tenants/red --slots 3 --cluster x --cluster y --http-port 8082 --bind 127.0.0.1",
+        "up --state /host/tenants/red --cluster x --cluster y --slots 3 --bind 127.0.0.1",
+        "--http-port 8082",
         "--metrics-port off",
         "--orchestrators 2",
         "--separate",

@@ -176,10 +176,12 @@ def test_nothing_of_opentelemetry_is_imported_unless_a_tracer_is_asked_for() -> 
 
 
 def test_without_the_extra_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dmsc.process.composition import RunOptions, compose
+    from dmsc.process.composition import compose
+    from dmsc.process.run_options import RunOptions
+    from dmsc.state.settings import BusAddress
     from schemas.errors import BadInput
 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(BadInput, match=r"pip install 'dmsc\[otel\]'") as refused:
-        compose(["tracer"], RunOptions(servers=("nats://127.0.0.1:1",)))
+        compose(["tracer"], RunOptions(), BusAddress(servers=("nats://127.0.0.1:1",)))
     assert "\n" not in refused.value.text

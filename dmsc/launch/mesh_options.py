@@ -1,0 +1,122 @@
+"""The options of `dmsc up`: each is spelled once, here, and the command line shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from dmsc.console.options import (
+    AccessFileOption,
+    AllowUrlOption,
+    CodeOption,
+    InstanceUsersOption,
+    OwnStateOption,
+    TrustOption,
+)
+from dmsc.state.state_folder import default_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshOptions:
+    """The options of `dmsc up`, and what it finds out about this machine."""
+
+    state: OwnStateOption = field(default_factory=default_state)
+    clusters: Annotated[
+        tuple[str, ...],
+        typer.Option("--cluster", metavar="NAME", help="A cluster to start; repeatable (a, b)."),
+    ] = ("a", "b")
+    slots: Annotated[
+        int, typer.Option("--slots", min=0, help="How many stage instances each cluster may run at a time.")
+    ] = 4  # may exceed the number of cores, which the instances then share
+    nats_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="The bus's port (4222, else a free one); 0: any.")
+    ] = None
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="The first gateway's port; the others take the next ones (8080, else free ones); 0: any.",
+        ),
+    ] = None
+    bind: Annotated[
+        str,
+        typer.Option(
+            "--bind", metavar="ADDRESS", help="The address to listen on; 0.0.0.0 lets other machines join."
+        ),
+    ] = "127.0.0.1"
+    metrics_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT|off",
+            envvar="DMSC_METRICS_PORT",
+            help="The port at which the first process serves /metrics for Prometheus; other processes take"
+            " the next ones; 0: any.",
+        ),
+    ] = "0"
+    metrics_bind: Annotated[
+        str,
+        typer.Option(
+            "--metrics-bind",
+            metavar="ADDRESS",
+            envvar="DMSC_METRICS_BIND",
+            help="The address where /metrics listens. It needs no token.",
+        ),
+    ] = "127.0.0.1"
+    monitor_port: Annotated[
+        str,
+        typer.Option(
+            metavar="PORT|off",
+            help="The port of NATS's monitoring pages, on loopback only; they show all connections; 0: any.",
+        ),
+    ] = "off"
+    proxies: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="A proxy (or network) whose X-Forwarded-For header gateways trust; repeatable.",
+        ),
+    ] = ()
+    servers: Annotated[
+        int, typer.Option(min=1, help="How many NATS servers to run; 3 or 5 survive the loss of one or two.")
+    ] = 1
+    orchestrators: Annotated[
+        int,
+        typer.Option(
+            "--orchestrators",
+            min=1,
+            help="How many orchestrators to run; one leads, another takes over if it dies.",
+        ),
+    ] = 1  # if there are several, each runs in a process of its own
+    registries: Annotated[
+        int,
+        typer.Option(
+            "--registries",
+            min=1,
+            help="How many registries to run; one leads, another takes over if it dies.",
+        ),
+    ] = 1  # likewise
+    separate: Annotated[bool, typer.Option("--separate", help="Run each entity in a process of its own.")] = (
+        False
+    )
+    policies: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--policy", metavar="NAME|FILE", help="A policy to run as functional module; repeatable."
+        ),
+    ] = ()
+    tls: Annotated[
+        bool,
+        typer.Option("--tls", help="Encrypt the bus and the gateways, with a CA made in the state folder."),
+    ] = False
+    access_file: AccessFileOption = None
+    code: CodeOption = ()
+    allow_urls: AllowUrlOption = ()
+    trust_researchers: TrustOption = False
+    instance_users: InstanceUsersOption = None
+
+    address: str = "127.0.0.1"  # at which other machines reach this one
+    node: str = "node"
+    researchers: bool = True  # False: refused, since their code can't be confined and they are not trusted

@@ -1,0 +1,96 @@
+"""The options of `dmsc tap`: each is spelled once, here, and the command line shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TapRequest:
+    """The options of a tap, as typed.
+
+    Raises:
+        BadInput: Two options exclude each other.
+    """
+
+    patterns: Annotated[
+        tuple[str, ...],
+        typer.Argument(
+            metavar="[PATTERN]...",
+            help="Subjects, for example 'signal.>', 'step.claim.*.*', '$KV.jobs.>' (all subjects).",
+        ),
+    ] = (">",)
+    filters: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--filter",
+            metavar="FIELD=VALUE",
+            help="Only messages with this value, for example sender.name=gateway-*; also with !=, < and >;"
+            " repeatable.",
+        ),
+    ] = ()
+    replies: Annotated[bool, typer.Option("--replies", help="Also show replies to requests.")] = False
+    rate: Annotated[
+        bool, typer.Option("--rate", help="Show messages and bytes per second instead of messages.")
+    ] = False
+    sample: Annotated[
+        float | None,
+        typer.Option(
+            "--sample",
+            metavar="SHARE",
+            help="Show only this share of the messages, e.g. 0.1. The choice depends only on message ids, so"
+            " it is the same each time. What a shown message caused is shown, too, if this tap saw all"
+            " messages in between.",
+        ),
+    ] = None
+    microbatch: Annotated[
+        str | None,
+        typer.Option("--microbatch", metavar="JOB/STEP/M", help="Follow one microbatch through its hops."),
+    ] = None
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            "--follow",
+            metavar="ID",
+            help="Show the tree of messages that this message caused, first from the streams, then live."
+            " --ids shows ids.",
+        ),
+    ] = None
+    past: Annotated[
+        bool, typer.Option("--past", help="With --follow: show only messages in the streams, then end.")
+    ] = False
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="Also write what is shown to a new file, redacted."),
+    ] = None
+    read: Annotated[
+        Path | None,
+        typer.Option(
+            "--read", metavar="FILE", help="Read a recorded tap file or run file instead of the bus."
+        ),
+    ] = None
+    ids: Annotated[bool, typer.Option("--ids", help="Also show the id of each message and of its cause.")] = (
+        False
+    )
+    raw: Annotated[bool, typer.Option("--raw", help="Show bytes instead of decoded messages.")] = False
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="End after N messages.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        from schemas.errors import BadInput
+
+        modes = {"--rate": self.rate, "--microbatch": self.microbatch, "--follow": self.follow}
+        chosen = [name for name, value in modes.items() if value]
+        if len(chosen) > 1:
+            raise BadInput(f"{chosen[0]} and {chosen[1]} exclude each other: give one of them")
+        if self.past and not self.follow:
+            raise BadInput("--past goes with --follow ID")
+        if chosen and self.sample is not None:
+            raise BadInput(f"--sample does not go with {chosen[0]}, which needs every message")
+        if chosen and self.record is not None:
+            raise BadInput(f"--record does not go with {chosen[0]}: record, then --read FILE {chosen[0]} …")
