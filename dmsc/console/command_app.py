@@ -37,6 +37,42 @@ class CommandApp(typer.Typer):
             self.command(rich_help_panel=name)(command)
 
 
+def option(
+    usage: str,
+    help: str | None = None,
+    *,
+    envvar: str | None = None,
+    min: float | None = None,
+    max: float | None = None,
+    show_default: bool = True,
+    hidden: bool = False,
+) -> Any:
+    """An option of a command, for `Annotated`.
+
+    `usage` has its names and what stands for its value, as the help shows them: `--output -o FILE`.
+    """
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    metavar = next((word for word in words if not word.startswith("-")), None)
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=help,
+        envvar=envvar,
+        min=min,
+        max=max,
+        show_default=show_default,
+        hidden=hidden,
+    )
+
+
+def argument(
+    metavar: str | None, help: str | None = None, *, min: float | None = None, show_default: bool = False
+) -> Any:
+    """An argument of a command, for `Annotated`."""
+    return typer.Argument(metavar=metavar, help=help, min=min, show_default=show_default)
+
+
 @dataclass(frozen=True, slots=True)
 class FieldOption:
     """An option of the command line that a field of a dataclass stands for."""

@@ -8,55 +8,34 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from schemas.plain_text import plain
 
-_state = typer.Option(
-    "--state", metavar="DIR", help="The state folder of a mesh on this machine ($DMSC_STATE, .dmsc)."
-)
+_state = option("--state DIR", "The state folder of a mesh on this machine ($DMSC_STATE, .dmsc).")
 StateOption = Annotated[Path | None, _state]
 OwnStateOption = Annotated[Path, _state]
 """The state folder of a command that always has one; its default is `default_state`."""
-GatewayOption = Annotated[
-    str | None, typer.Option("--gateway", metavar="URL", help="A gateway's URL ($DMSC_GATEWAY).")
-]
-TokenOption = Annotated[
-    str | None, typer.Option("--token", help="Your token ($DMSC_TOKEN).", show_default=False)
-]
-BusOption = Annotated[str | None, typer.Option("--bus", metavar="URL", help="The bus's address ($DMSC_BUS).")]
+GatewayOption = Annotated[str | None, option("--gateway URL", "A gateway's URL ($DMSC_GATEWAY).")]
+TokenOption = Annotated[str | None, option("--token", "Your token ($DMSC_TOKEN).", show_default=False)]
+BusOption = Annotated[str | None, option("--bus URL", "The bus's address ($DMSC_BUS).")]
 BusTokenOption = Annotated[
-    str | None, typer.Option("--bus-token", help="The bus's token ($DMSC_BUS_TOKEN).", show_default=False)
+    str | None, option("--bus-token", "The bus's token ($DMSC_BUS_TOKEN).", show_default=False)
 ]
 AccessFileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--access-file",
-        metavar="FILE",
+    option(
+        "--access-file FILE",
+        "Rules of who may do what; see `dmsc access default`. The file is read again when it changes.",
         envvar="DMSC_ACCESS_FILE",
-        help="Rules of who may do what; see `dmsc access default`. The file is read again when it changes.",
     ),
 ]
-ModuleArgument = Annotated[
-    str, typer.Argument(metavar="MODULE", help="A module's name; see `dmsc policy list`.", show_default=False)
-]
-JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="The job's id; see `dmsc jobs`.", show_default=False)
-]
-PngOption = Annotated[
-    Path, typer.Option("--out", metavar="FILE.png", help="The file to write.", show_default=False)
-]
-WaitOption = Annotated[
-    float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the bus at startup.")
-]
-ParentOption = Annotated[int | None, typer.Option("--parent", hidden=True)]
-LevelOption = Annotated[
-    str,
-    typer.Option(
-        "--log-level", envvar="DMSC_LOG_LEVEL", help="debug, info, warning or error.", show_default=True
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+ModuleArgument = Annotated[str, argument("MODULE", "A module's name; see `dmsc policy list`.")]
+JobArgument = Annotated[str, argument("JOB", "The job's id; see `dmsc jobs`.")]
+PngOption = Annotated[Path, option("--out FILE.png", "The file to write.", show_default=False)]
+WaitOption = Annotated[float, option("--wait SECONDS", "How long to wait for the bus at startup.")]
+ParentOption = Annotated[int | None, option("--parent", hidden=True)]
+LevelOption = Annotated[str, option("--log-level", "debug, info, warning or error.", envvar="DMSC_LOG_LEVEL")]
+JsonOption = Annotated[bool, option("--json", "Print JSON, for programs.")]
 
 
 def print_json(value: Any) -> None:
@@ -104,54 +83,49 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 CodeOption = Annotated[
     tuple[Path, ...],
-    typer.Option(
-        "--code",
-        metavar="PATH",
+    option(
+        "--code PATH",
+        "A folder with your Python modules; repeatable (the working directory).",
         envvar="DMSC_CODE",
-        help="A folder with your Python modules; repeatable (the working directory).",
     ),
 ]
 TrustOption = Annotated[
     bool,
-    typer.Option(
+    option(
         "--trust-researchers",
+        "Run users' code with all rights of this process's user, without confinement.",
         envvar="DMSC_TRUST_RESEARCHERS",
-        help="Run users' code with all rights of this process's user, without confinement.",
     ),
 ]
 InstanceUsersOption = Annotated[
     str | None,
-    typer.Option(
-        "--instance-users",
-        metavar="LO-HI",
+    option(
+        "--instance-users LO-HI",
+        "As root: the range of user ids from which each instance gets its own user (60578-61183).",
         envvar="DMSC_INSTANCE_USERS",
-        help="As root: the range of user ids from which each instance gets its own user (60578-61183).",
     ),
 ]
 AllowUrlOption = Annotated[
     tuple[str, ...],
-    typer.Option(
-        "--allow-url",
-        metavar="PATH|URL",
+    option(
+        "--allow-url PATH|URL",
+        "A folder or URL that all jobs may read and write their artifacts to; repeatable.",
         envvar="DMSC_ALLOW_URL",
-        help="A folder or URL that all jobs may read and write their artifacts to; repeatable.",
     ),
 ]
 MetricsPortOption = Annotated[
     str,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT|off",
+    option(
+        "--metrics-port PORT|off",
+        "The port at which this process serves /metrics for Prometheus; 0: any free port.",
         envvar="DMSC_METRICS_PORT",
-        help="The port at which this process serves /metrics for Prometheus; 0: any free port.",
     ),
 ]
 MetricsBindOption = Annotated[
     str,
-    typer.Option(
-        "--metrics-bind",
-        metavar="ADDRESS",
+    option(
+        "--metrics-bind ADDRESS",
+        "The address where /metrics listens. It needs no token, so be careful with 0.0.0.0.",
         envvar="DMSC_METRICS_BIND",
-        help="The address where /metrics listens. It needs no token, so be careful with 0.0.0.0.",
     ),
 ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import typer
-
+from dmsc.console.command_app import option
 from dmsc.console.options import (
     AccessFileOption,
     AllowUrlOption,
@@ -24,92 +23,78 @@ class MeshOptions:
 
     state: OwnStateOption = field(default_factory=default_state)
     clusters: Annotated[
-        tuple[str, ...],
-        typer.Option("--cluster", metavar="NAME", help="A cluster to start; repeatable (a, b)."),
+        tuple[str, ...], option("--cluster NAME", "A cluster to start; repeatable (a, b).")
     ] = ("a", "b")
     slots: Annotated[
-        int, typer.Option("--slots", min=0, help="How many stage instances each cluster may run at a time.")
+        int, option("--slots", "How many stage instances each cluster may run at a time.", min=0)
     ] = 4  # may exceed the number of cores, which the instances then share
     nats_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="The bus's port (4222, else a free one); 0: any.")
+        int | None, option("--nats-port PORT", "The bus's port (4222, else a free one); 0: any.")
     ] = None
     http_port: Annotated[
         int | None,
-        typer.Option(
-            metavar="PORT",
-            help="The first gateway's port; the others take the next ones (8080, else free ones); 0: any.",
+        option(
+            "--http-port PORT",
+            "The first gateway's port; the others take the next ones (8080, else free ones); 0: any.",
         ),
     ] = None
     bind: Annotated[
-        str,
-        typer.Option(
-            "--bind", metavar="ADDRESS", help="The address to listen on; 0.0.0.0 lets other machines join."
-        ),
+        str, option("--bind ADDRESS", "The address to listen on; 0.0.0.0 lets other machines join.")
     ] = "127.0.0.1"
     metrics_port: Annotated[
         str,
-        typer.Option(
-            metavar="PORT|off",
-            envvar="DMSC_METRICS_PORT",
-            help="The port at which the first process serves /metrics for Prometheus; other processes take"
+        option(
+            "--metrics-port PORT|off",
+            "The port at which the first process serves /metrics for Prometheus; other processes take"
             " the next ones; 0: any.",
+            envvar="DMSC_METRICS_PORT",
         ),
     ] = "0"
     metrics_bind: Annotated[
         str,
-        typer.Option(
-            "--metrics-bind",
-            metavar="ADDRESS",
+        option(
+            "--metrics-bind ADDRESS",
+            "The address where /metrics listens. It needs no token.",
             envvar="DMSC_METRICS_BIND",
-            help="The address where /metrics listens. It needs no token.",
         ),
     ] = "127.0.0.1"
     monitor_port: Annotated[
         str,
-        typer.Option(
-            metavar="PORT|off",
-            help="The port of NATS's monitoring pages, on loopback only; they show all connections; 0: any.",
+        option(
+            "--monitor-port PORT|off",
+            "The port of NATS's monitoring pages, on loopback only; they show all connections; 0: any.",
         ),
     ] = "off"
     proxies: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--proxy",
-            metavar="ADDRESS",
-            help="A proxy (or network) whose X-Forwarded-For header gateways trust; repeatable.",
+        option(
+            "--proxy ADDRESS", "A proxy (or network) whose X-Forwarded-For header gateways trust; repeatable."
         ),
     ] = ()
     servers: Annotated[
-        int, typer.Option(min=1, help="How many NATS servers to run; 3 or 5 survive the loss of one or two.")
+        int,
+        option("--servers", "How many NATS servers to run; 3 or 5 survive the loss of one or two.", min=1),
     ] = 1
     orchestrators: Annotated[
         int,
-        typer.Option(
+        option(
             "--orchestrators",
+            "How many orchestrators to run; one leads, another takes over if it dies.",
             min=1,
-            help="How many orchestrators to run; one leads, another takes over if it dies.",
         ),
     ] = 1  # if there are several, each runs in a process of its own
     registries: Annotated[
         int,
-        typer.Option(
-            "--registries",
-            min=1,
-            help="How many registries to run; one leads, another takes over if it dies.",
+        option(
+            "--registries", "How many registries to run; one leads, another takes over if it dies.", min=1
         ),
     ] = 1  # likewise
-    separate: Annotated[bool, typer.Option("--separate", help="Run each entity in a process of its own.")] = (
-        False
-    )
+    separate: Annotated[bool, option("--separate", "Run each entity in a process of its own.")] = False
     policies: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--policy", metavar="NAME|FILE", help="A policy to run as functional module; repeatable."
-        ),
+        tuple[str, ...], option("--policy NAME|FILE", "A policy to run as functional module; repeatable.")
     ] = ()
     tls: Annotated[
-        bool,
-        typer.Option("--tls", help="Encrypt the bus and the gateways, with a CA made in the state folder."),
+        bool, option("--tls", "Encrypt the bus and the gateways, with a CA made in the state folder.")
     ] = False
     access_file: AccessFileOption = None
     code: CodeOption = ()

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from dmsc.console.command_app import option
 from dmsc.console.options import (
     AccessFileOption,
     AllowUrlOption,
@@ -26,116 +25,95 @@ class RunOptions:
     """The options of the entities of one process, and of the process."""
 
     bus: Annotated[
-        str | None,
-        typer.Option("--bus", metavar="URL", help="The bus's address, or several with commas ($DMSC_BUS)."),
+        str | None, option("--bus URL", "The bus's address, or several with commas ($DMSC_BUS).")
     ] = None
     bus_token: BusTokenOption = None
     clusters: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--cluster", metavar="NAME", envvar="DMSC_CLUSTER", help="For gateway and router; repeatable."
-        ),
+        option("--cluster NAME", "For gateway and router; repeatable.", envvar="DMSC_CLUSTER"),
     ] = ()
     http_ports: Annotated[
         tuple[int, ...],
-        typer.Option(
-            "--http-port",
-            metavar="PORT",
-            envvar="DMSC_HTTP_PORT",
-            help="The port of a gateway's HTTP API; one per cluster.",
+        option(
+            "--http-port PORT", "The port of a gateway's HTTP API; one per cluster.", envvar="DMSC_HTTP_PORT"
         ),
     ] = ()
     bind: Annotated[
-        str, typer.Option(metavar="ADDRESS", envvar="DMSC_BIND", help="The address where HTTP APIs listen.")
+        str, option("--bind ADDRESS", "The address where HTTP APIs listen.", envvar="DMSC_BIND")
     ] = "127.0.0.1"
     tls_cert: Annotated[
         Path | None,
-        typer.Option(
-            "--tls-cert",
-            metavar="FILE",
-            envvar="DMSC_TLS_CERT",
-            help="The certificate for HTTPS; see `dmsc cert`.",
-        ),
+        option("--tls-cert FILE", "The certificate for HTTPS; see `dmsc cert`.", envvar="DMSC_TLS_CERT"),
     ] = None
     tls_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-key", metavar="FILE", envvar="DMSC_TLS_KEY", help="The private key of the certificate."
-        ),
+        Path | None, option("--tls-key FILE", "The private key of the certificate.", envvar="DMSC_TLS_KEY")
     ] = None
     proxies: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--proxy",
-            metavar="ADDRESS",
+        option(
+            "--proxy ADDRESS",
+            "A proxy (or network) whose X-Forwarded-For header a gateway trusts; repeatable.",
             envvar="DMSC_PROXY",
-            help="A proxy (or network) whose X-Forwarded-For header a gateway trusts; repeatable.",
         ),
     ] = ()
     tokens_file: Annotated[
         Path | None,
-        typer.Option(
-            "--tokens",
-            metavar="FILE",
+        option(
+            "--tokens FILE",
+            "For the authorizer: the file of users, their roles and tokens.",
             envvar="DMSC_TOKENS",
-            help="For the authorizer: the file of users, their roles and tokens.",
         ),
     ] = None
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name",
-            metavar="SID",
-            help="For an authorizer or broker: its name; if several run, each needs its own.",
-        ),
+        option("--name SID", "For an authorizer or broker: its name; if several run, each needs its own."),
     ] = None
     no_researchers: Annotated[
         bool,
-        typer.Option(
+        option(
             "--no-researchers",
+            "For the authorizer: refuse researchers, because this machine does not confine their code.",
             envvar="DMSC_NO_RESEARCHERS",
-            help="For the authorizer: refuse researchers, because this machine does not confine their code.",
         ),
     ] = False
     keys_file: Annotated[
         Path | None,
-        typer.Option(
-            "--keys",
-            metavar="FILE",
+        option(
+            "--keys FILE",
+            "For the authorizer: the keys of the bus's auth callout (guard.json of a state folder).",
             envvar="DMSC_GUARD_KEYS",
-            help="For the authorizer: the keys of the bus's auth callout (guard.json of a state folder).",
         ),
     ] = None
     access_file: AccessFileOption = None
     allow_urls: AllowUrlOption = ()
     user_key: Annotated[
         Path | None,
-        typer.Option(
-            "--user-key",
-            metavar="FILE",
+        option(
+            "--user-key FILE",
+            "For the authorizer: the key that signs users' tokens; no one else may read this file.",
             envvar="DMSC_USER_KEY",
-            help="For the authorizer: the key that signs users' tokens; no one else may read this file.",
         ),
     ] = None
     audit_folder: Annotated[
         Path | None,
-        typer.Option(
-            "--audit-folder",
-            metavar="DIR",
+        option(
+            "--audit-folder DIR",
+            "For the authorizer: where it keeps the audit records and their signed head, off the bus.",
             envvar="DMSC_AUDIT_FOLDER",
-            help="For the authorizer: where it keeps the audit records and their signed head, off the bus.",
         ),
     ] = None
     replicas: Annotated[
         int,
-        typer.Option(min=1, envvar="DMSC_REPLICAS", help="Copies of streams and buckets on a NATS cluster."),
+        option(
+            "--replicas", "Copies of streams and buckets on a NATS cluster.", min=1, envvar="DMSC_REPLICAS"
+        ),
     ] = 1
     precedence: Annotated[
         str,
-        typer.Option(
-            metavar="NAME,NAME",
+        option(
+            "--precedence NAME,NAME",
+            "For the orchestrator: policies by descending precedence; the first prevails over all.",
             envvar="DMSC_PRECEDENCE",
-            help="For the orchestrator: policies by descending precedence; the first prevails over all.",
             show_default=False,
         ),
     ] = ""
@@ -143,20 +121,20 @@ class RunOptions:
     metrics_bind: MetricsBindOption = "127.0.0.1"
     peak_tflops: Annotated[
         float | None,
-        typer.Option(
+        option(
             "--peak-tflops",
+            "Peak of one device in 10¹² FLOP/s at the job's precision, to compute MFU.",
             min=0.001,
             envvar="DMSC_PEAK_TFLOPS",
-            help="Peak of one device in 10¹² FLOP/s at the job's precision, to compute MFU.",
         ),
     ] = None
     energy_price: Annotated[
         float | None,
-        typer.Option(
+        option(
             "--energy-price",
+            "Price of one kWh, to compute the cost of energy.",
             min=0,
             envvar="DMSC_ENERGY_PRICE",
-            help="Price of one kWh, to compute the cost of energy.",
         ),
     ] = None
     wait_s: WaitOption = 30.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from dmsc.console.command_app import argument, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,67 +19,52 @@ class TapRequest:
 
     patterns: Annotated[
         tuple[str, ...],
-        typer.Argument(
-            metavar="[PATTERN]...",
-            help="Subjects, for example 'signal.>', 'step.claim.*.*', '$KV.jobs.>' (all subjects).",
+        argument(
+            "[PATTERN]...", "Subjects, for example 'signal.>', 'step.claim.*.*', '$KV.jobs.>' (all subjects)."
         ),
     ] = (">",)
     filters: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--filter",
-            metavar="FIELD=VALUE",
-            help="Only messages with this value, for example sender.name=gateway-*; also with !=, < and >;"
+        option(
+            "--filter FIELD=VALUE",
+            "Only messages with this value, for example sender.name=gateway-*; also with !=, < and >;"
             " repeatable.",
         ),
     ] = ()
-    replies: Annotated[bool, typer.Option("--replies", help="Also show replies to requests.")] = False
-    rate: Annotated[
-        bool, typer.Option("--rate", help="Show messages and bytes per second instead of messages.")
-    ] = False
+    replies: Annotated[bool, option("--replies", "Also show replies to requests.")] = False
+    rate: Annotated[bool, option("--rate", "Show messages and bytes per second instead of messages.")] = False
     sample: Annotated[
         float | None,
-        typer.Option(
-            "--sample",
-            metavar="SHARE",
-            help="Show only this share of the messages, e.g. 0.1. The choice depends only on message ids, so"
+        option(
+            "--sample SHARE",
+            "Show only this share of the messages, e.g. 0.1. The choice depends only on message ids, so"
             " it is the same each time. What a shown message caused is shown, too, if this tap saw all"
             " messages in between.",
         ),
     ] = None
     microbatch: Annotated[
-        str | None,
-        typer.Option("--microbatch", metavar="JOB/STEP/M", help="Follow one microbatch through its hops."),
+        str | None, option("--microbatch JOB/STEP/M", "Follow one microbatch through its hops.")
     ] = None
     follow: Annotated[
         str | None,
-        typer.Option(
-            "--follow",
-            metavar="ID",
-            help="Show the tree of messages that this message caused, first from the streams, then live."
+        option(
+            "--follow ID",
+            "Show the tree of messages that this message caused, first from the streams, then live."
             " --ids shows ids.",
         ),
     ] = None
-    past: Annotated[
-        bool, typer.Option("--past", help="With --follow: show only messages in the streams, then end.")
-    ] = False
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", metavar="FILE", help="Also write what is shown to a new file, redacted."),
-    ] = None
-    read: Annotated[
-        Path | None,
-        typer.Option(
-            "--read", metavar="FILE", help="Read a recorded tap file or run file instead of the bus."
-        ),
-    ] = None
-    ids: Annotated[bool, typer.Option("--ids", help="Also show the id of each message and of its cause.")] = (
+    past: Annotated[bool, option("--past", "With --follow: show only messages in the streams, then end.")] = (
         False
     )
-    raw: Annotated[bool, typer.Option("--raw", help="Show bytes instead of decoded messages.")] = False
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="End after N messages.")
+    record: Annotated[
+        Path | None, option("--record FILE", "Also write what is shown to a new file, redacted.")
     ] = None
+    read: Annotated[
+        Path | None, option("--read FILE", "Read a recorded tap file or run file instead of the bus.")
+    ] = None
+    ids: Annotated[bool, option("--ids", "Also show the id of each message and of its cause.")] = False
+    raw: Annotated[bool, option("--raw", "Show bytes instead of decoded messages.")] = False
+    count: Annotated[int | None, option("--count -n N", "End after N messages.", min=1)] = None
 
     def __post_init__(self) -> None:
         from schemas.errors import BadInput

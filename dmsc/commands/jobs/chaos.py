@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.options import AllowUrlOption, JsonOption, StateOption, print_json, print_table
 from dmsc.console.running import leave, run_async
 
@@ -26,58 +25,48 @@ Say = Callable[[str], None]
 
 
 def chaos(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="A job file, or the id of a running job.", show_default=False)
-    ],
+    job: Annotated[str, argument("JOB", "A job file, or the id of a running job.")],
     seed: Annotated[
-        int, typer.Option(min=0, help="The seed of the fault plan; the same seed gives the same plan.")
+        int, option("--seed", "The seed of the fault plan; the same seed gives the same plan.", min=0)
     ] = 0,
     every: Annotated[
-        str, typer.Option(metavar="INTERVAL", help="The time between faults: 10s, 500ms, 2min, or 20steps.")
+        str, option("--every INTERVAL", "The time between faults: 10s, 500ms, 2min, or 20steps.")
     ] = "10s",
     what: Annotated[
         str,
-        typer.Option(
-            metavar="KINDS",
-            help="The kinds of faults, separated by commas: instance, freeze, stage, whole-stage, cluster,"
+        option(
+            "--what KINDS",
+            "The kinds of faults, separated by commas: instance, freeze, stage, whole-stage, cluster,"
             " orchestrator, gateway, router, registry, server, server-freeze, no-room, garbage-value,"
             " disk-full.",
         ),
     ] = "instance,cluster,orchestrator,server",
     faults: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="The maximal number of faults (until the job ends)."),
+        int | None, option("--faults N", "The maximal number of faults (until the job ends).", min=1)
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(
-            metavar="JOB", help="A finished job without faults to compare with, instead of a new clean run."
+        option(
+            "--reference JOB", "A finished job without faults to compare with, instead of a new clean run."
         ),
     ] = None,
     no_reference: Annotated[
-        bool,
-        typer.Option(
-            "--no-reference", help="Skip the clean run: no hash is compared, and goodput is estimated."
-        ),
+        bool, option("--no-reference", "Skip the clean run: no hash is compared, and goodput is estimated.")
     ] = False,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job file; repeatable."),
+        list[str] | None, option("--set KEY=VALUE", "Override a key of the job file; repeatable.")
     ] = None,
     private: Annotated[
-        bool,
-        typer.Option("--private", help="Start a mesh on free ports for this run, and stop it afterwards."),
+        bool, option("--private", "Start a mesh on free ports for this run, and stop it afterwards.")
     ] = False,
     separate: Annotated[
-        bool, typer.Option("--separate", help="With --private: run each entity in a process of its own.")
+        bool, option("--separate", "With --private: run each entity in a process of its own.")
     ] = False,
     slots: Annotated[
-        int, typer.Option(min=1, help="With --private: stage instances in each of the two clusters.")
+        int, option("--slots", "With --private: stage instances in each of the two clusters.", min=1)
     ] = 4,
     allow_url: AllowUrlOption = (),
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput and faults over time.")
-    ] = None,
+    plot: Annotated[Path | None, option("--plot FILE.svg", "Draw throughput and faults over time.")] = None,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:

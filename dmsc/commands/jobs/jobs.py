@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.options import JobArgument, print_json, print_table
 
@@ -60,7 +59,7 @@ def _ends(record: JobRecord) -> str:
 
 def park(
     job: JobArgument,
-    reason: Annotated[str, typer.Option(help="Why; shown with the job until it is resumed.")] = "",
+    reason: Annotated[str, option("--reason", "Why; shown with the job until it is resumed.")] = "",
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Pause a job at the end of its current step and free its slots, until `dmsc resume`.
@@ -91,12 +90,9 @@ def _waits(record: JobRecord) -> str:
 
 def scale(
     job: JobArgument,
-    replicas: Annotated[
-        int,
-        typer.Argument(min=1, metavar="REPLICAS", help="The number of working replicas.", show_default=False),
-    ],
+    replicas: Annotated[int, argument("REPLICAS", "The number of working replicas.", min=1)],
     stage: Annotated[
-        int | None, typer.Option(min=0, help="Scale only this stage (all stages).", show_default=False)
+        int | None, option("--stage", "Scale only this stage (all stages).", min=0, show_default=False)
     ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
@@ -110,12 +106,8 @@ def scale(
 
 def move(
     job: JobArgument,
-    sid: Annotated[
-        str, typer.Argument(metavar="SID", help="The instance; see `dmsc routes`.", show_default=False)
-    ],
-    stage: Annotated[
-        int, typer.Argument(min=0, metavar="STAGE", help="The stage it is moved to.", show_default=False)
-    ],
+    sid: Annotated[str, argument("SID", "The instance; see `dmsc routes`.")],
+    stage: Annotated[int, argument("STAGE", "The stage it is moved to.", min=0)],
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Move an instance of a running job to another stage; the training result does not depend on it.

@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import BusQuery
 from dmsc.console.options import print_json, print_table, print_text
 from dmsc.console.running import run_async
@@ -19,15 +18,12 @@ if TYPE_CHECKING:
 
 
 def replay(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="An exported run file, or a job's id.", show_default=False)
-    ],
+    run: Annotated[str, argument("RUN", "An exported run file, or a job's id.")],
     policy: Annotated[
         str,
-        typer.Option(
-            "--policy",
-            metavar="FILE.py|NAME",
-            help="Your file (FILE.py:Class if it has several policies), or the name of a built-in policy.",
+        option(
+            "--policy FILE.py|NAME",
+            "Your file (FILE.py:Class if it has several policies), or the name of a built-in policy.",
             show_default=False,
         ),
     ],

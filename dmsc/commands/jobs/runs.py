@@ -7,9 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument
 from dmsc.console.option_groups import BusQuery, JsonOutput
 from dmsc.console.options import StateOption
 from dmsc.console.running import run_async
@@ -46,13 +44,8 @@ def list_(
 
 @app.command()
 def export(
-    job: Annotated[str, typer.Argument(help="The job's id; see `dmsc runs list`.", show_default=False)],
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="The file to write, for example JOB.dmscrun.", show_default=False
-        ),
-    ],
+    job: Annotated[str, argument(None, "The job's id; see `dmsc runs list`.")],
+    file: Annotated[Path, argument("FILE", "The file to write, for example JOB.dmscrun.")],
     bus: BusQuery = BusQuery(),
 ) -> None:
     """Write the complete record of a run into one file.
@@ -67,7 +60,7 @@ def export(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)],
+    file: Annotated[Path, argument("FILE")],
     state: StateOption = None,
     output: JsonOutput = JsonOutput(),
 ) -> None:

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.options import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
@@ -16,29 +15,20 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    scenario: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SCENARIO.yaml", help="The scenario; see docs/simulator.md.", show_default=False
-        ),
-    ],
+    scenario: Annotated[Path, argument("SCENARIO.yaml", "The scenario; see docs/simulator.md.")],
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="The seed (the scenario's); the same seed gives the same output."),
+        int | None, option("--seed", "The seed (the scenario's); the same seed gives the same output.", min=0)
     ] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario; repeatable."),
+        list[str] | None, option("--set KEY=VALUE", "Override a key of the scenario; repeatable.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw throughput and events over time.")
-    ] = None,
+    plot: Annotated[Path | None, option("--plot FILE.svg", "Draw throughput and events over time.")] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "--processes",
+            "The maximal number of processes (one per core for long runs). The output does not depend on it.",
             min=1,
-            help="The maximal number of processes (one per core for long runs). The output does not depend"
-            " on it.",
         ),
     ] = None,
     json: JsonOption = False,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 from dmsc.console.options import JobArgument
 from dmsc.console.running import leave, run_async
@@ -17,28 +16,19 @@ if TYPE_CHECKING:
     from schemas.job import JobRecord, JobSpec
 
 OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", metavar="DIR", help="The folder for the loss curve and the weights (runs/<name>-<job>)."
-    ),
+    Path | None, option("--out DIR", "The folder for the loss curve and the weights (runs/<name>-<job>).")
 ]
-PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines instead of the live view.")]
+PlainOption = Annotated[bool, option("--plain", "Print lines instead of the live view.")]
 
 
 def train(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml", help="The job file (YAML or JSON).", show_default=False)
-    ],
+    file: Annotated[Path, argument("FILE.yaml", "The job file (YAML or JSON).")],
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a key of the job, e.g. training.steps=20; repeatable.",
-        ),
+        option("--set KEY=VALUE", "Override a key of the job, e.g. training.steps=20; repeatable."),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Only submit the job; follow it with `dmsc attach`.")
+        bool, option("--detach -d", "Only submit the job; follow it with `dmsc attach`.")
     ] = False,
     out: OutOption = None,
     plain: PlainOption = False,

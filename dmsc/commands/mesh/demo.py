@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dmsc.commands.jobs.train import OutOption, PlainOption
+from dmsc.console.command_app import argument, option
 from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -24,16 +23,12 @@ _root = Path(__file__).absolute().parents[3]
 
 
 def demo(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.yaml", help="The job file (examples/stdlib-gpt.yaml).")
-    ] = None,
+    file: Annotated[Path | None, argument("FILE.yaml", "The job file (examples/stdlib-gpt.yaml).")] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job; repeatable."),
+        list[str] | None, option("--set KEY=VALUE", "Override a key of the job; repeatable.")
     ] = None,
     policy: Annotated[
-        str | None,
-        typer.Option("--policy", metavar="NAME|FILE", help="A policy to run (examples/my_policy.py)."),
+        str | None, option("--policy NAME|FILE", "A policy to run (examples/my_policy.py).")
     ] = None,
     out: OutOption = None,
     plain: PlainOption = False,

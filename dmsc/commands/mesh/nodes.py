@@ -6,8 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayQuery, JsonOutput
 from dmsc.console.options import print_text
 from dmsc.console.running import leave
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
 
 _poll_interval_s = 0.5
 _help = "The name of a node or of its agent, or NODE/SLOT for one slot; see `dmsc nodes`."
-PlaceArgument = Annotated[str, typer.Argument(metavar="NODE[/SLOT]", help=_help, show_default=False)]
-ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; shown with the cordon.", show_default=False)
-]
+PlaceArgument = Annotated[str, argument("NODE[/SLOT]", _help)]
+ReasonOption = Annotated[str, option("--reason TEXT", "Why; shown with the cordon.", show_default=False)]
 
 
 def nodes(
@@ -85,13 +82,10 @@ def uncordon(
 
 
 def drain(
-    node: Annotated[
-        str, typer.Argument(metavar="NODE", help="The name of a node or of its agent.", show_default=False)
-    ],
+    node: Annotated[str, argument("NODE", "The name of a node or of its agent.")],
     reason: ReasonOption = "",
     timeout_s: Annotated[
-        float,
-        typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait until the node is empty."),
+        float, option("--timeout SECONDS", "How long to wait until the node is empty.", min=0)
     ] = 300.0,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:

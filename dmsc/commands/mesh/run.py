@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.options import (
     AllowUrlOption,
     CodeOption,
@@ -36,10 +35,9 @@ if TYPE_CHECKING:
 def run(
     entity: Annotated[
         tuple[str, ...],
-        typer.Argument(
-            metavar="ENTITY...",
-            help="service-registry, authorizer, orchestrator, broker, gateway, router, tracer, or a policy.",
-            show_default=False,
+        argument(
+            "ENTITY...",
+            "service-registry, authorizer, orchestrator, broker, gateway, router, tracer, or a policy.",
         ),
     ],
     options: RunOptions = RunOptions(),
@@ -79,52 +77,47 @@ def run(
 
 
 def join(
-    url: Annotated[
-        str | None,
-        typer.Argument(metavar="nats://HOST:4222", help="The bus's address ($DMSC_BUS).", show_default=False),
-    ] = None,
+    url: Annotated[str | None, argument("nats://HOST:4222", "The bus's address ($DMSC_BUS).")] = None,
     token: Annotated[
-        str | None,
-        typer.Option("--token", help="The bus's token ($DMSC_BUS_TOKEN); other users can see it in `ps`."),
+        str | None, option("--token", "The bus's token ($DMSC_BUS_TOKEN); other users can see it in `ps`.")
     ] = None,
     credential: Annotated[
         Path | None,
-        typer.Option(
-            "--credential",
-            metavar="FILE",
+        option(
+            "--credential FILE",
+            "A credential file written by `dmsc credential agent`, instead of the token.",
             envvar="DMSC_CREDENTIAL",
-            help="A credential file written by `dmsc credential agent`, instead of the token.",
         ),
     ] = None,
     cluster: Annotated[
-        str,
-        typer.Option(metavar="NAME", envvar="DMSC_CLUSTER", help="The cluster that this node belongs to."),
+        str, option("--cluster NAME", "The cluster that this node belongs to.", envvar="DMSC_CLUSTER")
     ] = "a",
     node: Annotated[
-        str | None, typer.Option(metavar="NAME", envvar="DMSC_NODE", help="This node's name (the host's).")
+        str | None, option("--node NAME", "This node's name (the host's).", envvar="DMSC_NODE")
     ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "--slots",
+            "How many stage instances may run at a time (one per GPU, else one per core).",
             min=0,
             envvar="DMSC_SLOTS",
-            help="How many stage instances may run at a time (one per GPU, else one per core).",
         ),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS",
+        option(
+            "--address ADDRESS",
+            "The address at which other nodes reach this node's tensor ports.",
             envvar="DMSC_ADDRESS",
-            help="The address at which other nodes reach this node's tensor ports.",
         ),
     ] = None,
     ports: Annotated[
         str | None,
-        typer.Option(
-            metavar="LO-HI",
+        option(
+            "--ports LO-HI",
+            "The port range of tensor links (any); open it in the firewall for other nodes.",
             envvar="DMSC_PORTS",
-            help="The port range of tensor links (any); open it in the firewall for other nodes.",
         ),
     ] = None,
     code: CodeOption = (),
@@ -132,23 +125,19 @@ def join(
     trust_researchers: TrustOption = False,
     instance_users: InstanceUsersOption = None,
     logs: Annotated[
-        Path | None,
-        typer.Option("--logs", metavar="DIR", envvar="DMSC_LOGS", help="The folder of instances' log files."),
+        Path | None, option("--logs DIR", "The folder of instances' log files.", envvar="DMSC_LOGS")
     ] = None,
     stores: Annotated[
         Path | None,
-        typer.Option(
-            "--stores",
-            metavar="DIR",
+        option(
+            "--stores DIR",
+            "The folder of instances' local stores (`stores` beside the logs).",
             envvar="DMSC_STORES",
-            help="The folder of instances' local stores (`stores` beside the logs).",
         ),
     ] = None,
     keep_stores: Annotated[
         bool,
-        typer.Option(
-            "--keep-stores", envvar="DMSC_KEEP_STORES", help="Keep local stores after their job has ended."
-        ),
+        option("--keep-stores", "Keep local stores after their job has ended.", envvar="DMSC_KEEP_STORES"),
     ] = False,
     metrics_port: MetricsPortOption = "0",
     metrics_bind: MetricsBindOption = "127.0.0.1",

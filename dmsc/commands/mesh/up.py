@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import option
 from dmsc.console.exit_codes import ExitCode
 from dmsc.console.options import JsonOption, ParentOption, StateOption, print_json
 from dmsc.console.running import leave, run_async
@@ -33,23 +32,20 @@ def up(
     options: MeshOptions = MeshOptions(),
     tenant: Annotated[
         tuple[str, ...],
-        typer.Option(
-            "--tenant",
-            metavar="NAME",
-            help="Start one mesh for this tenant; all tenants share the server but are isolated from each"
+        option(
+            "--tenant NAME",
+            "Start one mesh for this tenant; all tenants share the server but are isolated from each"
             " other; repeatable.",
         ),
     ] = (),
     quota: Annotated[
         float | None,
-        typer.Option(
-            "--quota",
-            metavar="GIB",
-            help="How much each tenant may store on the bus (64 GiB, shared equally among tenants).",
+        option(
+            "--quota GIB", "How much each tenant may store on the bus (64 GiB, shared equally among tenants)."
         ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when the mesh is ready; stop it with `dmsc down`.")
+        bool, option("--detach -d", "Return when the mesh is ready; stop it with `dmsc down`.")
     ] = False,
     json: JsonOption = False,
     parent: ParentOption = None,
@@ -78,7 +74,7 @@ def up(
 
 def down(
     state: StateOption = None,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long the stop may take.")] = 40.0,
+    wait: Annotated[float, option("--wait SECONDS", "How long the stop may take.")] = 40.0,
     json: JsonOption = False,
 ) -> None:
     """Stop the mesh of a state folder in order, and wait until it has ended.

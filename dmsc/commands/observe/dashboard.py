@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from dmsc.console.command_app import option
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.running import run_async
 
@@ -15,7 +14,7 @@ _read_s = 5.0
 
 def dashboard(
     show: Annotated[
-        bool, typer.Option("--print", help="Print the address, with your token, instead of opening it.")
+        bool, option("--print", "Print the address, with your token, instead of opening it.")
     ] = False,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.options import print_text
 
@@ -16,12 +15,8 @@ if TYPE_CHECKING:
 
 
 def faults(
-    job: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Only this job's faults.", show_default=False)
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print each record as it arrives, until Ctrl-C.")
-    ] = False,
+    job: Annotated[str | None, argument("[JOB]", "Only this job's faults.")] = None,
+    follow: Annotated[bool, option("--follow -f", "Print each record as it arrives, until Ctrl-C.")] = False,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List faults, oldest first, with their task, kind, verdict and remedy. --json also shows their logs.

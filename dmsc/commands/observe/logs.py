@@ -6,8 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from dmsc.console.command_app import option
 from dmsc.console.durations import parse_duration
 from dmsc.console.option_groups import BusQuery
 from dmsc.console.running import run_async
@@ -24,37 +23,22 @@ _quiet = ("component", "pid", "service")
 
 
 def logs(
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="JOB", help="Only lines about this job.")
-    ] = None,
-    sid: Annotated[
-        str | None, typer.Option("--sid", metavar="SID", help="Only lines of this service.")
-    ] = None,
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Only lines that match this expression.")
-    ] = None,
+    job: Annotated[str | None, option("--job JOB", "Only lines about this job.")] = None,
+    sid: Annotated[str | None, option("--sid SID", "Only lines of this service.")] = None,
+    grep: Annotated[str | None, option("--grep REGEX", "Only lines that match this expression.")] = None,
     correlation: Annotated[
-        str | None,
-        typer.Option(
-            "--correlation", metavar="ID", help="Only lines caused by this request; `dmsc tap` shows ids."
-        ),
+        str | None, option("--correlation ID", "Only lines caused by this request; `dmsc tap` shows ids.")
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option(
-            "--since", metavar="WHEN", help="Only lines since then: 30s, 5m, 2h or 1d ago, or an ISO time."
-        ),
+        str | None, option("--since WHEN", "Only lines since then: 30s, 5m, 2h or 1d ago, or an ISO time.")
     ] = None,
     level: Annotated[
-        str,
-        typer.Option("--level", metavar="LEVEL", help="The lowest level: info, warning, error or critical."),
+        str, option("--level LEVEL", "The lowest level: info, warning, error or critical.")
     ] = "info",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then print new lines as they arrive, until Ctrl-C.")
+        bool, option("--follow -f", "Then print new lines as they arrive, until Ctrl-C.")
     ] = False,
-    last: Annotated[
-        int, typer.Option("--last", "-n", metavar="N", min=1, help="The maximal number of past lines.")
-    ] = 200,
+    last: Annotated[int, option("--last -n N", "The maximal number of past lines.", min=1)] = 200,
     bus: BusQuery = BusQuery(),
 ) -> None:
     """Show what the services logged (info and above), oldest first.

@@ -6,8 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import BusQuery
 from dmsc.console.options import JobArgument
 from dmsc.console.running import run_async
@@ -19,43 +18,24 @@ if TYPE_CHECKING:
 
 def store(
     job: JobArgument,
-    sid: Annotated[
-        str,
-        typer.Argument(
-            metavar="SID",
-            help="The instance; see `dmsc status`. The short form s0-r0 works, too.",
-            show_default=False,
-        ),
-    ],
+    sid: Annotated[str, argument("SID", "The instance; see `dmsc status`. The short form s0-r0 works, too.")],
     table: Annotated[
-        str,
-        typer.Option(
-            "--table",
-            "-t",
-            help="The table: configuration, metrics, events, versions, snapshots or audit.",
-        ),
+        str, option("--table -t", "The table: configuration, metrics, events, versions, snapshots or audit.")
     ] = "events",
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--column", "-c", metavar="NAME", help="Only this column; repeatable."),
-    ] = None,
+    column: Annotated[list[str] | None, option("--column -c NAME", "Only this column; repeatable.")] = None,
     where: Annotated[
-        list[str] | None,
-        typer.Option("--where", "-w", metavar="COLUMN=VALUE", help="Only rows with this value; repeatable."),
+        list[str] | None, option("--where -w COLUMN=VALUE", "Only rows with this value; repeatable.")
     ] = None,
     after: Annotated[
         int | None,
-        typer.Option(
-            "--after",
-            metavar="ID",
+        option(
+            "--after ID",
+            "Show the first rows after the row with this id, instead of the last rows.",
             min=0,
             max=(1 << 63) - 1,
-            help="Show the first rows after the row with this id, instead of the last rows.",
         ),
     ] = None,
-    last: Annotated[
-        int, typer.Option("--last", "-n", metavar="N", min=1, max=1000, help="The maximal number of rows.")
-    ] = 50,
+    last: Annotated[int, option("--last -n N", "The maximal number of rows.", min=1, max=1000)] = 50,
     bus: BusQuery = BusQuery(),
 ) -> None:
     """Show what an instance recorded in its local store, oldest first, over all incarnations on its node.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import BusQuery
 from dmsc.console.options import GatewayOption, TokenOption, print_json
 from dmsc.console.running import run_async
@@ -22,11 +21,11 @@ _again_s = 1.0
 
 
 def routes(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job (all).")] = None,
+    job: Annotated[str | None, argument("[JOB]", "Only this job (all).")] = None,
     links: Annotated[
-        bool, typer.Option("--links", help="Also show each link: latency, bandwidth, loss, trend.")
+        bool, option("--links", "Also show each link: latency, bandwidth, loss, trend.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Redraw on changes, until Ctrl-C.")] = False,
+    watch: Annotated[bool, option("--watch", "Redraw on changes, until Ctrl-C.")] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     bus: BusQuery = BusQuery(),
@@ -64,7 +63,7 @@ def routes(
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print the current state once and end.")] = False,
+    once: Annotated[bool, option("--once", "Print the current state once and end.")] = False,
     gateway: GatewayOption = None,
     token: TokenOption = None,
     bus: BusQuery = BusQuery(),

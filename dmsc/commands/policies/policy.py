@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dmsc.commands.mesh.run import run_parts
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 from dmsc.console.options import (
     BusOption,
@@ -37,29 +35,22 @@ app = CommandApp(
 )
 
 VersionOption = Annotated[
-    str | None,
-    typer.Option("--version", metavar="TEXT", help="The version, if several versions of the module run."),
+    str | None, option("--version TEXT", "The version, if several versions of the module run.")
 ]
-JobsOption = Annotated[
-    list[str], typer.Option("--job", metavar="JOB", help="The job; repeatable.", show_default=False)
-]
+JobsOption = Annotated[list[str], option("--job JOB", "The job; repeatable.", show_default=False)]
 
 
 @app.command()
 def run(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE.py|NAME",
-            help="Your file (FILE.py:Class if it has several policies), or the name of a built-in policy.",
+        argument(
+            "FILE.py|NAME",
+            "Your file (FILE.py:Class if it has several policies), or the name of a built-in policy.",
         ),
     ],
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="Its suggestions are only scored; none is adopted.")
-    ] = False,
-    job: Annotated[
-        list[str] | None, typer.Option("--job", metavar="JOB", help="Serve only this job; repeatable.")
-    ] = None,
+    shadow: Annotated[bool, option("--shadow", "Its suggestions are only scored; none is adopted.")] = False,
+    job: Annotated[list[str] | None, option("--job JOB", "Serve only this job; repeatable.")] = None,
     bus: BusOption = None,
     bus_token: BusTokenOption = None,
     gateway: GatewayOption = None,
@@ -120,10 +111,8 @@ async def _user(mesh: GatewayOptions) -> tuple[str, str | None]:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The policy's name.", show_default=False)],
-    folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="The folder to write to.", show_default="here")
-    ] = Path(),
+    name: Annotated[str, argument("NAME", "The policy's name.")],
+    folder: Annotated[Path, option("--folder DIR", "The folder to write to.", show_default="here")] = Path(),
 ) -> None:
     """Write a working example policy and its test, as a start for your own.
 
@@ -197,14 +186,13 @@ def order(
     module: ModuleArgument,
     op: Annotated[
         str,
-        typer.Argument(
-            metavar="activate|shadow|drain",
-            help="activate: its suggestions may be adopted; shadow: they are only scored; drain: it ends.",
-            show_default=False,
+        argument(
+            "activate|shadow|drain",
+            "activate: its suggestions may be adopted; shadow: they are only scored; drain: it ends.",
         ),
     ],
     version: VersionOption = None,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is logged.")] = "",
+    reason: Annotated[str, option("--reason TEXT", "Why; it is logged.")] = "",
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Change the state of a running module: active, only watching, or leaving. Training is not affected.
@@ -221,14 +209,13 @@ def order(
 @app.command()
 def ask(
     module: ModuleArgument,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id.", show_default=False)],
+    job: Annotated[str, argument("JOB", "A job's id.")],
     version: VersionOption = None,
     inputs: Annotated[
         Path | None,
-        typer.Option(
-            "--inputs",
-            metavar="FILE.json",
-            help="Observations that the module gets first: a list, as in POST /v1/observations.",
+        option(
+            "--inputs FILE.json",
+            "Observations that the module gets first: a list, as in POST /v1/observations.",
         ),
     ] = None,
     mesh: GatewayQuery = GatewayQuery(),

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.option_groups import BusOptions, BusQuery, GatewayQuery
 from dmsc.console.options import ModuleArgument, PngOption
 from dmsc.console.running import run_async
@@ -20,23 +18,16 @@ plot = CommandApp(help="Draw scores, routes or forecasts as PNG.", no_args_is_he
 
 RunOption = Annotated[
     str | None,
-    typer.Option(
-        "--run",
-        metavar="RUN",
-        help="Score a recorded run instead of the running mesh: an exported run file, or a job's id.",
+    option(
+        "--run RUN", "Score a recorded run instead of the running mesh: an exported run file, or a job's id."
     ),
 ]
-JobOption = Annotated[
-    list[str] | None, typer.Option("--job", metavar="JOB", help="Only suggestions for this job; repeatable.")
-]
-ReasonOption = Annotated[str, typer.Option(help="Why; published with the switch.", show_default=False)]
+JobOption = Annotated[list[str] | None, option("--job JOB", "Only suggestions for this job; repeatable.")]
+ReasonOption = Annotated[str, option("--reason", "Why; published with the switch.", show_default=False)]
 
 
 def score(
-    module: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODULE]", help="A module's name (all modules).", show_default=False),
-    ] = None,
+    module: Annotated[str | None, argument("[MODULE]", "A module's name (all modules).")] = None,
     run: RunOption = None,
     job: JobOption = None,
     bus: BusQuery = BusQuery(),
@@ -61,7 +52,7 @@ def score(
 
 def promote(
     module: ModuleArgument,
-    version: Annotated[str, typer.Argument(help="The version; it must be running.", show_default=False)],
+    version: Annotated[str, argument(None, "The version; it must be running.")],
     reason: ReasonOption = "",
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
@@ -116,11 +107,9 @@ def plot_score(
 
 @plot.command("routes")
 def plot_routes(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.graphml", help="A network topology, as in the Topology Zoo.")
-    ],
+    file: Annotated[Path, argument("FILE.graphml", "A network topology, as in the Topology Zoo.")],
     out: PngOption,
-    seed: Annotated[int, typer.Option("--seed", help="The seed of the random traffic.")] = 0,
+    seed: Annotated[int, option("--seed", "The seed of the random traffic.")] = 0,
 ) -> None:
     """Draw the link utilisation of a network with ECMP and with the topology-scoring policy.
 
@@ -156,7 +145,7 @@ def plot_routes(
 
 @plot.command("forecast")
 def plot_forecast(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="An exported run file, or a job's id.")],
+    run: Annotated[str, argument("RUN", "An exported run file, or a job's id.")],
     out: PngOption,
     bus: BusOptions = BusOptions(),
 ) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.options import print_json, print_text
 
@@ -23,27 +21,16 @@ app = CommandApp(
 
 @app.command()
 def explain(
-    user: Annotated[
-        str, typer.Argument(metavar="USER", help="A user's name, or a role.", show_default=False)
-    ],
-    action: Annotated[
-        str, typer.Argument(metavar="ACTION", help="The action, for example job.cancel.", show_default=False)
-    ],
-    resource: Annotated[
-        str, typer.Argument(metavar="[RESOURCE]", help="A job, a node, a module, …", show_default=False)
-    ] = "",
+    user: Annotated[str, argument("USER", "A user's name, or a role.")],
+    action: Annotated[str, argument("ACTION", "The action, for example job.cancel.")],
+    resource: Annotated[str, argument("[RESOURCE]", "A job, a node, a module, …")] = "",
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--access-file",
-            metavar="FILE",
-            help="Use the rules of this file instead of the mesh's; USER is then a role.",
+        option(
+            "--access-file FILE", "Use the rules of this file instead of the mesh's; USER is then a role."
         ),
     ] = None,
-    owner: Annotated[
-        str | None,
-        typer.Option("--owner", metavar="NAME", help="With --access-file: the owner of RESOURCE."),
-    ] = None,
+    owner: Annotated[str | None, option("--owner NAME", "With --access-file: the owner of RESOURCE.")] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Explain which rule permits a user an action, or why no rule does.
@@ -71,7 +58,7 @@ def explain(
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The access file.", show_default=False)],
+    file: Annotated[Path, argument("FILE", "The access file.")],
 ) -> None:
     """Check an access file before it is used; print one line if something is wrong.
 

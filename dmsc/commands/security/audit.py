@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.exit_codes import ExitCode
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 from dmsc.console.options import print_json
@@ -29,9 +27,7 @@ app = CommandApp(
 
 @app.command("list")
 def list_(
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=1000, help="The maximal number of records.")
-    ] = 50,
+    limit: Annotated[int, option("--limit -n", "The maximal number of records.", min=1, max=1000)] = 50,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """List the latest audit records.
@@ -61,20 +57,15 @@ def list_(
 
 @app.command()
 def verify(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="An exported file (the mesh's records).", show_default=False),
-    ] = None,
+    file: Annotated[Path | None, argument("[FILE]", "An exported file (the mesh's records).")] = None,
     head: Annotated[
-        str | None,
-        typer.Option("--head", metavar="HASH", help="A head printed earlier; it must still be in the chain."),
+        str | None, option("--head HASH", "A head printed earlier; it must still be in the chain.")
     ] = None,
     archive: Annotated[
         Path | None,
-        typer.Option(
-            "--archive",
-            metavar="DIR",
-            help="The folder of the authorizer's own records, to compare with (the state folder's).",
+        option(
+            "--archive DIR",
+            "The folder of the authorizer's own records, to compare with (the state folder's).",
         ),
     ] = None,
     mesh: GatewayQuery = GatewayQuery(),
@@ -121,8 +112,8 @@ def verify(
 
 @app.command()
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; - for standard output.")],
-    start: Annotated[int, typer.Option("--start", min=1, help="The number of the first record.")] = 1,
+    file: Annotated[Path, argument("FILE", "The file to write; - for standard output.")],
+    start: Annotated[int, option("--start", "The number of the first record.", min=1)] = 1,
     mesh: GatewayOptions = GatewayOptions(),
 ) -> None:
     """Write all audit records as lines of JSON, which `dmsc audit verify FILE` can check.

@@ -5,29 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import JsonOutput
 
 
 def cert(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="The folder of the CA; it is made if it is missing.", show_default=False
-        ),
-    ],
+    folder: Annotated[Path, argument("DIR", "The folder of the CA; it is made if it is missing.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="A host name or address to which clients connect; repeatable (localhost).",
-        ),
+        option("--host NAME", "A host name or address to which clients connect; repeatable (localhost)."),
     ] = None,
-    days: Annotated[
-        int, typer.Option("--days", min=1, max=3650, help="How many days the certificate is valid.")
-    ] = 397,
+    days: Annotated[int, option("--days", "How many days the certificate is valid.", min=1, max=3650)] = 397,
     output: JsonOutput = JsonOutput(),
 ) -> None:
     """Make a local CA and a certificate for the bus's servers and the gateways.

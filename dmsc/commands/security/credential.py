@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.durations import parse_duration
 from dmsc.console.option_groups import JsonOutput
 from dmsc.console.options import StateOption
@@ -24,20 +22,12 @@ app = CommandApp(
     no_args_is_help=True,
 )
 
-ClusterOption = Annotated[str, typer.Option("--cluster", metavar="NAME", help="The cluster's name.")]
+ClusterOption = Annotated[str, option("--cluster NAME", "The cluster's name.")]
 ExpiresOption = Annotated[
-    str,
-    typer.Option(
-        "--expires",
-        metavar="TIME",
-        help="How long the credential is valid: 8h, 30d. Its connections end then, too.",
-    ),
+    str, option("--expires TIME", "How long the credential is valid: 8h, 30d. Its connections end then, too.")
 ]
 OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="The file to write; only you can read it (standard output)."
-    ),
+    Path | None, option("--output -o FILE", "The file to write; only you can read it (standard output).")
 ]
 
 
@@ -45,8 +35,7 @@ OutputOption = Annotated[
 def agent(
     cluster: ClusterOption,
     node: Annotated[
-        str | None,
-        typer.Option("--node", metavar="NAME", help="The only node that may use it (any of the cluster)."),
+        str | None, option("--node NAME", "The only node that may use it (any of the cluster).")
     ] = None,
     expires: ExpiresOption = "365d",
     output: OutputOption = None,
@@ -98,13 +87,11 @@ def router(
 
 @app.command()
 def module(
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The policy's name.")],
+    name: Annotated[str, option("--name NAME", "The policy's name.")],
     job: Annotated[
         list[str] | None,
-        typer.Option(
-            "--job",
-            metavar="JOB",
-            help="A job whose instances' local stores the module may read; repeatable (all jobs).",
+        option(
+            "--job JOB", "A job whose instances' local stores the module may read; repeatable (all jobs)."
         ),
     ] = None,
     expires: ExpiresOption = "365d",
@@ -152,12 +139,8 @@ def list_(state: StateOption = None, output: JsonOutput = JsonOutput()) -> None:
 
 @app.command()
 def revoke(
-    which: Annotated[
-        str, typer.Argument(metavar="ID", help="A credential's id, or a name: all credentials for it.")
-    ],
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; it is audited.", show_default=False)
-    ] = "",
+    which: Annotated[str, argument("ID", "A credential's id, or a name: all credentials for it.")],
+    reason: Annotated[str, option("--reason TEXT", "Why; it is audited.", show_default=False)] = "",
     state: StateOption = None,
 ) -> None:
     """Revoke a credential at once, and all that was signed with it; the server ends their connections.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from dmsc.console.command_app import option
 from dmsc.console.options import StateOption
 
 if TYPE_CHECKING:
@@ -16,12 +15,7 @@ if TYPE_CHECKING:
 
 def rotate(
     grace: Annotated[
-        str,
-        typer.Option(
-            "--grace",
-            metavar="TIME",
-            help="How long credentials of the old root stay valid; 0s: not at all.",
-        ),
+        str, option("--grace TIME", "How long credentials of the old root stay valid; 0s: not at all.")
     ] = "24h",
     state: StateOption = None,
 ) -> None:

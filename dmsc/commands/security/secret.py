@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 
 app = CommandApp(
@@ -16,9 +16,7 @@ app = CommandApp(
     no_args_is_help=True,
 )
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="The secret's name: letters, digits, - and _.")
-]
+NameArgument = Annotated[str, argument("NAME", "The secret's name: letters, digits, - and _.")]
 
 
 @app.command("set")
@@ -26,11 +24,7 @@ def set_(
     name: NameArgument,
     from_env: Annotated[
         str | None,
-        typer.Option(
-            "--from-env",
-            metavar="VARIABLE",
-            help="The environment variable to read the secret from (standard input).",
-        ),
+        option("--from-env VARIABLE", "The environment variable to read the secret from (standard input)."),
     ] = None,
     mesh: GatewayOptions = GatewayOptions(),
 ) -> None:

@@ -6,9 +6,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import typer
-
-from dmsc.console.command_app import CommandApp
+from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.durations import parse_duration
 from dmsc.console.option_groups import GatewayQuery, JsonOutput
 
@@ -21,25 +19,16 @@ app = CommandApp(
 )
 
 T = TypeVar("T")
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="A user's name; see `dmsc user list`.", show_default=False)
-]
-ExpiresOption = Annotated[
-    str, typer.Option("--expires", metavar="TIME", help="How long the token is valid: 8h, 30min, 14d.")
-]
-ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; it is audited.", show_default=False)
-]
+NameArgument = Annotated[str, argument("NAME", "A user's name; see `dmsc user list`.")]
+ExpiresOption = Annotated[str, option("--expires TIME", "How long the token is valid: 8h, 30min, 14d.")]
+ReasonOption = Annotated[str, option("--reason TEXT", "Why; it is audited.", show_default=False)]
 
 
 @app.command()
 def add(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="The user's name: letters, digits, - and _.", show_default=False),
-    ],
+    name: Annotated[str, argument("NAME", "The user's name: letters, digits, - and _.")],
     role: Annotated[
-        str, typer.Option("--role", metavar="ROLE", help="The role: viewer, researcher, operator or admin.")
+        str, option("--role ROLE", "The role: viewer, researcher, operator or admin.")
     ] = "researcher",
     expires: ExpiresOption = "8h",
     mesh: GatewayQuery = GatewayQuery(),
@@ -85,10 +74,7 @@ def token_(
 def revoke(
     name: NameArgument,
     token_id: Annotated[
-        str | None,
-        typer.Option(
-            "--id", metavar="ID", help="Revoke only this token; see `dmsc user list`.", show_default=False
-        ),
+        str | None, option("--id ID", "Revoke only this token; see `dmsc user list`.", show_default=False)
     ] = None,
     reason: ReasonOption = "",
     mesh: GatewayQuery = GatewayQuery(),
