@@ -11,4 +11,5 @@ exit_codes.py     the exit codes and the errors that they stand for
 option_groups.py  options that commands take together: a gateway, the bus, JSON
 options.py        shared options, and printing of JSON, text and tables
 running.py        running a coroutine, reporting an error
+svg_files.py      the file that `--plot` names
 """

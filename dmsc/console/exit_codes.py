@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from schemas.errors import DmscError
+    from schemas.errors import BadInput, DmscError
 
 
 class ExitCode(IntEnum):
@@ -31,3 +31,10 @@ def exit_code_of(error: DmscError) -> ExitCode:
     if isinstance(error, errors.Refused):
         return ExitCode.REFUSED
     return ExitCode.FAILED
+
+
+def bad_input(text: str) -> BadInput:
+    """The error for input that is wrong; raise it. Commands that raise it start without the schemas."""
+    from schemas.errors import BadInput
+
+    return BadInput(text)

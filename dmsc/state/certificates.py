@@ -9,9 +9,7 @@ server-key.pem  the key of that certificate (mode 0600)
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from dmsc.state.state_folder import write_private
 from schemas.errors import BadInput
 
 CA_DAYS, SERVER_DAYS = 3650, 397
@@ -28,27 +27,13 @@ RENEW_DAYS = 30
 _EARLIER = timedelta(hours=1)  # a certificate is valid from before now, because clocks differ
 
 
-@dataclass(frozen=True, slots=True)
 class CertificateFiles:
     """The paths of the four files in a folder."""
 
-    folder: Path
-
-    @property
-    def ca(self) -> Path:
-        return self.folder / "ca.pem"
-
-    @property
-    def ca_key(self) -> Path:
-        return self.folder / "ca-key.pem"
-
-    @property
-    def server(self) -> Path:
-        return self.folder / "server.pem"
-
-    @property
-    def server_key(self) -> Path:
-        return self.folder / "server-key.pem"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca, self.ca_key = folder / "ca.pem", folder / "ca-key.pem"
+        self.server, self.server_key = folder / "server.pem", folder / "server-key.pem"
 
 
 def make_certificates(
@@ -69,17 +54,10 @@ def make_certificates(
         folder.mkdir(parents=True, exist_ok=True)
         ca, ca_key = _authority(by or files)
         if by is not None:
-            _write(files.ca, by.ca.read_bytes(), mode=0o644)
+            write_private(files.ca, by.ca.read_bytes(), mode=0o644)
         key = ec.generate_private_key(ec.SECP256R1())
-        now = datetime.now(UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]))
-            .issuer_name(ca.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - _EARLIER)
-            .not_valid_after(min(now + timedelta(days=days), ca.not_valid_after_utc))
+        builder = (
+            _builder(hosts[0][:64], ca.subject, key, days, at_most=ca.not_valid_after_utc)
             .add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(
@@ -90,10 +68,10 @@ def make_certificates(
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
             )
-            .sign(ca_key, hashes.SHA256())
         )
-        _write(files.server_key, _pem(key), mode=0o600)
-        _write(files.server, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+        certificate = builder.sign(ca_key, hashes.SHA256())
+        write_private(files.server_key, _pem(key))
+        write_private(files.server, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
     except OSError as error:
         raise BadInput(f"{folder}: {error.strerror}; choose a folder that you may write to") from None
     return files
@@ -128,24 +106,37 @@ def _authority(files: CertificateFiles) -> tuple[x509.Certificate, ec.EllipticCu
             raise BadInput(f"{files.folder}: ca-key.pem is not the key of ca.pem")
         return ca, key
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "DMSC mesh CA")])
-    now = datetime.now(UTC)
-    ca = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _EARLIER)
-        .not_valid_after(now + timedelta(days=CA_DAYS))
+    builder = (
+        _builder("DMSC mesh CA", None, key, CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
     )
-    _write(files.ca_key, _pem(key), mode=0o600)
-    _write(files.ca, ca.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    ca = builder.sign(key, hashes.SHA256())
+    write_private(files.ca_key, _pem(key))
+    write_private(files.ca, ca.public_bytes(serialization.Encoding.PEM), mode=0o644)
     return ca, key
+
+
+def _builder(
+    name: str,
+    issuer: x509.Name | None,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    *,
+    at_most: datetime = datetime.max.replace(tzinfo=UTC),
+) -> x509.CertificateBuilder:
+    """A certificate of this name and key, without extensions. Without an issuer it is its own."""
+    subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer or subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(min(now + timedelta(days=days), at_most))
+    )
 
 
 def _key_usage(*, signs: bool) -> x509.KeyUsage:
@@ -176,12 +167,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-
-
-def _write(path: Path, content: bytes, *, mode: int) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.unlink(missing_ok=True)  # left by an earlier process with this id, or put there by somebody
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    partial.replace(path)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmsc.state.state_folder import MeshFile, StateFolder, default_state
+from dmsc.state.state_folder import MeshFile, StateFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def find_bus(
     """
     from schemas.errors import BusUnreachable
 
-    folder = StateFolder(state or default_state())
+    folder = StateFolder(state)
     named = _split(servers) or (() if state else _split(os.environ.get("DMSC_BUS")))
     if named:
         own_token = folder.bus_token() if _own(named, folder) else None
@@ -68,7 +68,7 @@ def find_gateway(
     """The gateways to connect to, and the user's token. Raises `Unavailable` if no address is known."""
     from schemas.errors import Unavailable
 
-    folder = StateFolder(state or default_state())
+    folder = StateFolder(state)
     named = _split(url) or (() if state else _split(os.environ.get("DMSC_GATEWAY")))
     if named:
         own_token = folder.token() if _own(named, folder) else None

@@ -74,26 +74,19 @@ class MeshFile:
 
 
 class StateFolder:
-    """Reads and writes one state folder. The folder is created only when something is written."""
+    """Reads and writes one state folder. The folder is created only when something is written.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+    Without a path it is `default_state`.
+    """
 
-    @property
-    def lock_file(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def mesh_file(self) -> Path:
-        return self.path / "mesh.json"
-
-    @property
-    def tokens_file(self) -> Path:
-        return self.path / "tokens.yaml"
-
-    @property
-    def guard_file(self) -> Path:
-        return self.path / "guard.json"
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = (path or default_state()).absolute()
+        self.lock_file = self.path / "lock"
+        self.mesh_file = self.path / "mesh.json"
+        self.tokens_file = self.path / "tokens.yaml"
+        self.guard_file = self.path / "guard.json"
+        self.store = self.path / "nats"
+        self.logs = self.path / "logs"
 
     def guard_keys(self) -> GuardKeys | None:
         """The keys of the auth callout; None if the bus has a plain token instead, or belongs to a host."""
@@ -111,14 +104,6 @@ class StateFolder:
 
         folder = self.path / "tls"
         return Tls(certificate=folder / "server.pem", key=folder / "server-key.pem", ca=folder / "ca.pem")
-
-    @property
-    def store(self) -> Path:
-        return self.path / "nats"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
 
     # --- tenants -------------------------------------------------------------------------------------
     def tenant(self, name: str) -> StateFolder:
@@ -407,13 +392,13 @@ def _read_secret(path: Path) -> str | None:
         return None
 
 
-def write_private(path: Path, text: str, mode: int = 0o600) -> None:
+def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
     """Replace a file atomically: no process sees half of it, nor a secret with wider permissions."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)  # left by an earlier process with this id, or put there by somebody
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     partial.replace(path)
 
 

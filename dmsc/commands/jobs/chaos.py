@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.options import AllowUrlOption, JsonOption, StateOption, print_json, print_table
 from dmsc.console.running import leave, run_async
+from dmsc.console.svg_files import check_plot, write_plot
 
 if TYPE_CHECKING:
     from dmsc.chaos.report import ChaosReport
@@ -81,26 +83,25 @@ def chaos(
     """
     from bus.logs import configure_logging
     from dmsc.chaos.plan import FaultKind, parse_every, parse_kinds
+    from dmsc.chaos.plot import svg
     from dmsc.chaos.present import closing, rows
     from dmsc.chaos.run import ChaosOptions
     from dmsc.client.job_file import load_job, named_urls
     from dmsc.console.exit_codes import ExitCode
     from dmsc.launch.prefork_server import running_prefork_server
-    from schemas.errors import BadInput
 
     options = ChaosOptions(seed=seed, every=parse_every(every), kinds=parse_kinds(what), faults=faults)
-    if plot is not None and plot.suffix != ".svg":
-        raise BadInput(f"--plot {plot}: only .svg is written")
+    check_plot(plot)
     if reference is not None and (no_reference or private):
-        raise BadInput("--reference names a job of this mesh; leave out --no-reference and --private")
+        raise bad_input("--reference names a job of this mesh; leave out --no-reference and --private")
     named = Path(job)
     spec = (
         load_job(named, set_ or ()) if named.suffix in (".yaml", ".yml", ".json") or named.exists() else None
     )
     if spec is None and (set_ or private):
-        raise BadInput(f"{job}: --set and --private are for a job file; is it one? (.yaml, .yml, .json)")
+        raise bad_input(f"{job}: --set and --private are for a job file; is it one? (.yaml, .yml, .json)")
     if allow_url and not private:
-        raise BadInput(
+        raise bad_input(
             "--allow-url is for the mesh of --private; `dmsc up --allow-url` starts others with it"
         )
 
@@ -114,7 +115,7 @@ def chaos(
         own = _OwnMesh(separate, slots, prefork_server, small, urls) if private else None
         report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
     if plot is not None:
-        _write_plot(report, plot)
+        write_plot(plot, svg(report))
     if json:
         print_json(report.as_dict())
     else:
@@ -165,10 +166,10 @@ async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIt
     from dmsc.chaos.run import open_chaos
     from dmsc.chaos.store_faults import small_disk
     from dmsc.launch.mesh import running_mesh
-    from dmsc.state.state_folder import StateFolder, default_state
+    from dmsc.state.state_folder import StateFolder
 
     if own is None:
-        async with open_chaos(StateFolder(state or default_state()), say) as chaos:
+        async with open_chaos(StateFolder(state), say) as chaos:
             yield chaos
         return
     with (
@@ -198,14 +199,3 @@ def _private_mesh(state: Path, own: _OwnMesh) -> MeshOptions:
         separate=own.separate,
         allow_urls=own.allow_urls,
     )
-
-
-def _write_plot(report: ChaosReport, path: Path) -> None:
-    from dmsc.chaos.plot import svg
-    from schemas.errors import BadInput
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(svg(report), encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--plot {path}: {error.strerror or error}") from error

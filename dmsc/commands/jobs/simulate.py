@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.options import JsonOption, print_json, print_table
+from dmsc.console.svg_files import check_plot, write_plot
 
 if TYPE_CHECKING:
-    from dmsc.simulation.results.report import SimulationReport
+    pass
 
 
 def simulate(
@@ -41,6 +42,7 @@ def simulate(
     Example: dmsc simulate examples/simulate/slow-replica.yaml --plot slow.svg
     """
     from dmsc.simulation.results.parallel import simulate as carry_out
+    from dmsc.simulation.results.plot import svg
     from dmsc.simulation.results.present import (
         JOB_COLUMNS,
         SHARE_COLUMNS,
@@ -50,16 +52,14 @@ def simulate(
         share_rows,
     )
     from dmsc.simulation.scenarios.scenario import load_scenario
-    from schemas.errors import BadInput
 
-    if plot is not None and plot.suffix != ".svg":
-        raise BadInput(f"--plot {plot}: only .svg is written")
+    check_plot(plot)
     loaded = load_scenario(scenario, set_ or ())
     began = time.perf_counter()
     report = carry_out(loaded, loaded.seed if seed is None else seed, scenario.parent, processes)
     took_s = time.perf_counter() - began
     if plot is not None:
-        _write_plot(report, plot)
+        write_plot(plot, svg(report))
     if json:
         print_json(report.as_dict())
     else:
@@ -73,14 +73,3 @@ def simulate(
         f"{report.simulated_s / max(took_s, 1e-9):.1f} times as fast as real time",
         file=sys.stderr,
     )
-
-
-def _write_plot(report: SimulationReport, path: Path) -> None:
-    from dmsc.simulation.results.plot import svg
-    from schemas.errors import BadInput
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(svg(report), encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--plot {path}: {error.strerror or error}") from error

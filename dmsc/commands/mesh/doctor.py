@@ -20,9 +20,9 @@ def doctor(
 
     from dmsc.console.exit_codes import ExitCode
     from dmsc.launch.checks import examine
-    from dmsc.state.state_folder import StateFolder, default_state
+    from dmsc.state.state_folder import StateFolder
 
-    checks = run_async(examine(StateFolder(bus.state or default_state()), bus.bus, bus.bus_token))
+    checks = run_async(examine(StateFolder(bus.state), bus.bus, bus.bus_token))
     if bus.json:
         print_json([asdict(check) for check in checks])
     else:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayQuery, JsonOutput
 from dmsc.console.options import print_text
 from dmsc.console.running import leave
@@ -98,9 +99,7 @@ def drain(
     """
     name, slot = parse_place(node)
     if slot is not None:
-        from schemas.errors import BadInput
-
-        raise BadInput(f"{node}: whole nodes are drained; for one slot: dmsc cordon {node}")
+        raise bad_input(f"{node}: whole nodes are drained; for one slot: dmsc cordon {node}")
     final, left = mesh.ask(lambda client: _drain(client, name, reason, timeout_s))
     mesh.show(final, *(() if left else (f"{final.agent} is empty and cordoned",)))
     if left:
@@ -117,9 +116,7 @@ def parse_place(text: str) -> tuple[str, int | None]:
     if not slash:
         return node, None
     if not slot.isdigit():
-        from schemas.errors import BadInput
-
-        raise BadInput(f"{text}: the slot must be a number, as in {node}/0")
+        raise bad_input(f"{text}: the slot must be a number, as in {node}/0")
     return node, int(slot)
 
 

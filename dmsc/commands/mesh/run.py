@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.options import (
     AllowUrlOption,
     CodeOption,
@@ -235,7 +236,7 @@ def run_parts(
     from bus.parent_death import end_with_parent
     from dmsc.launch.log_rotation import rotating
     from dmsc.process.serving import serve
-    from schemas.errors import BadInput
+    from workers.process.prefork import end_with_parent
     from workers.sandbox.kernel import keep_private
 
     keep_private()  # instances may run as the same user, and must not read this process's memory
@@ -243,7 +244,7 @@ def run_parts(
     if parent is not None:
         end_with_parent(parent)
     if level not in ("debug", "info", "warning", "error"):
-        raise BadInput(f"--log-level {level}: debug, info, warning or error")
+        raise bad_input(f"--log-level {level}: debug, info, warning or error")
     configure_logging(level=level)
     # Messages of thousands of instances are small objects without cycles. With the default threshold of 700,
     # searching for cycles takes a sixth of a busy registry's time.
@@ -271,11 +272,9 @@ def metrics_options(port: str, bind: str) -> MetricsOptions | None:
 
 
 def _range(text: str | None) -> tuple[int, int] | None:
-    from schemas.errors import BadInput
-
     if text is None:
         return None
     low, _, high = text.partition("-")
     if not (low.isdigit() and high.isdigit() and 0 < int(low) <= int(high) < 65536):
-        raise BadInput(f"--ports {text}: write it as LO-HI, for example 40000-40100")
+        raise bad_input(f"--ports {text}: write it as LO-HI, for example 40000-40100")
     return int(low), int(high)

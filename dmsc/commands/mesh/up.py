@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import option
-from dmsc.console.exit_codes import ExitCode
+from dmsc.console.exit_codes import ExitCode, bad_input
 from dmsc.console.options import JsonOption, ParentOption, StateOption, print_json
 from dmsc.console.running import leave, run_async
 from dmsc.launch import ports
@@ -82,10 +82,10 @@ def down(
     Example: dmsc down --state .dmsc
     """
     from dmsc.launch.mesh import stop_mesh
-    from dmsc.state.state_folder import StateFolder, default_state
+    from dmsc.state.state_folder import StateFolder
     from schemas.errors import Unavailable
 
-    folder = StateFolder(state or default_state())
+    folder = StateFolder(state)
     began = time.monotonic()
     pid = run_async(stop_mesh(folder, wait))
     if pid is None:
@@ -125,21 +125,19 @@ def _checked(options: MeshOptions) -> MeshOptions:
 
 def _mesh(options: MeshOptions, quota: float | None) -> Running:
     from dmsc.launch.mesh import running_mesh
-    from schemas.errors import BadInput
 
     if quota is not None:
-        raise BadInput("--quota is of tenants; name them with --tenant")
+        raise bad_input("--quota is of tenants; name them with --tenant")
     return lambda say, progress, prefork_server: running_mesh(options, say, progress, prefork_server)
 
 
 def _host(options: MeshOptions, tenants: tuple[str, ...], quota: float | None) -> Running:
     from dmsc.launch.hosting import GIB, HostOptions, running_host
-    from schemas.errors import BadInput
 
     if options.metrics_port not in ("0", "off"):
-        raise BadInput("--metrics-port with --tenant: 0 (any) or off; one port is for one mesh")
+        raise bad_input("--metrics-port with --tenant: 0 (any) or off; one port is for one mesh")
     if quota is not None and not 0 < quota < 1 << 20:  # NaN, too
-        raise BadInput(f"--quota {quota:g}: must be GiB above 0")
+        raise bad_input(f"--quota {quota:g}: must be GiB above 0")
     bytes_ = None if quota is None else int(quota * GIB)
     host = HostOptions(tenants=tenants, mesh=options, quota_bytes=bytes_)
     return lambda say, progress, prefork_server: running_host(host, say, progress, prefork_server)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dmsc.console.command_app import argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import BusQuery
 from dmsc.console.options import JobArgument
 from dmsc.console.running import run_async
@@ -62,18 +63,17 @@ def _query(
     from typing import get_args
 
     from schemas.base import is_token
-    from schemas.errors import BadInput
     from schemas.store import StoreQuery, StoreTable
 
     if not is_token(job):
-        raise BadInput(f"JOB {job!r}: use letters, digits, - and _ only; `dmsc jobs` lists them")
+        raise bad_input(f"JOB {job!r}: use letters, digits, - and _ only; `dmsc jobs` lists them")
     if table not in get_args(StoreTable):
-        raise BadInput(f"--table {table}: {', '.join(get_args(StoreTable))}")
+        raise bad_input(f"--table {table}: {', '.join(get_args(StoreTable))}")
     equal: dict[str, Scalar] = {}
     for condition in where:
         name, sign, value = condition.partition("=")
         if not sign:
-            raise BadInput(f"--where {condition}: write it as COLUMN=VALUE, for example outcome=refused")
+            raise bad_input(f"--where {condition}: write it as COLUMN=VALUE, for example outcome=refused")
         equal[name] = value
     return StoreQuery.model_validate(
         {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmsc.commands.mesh.run import run_parts
 from dmsc.console.command_app import CommandApp, argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 from dmsc.console.options import (
     BusOption,
@@ -200,9 +201,7 @@ def order(
     Example: dmsc policy order my-idea shadow --reason 'looks odd'
     """
     if op not in ("activate", "shadow", "drain"):
-        from schemas.errors import BadInput
-
-        raise BadInput(f"{op}: activate, shadow or drain")
+        raise bad_input(f"{op}: activate, shadow or drain")
     _order(mesh, module, op, version, [], reason)
 
 
@@ -254,17 +253,16 @@ def _order(
 def _observations(path: Path) -> tuple[Observation, ...]:
     from pydantic import TypeAdapter, ValidationError
 
-    from schemas.errors import BadInput
     from schemas.observation import Observation
 
     try:
         return TypeAdapter(tuple[Observation, ...]).validate_json(path.read_bytes())
     except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
+        raise bad_input(f"{path}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"{path}: {place}: {first['msg']}" if place else f"{path}: {first['msg']}") from None
+        raise bad_input(f"{path}: {place}: {first['msg']}" if place else f"{path}: {first['msg']}") from None
 
 
 def _state(status: ModuleStatus) -> str:
@@ -292,15 +290,14 @@ def write_policy(name: str, folder: Path) -> tuple[Path, Path]:
         BadInput: The name is not allowed, or one of the files exists.
     """
     from schemas.base import is_token
-    from schemas.errors import BadInput
 
     module = name.replace("-", "_").lower()
     if not is_token(name) or not module[0].isalpha() or keyword.iskeyword(module):
-        raise BadInput(f"{name}: a policy's name has letters, digits, - and _, and begins with a letter")
+        raise bad_input(f"{name}: a policy's name has letters, digits, - and _, and begins with a letter")
     file, test_file = folder / f"{module}.py", folder / f"test_{module}.py"
     for path in (file, test_file):
         if path.exists():
-            raise BadInput(f"{path}: is there already; choose another name or folder")
+            raise bad_input(f"{path}: is there already; choose another name or folder")
     words = {
         "name": name,
         "module": module,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import CommandApp, argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import BusOptions, BusQuery, GatewayQuery
 from dmsc.console.options import ModuleArgument, PngOption
 from dmsc.console.running import run_async
@@ -123,16 +124,15 @@ def plot_routes(
     from policies.contrib.topology_file import gravity, read_topology
     from policies.contrib.topology_plot import draw_routes
     from policies.numerics.path_scoring import trained
-    from schemas.errors import BadInput
 
     try:
         topology = read_topology(file.stem, file.read_bytes())
     except OSError as error:
-        raise BadInput(f"{file}: {error.strerror or error}") from error
+        raise bad_input(f"{file}: {error.strerror or error}") from error
     except (ElementTree.ParseError, ValueError) as error:
-        raise BadInput(f"{file}: not a topology in GraphML: {error}") from error
+        raise bad_input(f"{file}: not a topology in GraphML: {error}") from error
     if topology is None:
-        raise BadInput(f"{file}: it has no link")
+        raise bad_input(f"{file}: it has no link")
     paths, demand = topology.paths(), gravity(np.random.default_rng(seed), topology.nodes)
     splits = {"ECMP": paths.equal_cost(), "topology-scoring": trained().split(paths, demand)}
     used = {name: paths.utilisation(demand, split) for name, split in splits.items()}
@@ -157,13 +157,12 @@ def plot_forecast(
     from dmsc.plots.forecast import draw_forecasts, link_courses
     from dmsc.replay.recordings import recorded_samples
     from policies.built_in.link_trend import COVERAGE
-    from schemas.errors import BadInput
 
     job, samples = run_async(recorded_samples(run, bus.address_or_none(), bus.archive()))
     by_link = link_courses(job, samples)
     courses = {f"{sender} → {receiver}": course for (sender, receiver), course in by_link.items()}
     if not courses:
-        raise BadInput(f"{run}: no link to forecast; it takes some six minutes of measured links")
+        raise bad_input(f"{run}: no link to forecast; it takes some six minutes of measured links")
     save(draw_forecasts(job, courses, unit="ms", coverage=f"{COVERAGE:.0%}"), out)
     print(f"{out}: {len(courses)} links")
 

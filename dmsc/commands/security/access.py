@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import CommandApp, argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.options import print_json, print_text
 
@@ -89,9 +90,8 @@ def check_access_file(file: Path) -> AccessPolicy:
 def _by_file(file: Path, user: str, action: str, resource: str, owner: str | None) -> AccessExplanation:
     from entities.authorizer.access.access_policy import explain
     from entities.authorizer.access.authentication import User
-    from schemas.errors import BadInput
     from schemas.signals import Role
 
     if user not in {role.value for role in Role}:
-        raise BadInput(f"{user}: with --access-file, a role: {', '.join(role.value for role in Role)}")
+        raise bad_input(f"{user}: with --access-file, a role: {', '.join(role.value for role in Role)}")
     return explain(check_access_file(file), User(name=user, role=Role(user)), action, resource, owner)

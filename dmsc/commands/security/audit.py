@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import CommandApp, argument, option
-from dmsc.console.exit_codes import ExitCode
+from dmsc.console.exit_codes import ExitCode, bad_input
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 from dmsc.console.options import print_json
 from dmsc.console.running import leave
@@ -132,9 +132,9 @@ def export(
 def _own_archive(state: Path | None) -> Path | None:
     """The archive folder of this machine's authorizer, if it has one."""
     from dmsc.launch import layout
-    from dmsc.state.state_folder import StateFolder, default_state
+    from dmsc.state.state_folder import StateFolder
 
-    folder = StateFolder(state or default_state()).path / layout.AUDIT
+    folder = StateFolder(state).path / layout.AUDIT
     archives = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     return archives[0] if archives else None
 
@@ -147,14 +147,13 @@ def _archived(folder: Path | None, state: Path | None) -> tuple[list[AuditHead],
     if folder is None:
         return [], []
     from dmsc.launch import layout
-    from dmsc.state.state_folder import StateFolder, default_state
+    from dmsc.state.state_folder import StateFolder
     from entities.authorizer.access.user_tokens import load_key
     from entities.authorizer.audit.audit_archive import entries_of, heads_of, segments_of
-    from schemas.errors import BadInput
 
     if not folder.is_dir():
-        raise BadInput(f"{folder}: there is no such folder")
-    key = StateFolder(state or default_state()).path / layout.USER_KEY
+        raise bad_input(f"{folder}: there is no such folder")
+    key = StateFolder(state).path / layout.USER_KEY
     heads = heads_of(folder, load_key(key).verify_key if key.exists() else None)
     segments = segments_of(folder)
     latest = [segment for segment in segments if segment.chain == segments[-1].chain]
@@ -165,17 +164,16 @@ def _read(file: Path) -> Iterator[AuditEntry]:
     from pydantic import ValidationError
 
     from schemas.audit import AuditEntry
-    from schemas.errors import BadInput
 
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+        raise bad_input(f"{file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
     for number, line in enumerate(lines, start=1):
         try:
             yield AuditEntry.model_validate_json(line)
         except ValidationError:
-            raise BadInput(
+            raise bad_input(
                 f"{file} line {number}: is no audit record; `dmsc audit export` writes them"
             ) from None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import CommandApp, argument, option
 from dmsc.console.durations import parse_duration
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import JsonOutput
 from dmsc.console.options import StateOption
 
@@ -167,15 +168,14 @@ def _day(at: float) -> str:
 
 def _root_of(state: Path | None) -> tuple[StateFolder, str]:
     from bus.security.identity import is_root
-    from dmsc.state.state_folder import StateFolder, default_state
-    from schemas.errors import BadInput
+    from dmsc.state.state_folder import StateFolder
 
-    folder = StateFolder(state or default_state())
+    folder = StateFolder(state)
     root = folder.bus_token()
     if root is None:
-        raise BadInput(f"{folder.path} is no mesh's state folder: `dmsc up` makes one")
+        raise bad_input(f"{folder.path} is no mesh's state folder: `dmsc up` makes one")
     if not is_root(root):
-        raise BadInput(f"the mesh of {folder.path} has a plain token, and knows no identities")
+        raise bad_input(f"the mesh of {folder.path} has a plain token, and knows no identities")
     return folder, root
 
 

@@ -32,9 +32,9 @@ def rotate(
     from dmsc.console.running import run_async
     from dmsc.launch import rotation
     from dmsc.state.issued_credentials import Issued
-    from dmsc.state.state_folder import StateFolder, default_state
+    from dmsc.state.state_folder import StateFolder
 
-    folder, grace_s = StateFolder(state or default_state()), parse_duration(grace, "--grace", zero=True)
+    folder, grace_s = StateFolder(state), parse_duration(grace, "--grace", zero=True)
     runs = rotation.begin(folder, grace_s)
     now = time.time()
     handed_out = Issued(folder.path).end(now + grace_s, now)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dmsc.console.command_app import CommandApp, argument, option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
 
 app = CommandApp(
@@ -66,16 +67,14 @@ def remove(
 
 
 def _value(name: str, variable: str | None) -> str:
-    from schemas.errors import BadInput
-
     if variable is not None:
         value = os.environ.get(variable, "").strip()
         if not value:
-            raise BadInput(f"--from-env {variable}: the variable is not set, or empty")
+            raise bad_input(f"--from-env {variable}: the variable is not set, or empty")
         return value
     if sys.stdin.isatty():
         return str(typer.prompt(f"the URL of {name}", hide_input=True)).strip()
     value = sys.stdin.readline().strip()
     if not value:
-        raise BadInput(f"secret {name}: give its URL on standard input, or name a variable with --from-env")
+        raise bad_input(f"secret {name}: give its URL on standard input, or name a variable with --from-env")
     return value
