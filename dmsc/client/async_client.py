@@ -13,10 +13,9 @@ from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
-from urllib.parse import quote
 
 from dmsc.client import http_protocol
-from dmsc.client.access_calls import AccessCalls
+from dmsc.client.access_calls import AccessCalls, segment
 from dmsc.client.gateway_requests import Gateways, OnProgress
 from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
@@ -88,13 +87,10 @@ class AsyncClient(AccessCalls):
     async def close(self) -> None:
         await self._gateways.close()
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        return await self._gateways.ask(method, path, body)
-
     async def ready(self) -> Readiness:
         """Whether the gateway is ready, and what is missing if not."""
         try:
-            return Readiness.model_validate(await self._gateways.ask("GET", "/readyz"))
+            return await self._get(Readiness, "/readyz")
         except Unavailable as error:
             return Readiness(ready=False, waiting=error.fields.get("waiting", {"gateway": error.text}))
 
@@ -105,8 +101,7 @@ class AsyncClient(AccessCalls):
 
         If you pass your own `idempotency_key` and submit again after a crash, you get the same job.
         """
-        answer = await self._gateways.ask("POST", "/v1/jobs", http_protocol.as_spec(job), key=idempotency_key)
-        return JobRecord.model_validate(answer)
+        return await self._post(JobRecord, "/v1/jobs", http_protocol.as_spec(job), key=idempotency_key)
 
     async def each_job(
         self, *, state: str | None = None, user: str | None = None
@@ -122,47 +117,44 @@ class AsyncClient(AccessCalls):
 
     async def job(self, job: str) -> JobRecord:
         """One job's record. Raises `NotFound`."""
-        return JobRecord.model_validate(await self._gateways.ask("GET", f"/v1/jobs/{_safe(job)}"))
+        return await self._get(JobRecord, f"/v1/jobs/{segment(job)}")
 
     async def load(self, job: str) -> JobLoad:
         """The present load of a job's instances: queue, milliseconds per microbatch, latency."""
-        return JobLoad.model_validate(await self._gateways.ask("GET", f"/v1/jobs/{_safe(job)}/load"))
+        return await self._get(JobLoad, f"/v1/jobs/{segment(job)}/load")
 
     async def scale(self, job: str, replicas: int, stage: int | None = None) -> str:
         """Set the number of working replicas of one stage, or of all; return what will happen, in words."""
         params = {"replicas": replicas, "stage": stage}
-        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/scale", params=params)
+        answer = await self._gateways.ask("POST", f"/v1/jobs/{segment(job)}/scale", params=params)
         return str(answer["note"])
 
     async def move(self, job: str, sid: str, stage: int) -> str:
         """Move an instance to another stage at the end of the open step; return in words what will happen."""
         params = {"sid": sid, "stage": stage}
-        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/move", params=params)
+        answer = await self._gateways.ask("POST", f"/v1/jobs/{segment(job)}/move", params=params)
         return str(answer["note"])
 
     async def cancel(self, job: str, *, reason: str = "") -> JobRecord:
         """Request the cancellation of a job; the mesh stops its instances and cleans up."""
-        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/cancel", params={"reason": reason})
-        return JobRecord.model_validate(answer)
+        return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/cancel", reason=reason)
 
     async def park(self, job: str, *, reason: str = "") -> JobRecord:
         """Pause a job at the end of its open step and free its slots, until `resume`.
 
         Raises `Conflict` if the job has not begun or has ended.
         """
-        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/park", params={"reason": reason})
-        return JobRecord.model_validate(answer)
+        return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/park", reason=reason)
 
     async def resume(self, job: str) -> JobRecord:
         """Continue a parked job as soon as slots are free. Raises `Conflict` if it is not parked."""
-        answer = await self._gateways.ask("POST", f"/v1/jobs/{_safe(job)}/resume")
-        return JobRecord.model_validate(answer)
+        return await self._post(JobRecord, f"/v1/jobs/{segment(job)}/resume")
 
     # --- the mesh -------------------------------------------------------------------------------------------
 
     async def mesh(self) -> MeshStatus:
         """An overview of services, nodes and jobs."""
-        return MeshStatus.model_validate(await self._gateways.ask("GET", "/v1/mesh"))
+        return await self._get(MeshStatus, "/v1/mesh")
 
     async def overview(self, parts: Sequence[str] = ()) -> dict[str, Any]:
         """What the dashboard shows (docs/dashboard.md), or these parts of it."""
@@ -171,7 +163,7 @@ class AsyncClient(AccessCalls):
 
     async def tap_scope(self) -> TapScope:
         """The messages of the bus that this token's user may tap."""
-        return TapScope.model_validate(await self._gateways.ask("GET", "/v1/tap/scope"))
+        return await self._get(TapScope, "/v1/tap/scope")
 
     async def clusters(self) -> list[ClusterView]:
         """The clusters, each with its services and the states of its instances."""
@@ -180,7 +172,7 @@ class AsyncClient(AccessCalls):
 
     async def cluster(self, cluster: str) -> ClusterView:
         """One cluster. Raises `NotFound`."""
-        return ClusterView.model_validate(await self._gateways.ask("GET", f"/v1/clusters/{_safe(cluster)}"))
+        return await self._get(ClusterView, f"/v1/clusters/{segment(cluster)}")
 
     async def each_instance(
         self,
@@ -210,7 +202,7 @@ class AsyncClient(AccessCalls):
 
     async def instance(self, sid: str) -> ServiceRecord:
         """The registry's record of one instance or service. Raises `NotFound`."""
-        return ServiceRecord.model_validate(await self._gateways.ask("GET", f"/v1/instances/{_safe(sid)}"))
+        return await self._get(ServiceRecord, f"/v1/instances/{segment(sid)}")
 
     async def routes(self, *, job: str | None = None, cluster: str | None = None) -> list[RouteTable]:
         """The routers' tables: the weighted next hops of each stage, for senders of each cluster."""
@@ -223,7 +215,7 @@ class AsyncClient(AccessCalls):
 
     async def node(self, node: str) -> NodeView:
         """One node, by the SID of its agent. Raises `NotFound`."""
-        return NodeView.model_validate(await self._gateways.ask("GET", f"/v1/nodes/{_safe(node)}"))
+        return await self._get(NodeView, f"/v1/nodes/{segment(node)}")
 
     async def cordon(self, node: str, slot: int | None = None, *, reason: str = "") -> Cordons:
         """Place no new instances on a node, or in one of its slots; instances that run there continue."""
@@ -238,8 +230,7 @@ class AsyncClient(AccessCalls):
         return await self._change_node(node, "drain", reason=reason)
 
     async def _change_node(self, node: str, action: str, **params: Any) -> Cordons:
-        answer = await self._gateways.ask("POST", f"/v1/nodes/{_safe(node)}/{action}", params=params)
-        return Cordons.model_validate(answer)
+        return await self._post(Cordons, f"/v1/nodes/{segment(node)}/{action}", **params)
 
     # --- faults ---------------------------------------------------------------------------------------------
 
@@ -257,7 +248,7 @@ class AsyncClient(AccessCalls):
 
     async def fault(self, fault: str) -> FaultRecord:
         """One fault's latest record. Raises `NotFound`."""
-        return FaultRecord.model_validate(await self._gateways.ask("GET", f"/v1/faults/{_safe(fault)}"))
+        return await self._get(FaultRecord, f"/v1/faults/{segment(fault)}")
 
     async def follow_faults(self, job: str | None = None, *, start: int = 1) -> AsyncIterator[FaultRecord]:
         """The records of the fault queue from stream position `start`, then live, without an end.
@@ -274,7 +265,7 @@ class AsyncClient(AccessCalls):
     async def strike(self, sid: str, fault: Fault, *, incarnation: str | None = None) -> Struck:
         """Inject a fault into an instance, as an operator; `faults` shows how the mesh handles it."""
         body = {"sid": sid, "fault": fault, "incarnation": incarnation}
-        return Struck.model_validate(await self._gateways.ask("POST", "/v1/chaos/faults", body))
+        return await self._post(Struck, "/v1/chaos/faults", body)
 
     async def tell_outside_fault(
         self, victim: str, fault: str, *, idempotency_key: str | None = None
@@ -287,14 +278,14 @@ class AsyncClient(AccessCalls):
 
     async def promote_policy(self, module: str, version: str, *, reason: str = "") -> PolicySwitch:
         """Make a running version of a module the active one; the former one continues in shadow."""
-        params = {"version": version, "reason": reason}
-        answer = await self._gateways.ask("POST", f"/v1/policies/{_safe(module)}/promote", params=params)
-        return PolicySwitch.model_validate(answer)
+        return await self._post(
+            PolicySwitch, f"/v1/policies/{segment(module)}/promote", version=version, reason=reason
+        )
 
     async def roll_back_policy(self, module: str, *, reason: str = "") -> PolicySwitch:
         """Make the previously active version active again. Raises `Conflict` if nothing was promoted."""
-        path = f"/v1/policies/{_safe(module)}/rollback"
-        return PolicySwitch.model_validate(await self._gateways.ask("POST", path, params={"reason": reason}))
+        path = f"/v1/policies/{segment(module)}/rollback"
+        return await self._post(PolicySwitch, path, reason=reason)
 
     async def policies(self) -> list[ModuleStatus]:
         """The running functional modules with their states and counts, by name and version."""
@@ -316,8 +307,7 @@ class AsyncClient(AccessCalls):
         not run, and `Conflict` if the order is not possible now.
         """
         body = {"op": op, "version": version, "jobs": list(jobs), "reason": reason}
-        answer = await self._gateways.ask("POST", f"/v1/policies/{_safe(module)}/orders", body)
-        return ModuleLifecycle.model_validate(answer)
+        return await self._post(ModuleLifecycle, f"/v1/policies/{segment(module)}/orders", body)
 
     async def ask_policy(
         self,
@@ -330,8 +320,7 @@ class AsyncClient(AccessCalls):
         """Ask a module what it would suggest for a job now. The answer is not adopted."""
         observations = [observation.model_dump(mode="json") for observation in inputs]
         body = {"job": job, "version": version, "inputs": observations}
-        answer = await self._gateways.ask("POST", f"/v1/policies/{_safe(module)}/questions", body)
-        return ModuleAnswer.model_validate(answer)
+        return await self._post(ModuleAnswer, f"/v1/policies/{segment(module)}/questions", body)
 
     async def observe(self, *observations: Observation) -> None:
         """Send observations from outside the mesh to functional modules."""
@@ -349,7 +338,7 @@ class AsyncClient(AccessCalls):
         async def has_ended() -> bool:
             return (await self.job(job)).state in ENDED
 
-        path = f"/v1/jobs/{_safe(job)}/events"
+        path = f"/v1/jobs/{segment(job)}/events"
         async with aclosing(self._gateways.follow(path, JobEvent, start, over=has_ended)) as events:
             async for event in events:
                 yield event
@@ -366,9 +355,7 @@ class AsyncClient(AccessCalls):
 
     async def weights(self, job: str) -> WeightsManifest:
         """The manifest of a finished job's weights. Raises `NotFound` before that."""
-        return WeightsManifest.model_validate(
-            await self._gateways.ask("GET", f"/v1/jobs/{_safe(job)}/weights")
-        )
+        return await self._get(WeightsManifest, f"/v1/jobs/{segment(job)}/weights")
 
     async def download_weights(
         self, job: str, folder: Path, *, progress: OnProgress | None = None
@@ -381,14 +368,16 @@ class AsyncClient(AccessCalls):
         for shard in http_protocol.shards(manifest):
             target = http_protocol.shard_path(folder, shard)
             with http_protocol.partial_file(target) as partial:
-                await self._gateways.fetch(f"/v1/jobs/{_safe(job)}/weights/{shard}", partial, shard, progress)
+                await self._gateways.fetch(
+                    f"/v1/jobs/{segment(job)}/weights/{shard}", partial, shard, progress
+                )
         http_protocol.write_index(folder, manifest)
         await asyncio.to_thread(check_weights, folder, manifest)
         return manifest
 
     async def each_checkpoint(self, job: str) -> AsyncIterator[PublishedCheckpoint]:
         """The job's existing checkpoints, newest first, fetched page by page as needed."""
-        async for page in self._gateways.pages(f"/v1/jobs/{_safe(job)}/checkpoints", CheckpointPage):
+        async for page in self._gateways.pages(f"/v1/jobs/{segment(job)}/checkpoints", CheckpointPage):
             for checkpoint in page.checkpoints:
                 yield checkpoint
 
@@ -412,7 +401,7 @@ class AsyncClient(AccessCalls):
         if chosen is None:
             steps = ", ".join(str(checkpoint.manifest.version) for checkpoint in existing) or "none"
             raise NotFound(f"{job} has no such checkpoint; those that exist are of step: {steps}", job=job)
-        path = f"/v1/jobs/{_safe(job)}/checkpoints/{chosen.name}"
+        path = f"/v1/jobs/{segment(job)}/checkpoints/{chosen.name}"
         for name, file in chosen.manifest.files.items():
             target = http_protocol.file_below(folder, name)
             with http_protocol.partial_file(target) as partial:
@@ -435,21 +424,16 @@ class AsyncClient(AccessCalls):
         self, name: str, source: Path | bytes, *, progress: OnProgress | None = None
     ) -> Dataset:
         """Store a file or bytes as a dataset, which a job can name as `data.source`."""
-        answer = await self._gateways.send(f"/v1/datasets/{_safe(name)}", source, name, progress)
+        answer = await self._gateways.send(f"/v1/datasets/{segment(name)}", source, name, progress)
         return Dataset.model_validate(answer)
 
     async def download_dataset(self, name: str, file: Path, *, progress: OnProgress | None = None) -> Path:
         """Fetch a dataset into a file, which appears only when it is complete."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with http_protocol.partial_file(file) as partial:
-            await self._gateways.fetch(f"/v1/datasets/{_safe(name)}", partial, name, progress)
+            await self._gateways.fetch(f"/v1/datasets/{segment(name)}", partial, name, progress)
         return file
 
     async def delete_dataset(self, name: str) -> None:
         """Remove a dataset, as an operator. Raises `NotFound`."""
-        await self._gateways.ask("DELETE", f"/v1/datasets/{_safe(name)}")
-
-
-def _safe(name: str) -> str:
-    """Quote a name as one segment of a path."""
-    return quote(name, safe="")
+        await self._gateways.ask("DELETE", f"/v1/datasets/{segment(name)}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import httpx
+from pydantic import BaseModel
 
 from dmsc.client import http_protocol
 from dmsc.client.sse import EventParser
@@ -24,6 +25,7 @@ from schemas.base import Message
 from schemas.errors import InProgress, Overloaded, Unavailable
 from schemas.pages import Page
 
+A = TypeVar("A", bound=BaseModel)
 M = TypeVar("M", bound=Message)
 P = TypeVar("P", bound=Page)
 
@@ -95,6 +97,19 @@ class Gateways:
                 tries -= wait_s == 0
                 await asyncio.sleep(wait_s)
 
+    async def ask_for(
+        self,
+        kind: type[A],
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        key: str | None = None,
+    ) -> A:
+        """Send a request as `ask` does, and return its answer as this model."""
+        return kind.model_validate(await self.ask(method, path, body, params=params, key=key))
+
     def _before_next(self, error: Exception, method: str, keyed: bool, deadline: float, tries: int) -> float:
         """Return the seconds until the next attempt; raise the error if there is none."""
         if http_protocol.may_repeat(method, keyed, error):
@@ -115,7 +130,7 @@ class Gateways:
         cursor: str | None = None
         while True:
             query = {"limit": PAGE, **(params or {}), "cursor": cursor}
-            page = kind.model_validate(await self.ask("GET", path, params=query))
+            page = await self.ask_for(kind, "GET", path, params=query)
             yield page
             cursor = page.next
             if cursor is None:

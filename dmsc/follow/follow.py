@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -208,18 +207,8 @@ def _view(options: FollowOptions) -> View:
     return PlainView() if options.plain or not console.is_terminal else LiveView(console)
 
 
-class _JsonView:
+class _JsonView(View):
     """Prints events as JSON lines for programs. Texts for people go to stderr."""
-
-    shows_load = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def show(self, run: RunState, event: JobEvent | None) -> None:
         if event is not None:

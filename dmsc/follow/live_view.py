@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -37,24 +38,31 @@ _marks = {
 }
 
 
-class View(Protocol):
+class View(ABC):
     """A display of a run, used by `follow` as a context manager.
 
     `show` is called after each event and on a timer. `shows_load` says whether the view shows instances'
     current service times.
     """
 
-    shows_load: bool
+    shows_load = False
 
-    def __enter__(self) -> Self: ...
-    def __exit__(
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(  # noqa: B027
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        pass
+
+    @abstractmethod
     def show(self, run: RunState, event: JobEvent | None) -> None: ...
+
+    @abstractmethod
     def say(self, text: str) -> None: ...
 
 
-class LiveView:
+class LiveView(View):
     """One display, redrawn in place at most five times a second."""
 
     shows_load = True
@@ -83,22 +91,12 @@ class LiveView:
         self._live.console.print(plain(text, keep="\n"), markup=False, highlight=False)
 
 
-class PlainView:
+class PlainView(View):
     """Prints one line per event, for pipes, logs and screen readers."""
-
-    shows_load = False
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._instances: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def say(self, text: str) -> None:
         print(plain(text, keep="\n"), file=self._stream, flush=True)

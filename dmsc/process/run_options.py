@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dmsc.console.command_app import option
+from dmsc.console.exit_codes import bad_input
 from dmsc.console.options import (
     AccessFileOption,
     AllowUrlOption,
@@ -148,9 +149,7 @@ class RunOptions:
             BadInput: A certificate has no key, or a key has no certificate.
         """
         if (self.tls_cert is None) != (self.tls_key is None):
-            from schemas.errors import BadInput
-
-            raise BadInput("--tls-cert and --tls-key belong together: give both, or neither")
+            raise bad_input("--tls-cert and --tls-key belong together: give both, or neither")
 
     @property
     def tls(self) -> tuple[Path, Path] | None:

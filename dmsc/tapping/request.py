@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dmsc.console.command_app import argument, option
+from dmsc.console.exit_codes import bad_input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +68,13 @@ class TapRequest:
     count: Annotated[int | None, option("--count -n N", "End after N messages.", min=1)] = None
 
     def __post_init__(self) -> None:
-        from schemas.errors import BadInput
-
         modes = {"--rate": self.rate, "--microbatch": self.microbatch, "--follow": self.follow}
         chosen = [name for name, value in modes.items() if value]
         if len(chosen) > 1:
-            raise BadInput(f"{chosen[0]} and {chosen[1]} exclude each other: give one of them")
+            raise bad_input(f"{chosen[0]} and {chosen[1]} exclude each other: give one of them")
         if self.past and not self.follow:
-            raise BadInput("--past goes with --follow ID")
+            raise bad_input("--past goes with --follow ID")
         if chosen and self.sample is not None:
-            raise BadInput(f"--sample does not go with {chosen[0]}, which needs every message")
+            raise bad_input(f"--sample does not go with {chosen[0]}, which needs every message")
         if chosen and self.record is not None:
-            raise BadInput(f"--record does not go with {chosen[0]}: record, then --read FILE {chosen[0]} …")
+            raise bad_input(f"--record does not go with {chosen[0]}: record, then --read FILE {chosen[0]} …")

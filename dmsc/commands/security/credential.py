@@ -67,7 +67,10 @@ def gateway(
     output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Make a credential for a gateway on another machine: DMSC_BUS_TOKEN of `dmsc run gateway`."""
+    """Make a credential for a gateway on another machine: DMSC_BUS_TOKEN of `dmsc run gateway`.
+
+    Example: dmsc credential gateway --cluster b -o gateway-b.cred
+    """
     from dmsc.state import identities
 
     _make(identities.entities(("gateway",), (cluster,))[0], expires, output, state)
@@ -80,7 +83,10 @@ def router(
     output: OutputOption = None,
     state: StateOption = None,
 ) -> None:
-    """Make a credential for a router on another machine: DMSC_BUS_TOKEN of `dmsc run router`."""
+    """Make a credential for a router on another machine: DMSC_BUS_TOKEN of `dmsc run router`.
+
+    Example: dmsc credential router --cluster b -o router-b.cred
+    """
     from dmsc.state import identities
 
     _make(identities.entities(("router",), (cluster,))[0], expires, output, state)
@@ -102,6 +108,8 @@ def module(
     """Make a credential for a functional module on another machine: DMSC_BUS_TOKEN of `dmsc policy run`.
 
     The module belongs to the mesh and receives the observations of all jobs.
+
+    Example: dmsc credential module --name my-idea --expires 30d -o my-idea.cred
     """
     from bus.security.identity import ANY, Identity
     from schemas.envelope import EntityKind
@@ -116,6 +124,8 @@ def list_(state: StateOption = None, output: JsonOutput = JsonOutput()) -> None:
 
     Credentials that `dmsc up` gives its own processes are not listed, because each start signs new ones. The
     authorizer's log shows which ids were used to connect.
+
+    Example: dmsc credential list
     """
     from dmsc.state.issued_credentials import Issued
 
