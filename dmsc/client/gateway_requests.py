@@ -30,7 +30,6 @@ M = TypeVar("M", bound=Message)
 P = TypeVar("P", bound=Page)
 
 CHUNK_BYTES = 1 << 20
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 PAGE = 500
 """Items per page when a whole list is fetched."""
 
@@ -44,6 +43,16 @@ class TransferProgress:
     total_bytes: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RetryTimes:
+    """The pauses before a broken transfer is continued, and how long that is tried."""
+
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 2.0
+    file_s: float = 10.0
+    """For which a broken download is retried before it fails, each time it breaks."""
+
+
 OnProgress = Callable[[TransferProgress], None]
 
 
@@ -51,8 +60,15 @@ class Gateways:
     """One HTTP client for all gateways; the gateway that answered last is asked first."""
 
     def __init__(
-        self, urls: Sequence[str], token: str | None, *, timeout_s: float, patience_s: float
+        self,
+        urls: Sequence[str],
+        token: str | None,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        retry: RetryTimes = RetryTimes(),
     ) -> None:
+        self._retry = retry
         self.urls = [url.rstrip("/") for url in urls]
         self._patience_s = patience_s
         self._http = httpx.AsyncClient(
@@ -151,7 +167,7 @@ class Gateways:
         `over` is called when a gateway ends the stream without a reason; it returns whether nothing more will
         come.
         """
-        last, pause_s, broken_since = start - 1, FIRST_PAUSE_S, None
+        last, pause_s, broken_since = start - 1, self._retry.first_pause_s, None
         while True:
             position = http_protocol.position(last)
             position["params"].update(params or {})
@@ -169,7 +185,7 @@ class Gateways:
                         item = http_protocol.next_record(parser, line, last, kind)
                         if item is not None:
                             last, record = item
-                            pause_s, broken_since = FIRST_PAUSE_S, None
+                            pause_s, broken_since = self._retry.first_pause_s, None
                             yield record
                 if resumable:
                     self._next_gateway()
@@ -181,7 +197,7 @@ class Gateways:
                 if time.monotonic() - broken_since > self._patience_s:
                     raise http_protocol.unreachable(self.urls, error) from error
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, self._retry.longest_pause_s)
 
     # --- files ----------------------------------------------------------------------------------------------
 
@@ -213,9 +229,9 @@ class Gateways:
             except (httpx.TransportError, Unavailable) as error:
                 broken_since = broken_since or time.monotonic()
                 self._next_gateway()
-                if time.monotonic() - broken_since > min(self._patience_s, http_protocol.FILE_PATIENCE_S):
+                if time.monotonic() - broken_since > min(self._patience_s, self._retry.file_s):
                     raise http_protocol.unreachable(self.urls, error) from error
-                await asyncio.sleep(FIRST_PAUSE_S)
+                await asyncio.sleep(self._retry.first_pause_s)
 
     async def send(self, path: str, source: Path | bytes, name: str, progress: OnProgress | None) -> Any:
         """Upload a file or bytes with PUT. If a gateway breaks off, the upload restarts at the next one."""

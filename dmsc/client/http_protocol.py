@@ -44,9 +44,6 @@ ENDINGS = ("lagged", "closing", "refused")
 
 ENDING_LINES = tuple(f"event: {name}" for name in ENDINGS)
 
-FILE_PATIENCE_S = 10.0
-"""Seconds for which a broken download is retried before it fails, each time it breaks."""
-
 
 class Position(TypedDict):
     """The start of an event stream, as parameters and headers of a request."""

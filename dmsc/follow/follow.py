@@ -28,10 +28,6 @@ from schemas.job import JobEvent, JobRecord, JobState
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
 
-_redraw_s = 0.5
-_load_s = 1.0
-"""Seconds between requests for instances' service times; routers publish them only when they change."""
-
 
 class OnInterrupt(Enum):
     """What the first Ctrl-C does to the job. The second always ends the command at once."""
@@ -48,6 +44,9 @@ class FollowOptions:
     plain: bool = False
     json: bool = False
     on_interrupt: OnInterrupt = OnInterrupt.DETACH
+    redraw_s: float = 0.5
+    load_s: float = 1.0
+    """Between requests for instances' service times; routers publish them only when they change."""
 
 
 def output_folder(record: JobRecord, options: FollowOptions) -> Path:
@@ -69,7 +68,7 @@ async def follow(
     with ExitStack() as stack:
         curve = stack.enter_context(RunCurve(out))
         view = stack.enter_context(_view(options))
-        watching = asyncio.create_task(_watch(client, run, view, curve))
+        watching = asyncio.create_task(_watch(client, run, view, curve, options))
         leaving = asyncio.Event()
         cancelling: list[asyncio.Task[None]] = []
 
@@ -146,7 +145,9 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "·" for char in text.expandtabs(4))
 
 
-async def _watch(client: AsyncClient, run: RunState, view: View, curve: RunCurve) -> None:
+async def _watch(
+    client: AsyncClient, run: RunState, view: View, curve: RunCurve, options: FollowOptions
+) -> None:
     events: asyncio.Queue[JobEvent] = asyncio.Queue(maxsize=1024)
 
     async def read() -> None:
@@ -165,13 +166,15 @@ async def _watch(client: AsyncClient, run: RunState, view: View, curve: RunCurve
                 return  # an older gateway does not offer the load, and the view works without it
             except DmscError:
                 pass  # the gateway is away or too busy; reading events reports that if it lasts
-            await asyncio.sleep(_load_s)
+            await asyncio.sleep(options.load_s)
 
     async with beside(read(), load_board(), measure()) as (reading, *_):
         while not (reading.done() and events.empty()):
             view.show(run, None)
             async with beside(events.get()) as (taking,):
-                await asyncio.wait({taking, reading}, timeout=_redraw_s, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {taking, reading}, timeout=options.redraw_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 if not taking.done():
                     continue
                 event = taking.result()

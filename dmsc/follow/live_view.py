@@ -19,7 +19,6 @@ from schemas.job import JobEvent, JobState
 from schemas.plain_text import plain
 from schemas.task_graph import is_data
 
-_refresh_s = 0.2
 _colours = {
     "active": "green",
     "pending": "yellow",
@@ -67,7 +66,8 @@ class LiveView(View):
 
     shows_load = True
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, refresh_s: float = 0.2) -> None:
+        self._refresh_s = refresh_s
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._drawn_at = 0.0
         self._started_at = time.monotonic()
@@ -83,7 +83,7 @@ class LiveView(View):
 
     def show(self, run: RunState, event: JobEvent | None) -> None:
         now = time.monotonic()
-        if now - self._drawn_at >= _refresh_s or run.ended:
+        if now - self._drawn_at >= self._refresh_s or run.ended:
             self._drawn_at = now
             self._live.update(draw(run, now - self._started_at), refresh=True)
 

@@ -32,16 +32,12 @@ from workers.sandbox.confinement import ConfinementMethod
 
 MIN_SERVER = (2, 11)
 """The first version of nats-server that marks key-value entries as expired."""
-MAX_SKEW_S = 1.0
 MIN_FREE_BYTES = 2 << 30
 
 STORE_REMEDY = (
     "was the server's store deleted, or is its disk full? make room and start the server again; one of "
     "`dmsc up` is started again by itself, and the mesh makes its streams anew"
 )
-
-_listen_s = 1.5  # heartbeats come once a second
-_connect_s = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +128,9 @@ def _default_ports() -> list[Finding]:
     return findings
 
 
-async def _server(address: BusAddress, findings: list[Finding]) -> dict[str, Any] | None:
+async def _server(
+    address: BusAddress, findings: list[Finding], *, connect_s: float = 2.0
+) -> dict[str, Any] | None:
     """The INFO line with which the first reachable server greets, before it asks for a token; None if none.
 
     The outcome is appended to `findings`.
@@ -141,7 +139,7 @@ async def _server(address: BusAddress, findings: list[Finding]) -> dict[str, Any
         where = urlsplit(url if "//" in url else f"nats://{url}")
         host, port = where.hostname or "127.0.0.1", where.port or 4222
         try:
-            async with asyncio.timeout(_connect_s):
+            async with asyncio.timeout(connect_s):
                 reader, writer = await asyncio.open_connection(host, port)
                 line = await reader.readline()
                 writer.close()
@@ -167,11 +165,11 @@ async def _server(address: BusAddress, findings: list[Finding]) -> dict[str, Any
     return None
 
 
-async def _clocks(bus: Bus) -> Finding:
+async def _clocks(bus: Bus, *, listen_s: float = 1.5, most_skew_s: float = 1.0) -> Finding:
     """Compare clocks by heartbeats, which carry their sender's time.
 
     A heartbeat's age is the clock difference plus its delay, so the smallest age is closest to the
-    difference.
+    difference. Heartbeats come once a second, so each service is heard within `listen_s`.
     """
     skews: dict[str, float] = {}
 
@@ -181,7 +179,7 @@ async def _clocks(bus: Bus) -> Finding:
         skews[envelope.sender.name] = skew if best is None or abs(skew) < abs(best) else best
 
     subscription = await bus.subscribe(subjects.HEARTBEAT, on_heartbeat)
-    await asyncio.sleep(_listen_s)
+    await asyncio.sleep(listen_s)
     await subscription.stop()
     if not skews:
         return Finding(
@@ -190,7 +188,7 @@ async def _clocks(bus: Bus) -> Finding:
     worst = max(skews, key=lambda name: abs(skews[name]))
     text = f"{len(skews)} services, at most {abs(skews[worst]) * 1000:.0f} ms apart ({worst})"
     return Finding(
-        "clocks", abs(skews[worst]) <= MAX_SKEW_S, text, f"set the clock of {worst}'s machine (NTP)"
+        "clocks", abs(skews[worst]) <= most_skew_s, text, f"set the clock of {worst}'s machine (NTP)"
     )
 
 
@@ -263,7 +261,7 @@ def _records(mesh: MeshStatus) -> Finding:
     return Finding("records", False, text, remedy)
 
 
-async def _tensor_address(node: NodeStatus) -> Finding:
+async def _tensor_address(node: NodeStatus, *, connect_s: float = 2.0) -> Finding:
     """Check that this machine can reach a node's address.
 
     A refused connection proves that it can; no answer means that a firewall drops packets.
@@ -271,13 +269,13 @@ async def _tensor_address(node: NodeStatus) -> Finding:
     name = f"tensors {node.cluster}/{node.node}"
     remedy = "let peers through its firewall: join with --address and --ports LO-HI, and open that range"
     try:
-        async with asyncio.timeout(_connect_s):
+        async with asyncio.timeout(connect_s):
             _, writer = await asyncio.open_connection(node.address, 9)
             writer.close()
     except ConnectionRefusedError:
         pass
     except TimeoutError:
-        return Finding(name, False, f"{node.address} does not answer within {_connect_s:.0f} s", remedy)
+        return Finding(name, False, f"{node.address} does not answer within {connect_s:.0f} s", remedy)
     except OSError as error:
         return Finding(name, False, f"{node.address}: {error.strerror or error}", remedy)
     return Finding(name, True, f"{node.address} answers")

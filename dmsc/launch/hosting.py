@@ -34,7 +34,7 @@ from dmsc.launch.mesh import (
 )
 from dmsc.launch.mesh_options import MeshOptions
 from dmsc.launch.prefork_server import PreforkServer
-from dmsc.launch.supervisor import Supervisor
+from dmsc.launch.supervisor import Supervisor, SupervisorTimes
 from dmsc.process.sandboxing import sentence, way_here
 from dmsc.state.state_folder import MeshFile, StateFolder
 from schemas.base import is_token
@@ -42,9 +42,9 @@ from schemas.errors import BadInput
 
 STORE_BYTES, MEMORY_BYTES, CONNECTIONS = 64 << 30, 1 << 30, 1 << 16
 """The limits of the server. Tenants share them equally; a quota replaces the share of the store."""
-STOP_S = 35.0
-"""Seconds within which a tenant's mesh stops in order; its own processes have less."""
 GIB = 1 << 30
+TENANT_TIMES = SupervisorTimes(grace_s=35.0)
+"""A tenant's mesh stops in order within its grace; its own processes have less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ async def _started(
         if name not in running
     ]
     async with Supervisor(
-        children, logs=folder.logs, environment={}, say=say, prefork_server=prefork_server, grace_s=STOP_S
+        children, logs=folder.logs, environment={}, say=say, prefork_server=prefork_server, times=TENANT_TIMES
     ) as supervisor:
 
         async def find_missing() -> str:

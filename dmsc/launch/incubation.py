@@ -17,11 +17,9 @@ from pathlib import Path
 from bus.files.plain_files import plain
 from entities.cluster.fork_server_process import INCUBATOR, threads_environment
 
-_GRACE_S = 5.0
-
 
 @contextmanager
-def incubating(log: Path, *options: str) -> Iterator[dict[str, str]]:
+def incubating(log: Path, *options: str, grace_s: float = 5.0) -> Iterator[dict[str, str]]:
     """Run an incubator for the block; yield the environment variables with which node agents find it.
 
     The mapping is empty if an incubator exists already, or if this system can't have one.
@@ -29,6 +27,7 @@ def incubating(log: Path, *options: str) -> Iterator[dict[str, str]]:
     Args:
         log: The file to which the incubator's output is appended.
         options: Options of `python -m workers.process.incubator`.
+        grace_s: How long the killed incubator may take to end.
     """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or os.environ.get(INCUBATOR):
         yield {}
@@ -57,4 +56,4 @@ def incubating(log: Path, *options: str) -> Iterator[dict[str, str]]:
         yield {INCUBATOR: name}
     finally:
         incubator.kill()  # fork servers have ended, or end with their agents
-        incubator.wait(_GRACE_S)
+        incubator.wait(grace_s)

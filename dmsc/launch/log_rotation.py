@@ -23,13 +23,12 @@ MOST_BYTES = 16 << 20
 """The maximal size of a file; the NATS server's own log has the same limit (`bus.server.embedded`)."""
 KEPT = 2
 """How many former parts of each file are kept; NAME.log.1 is the latest."""
-LOOK_S = 10.0
 
 log = get_logger("logs")
 
 
 @asynccontextmanager
-async def rotating(folder: Path, most_bytes: int = MOST_BYTES, look_s: float = LOOK_S) -> AsyncIterator[None]:
+async def rotating(folder: Path, most_bytes: int = MOST_BYTES, look_s: float = 10.0) -> AsyncIterator[None]:
     """Rotate the `*.log` files of `folder` every `look_s` seconds, for the block."""
 
     async def run() -> None:

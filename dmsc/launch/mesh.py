@@ -39,9 +39,6 @@ from workers.sandbox.confinement import ConfinementMethod
 
 NATS_PORT, HTTP_PORT = 4222, 8080
 
-_ready_limit_s = 60.0
-_poll_interval_s = 0.1
-_reap_interval_s = 1.0
 Say = Callable[[str], None]
 
 
@@ -140,7 +137,7 @@ async def tended(
 
 @asynccontextmanager
 async def _reaping(
-    prefork_server: PreforkServer | None, pids: Callable[[], dict[str, int]]
+    prefork_server: PreforkServer | None, pids: Callable[[], dict[str, int]], *, every_s: float = 1.0
 ) -> AsyncIterator[None]:
     """Reap orphaned processes for the block.
 
@@ -155,7 +152,7 @@ async def _reaping(
         seen: int | None = None
         while True:
             seen = reap_orphan({prefork_server.pid, *pids().values()}, seen)
-            await asyncio.sleep(_reap_interval_s)
+            await asyncio.sleep(every_s)
 
     async with beside(reap()):
         yield
@@ -380,7 +377,13 @@ def _metered(options: MeshOptions, children: list[ChildSpec]) -> tuple[list[Chil
 
 
 async def _until_ready(
-    options: MeshOptions, supervisor: Supervisor, urls: list[str], token: str | None, progress: Say
+    options: MeshOptions,
+    supervisor: Supervisor,
+    urls: list[str],
+    token: str | None,
+    progress: Say,
+    *,
+    limit_s: float = 60.0,
 ) -> None:
     """Wait until every service is active and every cluster has a node, according to the gateways."""
     expected = layout.expected_services(options)
@@ -400,10 +403,10 @@ async def _until_ready(
             return missing
 
         try:
-            async with asyncio.timeout(_ready_limit_s):
+            async with asyncio.timeout(limit_s):
                 await supervisor.until_ready(find_missing, say_missing)
         except TimeoutError:
-            raise Unavailable(f"the mesh is not ready after {_ready_limit_s:.0f} s: {missing}") from None
+            raise Unavailable(f"the mesh is not ready after {limit_s:.0f} s: {missing}") from None
 
 
 def lacking(status: MeshStatus, expected: frozenset[str], clusters: tuple[str, ...]) -> str:
@@ -434,7 +437,7 @@ def outer(url: str, options: MeshOptions) -> str:
     return url.replace("127.0.0.1", own_address(options.bind))
 
 
-async def stop_mesh(folder: StateFolder, limit_s: float) -> int | None:
+async def stop_mesh(folder: StateFolder, limit_s: float, *, poll_s: float = 0.1) -> int | None:
     """Stop the mesh that runs on this folder; return its process id, or None if no mesh runs.
 
     Raises:
@@ -451,5 +454,5 @@ async def stop_mesh(folder: StateFolder, limit_s: float) -> int | None:
             raise DmscError(
                 f"pid {pid} has not stopped within {limit_s:.0f} s; see {folder.logs}, or kill -9 {pid}"
             )
-        await asyncio.sleep(_poll_interval_s)
+        await asyncio.sleep(poll_s)
     return pid

@@ -29,8 +29,6 @@ from entities.cluster.prefork_client import fork_from
 from workers.process import prefork
 
 _PR_SET_CHILD_SUBREAPER = 36
-_ANSWER_S = 5.0
-"""A fork takes milliseconds. A prefork server that does not answer within these seconds is not used again."""
 
 PRELOADED = (
     "dmsc.commands.mesh.run",
@@ -50,16 +48,20 @@ PRELOADED = (
 
 
 class PreforkServer:
-    """The supervisor's end of the channel to the prefork server."""
+    """The supervisor's end of the channel to the prefork server.
 
-    def __init__(self, pid: int, channel: socket.socket) -> None:
+    A fork takes milliseconds. A server that does not answer within `answer_s` is not used again.
+    """
+
+    def __init__(self, pid: int, channel: socket.socket, *, answer_s: float = 5.0) -> None:
         self.pid = pid
+        self._answer_s = answer_s
         self._channel = channel
         self._lock = asyncio.Lock()
         self._usable = True
 
     @classmethod
-    def hatch(cls) -> PreforkServer | None:
+    def start(cls) -> PreforkServer | None:
         """Fork the prefork server from this process; return None if that can't be done safely."""
         if sys.platform != "linux" or not hasattr(os, "pidfd_open") or prefork.thread_count() != 1:
             return None
@@ -94,7 +96,7 @@ class PreforkServer:
             if not self._usable:
                 return None
             try:
-                async with asyncio.timeout(_ANSWER_S):
+                async with asyncio.timeout(self._answer_s):
                     return ForkedProcess(*await fork_from(self._channel, arguments, environment, output))
             except (OSError, TimeoutError):
                 self.close()
@@ -114,7 +116,7 @@ class PreforkServer:
 @contextlib.contextmanager
 def running_prefork_server() -> Iterator[PreforkServer | None]:
     """Run a prefork server for the block. Call it before any event loop or thread exists."""
-    server = PreforkServer.hatch()
+    server = PreforkServer.start()
     try:
         yield server
     finally:
@@ -180,7 +182,7 @@ def reap_orphan(known: set[int], seen: int | None) -> int | None:
 # --- in the prefork server -------------------------------------------------------------------------------
 def _serve(channel: socket.socket, parent: int) -> int:
     """Fork on request until the supervisor closes its end of the channel or dies."""
-    prefork.begin("dmsc-zygote", parent)
+    prefork.begin("dmsc-prefork", parent)
     prefork.freeze()
     with contextlib.suppress(OSError, ValueError):
         while True:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from bus.logs import get_logger
@@ -34,11 +35,19 @@ log = get_logger("rotation")
 
 KEPT = 8
 """How many former roots are kept, so that values sealed with them can still be opened."""
-LOOK_S = 0.5
-TAKE_S = 20.0
-"""Seconds to wait for node agents, which write a file for each instance."""
-HAND_OVER_S = 45.0
-"""Seconds that the command waits for the mesh."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotationTimes:
+    """How often a rotation of the root is looked for, and how long its parts may take."""
+
+    look_s: float = 0.5
+    take_s: float = 20.0
+    """For node agents, which write a file for each instance."""
+    hand_over_s: float = 45.0
+    """For which the command waits for the mesh."""
+    poll_s: float = 0.1
+
 
 Say = Callable[[str], None]
 
@@ -79,7 +88,7 @@ def begin(folder: StateFolder, grace_s: float) -> bool:
         return runs
 
 
-async def handed_over(folder: StateFolder) -> None:
+async def handed_over(folder: StateFolder, times: RotationTimes = RotationTimes()) -> None:
     """Wait until the running mesh uses the new root and all gateways answer again.
 
     By then, connections with credentials of the old root have ended, if their owners got new credentials.
@@ -88,21 +97,21 @@ async def handed_over(folder: StateFolder) -> None:
         Unavailable: It takes too long, or the mesh has ended.
     """
     try:
-        async with asyncio.timeout(HAND_OVER_S):
+        async with asyncio.timeout(times.hand_over_s):
             while (roots := folder.roots()).under_way or not roots.have_ended(folder.roots_file):
-                await _pause(folder)
+                await _pause(folder, times.poll_s)
             for url in (folder.mesh() or _gone()).gateways.values():
                 async with AsyncClient(url, token=folder.token()) as client:
                     while not await _answers(client):
-                        await _pause(folder)
+                        await _pause(folder, times.poll_s)
     except TimeoutError:
         raise Unavailable("the new root is there, and not everybody has come back by it yet") from None
 
 
-async def _pause(folder: StateFolder) -> None:
+async def _pause(folder: StateFolder, seconds: float) -> None:
     if folder.owner() is None:
         _gone()
-    await asyncio.sleep(LOOK_S / 5)
+    await asyncio.sleep(seconds)
 
 
 def _gone() -> NoReturn:
@@ -120,8 +129,9 @@ async def _answers(client: AsyncClient) -> bool:
 class HandingOver:
     """Gives the children of one mesh credentials of a new root."""
 
-    def __init__(self, folder: StateFolder) -> None:
+    def __init__(self, folder: StateFolder, times: RotationTimes = RotationTimes()) -> None:
         self._folder = folder
+        self._times = times
         self._roots: dict[str, str] = {}  # child → the root of its credential
 
     def secrets_of(self, child: ChildSpec) -> dict[str, str]:
@@ -141,7 +151,7 @@ class HandingOver:
                 await self._check(supervisor, say)
             except (DmscError, OSError) as error:  # a full disk, for example: the next attempt may succeed
                 log.warning("a rotation of the root is not carried on", reason=str(error))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._times.look_s)
 
     async def _check(self, supervisor: Supervisor, say: Say) -> None:
         """Complete a rotation that is under way, if there is one."""
@@ -176,9 +186,9 @@ class HandingOver:
             renewals.give(folder, child.name, text)
             if child.arguments[0] == "join":
                 agents[child.name] = text
-        deadline = time.monotonic() + TAKE_S
+        deadline = time.monotonic() + self._times.take_s
         while not all(renewals.has_taken(folder, name, text) for name, text in agents.items()):
             if time.monotonic() > deadline:
                 log.warning("a node agent has not taken its new credential yet", agents=sorted(agents))
                 return
-            await asyncio.sleep(LOOK_S / 5)
+            await asyncio.sleep(self._times.poll_s)

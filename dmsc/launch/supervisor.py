@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,13 +18,20 @@ from dmsc.launch.layout import ChildSpec, child_arguments, command
 from dmsc.launch.prefork_server import ForkedProcess, PreforkServer
 from schemas.errors import BadInput, DmscError
 
-STOP_GRACE_S = 15.0
-"""Seconds from SIGTERM to SIGKILL. Longer than `serving.STOP_LIMIT_S`, after which a child exits itself."""
 
-_first_pause_s, _longest_pause_s = 0.2, 5.0
-_poll_interval_s = 0.1
-_healthy_s = 10.0
-"""A child that ran this long is restarted after the first pause."""
+@dataclass(frozen=True, kw_only=True)
+class SupervisorTimes:
+    """When children are started again, and how long they may take to stop."""
+
+    grace_s: float = 15.0
+    """From SIGTERM to SIGKILL. Longer than `ServingTimes.stop_s`, after which a child exits itself."""
+    first_pause_s: float = 0.2
+    longest_pause_s: float = 5.0
+    healthy_s: float = 10.0
+    """A child that ran this long is restarted after the first pause."""
+    poll_s: float = 0.1
+
+
 _hopeless_starts = 5
 """If a child dies so often in a row before the mesh is ready, `up` fails with the child's last line."""
 
@@ -31,9 +39,9 @@ _hopeless_starts = 5
 Child = asyncio.subprocess.Process | ForkedProcess
 
 
-def pause_before_restart(deaths: int) -> float:
+def pause_before_restart(deaths: int, times: SupervisorTimes = SupervisorTimes()) -> float:
     """Seconds to wait before a restart after so many deaths in a row. The pause doubles up to a limit."""
-    return float(min(_first_pause_s * 2 ** max(deaths - 1, 0), _longest_pause_s))
+    return float(min(times.first_pause_s * 2 ** max(deaths - 1, 0), times.longest_pause_s))
 
 
 class Supervisor:
@@ -52,9 +60,9 @@ class Supervisor:
         secrets: Callable[[ChildSpec], Mapping[str, str]] = lambda child: {},
         say: Callable[[str], None],
         prefork_server: PreforkServer | None = None,
-        grace_s: float = STOP_GRACE_S,
+        times: SupervisorTimes = SupervisorTimes(),
     ) -> None:
-        self._grace_s = grace_s
+        self._times = times
         self._children = children
         self._logs = logs
         self._environment = {**os.environ, **environment}
@@ -93,7 +101,7 @@ class Supervisor:
             if missing != last:
                 last = missing
                 say_missing(missing)
-            await asyncio.wait({self.failed}, timeout=_poll_interval_s)
+            await asyncio.wait({self.failed}, timeout=self._times.poll_s)
 
     @property
     def children(self) -> tuple[ChildSpec, ...]:
@@ -159,7 +167,7 @@ class Supervisor:
 
     async def _reap(self, process: Child) -> None:
         try:
-            await asyncio.wait_for(asyncio.shield(process.wait()), self._grace_s)
+            await asyncio.wait_for(asyncio.shield(process.wait()), self._times.grace_s)
         except TimeoutError:
             _signal(process, signal.SIGKILL)
             await process.wait()
@@ -190,7 +198,7 @@ class Supervisor:
                 return await self._start(child)
             except (OSError, BadInput) as error:  # no space for the log, no such file, too many processes
                 self._say(f"{child.name} can't be started: {error}; trying again")
-                await asyncio.sleep(pause_before_restart(_hopeless_starts))
+                await asyncio.sleep(pause_before_restart(_hopeless_starts, self._times))
 
     async def _keep(self, child: ChildSpec) -> None:
         deaths = 0
@@ -207,7 +215,7 @@ class Supervisor:
             if code == 0 and child.may_leave:
                 self._say(f"{child.name} has left, as it was told to")
                 return
-            deaths = 1 if time.monotonic() - began > _healthy_s else deaths + 1
+            deaths = 1 if time.monotonic() - began > self._times.healthy_s else deaths + 1
             words = self.last_words(child.name)
             if not self.ready and (code == ExitCode.BAD_INPUT or deaths >= _hopeless_starts):
                 kind = BadInput if code == ExitCode.BAD_INPUT else DmscError
@@ -216,7 +224,7 @@ class Supervisor:
                         kind(f"{child.name}: {words} (log: {self._logs / child.name}.log)")
                     )
                 return
-            pause_s = pause_before_restart(deaths)
+            pause_s = pause_before_restart(deaths, self._times)
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             why = how if code == -signal.SIGKILL else f"{how}: {words}"  # SIGKILL leaves no last line
             self._say(f"{child.name} died ({why}); starting it again in {pause_s:.1f} s")

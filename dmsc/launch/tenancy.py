@@ -11,8 +11,6 @@ from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, DmscError, Unavailable
 
-_patience_s = 10.0
-
 
 @dataclass
 class HostsBus:
@@ -23,7 +21,7 @@ class HostsBus:
     restarted: Callable[[], None] = lambda: None
 
 
-async def hosts_bus(folder: StateFolder) -> HostsBus:
+async def hosts_bus(folder: StateFolder, *, patience_s: float = 10.0) -> HostsBus:
     """Connect to the bus of a tenant's host to check it, and return it.
 
     Raises:
@@ -32,7 +30,7 @@ async def hosts_bus(folder: StateFolder) -> HostsBus:
     urls = folder.host_servers()
     try:
         async with Bus.connect(
-            urls, name="up", kind=EntityKind.CLIENT, token=folder.bus_token(), connect_timeout_s=_patience_s
+            urls, name="up", kind=EntityKind.CLIENT, token=folder.bus_token(), connect_timeout_s=patience_s
         ):
             return HostsBus(urls)
     except DmscError as error:

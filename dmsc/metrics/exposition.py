@@ -19,8 +19,6 @@ from schemas.errors import DmscError
 MOST_SERIES = 50_000
 """The maximal number of series of one scrape, enough for ten readings for each of 5,000 instances. Series
 beyond it are omitted and counted."""
-ROUND_TRIP_S = 1.0
-"""Seconds that a scrape waits for the bus; a slower round trip is reported as this long."""
 
 
 class Exposition:
@@ -59,13 +57,13 @@ class Exposition:
         return readings
 
 
-async def _round_trip_s(bus: Bus) -> float | None:
-    """The time of a round trip to the bus's server; None if the bus is away."""
+async def _round_trip_s(bus: Bus, at_most_s: float = 1.0) -> float | None:
+    """The time of a round trip to the bus's server, `at_most_s` for a slower one; None if the bus is away."""
     began = time.perf_counter()
     try:
-        await bus.connection.barrier(ROUND_TRIP_S)
+        await bus.link.barrier(at_most_s)
     except DmscError:
-        return ROUND_TRIP_S if bus.connected else None
+        return at_most_s if bus.connected else None
     return time.perf_counter() - began
 
 

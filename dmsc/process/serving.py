@@ -24,12 +24,19 @@ from entities.metrics import Scraped
 from schemas.envelope import EntityKind
 from schemas.errors import BusUnreachable, DmscError
 
-STOP_LIMIT_S = 12.0
-"""Seconds from the signal to a forced exit: longer than all drains, shorter than a container's timeout."""
-
-_stage_limit_s = 4.0
-_dial_s = 5.0
 log = get_logger("run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingTimes:
+    """The time limits of a process's start and end."""
+
+    stop_s: float = 12.0
+    """From the signal to a forced exit: longer than all drains, shorter than a container's timeout."""
+    stage_s: float = 4.0
+    """For the services that stop together."""
+    dial_s: float = 5.0
+    """For one attempt to reach the bus at the start."""
 
 
 async def serve(
@@ -40,6 +47,7 @@ async def serve(
     patience_s: float = 30.0,
     replicas: int | None = None,
     metrics: MetricsOptions | None = None,
+    times: ServingTimes = ServingTimes(),
 ) -> None:
     """Run these services until SIGTERM or SIGINT, then stop them in `stop_order`.
 
@@ -51,17 +59,20 @@ async def serve(
         replicas: Copies of streams and buckets, which are created or adjusted first (idempotent). None:
             another process does that.
         metrics: Where this process serves its metrics. None: only its gateways' HTTP APIs do.
+        times: The time limits.
     """
     stopping = asyncio.Event()
 
     def stop(count: int) -> None:
         if count == 1:
-            _end_at_the_latest(STOP_LIMIT_S)
+            _end_at_the_latest(times.stop_s)
         stopping.set()
 
     with interrupts(stop):
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            opening = group.create_task(_open(stack, servers, token, parts, patience_s, replicas))
+            opening = group.create_task(
+                _open(stack, servers, token, parts, patience_s, replicas, times.dial_s)
+            )
             stopped = group.create_task(stopping.wait())
             await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done() or opening.exception():
@@ -82,7 +93,7 @@ async def serve(
                     stage = [tasks[part.sid] for part in parts if part.stop_order == order]
                     for task in stage:
                         task.cancel()
-                    _, late = await asyncio.wait(stage, timeout=_stage_limit_s)
+                    _, late = await asyncio.wait(stage, timeout=times.stage_s)
                     for task in late:
                         log.warning("slow to stop", service=task.get_name())
 
@@ -113,6 +124,7 @@ async def _open(
     parts: Sequence[ServicePart],
     patience_s: float,
     replicas: int | None,
+    dial_s: float,
 ) -> None:
     """Enter the parts' `first` contexts on the stack, wait for the bus, and create streams and buckets."""
     for part in parts:
@@ -130,7 +142,7 @@ async def _open(
                 name=first.sid,
                 kind=first.kind,
                 token=token,
-                connect_timeout_s=min(_dial_s, patience_s),
+                connect_timeout_s=min(dial_s, patience_s),
             ) as bus:
                 if replicas is not None and entities:
                     await bus.provision(replicas=replicas)

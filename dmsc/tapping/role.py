@@ -8,9 +8,6 @@ from dmsc.console.option_groups import GatewayOptions
 from schemas.door import TapScope
 from schemas.errors import Unavailable
 
-PATIENCE_S = 3.0
-"""Seconds to look for a gateway; short, because a tap is needed most when something is down."""
-
 
 def given_token(token: str | None) -> str | None:
     """The user's own token, from the option or the environment.
@@ -20,15 +17,17 @@ def given_token(token: str | None) -> str | None:
     return token or os.environ.get("DMSC_TOKEN") or None
 
 
-async def ask(mesh: GatewayOptions) -> TapScope:
+async def ask(mesh: GatewayOptions, *, patience_s: float = 3.0) -> TapScope:
     """Ask a gateway what the user of its token may tap.
+
+    It looks for a gateway for `patience_s` only, because a tap is needed most when something is down.
 
     Raises:
         Refused: The user may tap nothing, or the token is invalid.
         Unavailable: No gateway answers, so the role is unknown.
     """
     try:
-        async with mesh.client(patience_s=PATIENCE_S) as client:
+        async with mesh.client(patience_s=patience_s) as client:
             return await client.tap_scope()
     except Unavailable as error:
         raise Unavailable(

@@ -28,7 +28,6 @@ from schemas.door import TapScope
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, NotFound, Refused
 
-RATES_EVERY_S = 1.0
 EVERYTHING = (">", "$KV.>")
 """The subjects of a tree of causes, beside replies."""
 
@@ -176,7 +175,7 @@ async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
         yield
 
 
-async def _rates(bus: Bus, request: TapRequest, may: May | None) -> None:
+async def _rates(bus: Bus, request: TapRequest, may: May | None, *, every_s: float = 1.0) -> None:
     async with _tap(bus, request, may) as tapping:
 
         def print_rates() -> None:
@@ -185,7 +184,7 @@ async def _rates(bus: Bus, request: TapRequest, may: May | None) -> None:
 
         async def repeat() -> None:
             while True:
-                await asyncio.sleep(RATES_EVERY_S)
+                await asyncio.sleep(every_s)
                 print_rates()
 
         shown = 0

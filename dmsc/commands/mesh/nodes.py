@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from schemas.cluster import Cordon
     from schemas.door import Cordons, MeshStatus
 
-_poll_interval_s = 0.5
 _help = "The name of a node or of its agent, or NODE/SLOT for one slot; see `dmsc nodes`."
 PlaceArgument = Annotated[str, argument("NODE[/SLOT]", _help)]
 ReasonOption = Annotated[str, option("--reason TEXT", "Why; shown with the cordon.", show_default=False)]
@@ -120,7 +119,9 @@ def parse_place(text: str) -> tuple[str, int | None]:
     return node, int(slot)
 
 
-async def _drain(client: AsyncClient, node: str, reason: str, timeout_s: float) -> tuple[Cordons, str]:
+async def _drain(
+    client: AsyncClient, node: str, reason: str, timeout_s: float, poll_s: float = 0.5
+) -> tuple[Cordons, str]:
     """Request the drain and wait. Returns the node's cordons and the instances left there ('' if none)."""
     from schemas.door import Cordons
     from schemas.errors import DmscError
@@ -136,7 +137,7 @@ async def _drain(client: AsyncClient, node: str, reason: str, timeout_s: float) 
         left = _left(mesh, whole)
         if not left or time.monotonic() >= deadline:
             return Cordons(agent=answer.agent, cordons=cordons), left
-        await asyncio.sleep(_poll_interval_s)
+        await asyncio.sleep(poll_s)
 
 
 def _left(mesh: MeshStatus, cordon: Cordon) -> str:

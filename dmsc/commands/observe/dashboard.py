@@ -8,9 +8,6 @@ from dmsc.console.command_app import option
 from dmsc.console.option_groups import GatewayQuery
 from dmsc.console.running import run_async
 
-_read_s = 5.0
-"""Seconds after which a browser has read the page that redirects to the dashboard."""
-
 
 def dashboard(
     show: Annotated[
@@ -44,11 +41,11 @@ def dashboard(
         )
 
 
-def _opened(address: str) -> bool:
+def _opened(address: str, *, read_s: float = 5.0) -> bool:
     """Open the address in a browser, and return whether that worked.
 
     The browser gets the path of a private page that redirects to the address, so that the token is not
-    visible in the list of processes.
+    visible in the list of processes. A browser has read the page after `read_s` seconds.
     """
     import html
     import os
@@ -62,7 +59,7 @@ def _opened(address: str) -> bool:
     try:
         if not webbrowser.open(f"file://{path}"):
             return False
-        time.sleep(_read_s)
+        time.sleep(read_s)
         return True
     finally:
         os.unlink(path)

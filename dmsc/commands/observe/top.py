@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dmsc.board.overview import MeshAddresses
     from entities.gateway.dashboard.view_model import OverviewPart
 
-_again_s = 1.0
-
 
 def routes(
     job: Annotated[str | None, argument("[JOB]", "Only this job (all).")] = None,
@@ -93,6 +91,7 @@ async def _show(
     *,
     live: bool,
     json: bool,
+    every_s: float = 1.0,
 ) -> None:
     import asyncio
     import sys
@@ -131,13 +130,13 @@ async def _show(
             elif lines:
                 while not stop.is_set():
                     _print_line(document(overview))
-                    await _pause(stop, _again_s)
+                    await _pause(stop, every_s)
                     overview = await reader.read()
                     say_trouble(overview)
             else:
                 with Live(picture(overview), auto_refresh=False, screen=True) as screen:
                     while not stop.is_set():
-                        await _pause(stop, _again_s)
+                        await _pause(stop, every_s)
                         screen.update(picture(await reader.read()), refresh=True)
 
 

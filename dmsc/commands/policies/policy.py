@@ -90,17 +90,16 @@ def run(
     run_parts([part], address, parent=parent, level=log_level, patience_s=wait)
 
 
-async def _user(mesh: GatewayOptions) -> tuple[str, str | None]:
+async def _user(mesh: GatewayOptions, *, patience_s: float = 3.0) -> tuple[str, str | None]:
     """The user whose token it is, and their role.
 
     If no gateway answers, the name is empty and a warning is logged: the module then belongs to the mesh.
     """
     from bus.logs import get_logger
-    from dmsc.tapping.role import PATIENCE_S
     from schemas.errors import Unavailable
 
     try:
-        async with mesh.client(timeout_s=PATIENCE_S, patience_s=PATIENCE_S) as client:
+        async with mesh.client(timeout_s=patience_s, patience_s=patience_s) as client:
             about = await client.whoami()
             return about.user, about.role
     except Unavailable as error:

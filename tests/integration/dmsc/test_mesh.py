@@ -293,14 +293,14 @@ def test_a_child_that_can_not_be_started_again_just_now_is_started_later(mesh_fo
     wait_for(lambda: dmsc("status", cwd=mesh_folder).returncode == 0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="children are forked from a zygote on Linux only")
-def test_children_are_the_supervisors_own_and_need_no_zygote_to_come_back(mesh_folder: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked from a prefork server on Linux only")
+def test_children_are_the_supervisors_own_and_need_no_prefork_server_to_come_back(mesh_folder: Path) -> None:
     mesh = read(mesh_folder)
     up = psutil.Process(mesh.pid)
     direct = {child.pid: child.cmdline() for child in up.children()}
     assert set(mesh.children.values()) <= direct.keys()
     assert " -m dmsc join " in " ".join(direct[mesh.children["agent-a"]])
-    (zygote,) = (pid for pid, line in direct.items() if line and line[0].startswith("dmsc-zygote"))
+    (prefork_server,) = (pid for pid, line in direct.items() if line and line[0].startswith("dmsc-prefork"))
 
     agent = f"--agent {mesh.children['agent-b']} "
 
@@ -313,7 +313,7 @@ def test_children_are_the_supervisors_own_and_need_no_zygote_to_come_back(mesh_f
     orphan.wait(PATIENCE_S)  # its fork server: ended by itself, and was waited for
     wait_for(lambda: read(mesh_folder).children["agent-b"] != mesh.children["agent-b"])
 
-    os.kill(zygote, signal.SIGKILL)
+    os.kill(prefork_server, signal.SIGKILL)
     os.kill(mesh.children["agent-a"], signal.SIGKILL)
     wait_for(lambda: read(mesh_folder).children["agent-a"] != mesh.children["agent-a"])
 
