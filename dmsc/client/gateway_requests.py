@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -99,17 +100,27 @@ class Gateways:
         """
         headers = {"Idempotency-Key": key or secrets.token_hex(16)} if method == "POST" else {}
         query = {name: value for name, value in (params or {}).items() if value not in (None, "")}
+
+        def send() -> Awaitable[httpx.Response]:
+            return self._http.request(
+                method, self.urls[0] + path, json=body, params=query or None, headers=headers
+            )
+
+        return await self._answer(send, method, keyed=bool(headers))
+
+    async def _answer(
+        self, send: Callable[[], Awaitable[httpx.Response]], method: str, *, keyed: bool
+    ) -> Any:
+        """The JSON answer to a request, which is sent again while it may be."""
         deadline = time.monotonic() + self._patience_s
         tries = max(2, len(self.urls))  # an idle connection may just have been closed by the gateway
         while True:
             try:
-                response = await self._http.request(
-                    method, self.urls[0] + path, json=body, params=query or None, headers=headers
-                )
+                response = await send()
                 http_protocol.raise_for(response)
                 return response.json()
             except (httpx.TransportError, Unavailable, InProgress) as error:
-                wait_s = self._before_next(error, method, bool(headers), deadline, tries)
+                wait_s = self._before_next(error, method, keyed, deadline, tries)
                 tries -= wait_s == 0
                 await asyncio.sleep(wait_s)
 
@@ -173,12 +184,7 @@ class Gateways:
             position["params"].update(params or {})
             resumable = False
             try:
-                async with self._http.stream(
-                    "GET", self.urls[0] + path, timeout=http_protocol.STREAM_TIMEOUT, **position
-                ) as response:
-                    if response.is_error:
-                        await response.aread()
-                    http_protocol.raise_for(response)
+                async with self._stream(path, **position) as response:
                     parser = EventParser()
                     async for line in response.aiter_lines():
                         resumable = resumable or line in http_protocol.ENDING_LINES
@@ -192,10 +198,7 @@ class Gateways:
                 elif over is not None and last >= start and await over():
                     return
             except (httpx.TransportError, Unavailable) as error:
-                broken_since = broken_since or time.monotonic()
-                self._next_gateway()
-                if time.monotonic() - broken_since > self._patience_s:
-                    raise http_protocol.unreachable(self.urls, error) from error
+                broken_since = self._broken(error, broken_since, self._patience_s)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, self._retry.longest_pause_s)
 
@@ -207,12 +210,7 @@ class Gateways:
         while True:
             headers = {"Range": f"bytes={done}-"} if done else {}
             try:
-                async with self._http.stream(
-                    "GET", self.urls[0] + path, timeout=http_protocol.STREAM_TIMEOUT, headers=headers
-                ) as response:
-                    if response.is_error:
-                        await response.aread()
-                    http_protocol.raise_for(response)
+                async with self._stream(path, headers=headers) as response:
                     if done and response.status_code != 206:
                         done = 0
                         file.seek(0)
@@ -227,31 +225,41 @@ class Gateways:
                             progress(TransferProgress(name=name, done_bytes=done, total_bytes=total))
                 return
             except (httpx.TransportError, Unavailable) as error:
-                broken_since = broken_since or time.monotonic()
-                self._next_gateway()
-                if time.monotonic() - broken_since > min(self._patience_s, self._retry.file_s):
-                    raise http_protocol.unreachable(self.urls, error) from error
+                broken_since = self._broken(error, broken_since, min(self._patience_s, self._retry.file_s))
                 await asyncio.sleep(self._retry.first_pause_s)
 
     async def send(self, path: str, source: Path | bytes, name: str, progress: OnProgress | None) -> Any:
         """Upload a file or bytes with PUT. If a gateway breaks off, the upload restarts at the next one."""
         total = len(source) if isinstance(source, bytes) else await asyncio.to_thread(os.path.getsize, source)
-        tries = max(2, len(self.urls))
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            try:
-                response = await self._http.put(
-                    self.urls[0] + path,
-                    content=_pieces(source, name, total, progress),
-                    headers={"Content-Length": str(total), "Content-Type": "application/octet-stream"},
-                    timeout=http_protocol.STREAM_TIMEOUT,
-                )
-                http_protocol.raise_for(response)
-                return response.json()
-            except (httpx.TransportError, Unavailable) as error:
-                wait_s = self._before_next(error, "PUT", True, deadline, tries)
-                tries -= wait_s == 0
-                await asyncio.sleep(wait_s)
+
+        def put() -> Awaitable[httpx.Response]:
+            return self._http.put(
+                self.urls[0] + path,
+                content=_pieces(source, name, total, progress),
+                headers={"Content-Length": str(total), "Content-Type": "application/octet-stream"},
+                timeout=http_protocol.STREAM_TIMEOUT,
+            )
+
+        return await self._answer(put, "PUT", keyed=True)
+
+    @asynccontextmanager
+    async def _stream(self, path: str, **how: Any) -> AsyncIterator[httpx.Response]:
+        """Get a stream from the gateway that is asked first. Raises the error that its answer stands for."""
+        async with self._http.stream(
+            "GET", self.urls[0] + path, timeout=http_protocol.STREAM_TIMEOUT, **how
+        ) as response:
+            if response.is_error:
+                await response.aread()
+            http_protocol.raise_for(response)
+            yield response
+
+    def _broken(self, error: Exception, since: float | None, patience_s: float) -> float:
+        """Go on to the next gateway; return since when the transfer is broken. Raises the error at last."""
+        since = since or time.monotonic()
+        self._next_gateway()
+        if time.monotonic() - since > patience_s:
+            raise http_protocol.unreachable(self.urls, error) from error
+        return since
 
     def _next_gateway(self) -> None:
         self.urls.append(self.urls.pop(0))

@@ -40,24 +40,17 @@ def entities(
     Raises:
         BadInput: An authorizer's or broker's name lacks its kind's prefix; the registry would refuse it.
     """
-    alone = {
-        "service-registry": EntityKind.SERVICE_REGISTRY,
-        "authorizer": EntityKind.AUTHORIZER,
-        "orchestrator": EntityKind.ORCHESTRATOR,
-        "broker": EntityKind.BROKER,
-    }
     several = {"authorizer": authorizer, "broker": broker}
     for name, called in several.items():
         if called != name and not called.startswith(f"{name}-"):
             raise BadInput(f"--name {called!r}: {name}s are called {name} or {name}-…; choose such a name")
-    of_clusters = {"gateway": EntityKind.GATEWAY, "router": EntityKind.ROUTER}
     identities: list[Identity] = []
     for name in names:
-        if name in alone:
-            identities.append(Identity(name=several.get(name, name), kind=alone[name]))
-        elif name in of_clusters:
+        if name in ("service-registry", "authorizer", "orchestrator", "broker"):
+            identities.append(Identity(name=several.get(name, name), kind=EntityKind(name)))
+        elif name in ("gateway", "router"):
             identities += [
-                Identity(name=f"{name}-{cluster}", kind=of_clusters[name], cluster=cluster)
+                Identity(name=f"{name}-{cluster}", kind=EntityKind(name), cluster=cluster)
                 for cluster in clusters
             ]
     return tuple(identities)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +15,11 @@ from dmsc.console.exit_codes import bad_input
 from dmsc.console.options import AllowUrlOption, JsonOption, StateOption, print_json, print_table
 from dmsc.console.running import leave, run_async
 from dmsc.console.svg_files import check_plot, write_plot
+from dmsc.launch.mesh_options import MeshOptions
 
 if TYPE_CHECKING:
     from dmsc.chaos.report import ChaosReport
     from dmsc.chaos.run import Chaos, ChaosOptions
-    from dmsc.launch.mesh_options import MeshOptions
     from dmsc.launch.prefork_server import PreforkServer
     from schemas.job import JobSpec
 
@@ -85,10 +85,12 @@ def chaos(
     from dmsc.chaos.plan import FaultKind, parse_every, parse_kinds
     from dmsc.chaos.plot import svg
     from dmsc.chaos.present import closing, rows
-    from dmsc.chaos.run import ChaosOptions
+    from dmsc.chaos.run import ChaosOptions, open_chaos
     from dmsc.client.job_file import load_job, named_urls
     from dmsc.console.exit_codes import ExitCode
     from dmsc.launch.prefork_server import running_prefork_server
+    from dmsc.process.composition import node_name
+    from dmsc.state.state_folder import StateFolder
 
     options = ChaosOptions(seed=seed, every=parse_every(every), kinds=parse_kinds(what), faults=faults)
     check_plot(plot)
@@ -110,10 +112,20 @@ def chaos(
 
     configure_logging(level="error")  # a bus that is away now and then is expected here
     with running_prefork_server() if private else nullcontext() as prefork_server:
-        small = FaultKind.DISK_FULL in options.kinds
-        urls = (*(() if spec is None else named_urls(spec)), *allow_url)
-        own = _OwnMesh(separate, slots, prefork_server, small, urls) if private else None
-        report = run_async(_chaos(job, spec, options, reference, no_reference, state, own, say))
+        if private:
+            mesh = MeshOptions(
+                nats_port=0,
+                http_port=0,
+                slots=slots,
+                node=node_name(),
+                separate=separate,
+                allow_urls=(*(() if spec is None else named_urls(spec)), *allow_url),
+            )
+            small = FaultKind.DISK_FULL in options.kinds
+            opened = _private_mesh(mesh, prefork_server, say, with_small_disk=small)
+        else:
+            opened = open_chaos(StateFolder(state), say)
+        report = run_async(_chaos(job, spec, options, reference, no_reference, opened))
     if plot is not None:
         write_plot(plot, svg(report))
     if json:
@@ -127,31 +139,18 @@ def chaos(
     leave(ExitCode.FAILED if report.problems() else ExitCode.OK)
 
 
-@dataclass(frozen=True)
-class _OwnMesh:
-    """The options of the mesh that `--private` starts."""
-
-    separate: bool
-    slots: int
-    prefork_server: PreforkServer | None
-    small_disk: bool = False
-    allow_urls: tuple[str, ...] = ()
-
-
 async def _chaos(
     job: str,
     spec: JobSpec | None,
     options: ChaosOptions,
     reference: str | None,
     no_reference: bool,
-    state: Path | None,
-    own: _OwnMesh | None,
-    say: Say,
+    opened: AbstractAsyncContextManager[Chaos],
 ) -> ChaosReport:
     from dmsc.process.interrupts import interrupts
 
     with interrupts():
-        async with _opened(state, own, say) as chaos:
+        async with opened as chaos:
             clean = None
             if reference is not None:
                 clean = await chaos.clean_figures(reference)
@@ -161,41 +160,23 @@ async def _chaos(
 
 
 @asynccontextmanager
-async def _opened(state: Path | None, own: _OwnMesh | None, say: Say) -> AsyncIterator[Chaos]:
-    """Open `Chaos` for the mesh of a state folder, or for a private mesh that is started and stopped here."""
+async def _private_mesh(
+    options: MeshOptions, prefork_server: PreforkServer | None, say: Say, *, with_small_disk: bool
+) -> AsyncIterator[Chaos]:
+    """Open `Chaos` for a mesh of a temporary folder that is started and stopped here."""
     from dmsc.chaos.run import open_chaos
     from dmsc.chaos.store_faults import small_disk
     from dmsc.launch.mesh import running_mesh
-    from dmsc.state.state_folder import StateFolder
 
-    if own is None:
-        async with open_chaos(StateFolder(state), say) as chaos:
-            yield chaos
-        return
     with (
         tempfile.TemporaryDirectory(prefix="dmsc-chaos-", ignore_cleanup_errors=True) as name,
-        small_disk(Path(name)) if own.small_disk else nullcontext(),
+        small_disk(Path(name)) if with_small_disk else nullcontext(),
     ):
-        options = _private_mesh(Path(name) / "state", own)
         say(f"starting a mesh of clusters {', '.join(options.clusters)}")
+        options = replace(options, state=Path(name) / "state")
         async with (
-            running_mesh(options, say, prefork_server=own.prefork_server) as mesh,
+            running_mesh(options, say, prefork_server=prefork_server) as mesh,
             open_chaos(mesh.folder, say) as chaos,
         ):
             yield chaos
             say("stopping the mesh")
-
-
-def _private_mesh(state: Path, own: _OwnMesh) -> MeshOptions:
-    from dmsc.launch.mesh_options import MeshOptions
-    from dmsc.process.composition import node_name
-
-    return MeshOptions(
-        state=state,
-        nats_port=0,
-        http_port=0,
-        slots=own.slots,
-        node=node_name(),
-        separate=own.separate,
-        allow_urls=own.allow_urls,
-    )

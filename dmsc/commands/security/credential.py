@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,12 +25,24 @@ app = CommandApp(
 )
 
 ClusterOption = Annotated[str, option("--cluster NAME", "The cluster's name.")]
-ExpiresOption = Annotated[
-    str, option("--expires TIME", "How long the credential is valid: 8h, 30d. Its connections end then, too.")
-]
-OutputOption = Annotated[
-    Path | None, option("--output -o FILE", "The file to write; only you can read it (standard output).")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CredentialOptions:
+    """How long a new credential is valid, where it goes, and whose it is."""
+
+    expires: Annotated[
+        str,
+        option(
+            "--expires TIME",
+            "How long the credential is valid: 8h, 30d. Its connections end then, too.",
+        ),
+    ] = "365d"
+    output: Annotated[
+        Path | None,
+        option("--output -o FILE", "The file to write; only you can read it (standard output)."),
+    ] = None
+    state: StateOption = None
 
 
 @app.command()
@@ -38,9 +51,7 @@ def agent(
     node: Annotated[
         str | None, option("--node NAME", "The only node that may use it (any of the cluster).")
     ] = None,
-    expires: ExpiresOption = "365d",
-    output: OutputOption = None,
-    state: StateOption = None,
+    options: CredentialOptions = CredentialOptions(),
 ) -> None:
     """Make a credential with which a node joins a cluster: `dmsc join --credential FILE`.
 
@@ -57,15 +68,13 @@ def agent(
         who = identities.agent(cluster, node)
     else:
         who = Identity(name=f"join-{cluster}", kind=EntityKind.CLUSTER, cluster=cluster, node=ANY)
-    _make(who, expires, output, state)
+    _make(who, options)
 
 
 @app.command()
 def gateway(
     cluster: ClusterOption,
-    expires: ExpiresOption = "365d",
-    output: OutputOption = None,
-    state: StateOption = None,
+    options: CredentialOptions = CredentialOptions(),
 ) -> None:
     """Make a credential for a gateway on another machine: DMSC_BUS_TOKEN of `dmsc run gateway`.
 
@@ -73,15 +82,13 @@ def gateway(
     """
     from dmsc.state import identities
 
-    _make(identities.entities(("gateway",), (cluster,))[0], expires, output, state)
+    _make(identities.entities(("gateway",), (cluster,))[0], options)
 
 
 @app.command()
 def router(
     cluster: ClusterOption,
-    expires: ExpiresOption = "365d",
-    output: OutputOption = None,
-    state: StateOption = None,
+    options: CredentialOptions = CredentialOptions(),
 ) -> None:
     """Make a credential for a router on another machine: DMSC_BUS_TOKEN of `dmsc run router`.
 
@@ -89,7 +96,7 @@ def router(
     """
     from dmsc.state import identities
 
-    _make(identities.entities(("router",), (cluster,))[0], expires, output, state)
+    _make(identities.entities(("router",), (cluster,))[0], options)
 
 
 @app.command()
@@ -101,9 +108,7 @@ def module(
             "--job JOB", "A job whose instances' local stores the module may read; repeatable (all jobs)."
         ),
     ] = None,
-    expires: ExpiresOption = "365d",
-    output: OutputOption = None,
-    state: StateOption = None,
+    options: CredentialOptions = CredentialOptions(),
 ) -> None:
     """Make a credential for a functional module on another machine: DMSC_BUS_TOKEN of `dmsc policy run`.
 
@@ -115,7 +120,7 @@ def module(
     from schemas.envelope import EntityKind
 
     who = Identity(name=name, kind=EntityKind.FUNCTIONAL_MODULE, module=name, jobs=tuple(job or (ANY,)))
-    _make(who, expires, output, state)
+    _make(who, options)
 
 
 @app.command("list")
@@ -189,21 +194,23 @@ def _root_of(state: Path | None) -> tuple[StateFolder, str]:
     return folder, root
 
 
-def _make(who: Identity, expires: str, output: Path | None, state: Path | None) -> None:
+def _make(who: Identity, options: CredentialOptions) -> None:
     from bus.security.credentials import Credential, issue
     from dmsc.state.issued_credentials import Issued
     from dmsc.state.state_folder import write_private
 
-    folder, root = _root_of(state)
-    text = issue(root, who, lifetime_s=parse_duration(expires, "--expires"), before=folder.roots_before())
+    folder, root = _root_of(options.state)
+    text = issue(
+        root, who, lifetime_s=parse_duration(options.expires, "--expires"), before=folder.roots_before()
+    )
     credential = Credential.parse(text)
     Issued(folder.path).add(credential, time.time())
-    if output is None:
+    if options.output is None:
         print(text)
         return
-    write_private(output, text + "\n")
+    write_private(options.output, text + "\n")
     print(
-        f"wrote {output}; whoever has it can join, until it expires or"
+        f"wrote {options.output}; whoever has it can join, until it expires or"
         f" `dmsc credential revoke {credential.id}`",
         file=sys.stderr,
     )
