@@ -101,10 +101,10 @@ def raise_for(response: httpx.Response) -> None:
     except (ValueError, AttributeError):
         text, code = f"{response.url} answered {status} {response.reason_phrase}", None
     fields |= {"retry_after_s": wait_s(response)} if "retry-after" in response.headers else {}
-    known = ErrorReply(code=code, text=text).to_exception() if isinstance(code, str) else None
-    if known is not None and (type(known) is not DmscError or code == DmscError.code):
-        known.fields.update(fields)
-        raise known
+    reported = ErrorReply(code=code, text=text).to_exception() if isinstance(code, str) else None
+    if reported is not None and (type(reported) is not DmscError or code == DmscError.code):
+        reported.fields.update(fields)
+        raise reported
     raise _by_status(status)(text, **fields)
 
 

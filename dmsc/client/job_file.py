@@ -122,15 +122,15 @@ def _refuse_duplicates(path: Path, node: yaml.Node) -> None:
             _refuse_duplicates(path, item)
     if not isinstance(node, yaml.MappingNode):
         return
-    seen: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
-        if isinstance(key.value, str) and key.value in seen:
+        if isinstance(key.value, str) and key.value in lines:
             raise BadJob(
-                f"{path}:{line}: {key.value}: already given on line {seen[key.value]}; keep one of them"
+                f"{path}:{line}: {key.value}: already given on line {lines[key.value]}; keep one of them"
             )
         if isinstance(key.value, str):
-            seen[key.value] = line
+            lines[key.value] = line
         _refuse_duplicates(path, value)
 
 

@@ -41,7 +41,6 @@ def option(
     usage: str,
     help: str | None = None,
     *,
-    envvar: str | None = None,
     min: float | None = None,
     max: float | None = None,
     show_default: bool = True,
@@ -49,16 +48,18 @@ def option(
 ) -> Any:
     """An option of a command, for `Annotated`.
 
-    `usage` has its names and what stands for its value, as the help shows them: `--output -o FILE`.
+    `usage` has its names, what stands for its value, and the environment variable that is taken without it:
+    `--output -o FILE $OUTPUT`.
     """
     words = usage.split()
     names = [word for word in words if word.startswith("-")]
-    metavar = next((word for word in words if not word.startswith("-")), None)
+    variable = next((word[1:] for word in words if word.startswith("$")), None)
+    metavar = next((word for word in words if not word.startswith(("-", "$"))), None)
     return typer.Option(
         *names,
         metavar=metavar,
         help=help,
-        envvar=envvar,
+        envvar=variable,
         min=min,
         max=max,
         show_default=show_default,

@@ -24,9 +24,8 @@ BusTokenOption = Annotated[
 AccessFileOption = Annotated[
     Path | None,
     option(
-        "--access-file FILE",
+        "--access-file FILE $DMSC_ACCESS_FILE",
         "Rules of who may do what; see `dmsc access default`. The file is read again when it changes.",
-        envvar="DMSC_ACCESS_FILE",
     ),
 ]
 ModuleArgument = Annotated[str, argument("MODULE", "A module's name; see `dmsc policy list`.")]
@@ -34,7 +33,7 @@ JobArgument = Annotated[str, argument("JOB", "The job's id; see `dmsc jobs`.")]
 PngOption = Annotated[Path, option("--out FILE.png", "The file to write.", show_default=False)]
 WaitOption = Annotated[float, option("--wait SECONDS", "How long to wait for the bus at startup.")]
 ParentOption = Annotated[int | None, option("--parent", hidden=True)]
-LevelOption = Annotated[str, option("--log-level", "debug, info, warning or error.", envvar="DMSC_LOG_LEVEL")]
+LevelOption = Annotated[str, option("--log-level $DMSC_LOG_LEVEL", "debug, info, warning or error.")]
 JsonOption = Annotated[bool, option("--json", "Print JSON, for programs.")]
 
 
@@ -84,48 +83,41 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 CodeOption = Annotated[
     tuple[Path, ...],
     option(
-        "--code PATH",
-        "A folder with your Python modules; repeatable (the working directory).",
-        envvar="DMSC_CODE",
+        "--code PATH $DMSC_CODE", "A folder with your Python modules; repeatable (the working directory)."
     ),
 ]
 TrustOption = Annotated[
     bool,
     option(
-        "--trust-researchers",
+        "--trust-researchers $DMSC_TRUST_RESEARCHERS",
         "Run users' code with all rights of this process's user, without confinement.",
-        envvar="DMSC_TRUST_RESEARCHERS",
     ),
 ]
 InstanceUsersOption = Annotated[
     str | None,
     option(
-        "--instance-users LO-HI",
+        "--instance-users LO-HI $DMSC_INSTANCE_USERS",
         "As root: the range of user ids from which each instance gets its own user (60578-61183).",
-        envvar="DMSC_INSTANCE_USERS",
     ),
 ]
 AllowUrlOption = Annotated[
     tuple[str, ...],
     option(
-        "--allow-url PATH|URL",
+        "--allow-url PATH|URL $DMSC_ALLOW_URL",
         "A folder or URL that all jobs may read and write their artifacts to; repeatable.",
-        envvar="DMSC_ALLOW_URL",
     ),
 ]
 MetricsPortOption = Annotated[
     str,
     option(
-        "--metrics-port PORT|off",
+        "--metrics-port PORT|off $DMSC_METRICS_PORT",
         "The port at which this process serves /metrics for Prometheus; 0: any free port.",
-        envvar="DMSC_METRICS_PORT",
     ),
 ]
 MetricsBindOption = Annotated[
     str,
     option(
-        "--metrics-bind ADDRESS",
+        "--metrics-bind ADDRESS $DMSC_METRICS_BIND",
         "The address where /metrics listens. It needs no token, so be careful with 0.0.0.0.",
-        envvar="DMSC_METRICS_BIND",
     ),
 ]

@@ -149,9 +149,9 @@ async def _reaping(
         return
 
     async def reap() -> None:
-        seen: int | None = None
+        candidate: int | None = None
         while True:
-            seen = reap_orphan({prefork_server.pid, *pids().values()}, seen)
+            candidate = reap_orphan({prefork_server.pid, *pids().values()}, candidate)
             await asyncio.sleep(every_s)
 
     async with beside(reap()):

@@ -44,18 +44,16 @@ class MeshOptions:
     metrics_port: Annotated[
         str,
         option(
-            "--metrics-port PORT|off",
+            "--metrics-port PORT|off $DMSC_METRICS_PORT",
             "The port at which the first process serves /metrics for Prometheus; other processes take"
             " the next ones; 0: any.",
-            envvar="DMSC_METRICS_PORT",
         ),
     ] = "0"
     metrics_bind: Annotated[
         str,
         option(
-            "--metrics-bind ADDRESS",
+            "--metrics-bind ADDRESS $DMSC_METRICS_BIND",
             "The address where /metrics listens. It needs no token.",
-            envvar="DMSC_METRICS_BIND",
         ),
     ] = "127.0.0.1"
     monitor_port: Annotated[

@@ -31,12 +31,12 @@ def any_free(host: str, count: int = 1) -> list[int]:
             probe.close()
 
 
-def choose(host: str, asked: int | None, default: int, count: int, option: str) -> tuple[list[int], str]:
+def choose(host: str, requested: int | None, default: int, count: int, option: str) -> tuple[list[int], str]:
     """Choose `count` ports to listen on; also return a remark if they are not the usual ones.
 
     Args:
         host: The address to listen on.
-        asked: The first port that the user requested; 0: any; None: `default` if it is free.
+        requested: The first port that the user requested; 0: any; None: `default` if it is free.
         default: The usual first port.
         count: How many ports; they are consecutive if possible.
         option: The option's name, for the error.
@@ -46,19 +46,19 @@ def choose(host: str, asked: int | None, default: int, count: int, option: str) 
     """
     from schemas.errors import BadInput
 
-    if asked == 0:
+    if requested == 0:
         return any_free(host, count), ""
-    first = default if asked is None else asked
+    first = default if requested is None else requested
     if not 0 < first <= 65536 - count:
         raise BadInput(f"{option} {first}: must be within 1-{65536 - count}")
     numbers = list(range(first, first + count))
     taken = [port for port in numbers if not is_free(host, port)]
     if not taken:
         return numbers, ""
-    if asked is not None:
+    if requested is not None:
         remedy = "stop what listens there or choose another"
         raise BadInput(
-            f"{option} {asked}: port {taken[0]} is taken on {host}; {remedy} ({option} 0: any free one)"
+            f"{option} {requested}: port {taken[0]} is taken on {host}; {remedy} ({option} 0: any free one)"
         )
     others = any_free(host, count)
     return others, f"port {taken[0]} is taken, using {', '.join(map(str, others))}"

@@ -155,13 +155,13 @@ class ForkedProcess:
             self._ended.set_result(self.returncode)
 
 
-def reap_orphan(known: set[int], seen: int | None) -> int | None:
+def reap_orphan(children: set[int], candidate: int | None) -> int | None:
     """Reap at most one orphan: an ended process that a dead child has left to this process.
 
     Args:
-        known: The pids of processes that other code waits for.
-        seen: The result of the previous call. Only a process that is found twice is reaped, because a child
-            that is just being started is not in `known` yet.
+        children: The pids of processes that other code waits for.
+        candidate: The result of the previous call. Only a process that is found twice is reaped, because
+            a child that is just being started is not in `children` yet.
 
     Returns:
         The pid of a process that has ended and that no code seems to wait for, else None.
@@ -170,9 +170,9 @@ def reap_orphan(known: set[int], seen: int | None) -> int | None:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    if ended is None or ended.si_pid in known:
+    if ended is None or ended.si_pid in children:
         return None
-    if ended.si_pid == seen:
+    if ended.si_pid == candidate:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(ended.si_pid, os.WNOHANG)
         return None

@@ -30,39 +30,32 @@ class RunOptions:
     ] = None
     bus_token: BusTokenOption = None
     clusters: Annotated[
-        tuple[str, ...],
-        option("--cluster NAME", "For gateway and router; repeatable.", envvar="DMSC_CLUSTER"),
+        tuple[str, ...], option("--cluster NAME $DMSC_CLUSTER", "For gateway and router; repeatable.")
     ] = ()
     http_ports: Annotated[
         tuple[int, ...],
-        option(
-            "--http-port PORT", "The port of a gateway's HTTP API; one per cluster.", envvar="DMSC_HTTP_PORT"
-        ),
+        option("--http-port PORT $DMSC_HTTP_PORT", "The port of a gateway's HTTP API; one per cluster."),
     ] = ()
-    bind: Annotated[
-        str, option("--bind ADDRESS", "The address where HTTP APIs listen.", envvar="DMSC_BIND")
-    ] = "127.0.0.1"
+    bind: Annotated[str, option("--bind ADDRESS $DMSC_BIND", "The address where HTTP APIs listen.")] = (
+        "127.0.0.1"
+    )
     tls_cert: Annotated[
-        Path | None,
-        option("--tls-cert FILE", "The certificate for HTTPS; see `dmsc cert`.", envvar="DMSC_TLS_CERT"),
+        Path | None, option("--tls-cert FILE $DMSC_TLS_CERT", "The certificate for HTTPS; see `dmsc cert`.")
     ] = None
     tls_key: Annotated[
-        Path | None, option("--tls-key FILE", "The private key of the certificate.", envvar="DMSC_TLS_KEY")
+        Path | None, option("--tls-key FILE $DMSC_TLS_KEY", "The private key of the certificate.")
     ] = None
     proxies: Annotated[
         tuple[str, ...],
         option(
-            "--proxy ADDRESS",
+            "--proxy ADDRESS $DMSC_PROXY",
             "A proxy (or network) whose X-Forwarded-For header a gateway trusts; repeatable.",
-            envvar="DMSC_PROXY",
         ),
     ] = ()
     tokens_file: Annotated[
         Path | None,
         option(
-            "--tokens FILE",
-            "For the authorizer: the file of users, their roles and tokens.",
-            envvar="DMSC_TOKENS",
+            "--tokens FILE $DMSC_TOKENS", "For the authorizer: the file of users, their roles and tokens."
         ),
     ] = None
     name: Annotated[
@@ -72,17 +65,15 @@ class RunOptions:
     no_researchers: Annotated[
         bool,
         option(
-            "--no-researchers",
+            "--no-researchers $DMSC_NO_RESEARCHERS",
             "For the authorizer: refuse researchers, because this machine does not confine their code.",
-            envvar="DMSC_NO_RESEARCHERS",
         ),
     ] = False
     keys_file: Annotated[
         Path | None,
         option(
-            "--keys FILE",
+            "--keys FILE $DMSC_GUARD_KEYS",
             "For the authorizer: the keys of the bus's auth callout (guard.json of a state folder).",
-            envvar="DMSC_GUARD_KEYS",
         ),
     ] = None
     access_file: AccessFileOption = None
@@ -90,31 +81,25 @@ class RunOptions:
     user_key: Annotated[
         Path | None,
         option(
-            "--user-key FILE",
+            "--user-key FILE $DMSC_USER_KEY",
             "For the authorizer: the key that signs users' tokens; no one else may read this file.",
-            envvar="DMSC_USER_KEY",
         ),
     ] = None
     audit_folder: Annotated[
         Path | None,
         option(
-            "--audit-folder DIR",
+            "--audit-folder DIR $DMSC_AUDIT_FOLDER",
             "For the authorizer: where it keeps the audit records and their signed head, off the bus.",
-            envvar="DMSC_AUDIT_FOLDER",
         ),
     ] = None
     replicas: Annotated[
-        int,
-        option(
-            "--replicas", "Copies of streams and buckets on a NATS cluster.", min=1, envvar="DMSC_REPLICAS"
-        ),
+        int, option("--replicas $DMSC_REPLICAS", "Copies of streams and buckets on a NATS cluster.", min=1)
     ] = 1
     precedence: Annotated[
         str,
         option(
-            "--precedence NAME,NAME",
+            "--precedence NAME,NAME $DMSC_PRECEDENCE",
             "For the orchestrator: policies by descending precedence; the first prevails over all.",
-            envvar="DMSC_PRECEDENCE",
             show_default=False,
         ),
     ] = ""
@@ -123,19 +108,15 @@ class RunOptions:
     peak_tflops: Annotated[
         float | None,
         option(
-            "--peak-tflops",
+            "--peak-tflops $DMSC_PEAK_TFLOPS",
             "Peak of one device in 10¹² FLOP/s at the job's precision, to compute MFU.",
             min=0.001,
-            envvar="DMSC_PEAK_TFLOPS",
         ),
     ] = None
     energy_price: Annotated[
         float | None,
         option(
-            "--energy-price",
-            "Price of one kWh, to compute the cost of energy.",
-            min=0,
-            envvar="DMSC_ENERGY_PRICE",
+            "--energy-price $DMSC_ENERGY_PRICE", "Price of one kWh, to compute the cost of energy.", min=0
         ),
     ] = None
     wait_s: WaitOption = 30.0

@@ -56,10 +56,14 @@ class Issued:
             entries[entry.id] = entry
         return list(entries.values())
 
-    def add(self, made: Credential, now: float) -> None:
+    def add(self, credential: Credential, now: float) -> None:
         """Record a new credential."""
-        identity = made.identity
-        self._write(IssuedCredential(made.id, identity.name, str(identity.kind), now, float(made.expires_at)))
+        identity = credential.identity
+        self._write(
+            IssuedCredential(
+                credential.id, identity.name, str(identity.kind), now, float(credential.expires_at)
+            )
+        )
 
     def ids_of(self, which: str) -> list[str]:
         """The ids of the credentials that an id or a name means. An id may be of one that was not made here.

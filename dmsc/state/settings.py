@@ -122,8 +122,8 @@ def _own(named: tuple[str, ...], folder: StateFolder) -> bool:
     mesh = folder.mesh()
     if mesh is None:
         return False
-    known = {*mesh.servers, *mesh.gateways.values()}
-    return all(address.rstrip("/") in known for address in named)
+    addresses = {*mesh.servers, *mesh.gateways.values()}
+    return all(address.rstrip("/") in addresses for address in named)
 
 
 def _split(value: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -99,11 +99,11 @@ def drain(
     name, slot = parse_place(node)
     if slot is not None:
         raise bad_input(f"{node}: whole nodes are drained; for one slot: dmsc cordon {node}")
-    final, left = mesh.ask(lambda client: _drain(client, name, reason, timeout_s))
-    mesh.show(final, *(() if left else (f"{final.agent} is empty and cordoned",)))
-    if left:
+    final, remaining = mesh.ask(lambda client: _drain(client, name, reason, timeout_s))
+    mesh.show(final, *(() if remaining else (f"{final.agent} is empty and cordoned",)))
+    if remaining:
         progress = next((cordon.progress for cordon in final.cordons if cordon.slot is None), "")
-        print_text(f"{final.agent} is not empty after {timeout_s:g} s: {progress or left}", error=True)
+        print_text(f"{final.agent} is not empty after {timeout_s:g} s: {progress or remaining}", error=True)
         from dmsc.console.exit_codes import ExitCode
 
         leave(ExitCode.FAILED)
@@ -134,33 +134,33 @@ async def _drain(
         whole = next((cordon for cordon in cordons if cordon.slot is None and cordon.draining), None)
         if whole is None:
             raise DmscError(f"the drain of {answer.agent} was ended by someone else")
-        left = _left(mesh, whole)
-        if not left or time.monotonic() >= deadline:
-            return Cordons(agent=answer.agent, cordons=cordons), left
+        remaining = _remaining(mesh, whole)
+        if not remaining or time.monotonic() >= deadline:
+            return Cordons(agent=answer.agent, cordons=cordons), remaining
         await asyncio.sleep(poll_s)
 
 
-def _left(mesh: MeshStatus, cordon: Cordon) -> str:
+def _remaining(mesh: MeshStatus, cordon: Cordon) -> str:
     """The instances that are still on the node, according to the node itself and to the registry."""
     from schemas.envelope import EntityKind
     from schemas.registry import InstanceState
 
     over = (InstanceState.FAULTED, InstanceState.GONE)
-    left = {
+    remaining = {
         record.sid
         for record in mesh.services
         if record.kind is EntityKind.INSTANCE
         and (record.endpoint.cluster, record.endpoint.node) == (cordon.cluster, cordon.node)
         and record.state not in over
     }
-    left |= {
+    remaining |= {
         slot.busy_with
         for node in mesh.nodes
         if node.sid == cordon.agent
         for slot in node.slots
         if slot.busy_with
     }
-    return ", ".join(sorted(left))
+    return ", ".join(sorted(remaining))
 
 
 def _cordon_text(cordon: Cordon | None) -> str:

@@ -85,40 +85,34 @@ def join(
     credential: Annotated[
         Path | None,
         option(
-            "--credential FILE",
+            "--credential FILE $DMSC_CREDENTIAL",
             "A credential file written by `dmsc credential agent`, instead of the token.",
-            envvar="DMSC_CREDENTIAL",
         ),
     ] = None,
     cluster: Annotated[
-        str, option("--cluster NAME", "The cluster that this node belongs to.", envvar="DMSC_CLUSTER")
+        str, option("--cluster NAME $DMSC_CLUSTER", "The cluster that this node belongs to.")
     ] = "a",
-    node: Annotated[
-        str | None, option("--node NAME", "This node's name (the host's).", envvar="DMSC_NODE")
-    ] = None,
+    node: Annotated[str | None, option("--node NAME $DMSC_NODE", "This node's name (the host's).")] = None,
     slots: Annotated[
         int | None,
         option(
-            "--slots",
+            "--slots $DMSC_SLOTS",
             "How many stage instances may run at a time (one per GPU, else one per core).",
             min=0,
-            envvar="DMSC_SLOTS",
         ),
     ] = None,
     address: Annotated[
         str | None,
         option(
-            "--address ADDRESS",
+            "--address ADDRESS $DMSC_ADDRESS",
             "The address at which other nodes reach this node's tensor ports.",
-            envvar="DMSC_ADDRESS",
         ),
     ] = None,
     ports: Annotated[
         str | None,
         option(
-            "--ports LO-HI",
+            "--ports LO-HI $DMSC_PORTS",
             "The port range of tensor links (any); open it in the firewall for other nodes.",
-            envvar="DMSC_PORTS",
         ),
     ] = None,
     code: CodeOption = (),
@@ -126,19 +120,16 @@ def join(
     trust_researchers: TrustOption = False,
     instance_users: InstanceUsersOption = None,
     logs: Annotated[
-        Path | None, option("--logs DIR", "The folder of instances' log files.", envvar="DMSC_LOGS")
+        Path | None, option("--logs DIR $DMSC_LOGS", "The folder of instances' log files.")
     ] = None,
     stores: Annotated[
         Path | None,
         option(
-            "--stores DIR",
-            "The folder of instances' local stores (`stores` beside the logs).",
-            envvar="DMSC_STORES",
+            "--stores DIR $DMSC_STORES", "The folder of instances' local stores (`stores` beside the logs)."
         ),
     ] = None,
     keep_stores: Annotated[
-        bool,
-        option("--keep-stores", "Keep local stores after their job has ended.", envvar="DMSC_KEEP_STORES"),
+        bool, option("--keep-stores $DMSC_KEEP_STORES", "Keep local stores after their job has ended.")
     ] = False,
     metrics_port: MetricsPortOption = "0",
     metrics_bind: MetricsBindOption = "127.0.0.1",

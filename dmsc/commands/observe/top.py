@@ -48,10 +48,10 @@ def routes(
     from schemas.errors import NotFound
 
     def document(overview: Overview) -> Row:
-        found = routes_document(overview, job)
-        if job is not None and not found["stages"] and not watch:
+        result = routes_document(overview, job)
+        if job is not None and not result["stages"] and not watch:
             raise NotFound(f"no routes of {job}: it does not run; see `dmsc jobs`")
-        return found
+        return result
 
     parts = LINKS_PARTS if links else ROUTES_PARTS
     addresses = MeshAddresses(
