@@ -24,9 +24,6 @@ from benchmarks.harness.meshes import open_mesh
 from dmsc.chaos.plan import Every, FaultKind
 from dmsc.chaos.report import ChaosReport, Clean, own_clean, quantile
 from dmsc.chaos.run import Chaos, ChaosOptions, open_chaos
-from dmsc.launch.mesh import running_mesh
-from dmsc.launch.mesh_options import MeshOptions
-from dmsc.process.composition import node_name
 from schemas.job import ENDED, JobSpec
 
 BURNERS_PER_CORE = 4

@@ -35,13 +35,7 @@ from benchmarks.harness.figures import Figure, at_least, at_most
 from benchmarks.harness.jobs import done, job
 from benchmarks.harness.meshes import BenchMesh, open_mesh
 from bus.subjects import REGISTRY_RECORD, STEP_CLAIM
-from dmsc.client.async_client import AsyncClient
-from dmsc.launch.mesh import running_mesh
-from dmsc.launch.mesh_options import MeshOptions
-from dmsc.process.composition import node_name
-from dmsc.state.settings import find_bus
-from schemas.envelope import EntityKind
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.registry import InstanceState
 from schemas.routing import ALGORITHMS, DEFAULT_ALGORITHM
 from schemas.step import MicrobatchClaim

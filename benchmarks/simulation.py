@@ -23,10 +23,6 @@ from benchmarks.harness.command import bench, command, say
 from benchmarks.harness.jobs import job, trained
 from benchmarks.harness.meshes import BenchMesh, open_mesh
 from bus.subjects import STEP_CLAIM
-from dmsc.client.async_client import AsyncClient
-from dmsc.launch.mesh import running_mesh
-from dmsc.launch.mesh_options import MeshOptions
-from dmsc.process.composition import node_name
 from dmsc.simulation.results.parallel import simulate
 from dmsc.simulation.scenarios.scenario import Scenario
 from schemas.envelope import EntityKind, Envelope

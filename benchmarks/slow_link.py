@@ -29,13 +29,7 @@ from benchmarks.harness.jobs import digest, job, trained
 from benchmarks.harness.meshes import BenchMesh, new_folder, open_mesh
 from benchmarks.harness.processes import turns
 from bus.subjects import STEP_CLAIM
-from dmsc.client.async_client import AsyncClient
-from dmsc.launch.mesh import running_mesh
-from dmsc.launch.mesh_options import MeshOptions
-from dmsc.process.composition import node_name
-from dmsc.state.settings import find_bus
-from schemas.envelope import EntityKind
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.routing import DEFAULT_ALGORITHM
 from schemas.step import MicrobatchClaim
 from workers.links.link_shaping import ENVIRONMENT

@@ -14,7 +14,6 @@ from typing import Any
 from bus.connection import Bus
 from bus.log_shipping import ship_logs
 from bus.logs import bind, get_logger
-from bus.tasks import cancel
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
 from dmsc.process.background import beside
