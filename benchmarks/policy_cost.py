@@ -224,10 +224,12 @@ async def orchestrate(bus: Bus, living: list[ServiceRecord]) -> tuple[PolicyServ
         for stage in range(STAGES)
     )
     run = SimpleNamespace(
-        communication=communication,
-        instances=SimpleNamespace(graph=True, lost=set(), stages=lambda: stages),
-        training=SimpleNamespace(revise_standbys=lambda: None),
-        journal=Journal(bus),
+        job=SimpleNamespace(
+            policies=communication,
+            instances=SimpleNamespace(deployed=True, lost=set(), stages=lambda: stages),
+            store=Journal(bus),
+        ),
+        training=SimpleNamespace(standbys=SimpleNamespace(revise=lambda: None)),
         step=0,
     )
     standing = ReputationConfig(rate_per_s=1e6, burst=1_000_000)

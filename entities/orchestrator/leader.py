@@ -22,6 +22,7 @@ from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_runs import JobRuns
+from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
 from entities.orchestrator.job_state.link_secret import seal_links_anew
@@ -103,18 +104,17 @@ class Leader:
         self.mesh = mesh
         self.faults = FaultQueue(bus)
         self._cordoning = CordonService(bus, self.mesh, self.faults)
-        self._jobs = JobRuns(
-            bus,
-            mesh,
-            self.faults,
-            config,
-            term=lambda: candidate.term,
-            confirmed=candidate.confirmed,
-            known=known,
+        term = TermContext(
+            bus=bus,
+            mesh=mesh,
+            faults=self.faults,
+            candidate=candidate,
+            config=config,
             spawn=self._spawn,
             insistently=self._insistently,
-            forget=self._forget,
         )
+        self._claims = term.claims
+        self._jobs = JobRuns(term, known, self._forget)
         self._runs = self._jobs.running
         self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
         self._policies = PolicyService(
@@ -192,7 +192,7 @@ class Leader:
         self.mesh.on_leaving = lambda record: None
         if deposed:
             for run in self._runs.values():
-                run.instances.members.clear()  # the next leader's: not ours to stop
+                run.job.instances.members.clear()  # the next leader's: not ours to stop
         await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
         await self._guards.stop()
         for subscription in served:
@@ -271,7 +271,7 @@ class Leader:
         await self.mesh.service(message)
         if known is None or known.incarnation != message.incarnation:
             for run in self._runs.values():  # it has started again and knows no policy
-                run.communication.bring(message.sid)
+                run.job.policies.bring(message.sid)
         return Ack()
 
     async def _node(self, message: NodeStatus, envelope: Envelope) -> Ack:
@@ -318,32 +318,31 @@ class Leader:
     # --- messages on their way to a job -----------------------------------------------------------------
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.model_work.topology(message, envelope.sender.name)
+            run.model_analysis.topology(message, envelope.sender.name)
         return Ack()
 
     async def _analysis_failed(self, message: AnalysisFailed, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.model_work.analysis_failed(message, envelope.sender.name)
+            run.model_analysis.analysis_failed(message, envelope.sender.name)
         return Ack()
 
     async def _sample_written(self, message: SampleWritten, envelope: Envelope) -> Ack:
         if run := self._runs.get(message.job):
-            run.model_work.sample_written(message, envelope.sender.name)
+            run.model_analysis.sample_written(message, envelope.sender.name)
         return Ack()
 
     async def _claim(self, message: MicrobatchClaim, envelope: Envelope) -> None:
-        if run := self._runs.get(message.job):
-            run.claimed(message)
+        if claimed := self._claims.get(message.job):  # else the job has no open step
+            claimed(message)
 
     async def _termination(self, message: TerminationReport, envelope: Envelope) -> None:
         if run := self._runs.get(message.job):
-            run.clean_up.terminated(message)
+            run.teardown.terminated(message)
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
         run = self._runs.get(message.job) if message.job else None
         if message.kind == "device":  # who reports it repeats what was not answered
-            graph = run.instances.graph if run is not None else None
-            placements = graph.placements if graph is not None else ()
+            placements = run.placements if run is not None else ()
             placed = next((one for one in placements if one.sid == message.sid), None)
             await self._cordoning.device(message, placed)
             return Ack(note="taken up")
@@ -364,7 +363,7 @@ class Leader:
     def readings(self) -> Iterator[metrics.MetricReading]:
         """For whoever scrapes this process: the jobs that have not ended."""
         runs = list(self._runs.values())
-        for state, count in Counter(run.journal.record.state for run in runs).items():
+        for state, count in Counter(run.job.store.record.state for run in runs).items():
             yield metrics.JOBS(count, state=state)
         for run in runs:
             yield from run.training.readings(self.config.peak_tflops)

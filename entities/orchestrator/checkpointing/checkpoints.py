@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from bus.logs import get_logger
 from bus.subjects import CHECKPOINT, CHECKPOINT_WAIT, STATE_RESTORE
@@ -30,11 +29,10 @@ from entities.orchestrator.checkpointing.checkpoint_schedule import (
     choose,
 )
 from entities.orchestrator.checkpointing.job_artifacts import JobCheckpoints, Unsure
-from entities.orchestrator.job_state.instances import JobInstances, MemberLost
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.instances import MemberLost
 from entities.orchestrator.job_state.job_secrets import secrets_for
-from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
-from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.monitoring.hardware_risk import hardware_risk
 from schemas.checkpoint import (
     CheckpointManifest,
@@ -75,17 +73,9 @@ class Checkpoints:
     to go back.
     """
 
-    def __init__(
-        self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, epoch: int
-    ) -> None:
-        self._bus = bus
-        self._mesh = mesh
-        self._instances = instances
-        self._journal = journal
-        self._spec = journal.record.spec
-        self._job = journal.job
-        self._epoch = epoch
-        self._store = JobCheckpoints(bus, mesh, instances, journal, epoch)
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._store = JobCheckpoints(job)
         self._numbers = 0
         self._last_step = 0
         self._tried = -1
@@ -116,9 +106,9 @@ class Checkpoints:
         return step != self._tried and step != self._last_step and self._choose(step).due
 
     def _choose(self, step: int) -> Choice:
-        record = self._journal.record
+        record = self._job.store.record
         risk, reason = hardware_risk(
-            report for (_, job), report in self._mesh.quality.items() if job == self._job
+            report for (_, job), report in self._job.mesh.quality.items() if job == self._job.name
         )
         if risk <= RISK:
             self._risk_answered = False
@@ -126,16 +116,16 @@ class Checkpoints:
             self._expected = None
         expected_s, _, expected_by = self._expected or (None, 0.0, "")
         choice = choose(
-            self._spec.training.checkpoint_every,
+            self._job.spec.training.checkpoint_every,
             Conditions(
                 step=step,
                 last_step=max(self._last_step, self._tried),
-                steps=self._spec.training.steps,
+                steps=self._job.spec.training.steps,
                 step_s=statistics.median(self._step_s) if self._step_s else None,
                 cost_s=statistics.median(self._costs) if self._costs else None,
                 observed_s=max(0.0, time.time() - record.submitted_at),
-                failures=record.recoveries + self._epoch - 1,
-                instances=len(self._instances.stage_members()),
+                failures=record.recoveries + self._job.epoch - 1,
+                instances=len(self._job.instances.stage_members()),
                 losses=tuple(self._losses),
                 risk=risk,
                 risk_reason=reason,
@@ -144,7 +134,7 @@ class Checkpoints:
                 expected_by=expected_by,
             ),
         )
-        if choice.due and self._busy and self._spec.training.checkpoint_every == "auto":
+        if choice.due and self._busy and self._job.spec.training.checkpoint_every == "auto":
             return Choice(False, choice.interval_steps, choice.reason)  # due once the one before is written
         return choice
 
@@ -167,7 +157,7 @@ class Checkpoints:
             return
         reason = self._choose(step).reason
         self._tried = step
-        if self._busy and step >= self._spec.training.steps:
+        if self._busy and step >= self._job.spec.training.steps:
             assert self._writing is not None
             await asyncio.wait([self._writing])  # this is the last boundary: training need not go on
         if self._busy:
@@ -192,14 +182,14 @@ class Checkpoints:
     async def _take(self, step: int, stages: Sequence[Sequence[Member]], reason: str) -> None:
         self._tried = step
         self._numbers += 1
-        folder = CheckpointFolder(step, self._epoch, self._numbers)
+        folder = CheckpointFolder(step, self._job.epoch, self._numbers)
         url = self._store.url_of(folder)
         writers = tuple(members[0] for members in stages if members)
-        order = CheckpointOrder(job=self._job, epoch=self._epoch, version=step, url=url)
+        order = CheckpointOrder(job=self._job.name, epoch=self._job.epoch, version=step, url=url)
         began = time.monotonic()
         try:
-            answers = await self._instances.order(
-                CHECKPOINT, order, writers, deadline_s=self._instances.patience_s(TAKE_DEADLINE_S)
+            answers = await self._job.instances.order(
+                CHECKPOINT, order, writers, deadline_s=self._job.instances.patience_s(TAKE_DEADLINE_S)
             )
         except MemberLost:
             self._tried = -1
@@ -211,7 +201,9 @@ class Checkpoints:
         stall_s = max((copy.stall_ms for copy in copies), default=0.0) / 1e3
         self._writing_folder, self._risk_answered = folder, True
         coming = _Order(folder, url, writers, stall_s, began, reason)
-        self._writing = asyncio.create_task(self._contained(coming), name=f"checkpoint {self._job} {folder}")
+        self._writing = asyncio.create_task(
+            self._contained(coming), name=f"checkpoint {self._job.name} {folder}"
+        )
 
     async def _contained(self, order: _Order) -> None:
         """Publishes a checkpoint; handles every failure, so that the job goes on."""
@@ -228,22 +220,26 @@ class Checkpoints:
         except DmscError as error:
             await self._drop(order, str(error))
         except Exception as error:
-            log.error("checkpoint broke", job=self._job, exc_info=error)
+            log.error("checkpoint broke", job=self._job.name, exc_info=error)
             await self._drop(order, f"internal error: {type(error).__name__}: {error}")
 
     async def _publish(self, order: _Order) -> None:
-        wait = CheckpointWait(job=self._job, epoch=self._epoch, url=order.url)
-        answers = await self._instances.order(
-            CHECKPOINT_WAIT, wait, order.writers, deadline_s=self._instances.idle_s(order.url), moving=True
+        wait = CheckpointWait(job=self._job.name, epoch=self._job.epoch, url=order.url)
+        answers = await self._job.instances.order(
+            CHECKPOINT_WAIT,
+            wait,
+            order.writers,
+            deadline_s=self._job.instances.idle_s(order.url),
+            moving=True,
         )
         written = [answer.part for answer in answers.values() if isinstance(answer, CheckpointWritten)]
         parts = tuple(sorted(written, key=lambda part: part.stage))
         manifest = CheckpointManifest(
-            job=self._job,
+            job=self._job.name,
             version=order.folder.version,
-            epoch=self._epoch,
+            epoch=self._job.epoch,
             written_at=time.time(),
-            spec_sha256=spec_digests(self._spec),
+            spec_sha256=spec_digests(self._job.spec),
             torch_version=parts[0].torch_version,
             stages=parts,
         )
@@ -251,7 +247,7 @@ class Checkpoints:
         write_s = time.monotonic() - order.began - order.stall_s
         self._costs.append(order.stall_s + write_s)
         self._last_step = order.folder.version
-        await self._journal.note(now=True, checkpoint_step=order.folder.version)
+        await self._job.store.note(now=True, checkpoint_step=order.folder.version)
         await self._tell(
             f"step {order.folder.version} at {order.url}: {_size(manifest.size_bytes)}, "
             f"stall {order.stall_s * 1e3:.0f} ms, written in {write_s:.2f} s; why: {order.reason}; "
@@ -260,11 +256,11 @@ class Checkpoints:
         try:
             await self._store.sweep(order.folder, self._damaged, self._unsure)
         except DmscError as error:
-            log.warning("old checkpoints not removed", job=self._job, reason=str(error))
+            log.warning("old checkpoints not removed", job=self._job.name, reason=str(error))
 
     def _outlook(self, order: _Order) -> str:
         choice = self._choose(order.folder.version)
-        if not choice.interval_steps or order.folder.version >= self._spec.training.steps:
+        if not choice.interval_steps or order.folder.version >= self._job.spec.training.steps:
             return "the last"
         because = f" ({choice.reason})" if choice.reason != order.reason else ""
         return f"next after {choice.interval_steps} steps{because}"
@@ -274,15 +270,15 @@ class Checkpoints:
         try:
             await self._store.remove(order.folder)
         except DmscError as error:  # the next sweep removes it
-            log.warning("leftover of a checkpoint not removed", job=self._job, reason=str(error))
+            log.warning("leftover of a checkpoint not removed", job=self._job.name, reason=str(error))
 
     async def _not_written(self, step: int, why: str) -> None:
-        log.warning("no checkpoint", job=self._job, step=step, reason=why)
+        log.warning("no checkpoint", job=self._job.name, step=step, reason=why)
         await self._tell(f"step {step}: not written: {why}")
 
     async def _tell(self, text: str) -> None:
         with contextlib.suppress(DmscError):  # the bus is away: the checkpoint counts without its event
-            await self._journal.tell("checkpoint", text=text)
+            await self._job.store.tell("checkpoint", text=text)
 
     # --- going back ---------------------------------------------------------------------------------------
     async def restore(self, *, fresh: bool = False, crew: Collection[Member] | None = None) -> int:
@@ -307,8 +303,8 @@ class Checkpoints:
         self._uneven = False
         self._crew = crew
         version = await self._restore_own()
-        if version is None and self._spec.resume_from is not None:
-            version = await self._restore_named(self._spec.resume_from)
+        if version is None and self._job.spec.resume_from is not None:
+            version = await self._restore_named(self._job.spec.resume_from)
         if version is None:
             version = 0
             if not fresh or self._uneven:
@@ -319,7 +315,7 @@ class Checkpoints:
 
     async def _restore_own(self) -> int | None:
         open_url, folders = await self._store.opener(), await self._store.published()
-        if not folders and (lost := self._journal.record.checkpoint_step) is not None:
+        if not folders and (lost := self._job.store.record.checkpoint_step) is not None:
             await self._tell(f"that of step {lost} is not at {self._store.url} any more")
         for folder in folders:
             url = self._store.url_of(folder)
@@ -330,10 +326,10 @@ class Checkpoints:
     async def _restore_named(self, named: str) -> int:
         """Restores the checkpoint that `resume_from` names, which may be another job's; nodes read it."""
         try:
-            secrets = await secrets_for(self._bus, self._spec)
+            secrets = await secrets_for(self._job.bus, self._job.spec)
 
             def open_url(url: str) -> ReadableArtifacts:
-                return files_of(url, self._bus, self._store.agents, secrets=secrets)
+                return files_of(url, self._job.bus, self._store.agents, secrets=secrets)
 
             urls = await checkpoints_at(open_url, named)
         except BadInput as error:
@@ -345,7 +341,7 @@ class Checkpoints:
             )
         for url in urls:
             if (manifest := await self._try(url, open_url)) is not None:
-                differing = _differing(manifest, spec_digests(self._spec))
+                differing = _differing(manifest, spec_digests(self._job.spec))
                 if differing:
                     await self._tell(f"{url} is of a job with other {' and '.join(differing)}: as you wish")
                 return manifest.version
@@ -359,10 +355,10 @@ class Checkpoints:
         """
         try:
             manifest = await read_manifest(open_url, url)
-            if manifest.version >= self._spec.training.steps and manifest.job != self._job:
+            if manifest.version >= self._job.spec.training.steps and manifest.job != self._job.name:
                 raise Unrecoverable(
                     f"resume_from {url} is of step {manifest.version}, but training.steps is "
-                    f"{self._spec.training.steps}: ask for more steps"
+                    f"{self._job.spec.training.steps}: ask for more steps"
                 )
             await self._order_restore(manifest.version, url)
         except Conflict as error:
@@ -370,18 +366,20 @@ class Checkpoints:
         except DamagedCheckpoint as error:  # stages whose files were whole have restored them already
             self._uneven = True
             self._damaged.add(url)
-            log.error("damaged checkpoint", job=self._job, url=url, reason=error.text)
+            log.error("damaged checkpoint", job=self._job.name, url=url, reason=error.text)
             await self._tell(f"{error.text}; the one before is tried")
             return None
         return manifest
 
     async def _order_restore(self, version: int, url: str | None) -> None:
-        order = StateRestore(job=self._job, epoch=self._epoch, version=version, checkpoint=url)
+        order = StateRestore(job=self._job.name, epoch=self._job.epoch, version=version, checkpoint=url)
         members = [
-            member for member in self._instances.stage_members() if self._crew is None or member in self._crew
+            member
+            for member in self._job.instances.stage_members()
+            if self._crew is None or member in self._crew
         ]
-        idle_s = self._instances.idle_s(url or self._spec.initial_weights or "")
-        await self._instances.order(STATE_RESTORE, order, members, deadline_s=idle_s, moving=True)
+        idle_s = self._job.instances.idle_s(url or self._job.spec.initial_weights or "")
+        await self._job.instances.order(STATE_RESTORE, order, members, deadline_s=idle_s, moving=True)
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _settled(self) -> None:
@@ -407,12 +405,12 @@ class Checkpoints:
     async def close(self) -> None:
         """Removes unfinished and too old checkpoints, after the job and its instances have ended."""
         await self.abandon()
-        if not (self._numbers or self._epoch > 1):
+        if not (self._numbers or self._job.epoch > 1):
             return
         try:
             await self._store.sweep(None, self._damaged, ())  # no instance is left that could still publish
         except DmscError as error:
-            log.warning("old checkpoints not removed", job=self._job, reason=str(error))
+            log.warning("old checkpoints not removed", job=self._job.name, reason=str(error))
             await self._tell(f"what is unfinished or too old may be left at {self._store.url}: {error.text}")
 
 

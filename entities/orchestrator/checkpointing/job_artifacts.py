@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from bus.connection import Bus
 from bus.files.artifacts import SCHEME, ReadableArtifacts, open_on_bus
 from bus.subjects import REMOVE_CHECKPOINTS
 from entities.job_files.checkpoint_catalog import (
@@ -23,10 +22,8 @@ from entities.job_files.checkpoint_catalog import (
 )
 from entities.job_files.node_files import NodeFiles, files_of
 from entities.orchestrator.checkpointing.publishing import publish_file
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.job_secrets import secrets_for
-from entities.orchestrator.job_state.job_store import JobStore
-from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest, checkpoints_url
 from schemas.errors import Conflict, DamagedCheckpoint, DmscError, Fenced, Unavailable
 from schemas.files import REMOVED_FOLDERS, RemoveCheckpoints
@@ -84,17 +81,10 @@ class _Listing:
 class JobCheckpoints:
     """The checkpoints of one job, for the orchestrator that leads it."""
 
-    def __init__(
-        self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, epoch: int
-    ) -> None:
-        self._bus = bus
-        self._mesh = mesh
-        self._instances = instances
-        self._journal = journal
-        self._artifacts = journal.record.spec.artifacts
-        self._job = journal.job
-        self._epoch = epoch
-        self.url = checkpoints_url(self._artifacts, self._job)
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
+        self._artifacts = job.spec.artifacts
+        self.url = checkpoints_url(self._artifacts, job.name)
         self.on_bus = self.url.startswith(SCHEME)
         self._files: dict[CheckpointFolder, frozenset[str]] = {}  # by manifest, where that is known
 
@@ -107,7 +97,7 @@ class JobCheckpoints:
         secrets, near = await self._secrets(), self._near()
 
         def open_url(url: str) -> ReadableArtifacts:
-            return files_of(url, self._bus, self.agents, secrets=secrets, near=near)
+            return files_of(url, self._job.bus, self.agents, secrets=secrets, near=near)
 
         return open_url
 
@@ -119,31 +109,31 @@ class JobCheckpoints:
                 can't see the folder reports it as empty, and a job must not begin anew because of that.
         """
         folders = await PublishedCheckpoints(await self.opener(), self.url).published()
-        expected = self._journal.record.checkpoint_step
+        expected = self._job.store.record.checkpoint_step
         if not folders and expected is not None and not self.on_bus:
             raise Unavailable(
                 f"that of step {expected} is not at {self.url}, as far as nodes see ({self._who_looks()}); "
-                f"put it back, or end the job: `dmsc cancel {self._job}`"
+                f"put it back, or end the job: `dmsc cancel {self._job.name}`"
             )
         return folders
 
     def agents(self) -> dict[str, str]:
         """The agents of all nodes, each with the key to which its secrets are sealed."""
-        return {sid: node.sealing_key for sid, node in self._mesh.nodes.items()}
+        return {sid: node.sealing_key for sid, node in self._job.mesh.nodes.items()}
 
     def _near(self) -> Collection[str]:
         """The agents of nodes with instances of the job: they see what the instances write."""
-        graph = self._instances.graph or self._journal.record.graph
+        graph = self._job.instances.deployed or self._job.store.record.graph
         places = {(place.cluster, place.node) for place in graph.placements} if graph else set()
-        return {sid for sid, node in self._mesh.nodes.items() if (node.cluster, node.node) in places}
+        return {sid for sid, node in self._job.mesh.nodes.items() if (node.cluster, node.node) in places}
 
     def _who_looks(self) -> str:
-        return ", ".join(sorted(self._near() or self._mesh.nodes)[:3])
+        return ", ".join(sorted(self._near() or self._job.mesh.nodes)[:3])
 
     async def _secrets(self) -> str:
         if not self._artifacts.startswith(SECRET):
             return ""
-        return await secrets_for(self._bus, self._journal.record.spec)
+        return await secrets_for(self._job.bus, self._job.spec)
 
     # --- publishing ---------------------------------------------------------------------------------------
     async def publish(
@@ -157,18 +147,10 @@ class JobCheckpoints:
         """
         url, data = self.url_of(folder), manifest.to_json()
         if self.on_bus:
-            await open_on_bus(url, self._bus).put_bytes(MANIFEST_NAME, data)
+            await open_on_bus(url, self._job.bus).put_bytes(MANIFEST_NAME, data)
         else:
             try:
-                await publish_file(
-                    self._instances,
-                    writers,
-                    job=self._job,
-                    epoch=self._epoch,
-                    url=url,
-                    name=MANIFEST_NAME,
-                    data=data,
-                )
+                await publish_file(self._job, writers, url=url, name=MANIFEST_NAME, data=data)
             except (Conflict, Fenced):
                 raise
             except DmscError as error:
@@ -206,9 +188,9 @@ class JobCheckpoints:
                 retained.append(folder)
         if newest is not None and newest not in retained:
             raise Unavailable(f"{self.url_of(newest)} is not seen whole; nothing is removed")
-        if not retained and listing.folders and self._journal.record.checkpoint_step is not None:
+        if not retained and listing.folders and self._job.store.record.checkpoint_step is not None:
             raise Unavailable(f"no checkpoint at {self.url} is whole; nothing is removed")
-        await self._remove(listing, superseded(listing.folders, retained, unsure, epoch=self._epoch))
+        await self._remove(listing, superseded(listing.folders, retained, unsure, epoch=self._job.epoch))
 
     async def _is_whole(self, listing: _Listing, folder: CheckpointFolder) -> bool:
         if folder not in self._files:
@@ -229,7 +211,7 @@ class JobCheckpoints:
             on_bus = await self.opener()
             return _Listing(await PublishedCheckpoints(on_bus, self.url).all(), on_bus)
         secrets, keys = await self._secrets(), self.agents()
-        files = files_of(self.url, self._bus, lambda: keys, secrets=secrets, near=self._near())
+        files = files_of(self.url, self._job.bus, lambda: keys, secrets=secrets, near=self._near())
         assert isinstance(files, NodeFiles)
         folders = await PublishedCheckpoints(lambda _: files, self.url).all()
         if not files.answered:
@@ -240,7 +222,7 @@ class JobCheckpoints:
         only = {agent: keys[agent]}
 
         def open_url(url: str) -> ReadableArtifacts:
-            return files_of(url, self._bus, lambda: only, secrets=secrets)
+            return files_of(url, self._job.bus, lambda: only, secrets=secrets)
 
         return _Listing(folders, open_url, agent, keys[agent], secrets)
 
@@ -250,17 +232,17 @@ class JobCheckpoints:
             self._files.pop(folder, None)
         if listing.agent is None:
             for folder in folders:
-                artifacts = open_on_bus(self.url_of(folder), self._bus)
+                artifacts = open_on_bus(self.url_of(folder), self._job.bus)
                 await artifacts.delete(MANIFEST_NAME)
                 await artifacts.delete()
             return
         for begin in range(0, len(folders), REMOVED_FOLDERS):
             order = RemoveCheckpoints(
-                job=self._job,
+                job=self._job.name,
                 artifacts=self._artifacts,
                 folders=tuple(map(str, folders[begin : begin + REMOVED_FOLDERS])),
                 secrets=listing.secrets,
             )
-            await self._bus.request(
+            await self._job.bus.request(
                 REMOVE_CHECKPOINTS, order, timeout_s=REMOVE_S, seal_to=listing.key, agent=listing.agent
             )

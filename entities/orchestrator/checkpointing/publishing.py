@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 
 from bus.subjects import PUBLISH_FILE
-from entities.orchestrator.job_state.instances import JobInstances, MemberLost
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.instances import MemberLost
 from schemas.errors import Conflict, DmscError, Fenced
 from schemas.files import PIECE_BYTES, PublishFile
 from schemas.step import Member
@@ -18,14 +19,7 @@ PUBLISH_S = 90.0
 
 
 async def publish_file(
-    instances: JobInstances,
-    writers: Sequence[Member],
-    *,
-    job: str,
-    epoch: int,
-    url: str,
-    name: str,
-    data: bytes,
+    job: JobContext, writers: Sequence[Member], *, url: str, name: str, data: bytes
 ) -> None:
     """Has an instance write file `name` into the folder `url`; returns once it is there.
 
@@ -40,8 +34,8 @@ async def publish_file(
     digest = hashlib.sha256(data).hexdigest()
     orders = [
         PublishFile(
-            job=job,
-            epoch=epoch,
+            job=job.name,
+            epoch=job.epoch,
             url=url,
             name=name,
             size=len(data),
@@ -56,7 +50,7 @@ async def publish_file(
     for writer in writers[:WRITERS]:
         try:
             for order in orders:
-                await instances.order(PUBLISH_FILE, order, [writer], deadline_s=PUBLISH_S)
+                await job.instances.order(PUBLISH_FILE, order, [writer], deadline_s=PUBLISH_S)
         except MemberLost as error:
             lost |= error.members
         except Fenced:

@@ -6,5 +6,4 @@ and is written beside the recovery: a bus that is away delays nothing. Nothing h
 
 fault_location.py  `locate`: asks SRD and MIC; `judge_fault`: the verdict, pure
 fault_queue.py     `FaultQueue`: every fault from report to end, on the stream `FAULT_QUEUE`
-job_faults.py      `JobFaults`: one job's part of the queue
 """

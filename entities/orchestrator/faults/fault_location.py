@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from bus.connection import Bus
 from bus.subjects import FAULT_VERDICT, JUDGE, RESOLVE
-from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Judge, Judgement
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultReport, FaultScope, FaultVerdict, VerdictKind
 from schemas.registry import InstanceState, Resolve
 from schemas.step import Member
+from schemas.task_graph import Placement
 
 ASK_DEADLINE_S = 3.0
 """SRD and agents answer in milliseconds; one that is being restarted gets this long."""
 
 
 async def locate(
-    bus: Bus, mesh: MeshView, instances: JobInstances, job: str, member: Member, report: FaultReport
+    bus: Bus, mesh: MeshView, job: str, member: Member, place: Placement, report: FaultReport
 ) -> FaultVerdict:
-    """Asks the registry and the node agent about a fault; publishes and returns the verdict."""
+    """Asks the registry and the node's agent about a fault; publishes and returns the verdict.
+
+    `place`: where the member runs.
+    """
     record = mesh.last_of(member)
     try:
         resolved = await bus.command(
@@ -31,16 +34,15 @@ async def locate(
     except Unavailable:
         state = mesh.state_of(member) or InstanceState.PENDING  # the registry is away: its last word counts
     judgement: Judgement | None = None
-    assert instances.graph is not None
-    where = instances.graph.placement(member.sid)
-    agent = mesh.agent_of(where.cluster, where.node)
+    agent = mesh.agent_of(place.cluster, place.node)
     if agent is not None:
         try:
             query = Judge(job=job, sid=member.sid, incarnation=member.incarnation)
-            answer = await bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
-            judgement = answer
+            judgement = await bus.command(
+                JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent
+            )
         except (Unavailable, NotFound):
-            agent = None
+            pass
     verdict = judge_fault(member, state, judgement, report)
     fields = {
         "job": job,

@@ -6,14 +6,13 @@ other packages of the orchestrator. It never acts for a job whose record belongs
 raises `Fenced` then.
 
 job_runs.py            `JobRuns`: all jobs of one term: submitted, taken over, driven to their end
+term.py                `TermContext`: what the jobs of one term share
 job_run.py             `JobRun`: the states of one job, from the queue to its end
 deployment.py          `Deployment`: waits for room, plans, starts the instances
 training.py            `Training`: steps, boundaries, roll-backs, steps that are left out
-step_skip.py           `StepSkip`: leaves out a step that can't be computed (ADR-0012)
 takeover_service.py    `TakeoverService`: adopts the living instances of an earlier orchestrator
 parking.py             `Parking`: a person parks or resumes the job
 bus_outages.py         `BusOutages`: tries work outside the steps again while the bus is away
-ingress_gateway.py     `IngressGateway`: which gateway dispatches microbatches for the job
 model_analysis.py      `ModelAnalysis`: topology and text sample, computed by node agents
 weight_export.py       the weights of a finished job, with their index
 teardown.py            `Teardown`: termination and clean-up

@@ -8,15 +8,12 @@ from functools import partial
 
 from bus.logs import get_logger
 from entities.orchestrator.job.bus_outages import BusOutages
-from entities.orchestrator.job.ingress_gateway import IngressGateway
-from entities.orchestrator.job_state.instances import JobInstances, NodeLost, NotReady, StartFailed
-from entities.orchestrator.job_state.job_store import JobStore
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
 from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, slots_of, turn
-from entities.orchestrator.queue.slot_demand import SlotDemand
 from schemas.job import JobState
 from schemas.task_graph import ModelTopology, TaskGraph
 
@@ -30,27 +27,11 @@ READY_TRIES = 3
 
 
 class Deployment:
-    """`waits`: the job has no instances and waits for room; `room`: what other jobs hold, and wait for."""
+    """`waits`: the job has no instances and waits for room."""
 
-    def __init__(
-        self,
-        mesh: MeshView,
-        journal: JobStore,
-        instances: JobInstances,
-        entry: IngressGateway,
-        room: SlotDemand,
-        outages: BusOutages,
-        *,
-        waits: bool,
-    ) -> None:
+    def __init__(self, job: JobContext, outages: BusOutages, *, waits: bool) -> None:
         self.waits = waits
-        self._mesh = mesh
-        self._journal = journal
-        self._job = journal.job
-        self._spec = journal.record.spec
-        self._instances = instances
-        self._entry = entry
-        self._room = room
+        self._job = job
         self._outages = outages
         self._fits: bool | None = None  # into the whole mesh, were it empty; None: not planned yet
 
@@ -59,22 +40,22 @@ class Deployment:
         """Its place in the line; None: it has instances, or is held back for another reason than room."""
         if not self.waits:
             return None
-        clusters, slots = self._spec.parallel.clusters, slots_of(self._spec.parallel)
+        clusters, slots = self._job.spec.parallel.clusters, slots_of(self._job.spec.parallel)
         if self._fits is None:  # not planned yet: by count
-            nodes = self._mesh.nodes.values()
+            nodes = self._job.mesh.nodes.values()
             there = sum(len(node.slots) for node in nodes if not clusters or node.cluster in clusters)
         return Waiting(
-            job=self._job,
+            job=self._job.name,
             slots=slots,
             clusters=tuple(clusters),
-            submitted_at=self._journal.record.submitted_at,
+            submitted_at=self._job.store.record.submitted_at,
             parked=self._has_trained,
             fits=slots <= there if self._fits is None else self._fits,
         )
 
     @property
     def _has_trained(self) -> bool:
-        record = self._journal.record
+        record = self._job.store.record
         return record.state is JobState.PARKED or record.loss_first is not None
 
     async def deploy(self, topology: ModelTopology) -> None:
@@ -86,7 +67,7 @@ class Deployment:
         pause_s, unready = DEPLOY_AGAIN_S, 0
         while True:
             graph = await self._plan(topology)
-            await self._entry.choose(graph)
+            await self._job.gateway.choose(graph)
             try:
                 await self._start(graph)
                 break
@@ -109,18 +90,18 @@ class Deployment:
             if not isinstance(graph, NoRoom):
                 break
             waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
-            if self._journal.record.state is not waits_as:
-                await self._journal.move(waits_as, graph.reason)
+            if self._job.store.record.state is not waits_as:
+                await self._job.store.move(waits_as, graph.reason)
             else:
-                await self._journal.reason(graph.reason)
-            await self._mesh.next_change()
+                await self._job.store.reason(graph.reason)
+            await self._job.mesh.next_change()
         planned_s = time.monotonic() - began
-        self._instances.graph = graph
+        self._job.instances.graph = graph
         self.waits = False
-        if self._journal.record.state is JobState.QUEUED:
-            await self._journal.move(JobState.ANALYSING, "room was found")
-        because = why_inexact(self._spec, graph)
-        await self._journal.move(
+        if self._job.store.record.state is JobState.QUEUED:
+            await self._job.store.move(JobState.ANALYSING, "room was found")
+        because = why_inexact(self._job.spec, graph)
+        await self._job.store.move(
             JobState.DEPLOYING,
             graph.reason,
             graph=graph,
@@ -131,22 +112,24 @@ class Deployment:
         return graph
 
     def _in_turn(self, topology: ModelTopology) -> TaskGraph | NoRoom:
-        nodes, cordoned = list(self._mesh.nodes.values()), self._mesh.cordons.places()
-        occupied, mine = self._room.occupied(self._job), self.waiting
+        nodes, cordoned = list(self._job.mesh.nodes.values()), self._job.mesh.cordons.places()
+        occupied, mine = self._job.demand.occupied(self._job.name), self.waiting
         assert mine is not None
-        why = turn(mine, self._room.line(), free_slots(nodes, occupied, cordoned))
-        if not why and self._room.urgent():
+        why = turn(mine, self._job.demand.line(), free_slots(nodes, occupied, cordoned))
+        if not why and self._job.demand.urgent():
             why = "behind a running job that replaces an instance"
-        graph = NoRoom(why) if why else plan(self._job, self._spec, topology, nodes, occupied, cordoned)
+        graph = (
+            NoRoom(why) if why else plan(self._job.name, self._job.spec, topology, nodes, occupied, cordoned)
+        )
         if isinstance(graph, NoRoom) and not (why and mine.fits):  # one that fits nowhere waits for nobody
-            alone = plan(self._job, self._spec, topology, emptied(nodes), {}, cordoned)
+            alone = plan(self._job.name, self._job.spec, topology, emptied(nodes), {}, cordoned)
             self._fits = not isinstance(alone, NoRoom)
             if isinstance(alone, NoRoom):
                 return NoRoom(f"the whole mesh has no room for it, others go first: {alone.reason}")
         return graph
 
     async def _start(self, graph: TaskGraph) -> None:
-        instances = self._instances
+        instances = self._job.instances
         for left in reversed(range(START_TRIES)):
             try:
                 await self._outages.outlast("starting its instances", partial(self._start_missing, graph))
@@ -158,18 +141,18 @@ class Deployment:
                 del instances.members[failed.member.sid]
 
     async def _start_missing(self, graph: TaskGraph) -> None:
-        instances = self._instances
+        instances = self._job.instances
         await instances.start([unit for unit in graph.units if unit.sid not in instances.members])
 
     async def _without_node(self, lost: NodeLost) -> None:
         """News about the mesh, not about the job: what was started ends, and the node gets nothing more."""
-        log.warning("node lost while deploying", job=self._job, agent=lost.agent, reason=lost.text)
+        log.warning("node lost while deploying", job=self._job.name, agent=lost.agent, reason=lost.text)
         if lost.agent is not None:
-            self._mesh.forget_node(lost.agent)
+            self._job.mesh.forget_node(lost.agent)
         await self._plan_again(lost.text)
 
     async def _plan_again(self, why: str) -> None:
         self.waits = True
-        await self._journal.tell("fault", text=f"{why}; planned again")
-        await self._instances.stop(now=True)
-        self._instances.graph = None
+        await self._job.store.tell("fault", text=f"{why}; planned again")
+        await self._job.instances.stop(now=True)
+        self._job.instances.deployed = None

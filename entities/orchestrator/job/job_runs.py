@@ -6,21 +6,18 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol, TypeVar
 
 from bus import subjects
-from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from bus.wire.correlation import current, new_correlation
-from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_run import JobRun
+from entities.orchestrator.job.term import TermContext
 from entities.orchestrator.job.unreadable_records import above_all
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.queue.admission import JobAdmission
 from entities.orchestrator.queue.slot_demand import SlotDemand
 from schemas import names
@@ -31,61 +28,23 @@ from schemas.job import ENDED, JobRecord, JobState
 
 log = get_logger("orchestrator")
 
-_Result = TypeVar("_Result")
-
-
-class KeptJobs(Protocol):
-    """How many jobs of the past stay in memory."""
-
-    @property
-    def ended_kept(self) -> int:
-        """Ended jobs, for listings; the bucket keeps all."""
-
-    @property
-    def submissions_kept(self) -> int:
-        """Submissions, so that one that comes again through another gateway is the same job."""
-
-
-class Insistence(Protocol):
-    async def __call__(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Repeats `work` until the bus is back."""
-
 
 class JobRuns:
     """`running`: jobs that have not ended, by id, each with its own state and task; `ended`: the last others.
 
     `known`: the jobs of an earlier term of this process; one that the store has lost goes on from there.
-    `spawn` starts a task of the term, `insistently` repeats a call until the bus answers, `forget` is called
-    with each job that has ended.
+    `forget` is called with each job that has ended.
     """
 
     def __init__(
-        self,
-        bus: Bus,
-        mesh: MeshView,
-        faults: FaultQueue,
-        config: KeptJobs,
-        *,
-        term: Callable[[], int],
-        confirmed: Callable[[], Awaitable[None]],
-        known: Mapping[str, JobRecord],
-        spawn: Callable[[Coroutine[None, None, None]], None],
-        insistently: Insistence,
-        forget: Callable[[str], None],
+        self, term: TermContext, known: Mapping[str, JobRecord], forget: Callable[[str], None]
     ) -> None:
         self.running: dict[str, JobRun] = {}
         self.ended: dict[str, JobRecord] = {}
-        self._bus = bus
-        self._mesh = mesh
-        self._faults = faults
-        self._config = config
         self._term = term
-        self._confirmed = confirmed
         self._known = known
-        self._spawn = spawn
-        self._insistently = insistently
         self._forget = forget
-        self._room = SlotDemand(mesh, self.running)
+        self._demand = SlotDemand(term.mesh, self.running)
         self._admission = JobAdmission(lambda: [run.as_it_stands() for run in self.running.values()])
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
 
@@ -115,7 +74,7 @@ class JobRuns:
     def _remember(self, known: tuple[str, str]) -> asyncio.Future[JobRecord]:
         promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
         self._submitted[known] = promise
-        while len(self._submitted) > self._config.submissions_kept:
+        while len(self._submitted) > self._term.config.submissions_kept:
             self._submitted.popitem(last=False)
         return promise
 
@@ -152,17 +111,17 @@ class JobRuns:
             Fenced: the record is no longer the one of `revision`.
         """
         fresh = record.model_copy(update={"epoch": record.epoch + 1})
-        journal = JobStore(self._bus, fresh, revision, self._confirmed)
-        run = self._new_run(journal, gateway)
+        store = JobStore(self._term.bus, fresh, revision, self._term.candidate.confirmed)
+        run = self._new_run(store, gateway)
         # one that was ending only has to be cleaned up, and one that was parked goes on waiting
         stays = record.ends_as is not None or record.state is JobState.PARKED
-        await journal.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
+        await store.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
         self.running[record.job] = run
-        self._spawn(self._drive(run))
-        return journal.record
+        self._term.spawn(self._drive(run))
+        return store.record
 
-    def _new_run(self, journal: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
-        return JobRun(self._bus, self._mesh, journal, gateway, self._room, self._faults, parked)
+    def _new_run(self, store: JobStore, gateway: str, parked: Parked | None = None) -> JobRun:
+        return JobRun(self._term, self._demand, store, gateway, parked)
 
     async def _drive(self, run: JobRun) -> None:
         """To the job's end; one that was parked is taken up by a new run, in the next epoch."""
@@ -171,26 +130,28 @@ class JobRuns:
                 await run.run()
                 if run.parked is None:
                     return
-                await self._mesh.nudge()  # its slots are others' now
-                journal, before = run.journal, None if run.parking.resumed else run.parked
-                journal.begin_epoch()
-                run = self.running[run.job] = self._new_run(journal, run.entry.sid, before)
-                await journal.move(JobState.PARKED, journal.record.reason)
+                await self._term.mesh.nudge()  # its slots are others' now
+                store, before = run.job.store, None if run.parking.resumed else run.parked
+                store.begin_epoch()
+                run = self.running[run.name] = self._new_run(store, run.job.gateway.sid, before)
+                await store.move(JobState.PARKED, store.record.reason)
         finally:
-            del self.running[run.job]
-            await self._mesh.nudge()  # whoever stood behind it looks again
-            self.ended[run.job] = run.journal.record
-            while len(self.ended) > self._config.ended_kept:
+            del self.running[run.name]
+            await self._term.mesh.nudge()  # whoever stood behind it looks again
+            self.ended[run.name] = run.job.store.record
+            while len(self.ended) > self._term.config.ended_kept:
                 del self.ended[next(iter(self.ended))]
-            self._forget(run.job)
-            self._mesh.forget_job(run.job)
+            self._forget(run.name)
+            self._term.mesh.forget_job(run.name)
 
     async def resume(self) -> None:
         """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
-        bucket = self._bus.bucket(subjects.JOB_RECORD)
-        entries = await self._insistently(partial(bucket.entries, strict=True))
+        bucket = self._term.bus.bucket(subjects.JOB_RECORD)
+        entries = await self._term.insistently(partial(bucket.entries, strict=True))
         # Each job reads its own decision when it is taken up: one of a newer version must be met before.
-        await self._insistently(partial(self._bus.bucket(subjects.STEP_DECISION).entries, strict=True))
+        await self._term.insistently(
+            partial(self._term.bus.bucket(subjects.STEP_DECISION).entries, strict=True)
+        )
         found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
         for job in self._known.keys() - found.keys():
             log.error("job record lost: it goes on as it was known here", job=job)
@@ -207,17 +168,19 @@ class JobRuns:
                 self.ended[record.job] = record
                 return
             try:
-                await self._start(record, revision, "", f"term {self._term()}: found {record.state}")
+                await self._start(
+                    record, revision, "", f"term {self._term.candidate.term}: found {record.state}"
+                )
                 return
             except (Fenced, Unavailable) as error:
                 log.info("job not taken over yet", job=record.job, reason=error.text)
-            fresh = await self._insistently(partial(self._read, record.job))
+            fresh = await self._term.insistently(partial(self._read, record.job))
             if fresh is None:
                 return
             record, revision = above_all(fresh), fresh.revision
 
     async def _read(self, job: str) -> KeyValueEntry | None:
-        return await self._bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
+        return await self._term.bus.bucket(subjects.JOB_RECORD).get(leader=True, job=job)
 
     def _running(self, job: str) -> JobRun:
         if (run := self.running.get(job)) is None:
@@ -236,17 +199,17 @@ class JobRuns:
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
         run = self._going(message.job)
         await run.cancel(message.reason or f"cancelled by {message.user}")
-        return run.journal.record
+        return run.job.store.record
 
     async def park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
         run = self._going(message.job)
         await run.parking.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
-        return run.journal.record
+        return run.job.store.record
 
     async def unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
         run = self._going(message.job)
         await run.parking.resume(f"resumed by {message.user}")
-        return run.journal.record
+        return run.job.store.record
 
     def _going(self, job: str) -> JobRun:
         """The job's run; it may wait, but has no end yet."""
@@ -257,18 +220,18 @@ class JobRuns:
                 raise NotFound(f"no job {job}: `dmsc jobs` lists them")
             raise Conflict(f"job {job} has already ended: {record.state}")
         if run.over:
-            raise Conflict(f"job {job} is ending: {run.journal.record.state}")
+            raise Conflict(f"job {job} is ending: {run.job.store.record.state}")
         return run
 
     async def query(self, message: JobQuery, envelope: Envelope) -> JobList:
         if message.job is None:
             return JobList(jobs=tuple(self.records()))
         run = self.running.get(message.job)
-        record = run.journal.record if run is not None else self.ended.get(message.job)
+        record = run.job.store.record if run is not None else self.ended.get(message.job)
         if record is None:
             raise NotFound(f"no job {message.job}: `dmsc jobs` lists them")
         return JobList(jobs=(record,))
 
     def records(self) -> list[JobRecord]:
-        records = [*self.ended.values(), *(run.journal.record for run in self.running.values())]
+        records = [*self.ended.values(), *(run.job.store.record for run in self.running.values())]
         return sorted(records, key=lambda record: record.submitted_at)

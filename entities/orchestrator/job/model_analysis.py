@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import ANALYSE, WRITE_SAMPLE
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.job_secrets import secrets_for
-from entities.orchestrator.job_state.job_store import JobStore
-from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest
@@ -29,12 +27,8 @@ SAMPLE_DEADLINE_S = 90.0
 class ModelAnalysis:
     """Orders model work from agents of the job's clusters; results come back as messages of their own."""
 
-    def __init__(self, bus: Bus, mesh: MeshView, journal: JobStore) -> None:
-        self._bus = bus
-        self._mesh = mesh
-        self._journal = journal
-        self._job = journal.record.job
-        self._spec = journal.record.spec
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._analysts: set[str] = set()
@@ -58,7 +52,7 @@ class ModelAnalysis:
 
     def _is_asked(self, agent: str, agents: set[str], what: str) -> bool:
         if agent not in agents:
-            log.warning(f"{what} of a node that was not asked: ignored", job=self._job, agent=agent)
+            log.warning(f"{what} of a node that was not asked: ignored", job=self._job.name, agent=agent)
         return agent in agents
 
     # --- orders -------------------------------------------------------------------------------------------
@@ -69,22 +63,24 @@ class ModelAnalysis:
             BadModel: the model can't be analysed.
             Unavailable: no node could do it, or the job's secrets can't be read; try again.
         """
-        secrets = await secrets_for(self._bus, self._spec)
-        order = Analyse(job=self._job, spec=self._spec, secrets=secrets)
+        secrets = await secrets_for(self._job.bus, self._job.spec)
+        order = Analyse(job=self._job.name, spec=self._job.spec, secrets=secrets)
         passed_over: dict[str, str] = {}  # agents that could not do it, and why; it says nothing of the model
         while True:
             agents = self._agents()
             if not agents:
-                await self._journal.reason("no node has joined: waiting")
-                await self._mesh.next_change()
+                await self._job.store.reason("no node has joined: waiting")
+                await self._job.mesh.next_change()
                 continue
             agent = next((sid for sid in agents if sid not in passed_over), None)
             if agent is None:
                 raise Unavailable("; ".join(f"{sid}: {passed_over[sid]}" for sid in agents))
             try:
-                return await self._mesh.while_there(agent, self._analysed_by(agent, order))
+                return await self._job.mesh.while_there(agent, self._analysed_by(agent, order))
             except Unavailable as error:
-                log.warning("no topology, asking another node", job=self._job, agent=agent, reason=error.text)
+                log.warning(
+                    "no topology, asking another node", job=self._job.name, agent=agent, reason=error.text
+                )
                 passed_over[agent] = error.text
 
     async def write_sample(self, manifest: WeightsManifest) -> str:
@@ -94,27 +90,27 @@ class ModelAnalysis:
             return ""
         try:
             order = WriteSample(
-                job=self._job,
-                spec=self._spec,
+                job=self._job.name,
+                spec=self._job.spec,
                 weights_url=manifest.url,
-                secrets=await secrets_for(self._bus, self._spec),
+                secrets=await secrets_for(self._job.bus, self._job.spec),
             )
-            key = self._mesh.nodes[agents[0]].sealing_key
+            key = self._job.mesh.nodes[agents[0]].sealing_key
             self._writers.add(agents[0])
-            await self._bus.command(
+            await self._job.bus.command(
                 WRITE_SAMPLE, order, deadline_s=10.0, while_heard=True, agent=agents[0], seal_to=key
             )
-            async with self._bus.pulse.timeout(SAMPLE_DEADLINE_S):
+            async with self._job.bus.pulse.timeout(SAMPLE_DEADLINE_S):
                 return await self._sample
         except (DmscError, TimeoutError) as error:
-            log.warning("no sample", job=self._job, reason=str(error) or "timed out")
+            log.warning("no sample", job=self._job.name, reason=str(error) or "timed out")
             return ""
 
     async def _analysed_by(self, agent: str, order: Analyse) -> ModelTopology:
         self._analysts.add(agent)
         while not self._topology.done():
-            key = self._mesh.nodes[agent].sealing_key
-            await self._bus.command(
+            key = self._job.mesh.nodes[agent].sealing_key
+            await self._job.bus.command(
                 ANALYSE, order, deadline_s=ACCEPT_S, while_heard=True, agent=agent, seal_to=key
             )
             await asyncio.wait([self._topology], timeout=ASK_AGAIN_S)
@@ -125,8 +121,8 @@ class ModelAnalysis:
             raise
 
     def _agents(self) -> list[str]:
-        clusters = self._spec.parallel.clusters
+        clusters = self._job.spec.parallel.clusters
         return sorted(
-            (sid for sid, node in self._mesh.nodes.items() if not clusters or node.cluster in clusters),
-            key=lambda sid: (self._mesh.cordons.whole(sid), not self._mesh.nodes[sid].warm, sid),
+            (sid for sid, node in self._job.mesh.nodes.items() if not clusters or node.cluster in clusters),
+            key=lambda sid: (self._job.mesh.cordons.whole(sid), not self._job.mesh.nodes[sid].warm, sid),
         )

@@ -14,9 +14,8 @@ from typing import Any
 
 from bus.tasks import cancel
 from entities.orchestrator.job.training import Training
-from entities.orchestrator.job_state.job_store import JobStore
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.errors import Conflict, Unavailable
 from schemas.job import JobState
 
@@ -42,25 +41,20 @@ class Parking:
     """Parks and resumes one run of a job.
 
     Args:
-        rest_s: how long to wait for its open step, in seconds.
         interrupt: ends the run where it stands; returns whether there was something to end.
         before: why the job was parked before this run; None: it was not, or was resumed.
     """
 
     def __init__(
         self,
-        journal: JobStore,
-        mesh: MeshView,
+        job: JobContext,
         training: Training,
-        rest_s: Callable[[], float],
         interrupt: Callable[[], bool],
         before: Parked | None,
     ) -> None:
-        record = journal.record
-        self._journal = journal
-        self._mesh = mesh
+        record = job.store.record
+        self._job = job
         self._training = training
-        self._rest_s = rest_s
         self._interrupt = interrupt
         self._before = before
         self._resumed = asyncio.Event()
@@ -72,7 +66,7 @@ class Parking:
     @property
     def held(self) -> str:
         """Who parked the job, and why; empty: nobody did."""
-        return self._journal.record.held
+        return self._job.store.record.held
 
     async def park(self, why: str) -> None:
         """Parks the job; its slots are free in a moment.
@@ -80,13 +74,13 @@ class Parking:
         Raises:
             Conflict: the job has not begun.
         """
-        record = self._journal.record
+        record = self._job.store.record
         if record.state in (JobState.QUEUED, JobState.ANALYSING) and record.loss_first is None:
             raise Conflict(f"job {record.job} has not begun and holds nothing; `dmsc cancel` ends it")
         if self.held:
             return
         self._resumed.clear()
-        await written_down(self._journal.note(now=True, held=why))
+        await written_down(self._job.store.note(now=True, held=why))
         if not self._taking_over and not self._come_to_rest():
             self._break_off()
 
@@ -96,14 +90,16 @@ class Parking:
         Raises:
             Conflict: the job is neither parked nor about to be.
         """
-        record = self._journal.record
+        record = self._job.store.record
         parked = record.state is JobState.PARKED
         if not parked and not self.held:
             raise Conflict(f"job {record.job} is {record.state}: only a parked one can be resumed")
         if not self.waits:
             return  # it waits for room only: it is in the queue already
         self.stop()
-        writing = self._journal.move(record.state, why, held="") if parked else self._journal.note(held="")
+        writing = (
+            self._job.store.move(record.state, why, held="") if parked else self._job.store.note(held="")
+        )
         await written_down(writing)
         if not self._training.park("") or self.interrupted:
             self._resumed.set()
@@ -127,7 +123,7 @@ class Parking:
         """
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._resumed.wait())}
         if not self.held:
-            otherwise = self._mesh.until_open_otherwise(self._mesh.open_places())
+            otherwise = self._job.mesh.until_open_otherwise(self._job.mesh.open_places())
             waits.add(asyncio.ensure_future(otherwise))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +152,9 @@ class Parking:
         """Has the job stop at the end of the open step; returns False if it is not in training."""
         if not self._training.park(self.held):
             return False
-        self._deadline = asyncio.get_running_loop().call_later(self._rest_s(), self._break_off)
+        self._deadline = asyncio.get_running_loop().call_later(
+            self._job.instances.patience_s(REST_S), self._break_off
+        )
         return True
 
     def _break_off(self) -> None:

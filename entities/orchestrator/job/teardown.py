@@ -9,17 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import FORGET_TOPOLOGY, RELEASE_JOB
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.job.ingress_gateway import IngressGateway
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.job_secrets import forget_secrets
-from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.link_secret import forget_link_secret
-from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
-from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import ForgetTopology
 from schemas.errors import DmscError
 from schemas.registry import ReleaseJob
@@ -37,24 +32,9 @@ AGENTS_BACK_S = 12.0
 class Teardown:
     """Cleans up one job: `run` when it is over, `reclaim` before another orchestrator starts it afresh."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        mesh: MeshView,
-        journal: JobStore,
-        instances: JobInstances,
-        checkpoints: Checkpoints,
-        communication: PolicyDistribution,
-        entry: IngressGateway,
-    ) -> None:
-        self._bus = bus
-        self._mesh = mesh
-        self._journal = journal
-        self._job = journal.record.job
-        self._instances = instances
+    def __init__(self, job: JobContext, checkpoints: Checkpoints) -> None:
+        self._job = job
         self._checkpoints = checkpoints
-        self._communication = communication
-        self._entry = entry
         self._terminated: set[str] = set()
         self._termination = asyncio.Event()
 
@@ -66,12 +46,12 @@ class Teardown:
         """Cleans up all parts; logs the failure of one part, and goes on with the others."""
         steps: Sequence[tuple[str, Callable[[], Awaitable[None]]]] = (
             ("termination", self._end_communication),
-            ("instances", self._instances.stop),
+            ("instances", self._job.instances.stop),
             ("checkpoints", self._checkpoints.close),
             ("registry", self._release),
             ("topology", self._forget),
-            ("link secret", lambda: forget_link_secret(self._bus, self._job)),
-            ("secrets", lambda: forget_secrets(self._bus, self._journal.record.spec)),
+            ("link secret", lambda: forget_link_secret(self._job.bus, self._job.name)),
+            ("secrets", lambda: forget_secrets(self._job.bus, self._job.spec)),
         )
         for name, step in steps:
             try:
@@ -80,7 +60,7 @@ class Teardown:
                 known = isinstance(error, DmscError)
                 log.warning(
                     "clean-up incomplete",
-                    job=self._job,
+                    job=self._job.name,
                     part=name,
                     reason=str(error),
                     exc_info=None if known else error,
@@ -91,11 +71,11 @@ class Teardown:
 
         If that fails, their agents end them before an instance of the next epoch starts in the same slot.
         """
-        for name, step in (("instances", self._instances.stop(now=True)), ("registry", self._release())):
+        for name, step in (("instances", self._job.instances.stop(now=True)), ("registry", self._release())):
             try:
                 await step
             except DmscError as error:
-                log.warning("not parked in order", job=self._job, part=name, reason=str(error))
+                log.warning("not parked in order", job=self._job.name, part=name, reason=str(error))
 
     async def reclaim(self) -> None:
         """Ends what is left of a job that an earlier orchestrator left open, before it starts afresh.
@@ -111,44 +91,44 @@ class Teardown:
 
     async def agents_back(self) -> None:
         """Waits until the agents of the job's nodes have registered here, which takes seconds."""
-        graph = self._journal.record.graph
+        graph = self._job.store.record.graph
         places = {(place.cluster, place.node) for place in graph.placements} if graph else set()
 
         def back() -> bool:
-            return all(self._mesh.agent_of(cluster, node) is not None for cluster, node in places)
+            return all(self._job.mesh.agent_of(cluster, node) is not None for cluster, node in places)
 
-        await self._mesh.until(back, AGENTS_BACK_S)
+        await self._job.mesh.until(back, AGENTS_BACK_S)
 
     async def _end_communication(self) -> None:
-        graph = self._journal.record.graph
-        if self._communication.policy is not None:
-            self._communication.revise("the job has ended", ended=True)
-        elif graph is not None and self._journal.record.ends_as is not None:
-            self._entry.end(graph)
+        graph = self._job.store.record.graph
+        if self._job.policies.policy is not None:
+            self._job.policies.revise("the job has ended", ended=True)
+        elif graph is not None and self._job.store.record.ends_as is not None:
+            self._job.gateway.end(graph)
         else:
             return
-        expected = {*self._mesh.gateways(), *self._mesh.routers()}
+        expected = {*self._job.mesh.gateways(), *self._job.mesh.routers()}
         try:
             async with asyncio.timeout(TERMINATION_DEADLINE_S):
                 while not expected <= self._terminated:
                     self._termination.clear()
                     await self._termination.wait()
         except TimeoutError:
-            log.warning("no termination report", job=self._job, of=sorted(expected - self._terminated))
+            log.warning("no termination report", job=self._job.name, of=sorted(expected - self._terminated))
 
     async def _release(self) -> None:
-        order = ReleaseJob(job=self._job)
-        await self._bus.command(RELEASE_JOB, order, deadline_s=ANSWER_S, while_heard=True)
+        order = ReleaseJob(job=self._job.name)
+        await self._job.bus.command(RELEASE_JOB, order, deadline_s=ANSWER_S, while_heard=True)
 
     async def _forget(self) -> None:
         orders = (
-            self._bus.command(
+            self._job.bus.command(
                 FORGET_TOPOLOGY,
-                ForgetTopology(job=self._job),
+                ForgetTopology(job=self._job.name),
                 deadline_s=ANSWER_S,
                 while_heard=True,
                 agent=agent,
             )
-            for agent in sorted(self._mesh.nodes)
+            for agent in sorted(self._job.mesh.nodes)
         )
         await asyncio.gather(*orders, return_exceptions=True)

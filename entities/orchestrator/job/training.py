@@ -8,38 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
 
-from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subjects import STEP_ABORT
 from entities import metrics
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job.step_skip import StepSkip
-from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances, MemberLost
-from entities.orchestrator.job_state.job_store import JobStore
-from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
-from entities.orchestrator.job_state.quarantine import BadMicrobatch, Quarantine, skip_decision
-from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits, StepBroken, Unrecoverable
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.instances import MemberLost
+from entities.orchestrator.job_state.quarantine import BadMicrobatch, skip_decision
+from entities.orchestrator.job_state.retry_limits import Parked, StepBroken, Unrecoverable
 from entities.orchestrator.membership.failure_handling import FailureHandling
 from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from entities.orchestrator.membership.node_partitions import NodePartitions
 from entities.orchestrator.membership.peer_copies import PeerCopies
 from entities.orchestrator.membership.rebalancing import Rebalancing
-from entities.orchestrator.membership.replacement import OccupiedFn, Replacement
+from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.membership.standbys import Standbys
-from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.monitoring.alerts import Alerts
 from entities.orchestrator.monitoring.job_figures import JobFigures, step_result
-from entities.orchestrator.planning.stage_moves import StageMoves
+from entities.orchestrator.step.member_orders import MemberOrders
 from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
 from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.step_events import RecomputationNoted, in_order
@@ -49,12 +39,10 @@ from schemas.alert import Alert
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobState, StepResult
 from schemas.signals import QosReport
-from schemas.stage_move import MoveForecast
-from schemas.step import Member, StepAbort, StepDecision
+from schemas.step import Member, StepDecision
 
 log = get_logger("orchestrator")
 
-ABORT_DEADLINE_S = 20.0
 RESTORATIONS = 8
 """Failed restorations in a row before the job is parked; each was broken by a new loss."""
 RETRY_S, RETRY_MOST_S = 0.5, 5.0
@@ -64,78 +52,26 @@ RETRY_S, RETRY_MOST_S = 0.5, 5.0
 class Training:
     """Runs the steps of one job; an async context from the deployment to the export of the weights."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        mesh: MeshView,
-        journal: JobStore,
-        instances: JobInstances,
-        checkpoints: Checkpoints,
-        communication: PolicyDistribution,
-        faults: JobFaults,
-        occupied: OccupiedFn,
-        gateway: Callable[[], str],
-        other_gateway: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._journal = journal
-        self._instances = instances
+    def __init__(self, job: JobContext, checkpoints: Checkpoints) -> None:
+        self._job = job
         self._checkpoints = checkpoints
-        self._choose_other = other_gateway
-        self._spec = journal.record.spec
-        self._job = journal.job
-        self._epoch = journal.record.epoch
-        self.record = DecisionRecord(bus, self._job, self._epoch, journal.confirmed)
-        self._tasks = tasks = GuardedTasks()
-        self._events = events = EventWriter(journal, instances)
-        self._step_owner = step_owner = StepOwner(
-            bus, self._spec, self._epoch, instances, self.record, gateway, self, self._pauses
-        )
-        self.claimed = step_owner.claimed  # the most frequent message takes no detour
-        self._quarantine = Quarantine(self._spec.training.on_bad_microbatch, journal.record.microbatch_faults)
-        self._replacement = replacement = Replacement(bus, mesh, instances, journal, occupied)
-        self._standbys = Standbys(instances, communication, step_owner, events)
-        self._joining = JoiningMembers(instances, replacement, step_owner, events, tasks, bus.pulse)
-        self._failure_handling = FailureHandling(
-            instances,
-            replacement,
-            self._joining,
-            self._standbys,
-            faults,
-            self._quarantine,
-            RetryLimits(
-                journal.record.setbacks,
-                roll_backs=journal.record.roll_backs,
-                furthest=journal.record.furthest,
-            ),
-            step_owner,
-            events,
-            tasks,
-        )
-        self._changes = MembershipChanges(
-            instances, replacement, self._joining, self._standbys, checkpoints, step_owner, events, tasks
-        )
-        self._rebalancing = Rebalancing(
-            instances,
-            replacement,
-            self._joining,
-            step_owner,
-            events,
-            tasks,
-            self._changes.part_with,
-            StageMoves(list(journal.record.moves)),
-            allowed=self._spec.parallel.rebalance,
-        )
-        self._partitions = NodePartitions(
-            bus, mesh, instances, replacement, self._failure_handling, faults, step_owner, events, tasks
-        )
-        self._copies = PeerCopies(bus, instances, self._epoch, step_owner, self._joining, events, tasks)
+        self._orders = MemberOrders(job)
+        self._step_owner = step_owner = StepOwner(job, self, self._pauses)
+        replacement = Replacement(job)
+        self._joining = joining = JoiningMembers(job, step_owner, replacement)
+        self.standbys = Standbys(job, step_owner)
+        self.failures = FailureHandling(job, step_owner, joining, self.standbys)
+        self.changes = MembershipChanges(job, step_owner, joining, self.standbys, checkpoints)
+        self.rebalancing = Rebalancing(job, step_owner, joining, self.changes.part_with)
+        self._partitions = NodePartitions(job, step_owner, replacement, self.failures)
+        self._copies = PeerCopies(job, step_owner, joining)
         self._decided_at = time.monotonic()
-        self.alerts = Alerts(journal.record.alerts)
+        self.alerts = Alerts(job.store.record.alerts)
         self._figures = JobFigures()
         self._parks = ""
 
     async def __aenter__(self) -> Training:
-        self._tasks.spawn(self._events.run())
+        self._job.tasks.spawn(self._job.events.run())
         return self
 
     async def __aexit__(
@@ -145,7 +81,7 @@ class Training:
             if self._step_owner.running:
                 await self._step_owner.close()
         finally:
-            await self._tasks.close()
+            await self._job.tasks.close()
 
     # --- what its owner reads and hands in ------------------------------------------------------------
     @property
@@ -162,47 +98,26 @@ class Training:
         """Members with the state of the present version, by stage."""
         return self._step_owner.stages
 
-    def lost(self, member: Member, why: str, told: str = "") -> None:
-        """See `FailureHandling.lost`."""
-        self._failure_handling.lost(member, why, told)
-
-    def revise_standbys(self) -> None:
-        """See `Standbys.revise`."""
-        self._standbys.revise()
-
-    def drain(self, sid: str) -> str:
-        """See `MembershipChanges.drain`."""
-        return self._changes.drain(sid)
-
     def scale(self, stage: int, replicas: int) -> str:
         """See `MembershipChanges.scale`."""
-        if self._rebalancing.under_way:
-            raise Conflict(f"{self._rebalancing.under_way} is changing its stage: ask again in a moment")
-        self._rebalancing.disturbed()
-        return self._changes.scale(stage, replicas)
+        if self.rebalancing.under_way:
+            raise Conflict(f"{self.rebalancing.under_way} is changing its stage: ask again in a moment")
+        self.rebalancing.disturbed()
+        return self.changes.scale(stage, replicas)
 
     def park(self, why: str) -> bool:
         """Has the job stop at a checkpoint after the open step; '' withdraws that. True: it runs."""
         self._parks = why
         return self._step_owner.running
 
-    def move(self, sid: str, stage: int, by: str, forecast: MoveForecast | None) -> str:
-        """See `Rebalancing.ask`."""
-        return self._rebalancing.ask(sid, stage, by, forecast)
-
-    @property
-    def counted(self) -> dict[str, Any]:
-        """See `FailureHandling.counted`."""
-        return self._failure_handling.counted
-
     @property
     def finds_room(self) -> bool:
         """There is room now for an instance that waits for a slot; it will be placed in a moment."""
-        return self._replacement.finds_room()
+        return self._joining.replacement.finds_room()
 
     async def told(self) -> None:
         """Returns once all events so far are on the job's stream."""
-        await self._tasks.unless_failed(self._events.told())
+        await self._job.tasks.unless_failed(self._job.events.told())
 
     # --- beginning ------------------------------------------------------------------------------------
     async def begin(self) -> None:
@@ -211,11 +126,11 @@ class Training:
         Raises:
             Fenced: another orchestrator leads this job.
         """
-        await self.record.take()
-        self._rebalancing.disturbed()
+        await self._job.decisions.take()
+        self.rebalancing.disturbed()
         self._step_owner.step, crew = await self._restore(fresh=True)
         if self.step:
-            await self._journal.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
+            await self._job.store.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
         settled = self._step_owner.afresh(crew)
         await self._open(settled)
         self._joining.introduce(settled)
@@ -223,13 +138,13 @@ class Training:
     async def go_on(self, settled: Settled) -> None:
         """Goes on with training by the living instances of an earlier orchestrator."""
         self._step_owner.step = settled.step
-        self._failure_handling.taken_over(settled.step)
-        self._rebalancing.disturbed()
+        self.failures.taken_over(settled.step)
+        self.rebalancing.disturbed()
         await self._open(settled)
-        present = {member.sid for member in settled.everyone if member not in self._instances.lost}
-        for unit in self._instances.units:
+        present = {member.sid for member in settled.everyone if member not in self._job.instances.lost}
+        for unit in self._job.instances.units:
             if unit.sid not in present:
-                self._failure_handling.missing(unit.sid)
+                self.failures.missing(unit.sid)
 
     # --- steps and boundaries ----------------------------------------------------------------------------
     async def run(self) -> None:
@@ -243,10 +158,10 @@ class Training:
             try:
                 while await self._boundary():
                     boundary = self._step_owner.loop.to_boundary(self.step)
-                    self._step_owner.step = await self._tasks.unless_failed(boundary)
+                    self._step_owner.step = await self._job.tasks.unless_failed(boundary)
                 return
             except StepGivenUp as given_up:
-                log.warning("step given up", job=self._job, step=self.step, reason=given_up.text)
+                log.warning("step given up", job=self._job.name, step=self.step, reason=given_up.text)
             except (StageGone, StepBroken) as gone:
                 await self._roll_back(gone)
 
@@ -259,7 +174,7 @@ class Training:
         while True:
             if not self._step_owner.loop.over:  # a step that was given up had its boundary already
                 await self._at_rest()
-            bad = self._quarantine.of(self.step)
+            bad = self._job.quarantine.of(self.step)
             if bad is None or self._step_owner.at_end:
                 return not self._step_owner.at_end
             await self._skip_step(bad)
@@ -267,16 +182,16 @@ class Training:
     async def _at_rest(self) -> None:
         """Validates, takes a checkpoint, and lets one instance leave its node, as far as each is due."""
         if self._validation_due(self.step):
-            await self._tasks.unless_failed(self._validate())
+            await self._job.tasks.unless_failed(self._validate())
         try:
-            await self._tasks.unless_failed(self._checkpoints.at_boundary(self.step, self._step_owner.stages))
+            await self._job.tasks.unless_failed(
+                self._checkpoints.at_boundary(self.step, self._step_owner.stages)
+            )
             if not self._step_owner.at_end:
                 await self._park()
-                await self._changes.at_rest()
+                await self.changes.at_rest()
         except MemberLost as lost:
-            self._failure_handling.losing(
-                lost.members, str(lost)
-            )  # the checkpoint is due again at the next boundary
+            self.failures.losing(lost.members, str(lost))  # the checkpoint is due again at the next boundary
 
     async def _park(self) -> None:
         """Ends the training at a checkpoint of this step, if the job is to be parked.
@@ -287,23 +202,23 @@ class Training:
         """
         if self._parks:
             step, stages = self._step_owner.step, self._step_owner.stages
-            await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, self._parks))
+            await self._job.tasks.unless_failed(self._checkpoints.of_this_step(step, stages, self._parks))
         if self._parks:  # still
             raise Parked(self._parks, for_room=False)
 
     def _pauses(self, step: int) -> bool:
         return (
-            step >= self._spec.training.steps
+            step >= self._job.spec.training.steps
             or self._validation_due(step)
             or self._checkpoints.due(step)
-            or self._quarantine.of(step) is not None
-            or self._changes.need_rest
+            or self._job.quarantine.of(step) is not None
+            or self.changes.need_rest
             or bool(self._parks)
         )
 
     def _validation_due(self, step: int) -> bool:
-        training = self._spec.training
-        if not training.validation_microbatches or not self._spec.data.validation_fraction:
+        training = self._job.spec.training
+        if not training.validation_microbatches or not self._job.spec.data.validation_fraction:
             return False
         if step == training.steps:
             return True
@@ -311,7 +226,7 @@ class Training:
 
     async def _validate(self) -> None:
         loss = await self._step_owner.loop.validate(self.step)
-        self._events.validation(self.step, loss)
+        self._job.events.validation(self.step, loss)
         await self.told()
 
     # --- going back -------------------------------------------------------------------------------------
@@ -325,16 +240,16 @@ class Training:
         """
         began = time.monotonic()
         if isinstance(gone, StepBroken):
-            self._failure_handling.rolling_back(gone)
-        await self._journal.move(JobState.RECOVERING, gone.text)
+            self.failures.rolling_back(gone)
+        await self._job.store.move(JobState.RECOVERING, gone.text)
         before = await self._step_owner.close()
         version, crew = await self._restore(attempt=before.attempt)
         self._step_owner.step = version
         text = f"{gone.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
-        self._failure_handling.rolled_back(text)
-        self._rebalancing.disturbed()
-        await self._journal.tell("recovery", text=text)
-        await self._journal.move(JobState.RUNNING, f"step {version} of {self._spec.training.steps}")
+        self.failures.rolled_back(text)
+        self.rebalancing.disturbed()
+        await self._job.store.tell("recovery", text=text)
+        await self._job.store.move(JobState.RUNNING, f"step {version} of {self._job.spec.training.steps}")
         settled = self._step_owner.afresh(crew, before.attempt, before.generation)
         await self._open(settled)
         self._joining.introduce(settled)
@@ -355,38 +270,30 @@ class Training:
         while True:
             await self._joining.until_there()
             coming = self._joining.coming
-            crew = frozenset(member for member in self._instances.present() if member.sid not in coming)
+            crew = frozenset(member for member in self._job.instances.present() if member.sid not in coming)
             try:
                 if attempt is not None:
-                    await self._tasks.unless_failed(self._abort(attempt, crew))
+                    fenced = in_order(self._job.instances.lost)
+                    abort = self._orders.abort_all(crew, step=self.step, attempt=attempt, fenced=fenced)
+                    await self._job.tasks.unless_failed(abort)
                 restoring = self._checkpoints.restore(fresh=fresh, crew=crew)
-                return await self._tasks.unless_failed(restoring), crew
+                return await self._job.tasks.unless_failed(restoring), crew
             except MemberLost as lost:
                 failures += 1
                 last: DmscError = lost
-                self._failure_handling.losing(lost.members, str(lost))
+                self.failures.losing(lost.members, str(lost))
             except (Unrecoverable, Parked):
                 raise
             except DmscError as error:  # the store, or a member, does not answer
                 failures += not error.retryable
                 last = error
-                await self._journal.reason(f"the checkpoint can't be read yet: {error.text}")
-                await self._tasks.unless_failed(asyncio.sleep(pause_s))
+                await self._job.store.reason(f"the checkpoint can't be read yet: {error.text}")
+                await self._job.tasks.unless_failed(asyncio.sleep(pause_s))
                 pause_s = min(2 * pause_s, RETRY_MOST_S)
             fresh = False
             if failures >= RESTORATIONS:
                 why = f"{failures} restorations in a row failed; the last: {last}"
                 raise Parked(why, for_room=False)
-
-    async def _abort(self, attempt: int, crew: Iterable[Member]) -> None:
-        order = StepAbort(
-            job=self._job,
-            epoch=self._epoch,
-            step=self.step,
-            attempt=attempt,
-            fenced=in_order(self._instances.lost),
-        )
-        await self._instances.order(STEP_ABORT, order, crew, deadline_s=ABORT_DEADLINE_S)
 
     async def until_whole(self) -> None:
         """Returns once every stage has a member again, from a peer's copy or by a roll-back.
@@ -395,60 +302,71 @@ class Training:
         """
         while not all(self._step_owner.stages):
             try:
-                await self._tasks.unless_failed(self._step_owner.loop.pause())
+                await self._job.tasks.unless_failed(self._step_owner.loop.pause())
             except (StageGone, StepBroken) as gone:
                 await self._roll_back(gone)
 
     # --- steps that can't be computed -----------------------------------------------------------------
     async def _skip_step(self, bad: BadMicrobatch) -> None:
-        """Goes on to the next step without the present one, with members that have the state.
+        """Leaves the present step out (ADR-0012): members with the state forget it, then commit the decision.
 
-        Other members join later.
+        A member that does not answer is lost; other members join later.
 
         Raises:
             StageGone: no member of a stage has the state.
         """
         before = await self._step_owner.close()
-        skip = StepSkip(self._instances, self.record, self._epoch, self._failure_handling.losing)
         settled = self._step_owner.living(before)
-        await self._tasks.unless_failed(skip.clear(self.step, before.attempt, settled.everyone))
+        abort = self._orders.abort(
+            settled.everyone,
+            step=self.step,
+            attempt=before.attempt,
+            fenced=in_order(self._job.instances.lost),
+            on_silent=self._silent_at_skip,
+        )
+        await self._job.tasks.unless_failed(abort)
         settled = self._step_owner.living(settled)
         if all(settled.stages):
-            decision = skip_decision(self._job, self._epoch, settled, bad)
-            await self._tasks.unless_failed(skip.carry_out(decision))
+            decision = skip_decision(self._job.name, self._job.epoch, settled, bad)
+            await self._job.tasks.unless_failed(self._job.decisions.write(decision))
+            await self._job.tasks.unless_failed(self._orders.commit(decision, self._silent_at_skip))
             self._step_owner.step = bad.step + 1
-            self._failure_handling.left_out(bad)
+            self.failures.left_out(bad)
             settled = self._step_owner.living(replace(settled, step=self.step))
         await self._open(settled)
-        self._standbys.revise()
+        self.standbys.revise()
         self._joining.introduce(settled)
         for stage, members in enumerate(settled.stages):
             if not members:
                 raise StageGone(stage)
+
+    def _silent_at_skip(self, member: Member, error: DmscError) -> None:
+        log.warning("a step is left out without it", sid=member.sid, reason=str(error))
+        self.failures.losing([member], str(error))
 
     async def _open(self, settled: Settled) -> None:
         await self._step_owner.open(settled)
         self._keep_copies()
 
     def _keep_copies(self) -> None:
-        if self._spec.parallel.copies:
+        if self._job.spec.parallel.copies:
             self._copies.revise()
 
     # --- what the step loop reports (`StepObserver`) --------------------------------------------------
     def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
         now = time.monotonic()
         result = step_result(
-            self._spec, ledger, decision, now - self._decided_at, self._step_owner.loop.clock.phases()
+            self._job.spec, ledger, decision, now - self._decided_at, self._step_owner.loop.clock.phases()
         )
         self._decided_at = now
         self._step_owner.step = decision.step + 1
-        self._failure_handling.decided(decision.step)
+        self.failures.decided(decision.step)
         self._checkpoints.committed(result)
-        self._events.step(result, self._failure_handling.counted)
+        self._job.events.step(result, self.failures.counted)
         self._observe(result, ledger)
-        self._changes.decided()
-        self._rebalancing.decided(result)
-        self._standbys.revise()
+        self.changes.decided()
+        self.rebalancing.decided(result)
+        self.standbys.revise()
 
     def _observe(self, result: StepResult, ledger: StepLedger) -> None:
         self._figures.decided(result)
@@ -457,8 +375,15 @@ class Training:
 
     def _alert(self, alert: Alert) -> None:
         tell = log.warning if alert.raised else log.info
-        tell("alert", kind=alert.kind, job=self._job, step=alert.step, raised=alert.raised, text=alert.text)
-        self._events.alert(alert, self.alerts.raised)
+        tell(
+            "alert",
+            kind=alert.kind,
+            job=self._job.name,
+            step=alert.step,
+            raised=alert.raised,
+            text=alert.text,
+        )
+        self._job.events.alert(alert, self.alerts.raised)
 
     def reported(self, report: QosReport) -> None:
         """A QoS report (Type 5) of one of the job's clusters arrived."""
@@ -467,34 +392,34 @@ class Training:
 
     def readings(self, peak_tflops: float | None) -> Iterator[metrics.MetricReading]:
         """Metrics of this job. `peak_tflops`: peak of one device, 10¹² FLOP/s; None: unknown."""
-        yield from self._figures.readings(self._journal.record, peak_tflops)
+        yield from self._figures.readings(self._job.store.record, peak_tflops)
         for raised in self.alerts.raised:
-            yield metrics.JOB_ALERT(1, job=self._job, kind=raised.kind)
+            yield metrics.JOB_ALERT(1, job=self._job.name, kind=raised.kind)
         for kind, count in self.alerts.counted.items():
-            yield metrics.JOB_ALERTS(count, job=self._job, kind=kind)
+            yield metrics.JOB_ALERTS(count, job=self._job.name, kind=kind)
 
     def committed(self, step: int) -> None:
-        self._failure_handling.committed(step)
+        self.failures.committed(step)
         self._keep_copies()
 
     def losing(self, members: Iterable[Member], why: str) -> None:
         """These members do not answer: reports them, and marks them lost."""
-        self._failure_handling.losing(members, why)
+        self.failures.losing(members, why)
 
     def silence(self, witness: Member, peer: Member) -> None:
         """See `NodePartitions.silence`."""
         self._partitions.silence(witness, peer)
 
     def replayed(self, replay: RecomputationNoted) -> None:
-        log.info("replay", job=self._job, step=self.step, replayed=len(replay.replayed))
-        self._events.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
+        log.info("replay", job=self._job.name, step=self.step, replayed=len(replay.replayed))
+        self._job.events.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
 
     def restarting(self, step: int, reason: str) -> None:
-        self._failure_handling.restarting(step, reason)
+        self.failures.restarting(step, reason)
 
     async def bring_back(self, stage: int, version: int) -> Member | None:
         return await self._copies.bring_back(stage, version)
 
     async def other_gateway(self, failed: str) -> None:
-        self._failure_handling.silent_gateway(failed)
-        await self._choose_other(failed)
+        self.failures.silent_gateway(failed)
+        await self._job.gateway.leave(failed)

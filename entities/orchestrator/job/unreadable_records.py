@@ -82,7 +82,7 @@ class RecordGuards:
         """
         bucket = self._bus.bucket(subjects.JOB_RECORD)
         if run := self._runs.get(job):
-            await run.journal.note(now=True)
+            await run.job.store.note(now=True)
         elif ended := self._ended.get(job):
             await bucket.update(ended, revision=revision, job=job)
         else:

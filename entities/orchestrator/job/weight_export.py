@@ -10,13 +10,12 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from bus.connection import Bus
 from bus.files.artifacts import SCHEME, open_on_bus
 from bus.subjects import EXPORT
 from entities.orchestrator.checkpointing.publishing import publish_file
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from schemas.errors import BadMessage
-from schemas.job import JobSpec, WeightsManifest
+from schemas.job import WeightsManifest
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, weights_sha256
 
@@ -25,13 +24,7 @@ MOST_TENSORS = 1 << 18
 
 
 async def export_weights(
-    bus: Bus,
-    job: str,
-    spec: JobSpec,
-    epoch: int,
-    instances: JobInstances,
-    stages: Sequence[Sequence[Member]],
-    version: int,
+    job: JobContext, stages: Sequence[Sequence[Member]], version: int
 ) -> WeightsManifest:
     """Has the first replica of each stage write its shard, then writes the index.
 
@@ -39,10 +32,10 @@ async def export_weights(
         MemberLost: a replica died while exporting; ask again with another one.
         BadMessage: a replica reports more tensors than a stage may have.
     """
-    url = f"{spec.artifacts.rstrip('/')}/{job}/weights"
+    url = f"{job.spec.artifacts.rstrip('/')}/{job.name}/weights"
     names = [f"model-{index + 1:05d}-of-{len(stages):05d}.safetensors" for index in range(len(stages))]
 
-    idle_s = instances.idle_s(url)
+    idle_s = job.instances.idle_s(url)
 
     async def export_stage(stage: int) -> Exported:
         writer = stages[stage][0]
@@ -50,9 +43,9 @@ async def export_weights(
         after = ""
         while True:
             order = ExportOrder(
-                job=job, epoch=epoch, version=version, url=url, shard=names[stage], after=after
+                job=job.name, epoch=job.epoch, version=version, url=url, shard=names[stage], after=after
             )
-            answers = await instances.order(EXPORT, order, [writer], deadline_s=idle_s, moving=True)
+            answers = await job.instances.order(EXPORT, order, [writer], deadline_s=idle_s, moving=True)
             exported = answers[writer.sid]
             tensors |= exported.tensors
             if len(tensors) > MOST_TENSORS:
@@ -72,10 +65,10 @@ async def export_weights(
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
     data = json.dumps(index, indent=1).encode()
     if url.startswith(SCHEME):
-        await open_on_bus(url, bus).put_bytes(INDEX_NAME, data)
+        await open_on_bus(url, job.bus).put_bytes(INDEX_NAME, data)
     else:
         writers = [members[0] for members in stages]
-        await publish_file(instances, writers, job=job, epoch=epoch, url=url, name=INDEX_NAME, data=data)
+        await publish_file(job, writers, url=url, name=INDEX_NAME, data=data)
     return WeightsManifest(
         url=url,
         shards=(*names, INDEX_NAME),

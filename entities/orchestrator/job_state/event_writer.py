@@ -18,10 +18,10 @@ from schemas.stage_move import StageMove
 class EventWriter:
     """A queue of writes to the job's store. All methods return at once; `run` writes one after the other."""
 
-    def __init__(self, journal: JobStore, instances: JobInstances) -> None:
-        self._journal = journal
+    def __init__(self, store: JobStore, instances: JobInstances) -> None:
+        self._store = store
         self._instances = instances
-        self._steps = journal.record.spec.training.steps
+        self._steps = store.record.spec.training.steps
         self._writes: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -40,15 +40,15 @@ class EventWriter:
         """A step was decided. `counted`: what broke steps so far, see `FailureHandling.counted`."""
 
         async def write() -> None:
-            first = self._journal.record.loss_first
-            await self._journal.note(
+            first = self._store.record.loss_first
+            await self._store.note(
                 step=result.step + 1,
                 loss_first=result.loss if first is None else first,
                 loss_last=result.loss,
                 tokens_per_s=result.tokens_per_s,
                 **counted,
             )
-            await self._journal.tell("step", result=result, total_steps=self._steps)
+            await self._store.tell("step", result=result, total_steps=self._steps)
 
         self._writes.put_nowait(write)
 
@@ -56,15 +56,15 @@ class EventWriter:
         """An alert was raised or cleared. `raised`: all that are raised now, for the record."""
 
         async def write() -> None:
-            await self._journal.note(now=True, alerts=raised)
-            await self._journal.tell("alert", text=alert.text, alert=alert)
+            await self._store.note(now=True, alerts=raised)
+            await self._store.tell("alert", text=alert.text, alert=alert)
 
         self._writes.put_nowait(write)
 
     def validation(self, step: int, loss: float) -> None:
         async def write() -> None:
-            await self._journal.note(validation_loss=loss)
-            await self._journal.tell("validation", validation_step=step, validation_loss=loss)
+            await self._store.note(validation_loss=loss)
+            await self._store.tell("validation", validation_step=step, validation_loss=loss)
 
         self._writes.put_nowait(write)
 
@@ -72,8 +72,8 @@ class EventWriter:
         """A step was left out because of a bad microbatch."""
 
         async def write() -> None:
-            await self._journal.note(step=bad.step + 1)
-            await self._journal.tell("skipped", text=f"left out: {bad}", skipped_step=bad.step)
+            await self._store.note(step=bad.step + 1)
+            await self._store.tell("skipped", text=f"left out: {bad}", skipped_step=bad.step)
 
         self._writes.put_nowait(write)
 
@@ -81,41 +81,41 @@ class EventWriter:
         """A move of an instance to another stage has changed. `kept`: all moves that the record holds."""
 
         async def write() -> None:
-            await self._journal.note(now=True, moves=kept)
-            await self._journal.tell("rebalancing", text=in_words(move), move=move)
+            await self._store.note(now=True, moves=kept)
+            await self._store.tell("rebalancing", text=in_words(move), move=move)
 
         self._writes.put_nowait(write)
 
     def fault(self, text: str) -> None:
-        self._writes.put_nowait(lambda: self._journal.tell("fault", text=text))
+        self._writes.put_nowait(lambda: self._store.tell("fault", text=text))
 
     def cut(self, text: str, cuts: tuple[NodeCut, ...]) -> None:
         """One side of a network partition was given up. `cuts`: all partitions that the record holds."""
 
         async def write() -> None:
-            await self._journal.note(now=True, cuts=cuts)
-            await self._journal.tell("fault", text=text)
+            await self._store.note(now=True, cuts=cuts)
+            await self._store.tell("fault", text=text)
 
         self._writes.put_nowait(write)
 
     def recovery(self, text: str) -> None:
-        self._writes.put_nowait(lambda: self._journal.tell("recovery", text=text))
+        self._writes.put_nowait(lambda: self._store.tell("recovery", text=text))
 
     def one_more_lost(self, counted: Mapping[str, Any]) -> None:
         """Counts one more lost member in the record."""
         self._writes.put_nowait(
-            lambda: self._journal.note(now=True, recoveries=self._journal.record.recoveries + 1, **counted)
+            lambda: self._store.note(now=True, recoveries=self._store.record.recoveries + 1, **counted)
         )
 
     def counted(self, counted: Mapping[str, Any], *, now: bool) -> None:
         """Records what broke steps so far; `now`: at once, not with the next write."""
-        self._writes.put_nowait(lambda: self._journal.note(now=now, **counted))
+        self._writes.put_nowait(lambda: self._store.note(now=now, **counted))
 
     def changed(self, text: str) -> None:
         """The members of the job have changed."""
 
         async def write() -> None:
-            await self._journal.note(now=True, graph=self._instances.graph)
-            await self._journal.tell("instances", text=text, instances=self._instances.views())
+            await self._store.note(now=True, graph=self._instances.graph)
+            await self._store.tell("instances", text=text, instances=self._instances.views())
 
         self._writes.put_nowait(write)

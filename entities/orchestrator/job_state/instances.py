@@ -16,11 +16,10 @@ from entities.orchestrator.job_state.link_secret import link_secret
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
-from schemas.job import JobSpec, LiveInstanceView
-from schemas.limits import SLOWEST_BYTES_PER_S
+from schemas.job import JobRecord, LiveInstanceView
 from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Member
-from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 from schemas.urls import BUS, local_path
 
 START_DEADLINE_S = 20.0
@@ -81,15 +80,17 @@ class NodeLost(DmscError):
 
 
 class JobInstances:
-    """Who runs which unit now. `members` maps SID to the incarnation that counts."""
+    """Who runs which unit now. `members` maps SID to the incarnation that counts.
 
-    def __init__(self, bus: Bus, mesh: MeshView, job: str, spec: JobSpec, epoch: int) -> None:
+    `deployed`: the graph of the present deployment; None while there is none. `record` names the job, its
+    spec and its epoch.
+    """
+
+    def __init__(self, bus: Bus, mesh: MeshView, record: JobRecord) -> None:
         self._bus = bus
         self._mesh = mesh
-        self._job = job
-        self._spec = spec
-        self._epoch = epoch
-        self.graph: TaskGraph | None = None
+        self._record = record
+        self.deployed: TaskGraph | None = None
         self.members: dict[str, Member] = {}
         self.lost: set[Member] = set()
         self._lost_more = asyncio.Event()
@@ -110,13 +111,31 @@ class JobInstances:
             await self._lost_more.wait()
 
     @property
+    def graph(self) -> TaskGraph:
+        """The graph of the present deployment, which must exist."""
+        assert self.deployed is not None, f"job {self._record.job} is not deployed"
+        return self.deployed
+
+    @graph.setter
+    def graph(self, graph: TaskGraph) -> None:
+        self.deployed = graph
+
+    @property
     def units(self) -> tuple[TaskUnit, ...]:
-        assert self.graph is not None
         return self.graph.units
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Where its units run, or are to run; empty before the deployment."""
+        return () if self.deployed is None else self.deployed.placements
+
+    def agent_of(self, sid: str) -> str | None:
+        """The SID of the agent of a unit's node, if that is registered."""
+        place = self.graph.placement(sid)
+        return self._mesh.agent_of(place.cluster, place.node)
 
     def stages(self) -> tuple[tuple[Member, ...], ...]:
         """Members of each stage, in replica order."""
-        assert self.graph is not None
         count = 1 + max(unit.stage for unit in self.units)
         return tuple(
             tuple(self.members[unit.sid] for unit in self.graph.stage(stage) if unit.sid in self.members)
@@ -162,8 +181,8 @@ class JobInstances:
             NotReady: one gets on no more, or ended for want of the bus or of others.
             Unavailable: the bus does not answer; nothing was started.
         """
-        self._link_secret = self._link_secret or await link_secret(self._bus, self._job)
-        named = await secrets_for(self._bus, self._spec)
+        self._link_secret = self._link_secret or await link_secret(self._bus, self._record.job)
+        named = await secrets_for(self._bus, self._record.spec)
         orders = [asyncio.create_task(self._start(unit, joins, named)) for unit in units]
         await asyncio.gather(*orders, return_exceptions=True)  # what was begun is known before anything fails
         started = [order.result() for order in orders]
@@ -172,17 +191,16 @@ class JobInstances:
 
     async def _start(self, unit: TaskUnit, joins: bool, named: str) -> Member:
         """`named`: the secrets that the job's URLs name."""
-        assert self.graph is not None
         place = self.graph.placement(unit.sid)
         member = Member(sid=unit.sid, incarnation=secrets.token_hex(6))
         order = InstanceStart(
-            job=self._job,
-            epoch=self._epoch,
-            spec=self._spec,
+            job=self._record.job,
+            epoch=self._record.epoch,
+            spec=self._record.spec,
             unit=unit,
             incarnation=member.incarnation,
             slot=place.slot,
-            stages=self._spec.parallel.stages,
+            stages=self._record.spec.parallel.stages,
             layer_count=self.graph.layer_count,
             code_digest=self.graph.code_digest,
             inexact=bool(self.graph.inexact),
@@ -190,7 +208,7 @@ class JobInstances:
             link_secret=self._link_secret,
             secrets=named,
         )
-        agent = self._mesh.agent_of(place.cluster, place.node)
+        agent = self.agent_of(unit.sid)
         if agent is None:
             raise NodeLost(None, f"node {place.node} of cluster {place.cluster} is not there")
         try:
@@ -208,12 +226,6 @@ class JobInstances:
         self.members[unit.sid] = member
         return member
 
-    def _node_of(self, member: Member) -> str | None:
-        """The SID of the agent of its node, if that is there."""
-        assert self.graph is not None
-        place = self.graph.placement(member.sid)
-        return self._mesh.agent_of(place.cluster, place.node)
-
     def _ready(self, member: Member) -> bool:
         record = self._mesh.last_of(member)
         if record is None or record.state in (InstanceState.FAULTED, InstanceState.GONE):
@@ -229,7 +241,7 @@ class JobInstances:
             return record is not None and record.state in over
 
         def orphaned(member: Member) -> bool:
-            return not self._ready(member) and self._node_of(member) is None
+            return not self._ready(member) and self.agent_of(member.sid) is None
 
         def settled() -> bool:
             return any(ended(member) or orphaned(member) for member in waiting) or all(
@@ -253,7 +265,7 @@ class JobInstances:
             if orphaned(member):
                 raise NodeLost(None, f"{member.sid}: its node has left the mesh")
             if ended(member) and reason.startswith(SILENT):
-                raise NodeLost(self._node_of(member), f"{member.sid}: {reason}")
+                raise NodeLost(self.agent_of(member.sid), f"{member.sid}: {reason}")
             if ended(member) and reason.startswith(PASSING):
                 raise NotReady([member], f"{member.sid}: {reason}")
             if ended(member):
@@ -290,7 +302,7 @@ class JobInstances:
                     deadline_s=deadline_s,
                     while_heard=True,
                     moving=RequestProgress() if moving is True else moving or None,
-                    job=self._job,
+                    job=self._record.job,
                     sid=member.sid,
                 )
             )
@@ -323,14 +335,16 @@ class JobInstances:
 
     async def stop(self, *, now: bool = False) -> None:
         """Ends every instance of the job; those whose agent is gone have ended with it."""
-        if self.graph is None:
+        if self.deployed is None:
             return
 
         async def one(member: Member) -> None:
-            agent = self._node_of(member)
+            agent = self.agent_of(member.sid)
             if agent is None:
                 return
-            order = InstanceStop(job=self._job, sid=member.sid, incarnation=member.incarnation, now=now)
+            order = InstanceStop(
+                job=self._record.job, sid=member.sid, incarnation=member.incarnation, now=now
+            )
             await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, while_heard=True, agent=agent)
 
         members = [one for one in self.members.values() if self._mesh.state_of(one) is not InstanceState.GONE]
@@ -339,7 +353,7 @@ class JobInstances:
 
     def views(self) -> tuple[LiveInstanceView, ...]:
         """The job's instances for the live view."""
-        if self.graph is None:
+        if self.deployed is None:
             return ()
         shown = []
         for unit in self.units:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.replacement import Replacement
 from schemas.step import Member
 from schemas.task_graph import TaskUnit
@@ -21,8 +21,8 @@ Stages = Sequence[Collection[Member]]
 class DrainOrder:
     """The instances that are to leave their node and have not left yet."""
 
-    def __init__(self, instances: JobInstances, replacement: Replacement) -> None:
-        self._instances = instances
+    def __init__(self, job: JobContext, replacement: Replacement) -> None:
+        self._job = job
         self._replacement = replacement
         self._requested: set[str] = set()
 
@@ -50,7 +50,7 @@ class DrainOrder:
                 continue
             self._requested.discard(sid)
             if not self._obstacle(sid, stages, replaced) and self._is_to_go(sid):
-                return self._instances.members[sid]
+                return self._job.instances.members[sid]
         return None
 
     def _needs_rest(self, sid: str, stages: Stages) -> bool:
@@ -59,26 +59,26 @@ class DrainOrder:
 
     def _unit(self, sid: str) -> TaskUnit | None:
         """The unit; None if the job no longer has it."""
-        return next((unit for unit in self._instances.units if unit.sid == sid), None)
+        return next((unit for unit in self._job.instances.units if unit.sid == sid), None)
 
     def _is_to_go(self, sid: str) -> bool:
         unit = self._unit(sid)
         return unit is not None and not self._replacement.may_stay(unit)
 
     def _obstacle(self, sid: str, stages: Stages, replaced: Collection[str]) -> str:
-        graph = self._instances.graph
-        assert graph is not None
         if replaced:  # their places are not settled yet, so this instance might find none
             return f"{', '.join(sorted(replaced))} must be back first"
-        member = self._instances.members.get(sid)
-        if member is None or member in self._instances.lost:
+        member = self._job.instances.members.get(sid)
+        if member is None or member in self._job.instances.lost:
             return "it is being replaced"
         unit = self._unit(sid)
         if unit is None:
             return "it is no longer wanted"
         if not unit.is_data:
             working = {member.sid for member in stages[unit.stage]}
-            missing = sorted(other.sid for other in graph.stage(unit.stage) if other.sid not in working)
+            missing = sorted(
+                other.sid for other in self._job.instances.graph.stage(unit.stage) if other.sid not in working
+            )
             if missing:
                 return f"{', '.join(missing)} must have joined first"
         return self._replacement.no_room([unit])

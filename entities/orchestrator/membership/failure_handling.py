@@ -13,47 +13,34 @@ from functools import partial
 from typing import Any
 
 from bus.logs import get_logger
-from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances
-from entities.orchestrator.job_state.quarantine import BadMicrobatch, Quarantine
-from entities.orchestrator.job_state.retry_limits import RetryLimits, StepBroken
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.quarantine import BadMicrobatch
+from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.membership.joining import JoiningMembers
-from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.step import Member
 
 log = get_logger("orchestrator")
 
+LAST_WORDS_S = 1.0
+"""How long to wait until the registry says how a lost instance ended; mostly it says so already."""
+
 
 class FailureHandling:
-    """Handles the failures of one job. A fatal one fails `tasks`, or is raised to the step loop."""
+    """Handles the failures of one job. A fatal one fails its tasks, or is raised to the step loop."""
 
     def __init__(
         self,
-        instances: JobInstances,
-        replacement: Replacement,
+        job: JobContext,
+        step_owner: StepOwner,
         joining: JoiningMembers,
         standbys: Standbys,
-        faults: JobFaults,
-        quarantine: Quarantine,
-        retry_limits: RetryLimits,
-        step_owner: StepOwner,
-        events: EventWriter,
-        tasks: GuardedTasks,
     ) -> None:
-        self._instances = instances
-        self._replacement = replacement
+        self._job = job
+        self._step_owner = step_owner
         self._joining = joining
         self._standbys = standbys
-        self._faults = faults
-        self._quarantine = quarantine
-        self._step_owner = step_owner
-        self._events = events
-        self._tasks = tasks
-        self._retry_limits = retry_limits
         self._lost_at: dict[Member, float] = {}
 
     # --- members --------------------------------------------------------------------------------------
@@ -70,21 +57,21 @@ class FailureHandling:
 
     def _lose(self, members: list[Member], why: str, told: str) -> None:
         """Marks members lost. Members that are lost at once count as one failed attempt."""
-        lost = [member for member in members if self._instances.is_present(member)]
+        lost = [member for member in members if self._job.instances.is_present(member)]
         if not lost:
             return
         for member in lost:
-            self._instances.mark_lost(member)
-            self._events.fault(f"{member.sid}: {told}")
+            self._job.instances.mark_lost(member)
+            self._job.events.fault(f"{member.sid}: {told}")
             self._lost_at[member] = time.monotonic()
         broken: StepBroken | None = None
         try:
             names = ", ".join(member.sid for member in lost)
-            self._retry_limits.attempt_failed(self._step_owner.step, f"lost {names}: {why}")
+            self._job.retry_limits.attempt_failed(self._step_owner.step, f"lost {names}: {why}")
         except StepBroken as error:
             broken = error
         for member in lost:
-            self._events.one_more_lost(self.counted)
+            self._job.events.one_more_lost(self.counted)
             self._step_owner.lost(member)
         self._standbys.revise()
         for member in lost:
@@ -94,7 +81,7 @@ class FailureHandling:
 
     def missing(self, sid: str) -> None:
         """Brings back a unit of which no instance answered this orchestrator when it took over the job."""
-        left = self._replacement.known(sid)
+        left = self._job.mesh.known(sid)
         why = "it did not answer the new orchestrator"
         self._joining.bring(sid, left, None if left is None else lambda: self._judge_loss(left, why))
 
@@ -105,33 +92,33 @@ class FailureHandling:
             Unrecoverable: it does not.
         """
         step, attempt = self._step_owner.step, self._step_owner.attempt
-        record = await self._replacement.last_words(lost)
+        record = await self._job.mesh.last_words(lost, LAST_WORDS_S)
         records = [] if record is None else [record]
         try:
-            self._faults.broke(why, [lost], records, step=step, attempt=attempt)
+            self._job.faults.broke(why, [lost], records, step=step, attempt=attempt)
         except StepBroken as error:
             self._step_owner.break_off(error)
         present = self._step_owner.step
-        self._quarantine.ended(
+        self._job.quarantine.ended(
             record for record in records if record.culprit is not None and record.culprit.step >= present
         )
-        self._retry_limits.ended(present, records)
-        self._events.counted(self.counted, now=bool(records and records[0].fault))
+        self._job.retry_limits.ended(present, records)
+        self._job.events.counted(self.counted, now=bool(records and records[0].fault))
         self._give_up_bad()
 
     @property
     def counted(self) -> dict[str, Any]:
         """What broke steps so far, as fields of the job's record: a new orchestrator goes on from there."""
         return {
-            "microbatch_faults": self._quarantine.held,
-            "setbacks": self._retry_limits.held,
-            "roll_backs": self._retry_limits.roll_backs,
-            "furthest": self._retry_limits.furthest,
+            "microbatch_faults": self._job.quarantine.held,
+            "setbacks": self._job.retry_limits.held,
+            "roll_backs": self._job.retry_limits.roll_backs,
+            "furthest": self._job.retry_limits.furthest,
         }
 
     def _give_up_bad(self) -> None:
         """Gives up the open step if it has turned out that it can't be computed."""
-        bad = self._quarantine.of(self._step_owner.step)
+        bad = self._job.quarantine.of(self._step_owner.step)
         if bad is not None:
             self._step_owner.give_up(str(bad))
 
@@ -142,10 +129,10 @@ class FailureHandling:
         Raises:
             StepBroken: it has begun again too often.
         """
-        log.warning("step begun again", job=self._step_owner.job, step=step, reason=reason)
-        self._events.fault(f"step {step} is begun again: {reason}")
-        self._retry_limits.attempt_failed(step, reason)
-        self._faults.broke(reason, [], [], step=step, attempt=self._step_owner.attempt - 1)
+        log.warning("step begun again", job=self._job.name, step=step, reason=reason)
+        self._job.events.fault(f"step {step} is begun again: {reason}")
+        self._job.retry_limits.attempt_failed(step, reason)
+        self._job.faults.broke(reason, [], [], step=step, attempt=self._step_owner.attempt - 1)
 
     def silent_gateway(self, sid: str) -> None:
         """Counts that the entry gateway did not begin the step.
@@ -155,13 +142,13 @@ class FailureHandling:
         """
         step, attempt = self._step_owner.step, self._step_owner.attempt
         why = f"gateway {sid} did not begin the step"
-        self._faults.broke(why, [], [], step=step, attempt=attempt, entity=sid)
+        self._job.faults.broke(why, [], [], step=step, attempt=attempt, entity=sid)
 
     # --- the end of failures --------------------------------------------------------------------------
     def taken_over(self, step: int) -> None:
         """The job was taken over at this step: failures of earlier steps are over."""
-        self._retry_limits.committed(step - 1)
-        self._quarantine.committed(step - 1)
+        self._job.retry_limits.committed(step - 1)
+        self._job.quarantine.committed(step - 1)
 
     def rolling_back(self, broken: StepBroken) -> None:
         """See `RetryLimits.rolling_back`.
@@ -170,31 +157,31 @@ class FailureHandling:
             Parked: roll-backs did not help before.
         """
         try:
-            self._retry_limits.rolling_back(broken.text)
+            self._job.retry_limits.rolling_back(broken.text)
         finally:
-            self._events.counted(self.counted, now=True)
+            self._job.events.counted(self.counted, now=True)
 
     def rolled_back(self, text: str) -> None:
         """All members are at one version again."""
-        self._faults.recovered(text)
+        self._job.faults.recovered(text)
 
     def decided(self, step: int) -> None:
-        self._retry_limits.committed(step)
+        self._job.retry_limits.committed(step)
 
     def committed(self, step: int) -> None:
         for member, at in self._lost_at.items():
             text = f"lost {member.sid}: back after {time.monotonic() - at:.2f} s at step {step + 1}"
-            self._faults.recovered(text)
-            self._events.recovery(text)
+            self._job.faults.recovered(text)
+            self._job.events.recovery(text)
         self._lost_at.clear()
-        self._quarantine.committed(step)
-        self._faults.committed(step)
+        self._job.quarantine.committed(step)
+        self._job.faults.committed(step)
         self._give_up_bad()
 
     def left_out(self, bad: BadMicrobatch) -> None:
         """The step of a quarantined microbatch was left out: its failures are over."""
-        self._retry_limits.committed(bad.step)
-        self._quarantine.committed(bad.step)
-        self._faults.left_out(bad)
-        self._faults.committed(bad.step)
-        self._events.left_out(bad)
+        self._job.retry_limits.committed(bad.step)
+        self._job.quarantine.committed(bad.step)
+        self._job.faults.left_out(bad)
+        self._job.faults.committed(bad.step)
+        self._job.events.left_out(bad)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-from bus.nats.liveness import BusLiveness
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked, Unrecoverable
 from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.step.step_owner import StepOwner
@@ -27,19 +24,13 @@ class JoiningMembers:
 
     def __init__(
         self,
-        instances: JobInstances,
-        replacement: Replacement,
+        job: JobContext,
         step_owner: StepOwner,
-        events: EventWriter,
-        tasks: GuardedTasks,
-        pulse: BusLiveness,
+        replacement: Replacement,
     ) -> None:
-        self._pulse = pulse
-        self._instances = instances
-        self._replacement = replacement
+        self._job = job
         self._step_owner = step_owner
-        self._events = events
-        self._tasks = tasks
+        self.replacement = replacement
         self._coming: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -65,7 +56,7 @@ class JoiningMembers:
         present = self._coming.get(sid)
         if present is not None and not present.done():
             return
-        task = self._tasks.spawn(self._bring(sid, lost, first, given_up))
+        task = self._job.tasks.spawn(self._bring(sid, lost, first, given_up))
         self._coming[sid] = task
         task.add_done_callback(lambda done: self._brought(sid, done))
 
@@ -79,21 +70,20 @@ class JoiningMembers:
         if first is not None:
             await first()
         try:
-            newcomer = await self._replacement.bring(sid, lost, dispensable=given_up is not None)
+            newcomer = await self.replacement.bring(sid, lost, dispensable=given_up is not None)
         except Unrecoverable as error:
             if given_up is None:
                 raise
             given_up(error)
             return
-        self._events.changed(f"{newcomer.sid} is ready")
-        assert self._instances.graph is not None
-        self._step_owner.arrived(newcomer, self._instances.graph.unit(newcomer.sid).stage)
+        self._job.events.changed(f"{newcomer.sid} is ready")
+        self._step_owner.arrived(newcomer, self._job.instances.graph.unit(newcomer.sid).stage)
 
     def _brought(self, sid: str, task: asyncio.Task[None]) -> None:
         if self._coming.get(sid) is task:
             del self._coming[sid]
-        member = self._instances.members.get(sid)
-        if member in self._instances.lost and not task.cancelled() and task.exception() is None:
+        member = self._job.instances.members.get(sid)
+        if member in self._job.instances.lost and not task.cancelled() and task.exception() is None:
             self.bring(sid, member)  # it died as soon as it was ready
 
     async def until_there(self) -> None:
@@ -102,11 +92,11 @@ class JoiningMembers:
         Raises:
             Parked: a unit that the job needs finds no room.
         """
-        with self._pulse.held():  # a bus that stands still keeps all instances from starting
+        with self._job.bus.pulse.held():  # a bus that stands still keeps all instances from starting
             await self._until_there()
 
     async def _until_there(self) -> None:
-        now, homeless = self._pulse.now, self._replacement.homeless
+        now, homeless = self._job.bus.pulse.now, self.replacement.homeless
         began = bare_since = now()
         while coming := set(self._coming):
             missing = self._indispensable() & coming
@@ -118,23 +108,22 @@ class JoiningMembers:
             if now() - bare_since > PARKED_AFTER_S:
                 why = "; ".join(f"{sid}: {homeless[sid]}" for sid in sorted(missing))
                 raise Parked(why, for_room=True)
-            await self._tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=LOOK_S))
+            await self._job.tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=LOOK_S))
 
     def _indispensable(self) -> set[str]:
         """Units that the job needs: those of a stage (data instances too) without a working member."""
-        instances = self._instances
+        instances = self._job.instances
         present = {member.sid for member in instances.present()} - self._coming.keys()
         working = {unit.stage for unit in instances.units if unit.sid in present}
         return {unit.sid for unit in instances.units if unit.stage not in working}
 
     async def newcomer(self, stage: int) -> Member | None:
         """A newcomer for a stage without members, once it can take the state; None if none is on its way."""
-        assert self._instances.graph is not None
-        sids = {unit.sid for unit in self._instances.graph.stage(stage)}
+        sids = {unit.sid for unit in self._job.instances.graph.stage(stage)}
         while self._step_owner.running:
             machine = self._step_owner.loop.machine
             for member in machine.newcomers:
-                if machine.stage_of(member) == stage and member not in self._instances.lost:
+                if machine.stage_of(member) == stage and member not in self._job.instances.lost:
                     return member
             coming = [task for sid, task in self._coming.items() if sid in sids and not task.done()]
             if not coming:
@@ -147,8 +136,8 @@ class JoiningMembers:
 
         They became ready while no loop ran, or had not joined the loop before.
         """
-        present = set(settled.everyone) | self._instances.lost
-        for unit in self._instances.units:
-            member, task = self._instances.members.get(unit.sid), self._coming.get(unit.sid)
+        present = set(settled.everyone) | self._job.instances.lost
+        for unit in self._job.instances.units:
+            member, task = self._job.instances.members.get(unit.sid), self._coming.get(unit.sid)
             if member is not None and member not in present and (task is None or task.done()):
                 self._step_owner.arrived(member, unit.stage)

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.drain_order import DrainOrder
 from entities.orchestrator.membership.joining import JoiningMembers
-from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
 from entities.orchestrator.step.step_loop import StageGone
@@ -30,24 +27,18 @@ class MembershipChanges:
 
     def __init__(
         self,
-        instances: JobInstances,
-        replacement: Replacement,
+        job: JobContext,
+        step_owner: StepOwner,
         joining: JoiningMembers,
         standbys: Standbys,
         checkpoints: Checkpoints,
-        step_owner: StepOwner,
-        events: EventWriter,
-        tasks: GuardedTasks,
     ) -> None:
-        self._instances = instances
-        self._replacement = replacement
+        self._job = job
+        self._step_owner = step_owner
         self._joining = joining
         self._standbys = standbys
         self._checkpoints = checkpoints
-        self._step_owner = step_owner
-        self._events = events
-        self._tasks = tasks
-        self._drain_order = DrainOrder(instances, replacement)
+        self._drain_order = DrainOrder(job, joining.replacement)
         self._leaving: set[str] = set()  # units that will leave the job
         self._going: set[str] = set()  # units whose instance is being ended
 
@@ -61,19 +52,18 @@ class MembershipChanges:
             BadInput: no such stage, or fewer than one replica.
             Conflict: there is no room, or a replica is just leaving.
         """
-        graph = self._instances.graph
-        assert graph is not None
+        graph = self._job.instances.graph
         stays = {unit.sid for unit in graph.units if unit.stage == stage}
         if going := sorted(stays & self._going):
             raise Conflict(f"{', '.join(going)} of stage {stage} is just leaving: ask again in a moment")
         added = added_replicas(graph, stage, replicas)
         removed = removed_replicas(graph, stage, replicas)
         if added:
-            why = self._replacement.no_room(list(added))
+            why = self._joining.replacement.no_room(list(added))
             if why:
                 raise Conflict(f"stage {stage} can't have {replicas} replicas now: {why}")
             self._leaving -= stays
-            self._instances.graph = with_units(graph, added)
+            self._job.instances.graph = with_units(graph, added)
             for unit in added:
                 self._joining.bring(unit.sid)
             return f"{', '.join(unit.sid for unit in added)} will join"
@@ -101,13 +91,13 @@ class MembershipChanges:
         """A step was decided: members that are to leave do so, for they own nothing of the next step yet."""
         working = {member for members in self._step_owner.stages for member in members}
         for sid in sorted(self._leaving):
-            member = self._instances.members.get(sid)
+            member = self._job.instances.members.get(sid)
             if member not in working or not self._step_owner.running:
                 continue  # it has not joined yet: it leaves once it has
             self._leaving.discard(sid)
             self._going.add(sid)
             self.part_with(member)
-            self._tasks.spawn(self._forget(member))
+            self._job.tasks.spawn(self._forget(member))
         if not self._step_owner.at_end:
             stages = self._step_owner.stages
             member = self._drain_order.next(stages, self._joining.coming, at_rest=False)
@@ -121,43 +111,41 @@ class MembershipChanges:
             MemberLost: a member died before the checkpoint was written.
             StageGone: the instance was alone; the checkpoint brings its stage back.
         """
-        assert self._instances.graph is not None
         stages = self._step_owner.stages
         member = self._drain_order.next(stages, self._joining.coming, at_rest=True)
         if member is None:
             return
-        stage = self._instances.graph.unit(member.sid).stage
-        if is_data(stage):
+        stage = self._job.instances.graph.unit(member.sid).stage
+        if stage < 0:
             self._move(member)
             return
         why, step = f"{member.sid} leaves its node", self._step_owner.step
-        if not await self._tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
+        if not await self._job.tasks.unless_failed(self._checkpoints.of_this_step(step, stages, why)):
             return  # the job's events say why; the drain asks again
-        log.info("hand-over by checkpoint", job=self._step_owner.job, sid=member.sid, step=step)
-        self._instances.mark_lost(member)
+        log.info("hand-over by checkpoint", job=self._job.name, sid=member.sid, step=step)
+        self._job.instances.mark_lost(member)
         self._joining.bring(member.sid, member)
         raise StageGone(stage, why)
 
     def _move(self, member: Member) -> None:
         """Has a member leave its node; a new incarnation takes its place."""
-        log.info("hand-over", job=self._step_owner.job, sid=member.sid, step=self._step_owner.step)
+        log.info("hand-over", job=self._job.name, sid=member.sid, step=self._step_owner.step)
         self.part_with(member)
         self._joining.bring(member.sid, member)
-        self._events.recovery(f"{member.sid} leaves its node: another takes its place")
+        self._job.events.recovery(f"{member.sid} leaves its node: another takes its place")
 
     def part_with(self, member: Member) -> None:
         """Removes a member. Call it when a step is decided: then it owns nothing of the open step."""
-        self._instances.mark_lost(member)
+        self._job.instances.mark_lost(member)
         self._step_owner.lost(member)
         self._standbys.revise()
 
     async def _forget(self, member: Member) -> None:
         try:
-            await self._replacement.end(member)
-            assert self._instances.graph is not None
-            self._instances.graph = without_units(self._instances.graph, {member.sid})
-            if self._instances.members.get(member.sid) == member:
-                del self._instances.members[member.sid]
+            await self._joining.replacement.end(member)
+            self._job.instances.graph = without_units(self._job.instances.graph, {member.sid})
+            if self._job.instances.members.get(member.sid) == member:
+                del self._job.instances.members[member.sid]
         finally:
             self._going.discard(member.sid)
-        self._events.changed(f"{member.sid} has left")
+        self._job.events.changed(f"{member.sid} has left")

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import time
 
-from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import JUDGE
-from entities.orchestrator.faults.job_faults import JobFaults
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.failure_handling import FailureHandling
 from entities.orchestrator.membership.partition import FailedEdges, Node, NodePartition, Side, kept, name
 from entities.orchestrator.membership.replacement import Replacement
-from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.cluster import Judge
 from schemas.errors import DmscError
@@ -37,31 +32,21 @@ class NodePartitions:
 
     def __init__(
         self,
-        bus: Bus,
-        mesh: MeshView,
-        instances: JobInstances,
+        job: JobContext,
+        step_owner: StepOwner,
         replacement: Replacement,
         failure_handling: FailureHandling,
-        faults: JobFaults,
-        step_owner: StepOwner,
-        events: EventWriter,
-        tasks: GuardedTasks,
     ) -> None:
-        self._bus = bus
-        self._mesh = mesh
-        self._instances = instances
+        self._job = job
+        self._step_owner = step_owner
         self._replacement = replacement
         self._failure_handling = failure_handling
-        self._faults = faults
-        self._step_owner = step_owner
-        self._events = events
-        self._tasks = tasks
         self._edges = FailedEdges()
         self._asking: set[tuple[Node, Node]] = set()
 
     def silence(self, witness: Member, peer: Member) -> None:
         """`witness` got no answer from `peer` at the address that `peer` gives."""
-        if not (self._instances.is_present(witness) and self._instances.is_present(peer)):
+        if not (self._job.instances.is_present(witness) and self._job.instances.is_present(peer)):
             return
         here, there = self._replacement.node_of(witness.sid), self._replacement.node_of(peer.sid)
         pair = ((witness, here), (peer, there))
@@ -69,27 +54,29 @@ class NodePartitions:
         cut = self._edges.silence(witness, here, peer, there, alone, time.monotonic())
         if cut is not None and (cut.one, cut.other) not in self._asking:
             self._asking.add((cut.one, cut.other))
-            self._tasks.spawn(self._take(cut))
+            self._job.tasks.spawn(self._take(cut))
 
     async def _take(self, cut: NodePartition) -> None:
         try:
             if all([await self._answers(node) for node in (cut.one, cut.other)]):
                 self._act(cut)
             else:
-                log.info("no cut: a node does not answer", job=self._step_owner.job, cut=str(cut))
+                log.info("no cut: a node does not answer", job=self._job.name, cut=str(cut))
         finally:
             self._edges.forget(cut)
             self._asking.discard((cut.one, cut.other))
 
     async def _answers(self, node: Node) -> bool:
         """Whether the node's agent answers: a dead node is no partition."""
-        agent = self._mesh.agent_of(*node)
+        agent = self._job.mesh.agent_of(*node)
         someone = next(iter(self._at(node)), None)
         if agent is None or someone is None:
             return False
-        query = Judge(job=self._step_owner.job, sid=someone.sid, incarnation=someone.incarnation)
+        query = Judge(job=self._job.name, sid=someone.sid, incarnation=someone.incarnation)
         try:
-            await self._bus.command(JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent)
+            await self._job.bus.command(
+                JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent
+            )
         except DmscError:
             return False
         return True
@@ -105,16 +92,16 @@ class NodePartitions:
         )
         if not best.room:
             text += ", as soon as there is room"
-        log.warning("nodes cut off from each other", job=self._step_owner.job, reason=text)
+        log.warning("nodes cut off from each other", job=self._job.name, reason=text)
         self._replacement.avoid(NodeCut(kept=best.node, given_up=rest.node, at=time.time(), reason=str(cut)))
-        agent = self._mesh.agent_of(*rest.node)
+        agent = self._job.mesh.agent_of(*rest.node)
         if agent is not None:
-            self._faults.cut(agent, text, step=self._step_owner.step, attempt=self._step_owner.attempt)
-        self._events.cut(text, self._replacement.cuts)
+            self._job.faults.cut(agent, text, step=self._step_owner.step, attempt=self._step_owner.attempt)
+        self._job.events.cut(text, self._replacement.cuts)
         self._failure_handling.losing(lost, f"cut off from node {name(best.node)}")
 
     def _side(self, node: Node, other: Node) -> Side:
-        stages = self._step_owner.stages if self._step_owner.running else self._instances.stages()
+        stages = self._step_owner.stages if self._step_owner.running else self._job.instances.stages()
         beyond = self._at(other)
         return Side(
             node=node,
@@ -126,12 +113,11 @@ class NodePartitions:
     def _at(self, node: Node) -> set[Member]:
         return {
             member
-            for member in self._instances.members.values()
-            if self._instances.is_present(member) and self._replacement.node_of(member.sid) == node
+            for member in self._job.instances.members.values()
+            if self._job.instances.is_present(member) and self._replacement.node_of(member.sid) == node
         }
 
     def _stage_members(self, node: Node) -> set[Member]:
         """The stage members on a node; data instances have links to the first stage only."""
-        assert self._instances.graph is not None
-        graph = self._instances.graph
-        return {member for member in self._at(node) if not graph.unit(member.sid).is_data}
+        graph = self._job.instances.graph
+        return {member for member in self._at(node) if graph.unit(member.sid).stage >= 0}

@@ -7,12 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import COPY_SEND, COPY_STATUS, COPY_TO, STATE_WAIT
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import DmscError, Fenced
@@ -75,24 +72,10 @@ def choose_holders(
 class PeerCopies:
     """The copies of one job: orders which member keeps one where, and restores a stage from one."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        instances: JobInstances,
-        epoch: int,
-        step_owner: StepOwner,
-        joining: JoiningMembers,
-        events: EventWriter,
-        tasks: GuardedTasks,
-    ) -> None:
-        self._bus = bus
-        self._instances = instances
-        self._job = step_owner.job
-        self._epoch = epoch
+    def __init__(self, job: JobContext, step_owner: StepOwner, joining: JoiningMembers) -> None:
+        self._job = job
         self._step_owner = step_owner
         self._joining = joining
-        self._events = events
-        self._tasks = tasks
         self._ordered_holders: dict[Member, Member | None] = {}
 
     # --- keeping copies -------------------------------------------------------------------------------
@@ -101,14 +84,13 @@ class PeerCopies:
         if self._step_owner.running:
             orders = self._changed_orders(self._step_owner.stages, self._step_owner.data)
             if orders:
-                self._tasks.spawn(self._give(orders))
+                self._job.tasks.spawn(self._give(orders))
 
     def _changed_orders(
         self, stages: Sequence[Sequence[Member]], data: Sequence[Member]
     ) -> dict[Member, Member | None]:
         """The changed orders, now that these members live: holder by source. Notes them as given."""
-        graph = self._instances.graph
-        placements = () if graph is None else graph.placements
+        placements = self._job.instances.placements
         nodes = {place.sid: f"{place.cluster}/{place.node}" for place in placements}
         members = [member for stage in stages for member in stage]
         present = {source: holder for source, holder in self._ordered_holders.items() if holder is not None}
@@ -126,14 +108,14 @@ class PeerCopies:
         """Gives the orders; an order that fails is repeated at the next revision."""
 
         async def order_copy(source: Member, holder: Member | None) -> None:
-            order = CopyTo(job=self._job, epoch=self._epoch, holder=holder)
+            order = CopyTo(job=self._job.name, epoch=self._job.epoch, holder=holder)
             try:
-                await self._instances.order(COPY_TO, order, [source], deadline_s=COPY_TO_DEADLINE_S)
+                await self._job.instances.order(COPY_TO, order, [source], deadline_s=COPY_TO_DEADLINE_S)
             except Fenced:
                 raise
             except DmscError as error:
                 self._ordered_holders.pop(source, None)
-                log.info("copy not ordered", job=self._job, sid=source.sid, reason=str(error))
+                log.info("copy not ordered", job=self._job.name, sid=source.sid, reason=str(error))
 
         await asyncio.gather(*(order_copy(source, holder) for source, holder in orders.items()))
 
@@ -150,7 +132,7 @@ class PeerCopies:
         if not await self._send(stage, version, holder, newcomer):
             return None
         text = f"stage {stage} is back from its copy at {holder.sid} after {time.monotonic() - began:.2f} s"
-        self._events.recovery(f"{text}, at step {version}")
+        self._job.events.recovery(f"{text}, at step {version}")
         return newcomer
 
     async def _find(self, stage: int, version: int, peers: Sequence[Member]) -> Member | None:
@@ -160,23 +142,23 @@ class PeerCopies:
         while True:
             reached = await asyncio.gather(*(self._ask(stage, peer) for peer in peers))
             for member, reach in zip(peers, reached, strict=True):
-                if reach == version and member not in self._instances.lost:
+                if reach == version and member not in self._job.instances.lost:
                     return member
             best = max(reached, default=-1)
             if not peers or loop.time() > deadline:
-                log.info("no copy", job=self._job, stage=stage, version=version, reached=best)
+                log.info("no copy", job=self._job.name, stage=stage, version=version, reached=best)
                 return None
             await asyncio.sleep(AGAIN_S)
 
     async def _ask(self, stage: int, member: Member) -> int:
-        query = CopyStatus(job=self._job, epoch=self._epoch, stage=stage)
+        query = CopyStatus(job=self._job.name, epoch=self._job.epoch, stage=stage)
         try:
-            answer = await self._bus.command(
+            answer = await self._job.bus.command(
                 COPY_STATUS,
                 query,
                 deadline_s=STATUS_TIMEOUT_S,
                 while_heard=True,
-                job=self._job,
+                job=self._job.name,
                 sid=member.sid,
             )
         except DmscError:
@@ -186,21 +168,21 @@ class PeerCopies:
     async def _send(self, stage: int, version: int, holder: Member, newcomer: Member) -> bool:
         """Has the holder bring the newcomer to `version`; returns whether that succeeded."""
         send = CopySend(
-            job=self._job,
-            epoch=self._epoch,
+            job=self._job.name,
+            epoch=self._job.epoch,
             stage=stage,
             to=newcomer,
             version=version,
             transfer=next(self._step_owner.transfers),
         )
-        wait = StateWait(job=self._job, epoch=self._epoch, version=version)
-        patience_s = self._instances.patience_s(SEND_DEADLINE_S)
+        wait = StateWait(job=self._job.name, epoch=self._job.epoch, version=version)
+        patience_s = self._job.instances.patience_s(SEND_DEADLINE_S)
         try:
-            await self._instances.order(COPY_SEND, send, [holder], deadline_s=patience_s, moving=True)
-            await self._instances.order(STATE_WAIT, wait, [newcomer], deadline_s=patience_s, moving=True)
+            await self._job.instances.order(COPY_SEND, send, [holder], deadline_s=patience_s, moving=True)
+            await self._job.instances.order(STATE_WAIT, wait, [newcomer], deadline_s=patience_s, moving=True)
         except Fenced:
             raise
         except DmscError as error:
-            log.info("copy not sent", job=self._job, to=newcomer.sid, reason=str(error))
+            log.info("copy not sent", job=self._job.name, to=newcomer.sid, reason=str(error))
             return False
         return True

@@ -11,11 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bus.logs import get_logger
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.joining import JoiningMembers
-from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.planning.scaling import added_replicas, with_units, without_units
 from entities.orchestrator.planning.stage_moves import StageMembers, StageMoves, in_words
 from entities.orchestrator.step.step_owner import StepOwner
@@ -43,26 +40,16 @@ class Rebalancing:
 
     def __init__(
         self,
-        instances: JobInstances,
-        replacement: Replacement,
-        joining: JoiningMembers,
+        job: JobContext,
         step_owner: StepOwner,
-        events: EventWriter,
-        tasks: GuardedTasks,
+        joining: JoiningMembers,
         part_with: Callable[[Member], None],
-        moves: StageMoves,
-        *,
-        allowed: bool,
     ) -> None:
-        self._instances = instances
-        self._replacement = replacement
-        self._joining = joining
+        self._job = job
         self._step_owner = step_owner
-        self._events = events
-        self._tasks = tasks
+        self._joining = joining
         self._part_with = part_with
-        self._moves = moves
-        self._allowed = allowed
+        self._moves = StageMoves(list(job.store.record.moves))
         self._request: MoveRequest | None = None
         self.under_way = ""
         """The instance that is leaving for another stage, until the newcomer is one of the units; else ''."""
@@ -82,7 +69,7 @@ class Rebalancing:
         why = self._obstacle(sid, stage)
         if not why and forecast is not None:
             why = self._moves.unwise(sid, stage, forecast, self._crew())
-            if not self._allowed:
+            if not self._job.spec.parallel.rebalance:
                 why = "the job says parallel.rebalance: false"
         if not why and self._request is not None:
             why = f"{self._request.sid} is about to move to stage {self._request.stage}"
@@ -101,9 +88,7 @@ class Rebalancing:
             return
         why = self._obstacle(request.sid, request.stage)
         if why:
-            log.info(
-                "move dropped", job=self._step_owner.job, sid=request.sid, stage=request.stage, reason=why
-            )
+            log.info("move dropped", job=self._job.name, sid=request.sid, stage=request.stage, reason=why)
             return
         self._begin(request)
 
@@ -117,14 +102,13 @@ class Rebalancing:
         if not self._step_owner.running:
             return "the job is being brought back"
         why = self._moves.impossible(sid, stage, self._crew())
-        if not why and not self._replacement.is_open(sid):
+        if not why and not self._joining.replacement.is_open(sid):
             why = f"{sid}'s slot is cordoned, or its node is not there"
         return why
 
     def _crew(self) -> StageMembers:
         """The living members that work, by stage."""
-        graph = self._instances.graph
-        assert graph is not None
+        graph = self._job.instances.graph
         standbys = frozenset(unit.sid for unit in graph.units if unit.standby)
         return StageMembers(
             working={
@@ -136,9 +120,8 @@ class Rebalancing:
         )
 
     def _begin(self, request: MoveRequest) -> None:
-        graph = self._instances.graph
-        assert graph is not None
-        member, unit = self._instances.members[request.sid], graph.unit(request.sid)
+        graph = self._job.instances.graph
+        member, unit = self._job.instances.members[request.sid], graph.unit(request.sid)
         working = sum(not other.standby for other in graph.stage(request.stage))
         (newcomer,) = added_replicas(graph, request.stage, working + 1)
         move = self._moves.begin(
@@ -155,7 +138,7 @@ class Rebalancing:
         self._tell(move)
         self.under_way = request.sid
         self._part_with(member)
-        self._tasks.spawn(self._rehost(member, unit, newcomer))
+        self._job.tasks.spawn(self._rehost(member, unit, newcomer))
 
     async def _rehost(self, member: Member, unit: TaskUnit, newcomer: TaskUnit) -> None:
         """Ends the member, then has its slot host the newcomer.
@@ -163,35 +146,34 @@ class Rebalancing:
         Until the member has ended, the job's record names it; afterwards it names the newcomer. So an
         orchestrator that takes over finds one of the two, and starts it if it is missing.
         """
-        await self._replacement.end(member)
+        await self._joining.replacement.end(member)
         self._swap(unit, newcomer)
         self.under_way = ""
-        if self._instances.members.get(member.sid) == member:
-            del self._instances.members[member.sid]
-        self._events.changed(f"{newcomer.sid} takes the place of {member.sid}")
-        await self._events.told()  # the record names the newcomer before it lives
-        await self._replacement.until_free(newcomer)
+        if self._job.instances.members.get(member.sid) == member:
+            del self._job.instances.members[member.sid]
+        self._job.events.changed(f"{newcomer.sid} takes the place of {member.sid}")
+        await self._job.events.told()  # the record names the newcomer before it lives
+        await self._joining.replacement.until_free(newcomer)
         self._joining.bring(newcomer.sid, given_up=lambda why: self._go_back(newcomer, unit, why))
 
     def _go_back(self, newcomer: TaskUnit, unit: TaskUnit, why: DmscError) -> None:
         """The newcomer can't be started: the slot hosts the former unit again."""
-        log.warning("move failed", job=self._step_owner.job, sid=newcomer.sid, reason=str(why))
+        log.warning("move failed", job=self._job.name, sid=newcomer.sid, reason=str(why))
         change = self._moves.fail()
         if change is not None:
             self._tell(change)
-        self._events.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
-        self._instances.members.pop(newcomer.sid, None)
+        self._job.events.fault(f"{newcomer.sid}: {why}; {unit.sid} comes back")
+        self._job.instances.members.pop(newcomer.sid, None)
         self._swap(newcomer, unit)
         self._joining.bring(unit.sid)
 
     def _swap(self, out: TaskUnit, into: TaskUnit) -> None:
         """Gives the slot of unit `out` to unit `into`."""
-        graph = self._instances.graph
-        assert graph is not None
+        graph = self._job.instances.graph
         place = graph.placement(out.sid).model_copy(update={"sid": into.sid})
         graph = with_units(without_units(graph, {out.sid}), (into,))
-        self._instances.graph = graph.model_copy(update={"placements": (*graph.placements, place)})
+        self._job.instances.graph = graph.model_copy(update={"placements": (*graph.placements, place)})
 
     def _tell(self, move: StageMove) -> None:
-        log.info("rebalancing", job=self._step_owner.job, move=in_words(move))
-        self._events.moved(move, self._moves.kept)
+        log.info("rebalancing", job=self._job.name, move=in_words(move))
+        self._job.events.moved(move, self._moves.kept)

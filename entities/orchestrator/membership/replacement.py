@@ -5,36 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import STOP_INSTANCE
-from entities.orchestrator.job_state.instances import JobInstances, NodeLost, NotReady, StartFailed
-from entities.orchestrator.job_state.job_store import JobStore
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.partition import Node, avoided, name
-from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.placement import NoRoom, is_cordoned, place
 from schemas.cluster import InstanceStop
 from schemas.errors import DmscError
 from schemas.job import NodeCut
-from schemas.registry import ServiceRecord
 from schemas.step import Member
 from schemas.task_graph import Placement, TaskUnit, UnitKind
 
 log = get_logger("orchestrator")
-
-OccupiedFn = Callable[[str], dict[str, list[Placement]]]
-"""Slots promised to all jobs but the named one, by node agent."""
 
 STOP_DEADLINE_S = 3.0
 RETRY_S = 0.5
 """First pause before a failed start is tried again; it doubles with each failure in a row."""
 RETRY_MOST_S = 30.0
 """Longest pause before a failed start is tried again."""
-LAST_WORDS_S = 1.0
-"""How long to wait until the registry says how a lost instance ended; mostly it says so already."""
 FREE_S = 3.0
 """How long to wait for the agent to say that a slot is free, before another one is looked for."""
 CUTS_KEPT = 16
@@ -46,30 +38,13 @@ STARTS = 5
 class Replacement:
     """Finds room for lost units of one job and starts their next incarnations."""
 
-    def __init__(
-        self, bus: Bus, mesh: MeshView, instances: JobInstances, journal: JobStore, occupied: OccupiedFn
-    ) -> None:
-        self._bus = bus
-        self._mesh = mesh
-        self._instances = instances
-        self._journal = journal
-        self._job = journal.job
-        self._occupied = occupied
+    def __init__(self, job: JobContext) -> None:
+        self._job = job
         self._placing = asyncio.Lock()
         self.homeless: dict[str, str] = {}
         """Units for which there is no room now, with the reason."""
-        self.cuts = journal.record.cuts
+        self.cuts = job.store.record.cuts
         """Network partitions that the job has met; nodes that were given up get nothing (see `partition`)."""
-
-    async def last_words(self, member: Member) -> ServiceRecord | None:
-        """The registry's last record of an ended incarnation, if it has one."""
-        await self._mesh.until(lambda: self._mesh.has_ended(member), LAST_WORDS_S)
-        return self._mesh.last_of(member)
-
-    def known(self, sid: str) -> Member | None:
-        """The incarnation of a unit that the registry knows, in whichever state; None if there is none."""
-        record = self._mesh.records.get(sid)
-        return None if record is None else Member(sid=sid, incarnation=record.incarnation)
 
     async def bring(self, sid: str, lost: Member | None, *, dispensable: bool = False) -> Member:
         """Ends what is left of a lost instance, and starts its unit again where there is room.
@@ -87,75 +62,68 @@ class Replacement:
         Raises:
             Unrecoverable: it repeatedly fails to start.
         """
-        assert self._instances.graph is not None
-        unit = self._instances.graph.unit(sid)
+        unit = self._job.instances.graph.unit(sid)
         own_ends, pause_s = 0, RETRY_S
         while True:
             if lost is not None:
-                await self._clear(lost)
+                await self.end(lost)
             await self._find_room(unit)
             try:
-                (started,) = await self._instances.start([unit], joins=True)
+                (started,) = await self._job.instances.start([unit], joins=True)
                 if self.node_of(sid) not in self._avoided():
                     return started
                 lost = started  # its node was given up during the start
-                self._instances.mark_lost(lost)
+                self._job.instances.mark_lost(lost)
             except StartFailed as error:
                 lost = error.member
-                self._instances.mark_lost(lost)
+                self._job.instances.mark_lost(lost)
                 own_ends += 1
                 if own_ends >= STARTS and (dispensable or not self._has_state(unit)):
                     raise Unrecoverable(
                         f"{unit.sid} could not be started {STARTS} times, the last: {error}"
                     ) from None
-                await self._journal.reason(f"{unit.sid} is not replaced yet: {error.text}")
+                await self._job.store.reason(f"{unit.sid} is not replaced yet: {error.text}")
             except NodeLost as error:
                 if error.agent is not None:
-                    self._mesh.forget_node(error.agent)
-                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+                    self._job.mesh.forget_node(error.agent)
+                log.info("not replaced yet", job=self._job.name, sid=unit.sid, reason=str(error))
             except NotReady as error:
                 (lost,) = error.members
-                self._instances.mark_lost(lost)
-                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+                self._job.instances.mark_lost(lost)
+                log.info("not replaced yet", job=self._job.name, sid=unit.sid, reason=str(error))
             except DmscError as error:  # an agent or the registry is being restarted
-                log.info("not replaced yet", job=self._job, sid=unit.sid, reason=str(error))
+                log.info("not replaced yet", job=self._job.name, sid=unit.sid, reason=str(error))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_MOST_S)
 
     def _has_state(self, unit: TaskUnit) -> bool:
         """Whether another member of its stage lives and has the state."""
-        assert self._instances.graph is not None
-        others = (other.sid for other in self._instances.graph.stage(unit.stage) if other.sid != unit.sid)
-        members = (self._instances.members.get(sid) for sid in others)
-        return any(member is not None and self._instances.is_present(member) for member in members)
+        others = (other.sid for other in self._job.instances.graph.stage(unit.stage) if other.sid != unit.sid)
+        members = (self._job.instances.members.get(sid) for sid in others)
+        return any(member is not None and self._job.instances.is_present(member) for member in members)
 
     def no_room(self, units: list[TaskUnit]) -> str:
         """Why these units can't be placed now (a placed unit: elsewhere); empty if they can."""
-        assert self._instances.graph is not None
-        placed = self._place(units, self._instances.graph.placements)
+        placed = self._place(units, self._job.instances.graph.placements)
         return placed.reason if isinstance(placed, NoRoom) else ""
 
     def finds_room(self) -> bool:
         """Whether there is room now for one of the units in `homeless`."""
-        graph = self._instances.graph
-        return graph is not None and any(not self.no_room([graph.unit(sid)]) for sid in self.homeless)
+        return any(not self.no_room([self._job.instances.graph.unit(sid)]) for sid in self.homeless)
 
     def is_open(self, sid: str) -> bool:
         """Whether its node is registered, and its slot may host a new instance."""
-        assert self._instances.graph is not None
-        where = self._instances.graph.placement(sid)
-        agent = self._mesh.agent_of(where.cluster, where.node)
-        return agent is not None and not is_cordoned(self._closed(self._avoided()), agent, where.slot)
+        agent, slot = self._job.instances.agent_of(sid), self._job.instances.graph.placement(sid).slot
+        return agent is not None and not is_cordoned(self._closed(self._avoided()), agent, slot)
 
     async def until_free(self, unit: TaskUnit) -> None:
         """Returns once the unit's slot is free for it, or after `FREE_S`."""
-        await self._mesh.until(lambda: self.may_stay(unit), FREE_S)
+        await self._job.mesh.until(lambda: self.may_stay(unit), FREE_S)
 
     # --- nodes that are left out ----------------------------------------------------------------------
     def node_of(self, sid: str) -> Node:
         """The node on which the present incarnation of a unit was placed."""
-        assert self._instances.graph is not None
-        where = self._instances.graph.placement(sid)
+        where = self._job.instances.graph.placement(sid)
         return where.cluster, where.node
 
     def avoid(self, cut: NodeCut) -> None:
@@ -165,8 +133,7 @@ class Replacement:
 
     def fits_without(self, node: Node) -> bool:
         """Whether all units that the job has on this node fit on other nodes, beside the rest of the job."""
-        graph = self._instances.graph
-        assert graph is not None
+        graph = self._job.instances.graph
         leaving = [unit for unit in graph.units if self.node_of(unit.sid) == node]
         others = [place for place in graph.placements if (place.cluster, place.node) != node]
         return not isinstance(self._place(leaving, others, without=node), NoRoom)
@@ -174,34 +141,28 @@ class Replacement:
     def _avoided(self) -> Mapping[Node, NodeCut]:
         present = {
             self.node_of(member.sid)
-            for member in self._instances.members.values()
-            if self._instances.is_present(member)
+            for member in self._job.instances.members.values()
+            if self._job.instances.is_present(member)
         }
         return avoided(self.cuts, present, time.time())
 
     def _closed(self, nodes: Iterable[Node]) -> dict[str, set[int | None]]:
         """The places that placement leaves out: cordoned ones, and these nodes."""
-        closed = self._mesh.cordons.places()
+        closed = self._job.mesh.cordons.places()
         for cluster, node in nodes:
-            agent = self._mesh.agent_of(cluster, node)
+            agent = self._job.mesh.agent_of(cluster, node)
             if agent is not None:
                 closed.setdefault(agent, set()).add(None)
         return closed
 
-    async def end(self, member: Member) -> None:
-        """Ends an instance that the job no longer needs."""
-        await self._clear(member)
-
-    async def _clear(self, lost: Member) -> None:
-        """Ends the process of a lost instance, so that its slot is free and it can't wake up again."""
-        assert self._instances.graph is not None
-        where = self._instances.graph.placement(lost.sid)
-        agent = self._mesh.agent_of(where.cluster, where.node)
+    async def end(self, lost: Member) -> None:
+        """Ends the process of an instance, so that its slot is free and it can't wake up again."""
+        agent = self._job.instances.agent_of(lost.sid)
         if agent is None:
             return
-        stop = InstanceStop(job=self._job, sid=lost.sid, incarnation=lost.incarnation, now=True)
+        stop = InstanceStop(job=self._job.name, sid=lost.sid, incarnation=lost.incarnation, now=True)
         try:
-            await self._bus.command(
+            await self._job.bus.command(
                 STOP_INSTANCE, stop, deadline_s=STOP_DEADLINE_S, while_heard=True, agent=agent
             )
         except DmscError as error:
@@ -217,18 +178,17 @@ class Replacement:
                 if not why:
                     break
                 self.homeless[unit.sid] = why
-                await self._journal.reason(f"{unit.sid}: {why}")
-                await self._mesh.next_change()
+                await self._job.store.reason(f"{unit.sid}: {why}")
+                await self._job.mesh.next_change()
         finally:
             waited = self.homeless.pop(unit.sid, None)
         if waited is not None:
             left = [f"{sid}: {why}" for sid, why in self.homeless.items()]
-            await self._journal.reason("; ".join(left) or f"{unit.sid} has found room")
+            await self._job.store.reason("; ".join(left) or f"{unit.sid} has found room")
 
     def _settle(self, unit: TaskUnit) -> str:
         """Places the unit; returns why that is impossible now, or ''."""
-        instances = self._instances
-        assert instances.graph is not None
+        instances = self._job.instances
         if self.may_stay(unit):
             return ""
         others = tuple(other for other in instances.graph.placements if other.sid != unit.sid)
@@ -244,8 +204,8 @@ class Replacement:
         left_out = self._avoided()
         placed = place(
             units,
-            list(self._mesh.nodes.values()),
-            clusters=self._journal.record.spec.parallel.clusters,
+            list(self._job.mesh.nodes.values()),
+            clusters=self._job.store.record.spec.parallel.clusters,
             occupied=self._taken(others),
             cordoned=self._closed([*left_out, *([without] if without else [])]),
         )
@@ -256,17 +216,16 @@ class Replacement:
 
     def may_stay(self, unit: TaskUnit) -> bool:
         """Whether its node is registered, and its slot is free, not promised to others, and not cordoned."""
-        graph = self._instances.graph
-        assert graph is not None
+        graph = self._job.instances.graph
         where = next((place for place in graph.placements if place.sid == unit.sid), None)
         if where is None:
             return False
-        agent = self._mesh.agent_of(where.cluster, where.node)
+        agent = self._job.mesh.agent_of(where.cluster, where.node)
         if agent is None or is_cordoned(self._closed(self._avoided()), agent, where.slot):
             return False
         if unit.kind is UnitKind.DATA:
             return True
-        others = [*graph.placements, *self._occupied(self._job).get(agent, [])]
+        others = [*graph.placements, *self._job.demand.occupied(self._job.name).get(agent, [])]
         if any(
             other.sid != unit.sid
             and (other.cluster, other.node, other.slot) == (where.cluster, where.node, where.slot)
@@ -275,14 +234,14 @@ class Replacement:
             return False
         return any(
             slot.index == where.slot and slot.busy_with in (None, unit.sid)
-            for slot in self._mesh.nodes[agent].slots
+            for slot in self._job.mesh.nodes[agent].slots
         )
 
     def _taken(self, own: Iterable[Placement]) -> dict[str, list[Placement]]:
         """Slots promised to other jobs and to the rest of this one, by node agent."""
-        taken = self._occupied(self._job)
+        taken = self._job.demand.occupied(self._job.name)
         for placement in own:
-            agent = self._mesh.agent_of(placement.cluster, placement.node)
+            agent = self._job.mesh.agent_of(placement.cluster, placement.node)
             if agent is not None and placement.slot >= 0:
                 taken.setdefault(agent, []).append(placement)
         return taken

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from entities.orchestrator.job_state.event_writer import EventWriter
-from entities.orchestrator.job_state.instances import JobInstances
-from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.planning.scaling import standby_weights
 from entities.orchestrator.step.step_owner import StepOwner
 
@@ -12,29 +10,21 @@ from entities.orchestrator.step.step_owner import StepOwner
 class Standbys:
     """Changes the route weights of stages whose standbys must work now, or may rest again."""
 
-    def __init__(
-        self,
-        instances: JobInstances,
-        communication: PolicyDistribution,
-        step_owner: StepOwner,
-        events: EventWriter,
-    ) -> None:
-        self._instances = instances
-        self._communication = communication
+    def __init__(self, job: JobContext, step_owner: StepOwner) -> None:
+        self._job = job
         self._step_owner = step_owner
-        self._events = events
 
     def revise(self) -> None:
         """Checks which members live, and issues new weights where standbys have to start or stop working."""
-        graph = self._instances.graph
+        graph = self._job.instances.deployed
         if graph is None or not self._step_owner.running:
             return
         living = {member.sid for members in self._step_owner.stages for member in members}
-        for stage, weights in standby_weights(graph, self._communication.weights(), living).items():
+        for stage, weights in standby_weights(graph, self._job.policies.weights(), living).items():
             awake = [unit.sid for unit in graph.stage(stage) if unit.standby and weights[unit.sid]]
             reason = f"standbys of stage {stage} {'work' if awake else 'rest'}"
-            self._communication.revise(reason, weights=(stage, weights))
+            self._job.policies.revise(reason, weights=(stage, weights))
             takers = [sid for sid in awake if sid in living]
             if takers:
                 who = f"standby {', '.join(takers)} takes over"
-                self._events.recovery(f"stage {stage}: {who}, no other replica lives")
+                self._job.events.recovery(f"stage {stage}: {who}, no other replica lives")

@@ -160,6 +160,16 @@ class MeshView:
                 return record
         return None
 
+    async def last_words(self, member: Member, within_s: float) -> ServiceRecord | None:
+        """The last record of an ended incarnation, if there is one; waits `within_s` for its end."""
+        await self.until(lambda: self.has_ended(member), within_s)
+        return self.last_of(member)
+
+    def known(self, sid: str) -> Member | None:
+        """The incarnation that the registry knows under this SID, in whichever state, if there is one."""
+        record = self.records.get(sid)
+        return None if record is None else Member(sid=sid, incarnation=record.incarnation)
+
     def _left(self, sid: str) -> None:
         self.nodes.pop(sid, None)
         self.services.pop(sid, None)

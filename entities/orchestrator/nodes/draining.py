@@ -81,9 +81,9 @@ class Draining:
         return [
             (run, place.sid)
             for run in self._runs().values()
-            if run.instances.graph is not None and not run.over
-            for place in run.instances.graph.placements
+            if not run.over
+            for place in run.placements
             if (place.cluster, place.node) == (cordon.cluster, cordon.node)
             and cordon.slot in (None, place.slot)
-            and place.sid in run.instances.members
+            and place.sid in run.job.instances.members
         ]

@@ -242,7 +242,7 @@ class PolicyService:
                     self._state = not_carried_out(self._state, message)
                 else:
                     text = f"{message.module} {message.version}: {outcome.reason}"
-                    await run.journal.tell("policy", text=text)
+                    await run.job.store.tell("policy", text=text)
         if outcome.answer:
             decision = PolicyDecision(
                 module=message.module,
@@ -268,10 +268,10 @@ class PolicyService:
                     run = self._runs.get(ended.job)
                     if run is None:
                         continue
-                    run.communication.revise(ended.reason, weights=(ended.stage, ended.weights))
-                    run.training.revise_standbys()  # the former weights don't consider losses since then
+                    run.job.policies.revise(ended.reason, weights=(ended.stage, ended.weights))
+                    run.training.standbys.revise()  # the former weights don't consider losses since then
                     try:
-                        await run.journal.tell("policy", text=ended.reason)
+                        await run.job.store.tell("policy", text=ended.reason)
                     except DmscError as error:
                         log.warning("lapse not carried out", job=ended.job, reason=str(error))
 
@@ -308,23 +308,23 @@ def _carry_out(run: JobRun, suggestion: PolicySuggestion, outcome: Outcome) -> t
             return replace(outcome, adopted=False, reason=error.text), None
     elif outcome.stage is not None and outcome.weights is not None:
         reason = f"{suggestion.module}: {suggestion.reason}"
-        revision = run.communication.revise(reason, weights=(outcome.stage, outcome.weights))
-        run.training.revise_standbys()
+        revision = run.job.policies.revise(reason, weights=(outcome.stage, outcome.weights))
+        run.training.standbys.revise()
         return outcome, revision
     return outcome, None
 
 
 def _facts(run: JobRun) -> JobFacts | None:
-    policy = run.communication.policy
-    if policy is None or policy.ended or run.instances.graph is None:
+    policy = run.job.policies.policy
+    if policy is None or policy.ended or run.job.instances.deployed is None:
         return None
     return JobFacts(
         active={
-            stage: [member.sid for member in members if member not in run.instances.lost]
-            for stage, members in enumerate(run.instances.stages())
+            stage: [member.sid for member in members if member not in run.job.instances.lost]
+            for stage, members in enumerate(run.job.instances.stages())
         },
-        weights=run.communication.weights(),
+        weights=run.job.policies.weights(),
         revision=policy.revision,
         step=run.step,
-        user=run.journal.record.user,
+        user=run.job.store.record.user,
     )

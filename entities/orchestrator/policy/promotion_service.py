@@ -186,7 +186,7 @@ class PromotionService:
             self._bus.publish(subjects.POLICY_SWITCH, switch, module=record.module), record.module
         )
         for run in list(self._runs.values()):
-            await self._contained(run.journal.tell("policy", text=text + record.reason), record.module)
+            await self._contained(run.job.store.tell("policy", text=text + record.reason), record.module)
         for version, state in ((record.active, ModuleState.ACTIVE), (record.previous, ModuleState.SHADOW)):
             if version and self._records.get(record.module) == record:  # else another switch came meanwhile
                 await self._contained(self._order(record.module, version, state), record.module)

@@ -15,7 +15,7 @@ class RunningJob(Protocol):
     """What one job's run has to show to the others."""
 
     @property
-    def job(self) -> str:
+    def name(self) -> str:
         """Its id."""
 
     @property
@@ -42,7 +42,7 @@ class SlotDemand:
         """Slots promised to all jobs but this one, by node agent."""
         taken: dict[str, list[Placement]] = defaultdict(list)
         for run in self._runs.values():
-            if run.job == job:
+            if run.name == job:
                 continue
             for place in run.placements:
                 agent = self._mesh.agent_of(place.cluster, place.node)

@@ -7,7 +7,8 @@ nothing about a step itself, and repeats orders until they are answered (DESIGN 
 
 step_owner.py       `StepOwner`: the open step, and the loop that runs it, if one does
 step_loop.py        `StepLoop`: events in, effects out; the boundary, validation, the clock of the step
-step_orders.py      `StepOrders`: begin, fence, assign, form group, prepare, record, commit, send state
+step_orders.py      `StepOrders`: begin, assign, form group, prepare, record, send state
+member_orders.py    `MemberOrders`: fence, abort and commit, with their deadlines
 claim_repair.py     `ClaimRepair`: asks quiet instances what they hold; finds a step that stalls
 validation_pass.py  `ValidationPass`: the loss on held-out data at a boundary
 step_observer.py    `StepObserver`: what the loop reports to its owner

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from bus.connection import Bus
 from bus.subjects import STEP_STATUS
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.transaction.step_events import Event, Stalled
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
@@ -25,20 +24,18 @@ class ClaimRepair:
 
     def __init__(
         self,
-        bus: Bus,
-        instances: JobInstances,
+        job: JobContext,
         machine: StepMachine,
         claimed: Callable[[MicrobatchClaim], None],
         post: Callable[[Event], None],
     ) -> None:
-        self._bus = bus
-        self._instances = instances
+        self._job = job
         self._machine = machine
         self._claimed = claimed
         self._post = post
         self._progress = asyncio.Event()
         self._ask_now = asyncio.Event()
-        self._now = bus.pulse.now
+        self._now = job.bus.pulse.now
         self._moved_at = self._now()
 
     def begun(self) -> None:
@@ -61,11 +58,11 @@ class ClaimRepair:
     @property
     def patience_s(self) -> float:
         """Patience until the first claim, which needs a whole way through the pipeline: ten times that."""
-        return max(STALL_S, 10 * self._instances.expected_ms / 1e3)
+        return max(STALL_S, 10 * self._job.instances.expected_ms / 1e3)
 
     async def run(self) -> None:
         """Repairs lost claims; posts `Stalled` if a step makes no progress although the bus is there."""
-        with self._bus.pulse.held():
+        with self._job.bus.pulse.held():
             await self._run()
 
     async def _run(self) -> None:
@@ -107,7 +104,7 @@ class ClaimRepair:
 
         async def ask_one(sid: str) -> None:
             try:
-                reply = await self._bus.request(
+                reply = await self._job.bus.request(
                     STEP_STATUS, query, timeout_s=STATUS_TIMEOUT_S, job=machine.job, sid=sid
                 )
             except DmscError:

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
 
-from bus.connection import Bus
-from entities.orchestrator.job_state.decision_record import DecisionRecord
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
-from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.claim_repair import ClaimRepair
 from entities.orchestrator.step.step_observer import StepObserver
@@ -25,8 +23,7 @@ from entities.orchestrator.step.validation_pass import PassBroken, ValidationPas
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
-from schemas.job import JobSpec, StepPhases
-from schemas.limits import TICK_S
+from schemas.job import StepPhases
 from schemas.step import Member, MicrobatchClaim, Phase
 
 PAUSE_S = 0.2
@@ -52,25 +49,13 @@ class StepGivenUp(DmscError):
 class StepLoop:
     """Runs the steps of one job, as an async context: orders and answers go on between steps, too."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        spec: JobSpec,
-        instances: JobInstances,
-        machine: StepMachine,
-        record: DecisionRecord,
-        observer: StepObserver,
-        gateway: Callable[[], str],
-    ) -> None:
-        self._bus = bus
-        self._spec = spec
+    def __init__(self, job: JobContext, machine: StepMachine, observer: StepObserver) -> None:
+        self._job = job
         self._observer = observer
         self.machine = machine
         self._tasks = GuardedTasks()
-        self._orders = StepOrders(
-            bus, spec.training, instances, record, machine, observer, gateway, self.post
-        )
-        self._repair = ClaimRepair(bus, instances, machine, self.claimed, self.post)
+        self._orders = StepOrders(job, machine, observer, self.post)
+        self._repair = ClaimRepair(job, machine, self.claimed, self.post)
         self._pending: deque[ev.Event] = deque()
         self._deciding = False
         self.clock = StepClock()
@@ -79,7 +64,8 @@ class StepLoop:
         self._remove_callback: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> StepLoop:
-        self._remove_callback = self._bus.on_reconnect(self._repair.reconnected)
+        self._remove_callback = self._job.bus.on_reconnect(self._repair.reconnected)
+        self._job.claims[self._job.name] = self.claimed
         self._tasks.spawn(self._repair.run())
         self._tasks.spawn(self._ticks())
         return self
@@ -88,6 +74,7 @@ class StepLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._remove_callback()
+        self._job.claims.pop(self._job.name, None)
         await self._tasks.close()
 
     # --- what its owner calls -------------------------------------------------------------------------
@@ -169,7 +156,7 @@ class StepLoop:
                     await self.pause()
 
     async def _validate(self, version: int) -> float:
-        count = self._spec.training.validation_microbatches
+        count = self._job.spec.training.validation_microbatches
         self._validation = ValidationPass(self.machine, self._orders, self._repair, version, count)
         try:
             return await self._tasks.unless_failed(self._validation.run())
@@ -210,7 +197,7 @@ class StepLoop:
             case ev.Withdraw():
                 self._tasks.spawn(self._orders.withdraw(effect))
             case ev.StageLost(stage, version):
-                if not self._spec.parallel.copies:
+                if not self._job.spec.parallel.copies:
                     raise StageGone(stage)
                 self._tasks.spawn(self._bring_back(stage, version))
             case ev.Condemn(member, reason):

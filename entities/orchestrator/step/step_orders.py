@@ -7,31 +7,27 @@ which members do not answer. Orders are idempotent, and repeated until they are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
-from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subjects import (
     GROUP_FORM,
     STATE_SEND,
     STATE_WAIT,
-    STEP_ABORT,
     STEP_ASSIGN,
     STEP_BEGIN,
-    STEP_COMMIT,
-    STEP_FENCE,
     STEP_PREPARE,
 )
 from bus.wire.request_progress import RequestProgress
-from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.instances import JobInstances, MemberLost
+from entities.orchestrator.job_state.context import JobContext
+from entities.orchestrator.job_state.instances import MemberLost
+from entities.orchestrator.step.member_orders import MemberOrders
 from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError, Fenced, Unavailable
-from schemas.job import TrainingSpec
 from schemas.step import (
     GroupForm,
     Member,
@@ -39,13 +35,9 @@ from schemas.step import (
     StateReady,
     StateSend,
     StateWait,
-    StepAbort,
     StepAssign,
     StepBegin,
-    StepCommit,
     StepDecision,
-    StepFence,
-    StepFenced,
     StepPrepare,
 )
 
@@ -53,10 +45,9 @@ log = get_logger("orchestrator")
 
 BEGIN_DEADLINE_S = 5.0
 """Longer than a gateway takes to restart; after it another gateway dispatches."""
-FENCE_DEADLINE_S = 20.0
+ASSIGN_DEADLINE_S = 20.0
 PREPARE_DEADLINE_S = 30.0
-COMMIT_DEADLINE_S = 30.0
-"""Both count from the last progress: that of the computation, and of reaching the peers of an all-reduce."""
+"""It counts from the last progress: that of the computation, and of reaching the peers of an all-reduce."""
 GROUP_DEADLINE_S = 20.0
 STATE_DEADLINE_S = 120.0
 """Longest time without progress of a transfer of a small state. A large state gets more time, because it may
@@ -69,6 +60,8 @@ of the time of a whole transfer that is added."""
 AGAIN_S = 0.2
 """Pause before an order is repeated that failed although no member is to blame."""
 
+Reply = TypeVar("Reply")
+
 
 class StepOrders:
     """Gives the orders of one step loop. `Fenced`, where raised: another orchestrator leads the job.
@@ -78,40 +71,31 @@ class StepOrders:
 
     def __init__(
         self,
-        bus: Bus,
-        training: TrainingSpec,
-        instances: JobInstances,
-        record: DecisionRecord,
+        job: JobContext,
         machine: StepMachine,
         observer: StepObserver,
-        gateway: Callable[[], str],
         post: Callable[[ev.Event], None],
     ) -> None:
-        self._bus = bus
-        self._training = training
-        self._instances = instances
-        self._record = record
+        self._job = job
         self._machine = machine
         self._observer = observer
-        self._gateway = gateway
         self._post = post
-        self._job = machine.job
-        self._epoch = machine.epoch
+        self._member_orders = MemberOrders(job)
 
     async def begin_step(self, step: int, attempt: int) -> None:
         """Has a gateway dispatch the step; tries other gateways; stops once the step has a new attempt."""
         while (step, attempt) == (self._machine.step, self._machine.attempt):
-            gateway = self._gateway()
+            gateway = self._job.gateway.sid
             try:
                 await self.begin(step, attempt)
                 self._post(ev.Begun(step, attempt))
                 return
             except Unavailable as error:
-                if gateway == self._gateway() and self._machine.data:
-                    log.warning("step not begun", job=self._job, step=step, reason=str(error))
+                if gateway == self._job.gateway.sid and self._machine.data:
+                    log.warning("step not begun", job=self._job.name, step=step, reason=str(error))
                     await self._observer.other_gateway(gateway)
             except DmscError as error:
-                log.warning("step not begun", job=self._job, step=step, reason=str(error))
+                log.warning("step not begun", job=self._job.name, step=step, reason=str(error))
             await asyncio.sleep(AGAIN_S)
 
     async def begin(self, step: int, attempt: int, *, evaluate: bool = False) -> None:
@@ -121,55 +105,58 @@ class StepOrders:
             Unavailable: the gateway does not answer.
             DmscError: it refuses.
         """
-        count = self._training.validation_microbatches if evaluate else self._training.microbatches
+        training = self._job.spec.training
+        count = training.validation_microbatches if evaluate else training.microbatches
         order = StepBegin(
-            job=self._job,
-            epoch=self._epoch,
+            job=self._job.name,
+            epoch=self._job.epoch,
             step=step,
             attempt=attempt,
             microbatches=tuple(range(count)),
             evaluate=evaluate,
         )
-        gateway = self._gateway()
-        await self._bus.command(
-            STEP_BEGIN, order, deadline_s=BEGIN_DEADLINE_S, while_heard=True, job=self._job, gateway=gateway
+        gateway = self._job.gateway.sid
+        await self._job.bus.command(
+            STEP_BEGIN,
+            order,
+            deadline_s=BEGIN_DEADLINE_S,
+            while_heard=True,
+            job=self._job.name,
+            gateway=gateway,
         )
 
     async def fence(self, effect: ev.Fence) -> None:
-        order = StepFence(
-            job=self._job,
-            epoch=self._epoch,
+        order = self._member_orders.fence(
+            effect.targets,
             step=effect.step,
             attempt=effect.attempt,
             round=effect.round,
             fenced=effect.fenced,
         )
-        answers = await self._order_all(STEP_FENCE, order, effect.targets, FENCE_DEADLINE_S)
+        answers = await self._answers(order)
         if answers is not None:
-            fenced = tuple(answer for answer in answers.values() if isinstance(answer, StepFenced))
-            self._post(ev.FenceAcknowledged(effect.round, fenced))
+            self._post(ev.FenceAcknowledged(effect.round, tuple(answers.values())))
 
     async def assign(self, effect: ev.Assign) -> None:
         async def assign_to(member: Member, paths: tuple[PathUpdate, ...]) -> bool:
-            order = StepAssign(
-                job=self._job,
-                epoch=self._epoch,
+            message = StepAssign(
+                job=self._job.name,
+                epoch=self._job.epoch,
                 step=effect.step,
                 attempt=effect.attempt,
                 round=effect.round,
                 paths=paths,
             )
-            return await self._order_all(STEP_ASSIGN, order, [member], FENCE_DEADLINE_S) is not None
+            order = self._job.instances.order(STEP_ASSIGN, message, [member], deadline_s=ASSIGN_DEADLINE_S)
+            return await self._answers(order) is not None
 
         if all(await asyncio.gather(*(assign_to(member, paths) for member, paths in effect.paths.items()))):
             self._post(ev.Assigned(effect.round))
 
-    async def _order_all(
-        self, row: Any, order: Any, members: Iterable[Member], deadline_s: float
-    ) -> Mapping[str, Any] | None:
+    async def _answers(self, order: Awaitable[dict[str, Reply]]) -> dict[str, Reply] | None:
         """The answers by SID; None if a member is lost (tells the observer) or refused (posts `Stalled`)."""
         try:
-            return await self._instances.order(row, order, members, deadline_s=deadline_s)
+            return await order
         except MemberLost as lost:
             self._observer.losing(lost.members, str(lost))
         except Fenced:
@@ -180,8 +167,8 @@ class StepOrders:
 
     async def form(self, effect: ev.FormGroup) -> None:
         order = GroupForm(
-            job=self._job,
-            epoch=self._epoch,
+            job=self._job.name,
+            epoch=self._job.epoch,
             stage=effect.stage,
             step=effect.step,
             attempt=effect.attempt,
@@ -194,11 +181,11 @@ class StepOrders:
         async def form_at(member: Member) -> tuple[tuple[Member, Member], ...] | None:
             """None if the member has built the group; else the edges to peers that it found silent."""
             try:
-                await self._instances.order(GROUP_FORM, order, [member], deadline_s=GROUP_DEADLINE_S)
+                await self._job.instances.order(GROUP_FORM, order, [member], deadline_s=GROUP_DEADLINE_S)
             except DmscError as error:
                 if isinstance(error, MemberLost):
                     lost.extend(error.members)
-                log.info("group not formed", job=self._job, stage=effect.stage, reason=str(error))
+                log.info("group not formed", job=self._job.name, stage=effect.stage, reason=str(error))
                 return self._silent_edges(member, effect.members, error)
             return None
 
@@ -225,20 +212,20 @@ class StepOrders:
 
     async def prepare(self, effect: ev.Prepare, member: Member) -> None:
         order = StepPrepare(
-            job=self._job,
-            epoch=self._epoch,
+            job=self._job.name,
+            epoch=self._job.epoch,
             step=effect.step,
             attempt=effect.attempt,
             generation=effect.generation,
         )
         try:
-            answers = await self._instances.order(
+            answers = await self._job.instances.order(
                 STEP_PREPARE, order, [member], deadline_s=PREPARE_DEADLINE_S, moving=True
             )
         except MemberLost as lost:
             self._observer.losing(lost.members, str(lost))
         except DmscError as error:
-            log.info("not prepared", job=self._job, sid=member.sid, reason=str(error))
+            log.info("not prepared", job=self._job.name, sid=member.sid, reason=str(error))
             edges = self._silent_edges(member, effect.members, error)
             self._post(ev.ReductionGroupFailed(effect.stage, effect.generation, edges))
         else:
@@ -246,7 +233,7 @@ class StepOrders:
             self._post(ev.Voted(effect.stage, vote))
 
     async def record(self, decision: StepDecision) -> None:
-        await self._record.write(decision)
+        await self._job.decisions.write(decision)
         self._post(ev.DecisionRecorded(decision))
 
     async def commit(self, decision: StepDecision) -> None:
@@ -256,25 +243,11 @@ class StepOrders:
         """
         silent: list[Member] = []
 
-        async def commit_at(stage: int, member: Member) -> None:
-            order = commit_order(decision, stage, self._epoch)
-            try:
-                await self._instances.order(
-                    STEP_COMMIT, order, [member], deadline_s=COMMIT_DEADLINE_S, moving=True
-                )
-            except DmscError as error:
-                if isinstance(error, Fenced):
-                    raise
-                log.warning("not committed", job=self._job, sid=member.sid, reason=str(error))
-                silent.append(member)
+        def on_silent(member: Member, error: DmscError) -> None:
+            log.warning("not committed", job=self._job.name, sid=member.sid, reason=str(error))
+            silent.append(member)
 
-        await asyncio.gather(
-            *(
-                commit_at(stage, member)
-                for stage, members in enumerate(decision.membership)
-                for member in members
-            )
-        )
+        await self._member_orders.commit(decision, on_silent)
         self._post(ev.Committed(decision.step, tuple(silent)))
         self._observer.committed(decision.step)
         if silent:
@@ -288,7 +261,7 @@ class StepOrders:
         ready: StateReady | None = None
         while ready is None or (ready.version < 0 and not ready.slow):
             try:
-                answers = await self._instances.order(
+                answers = await self._job.instances.order(
                     STATE_SEND, self._state_send(effect), [effect.source], deadline_s=FOLLOW_DEADLINE_S
                 )
             except DmscError as error:
@@ -301,8 +274,8 @@ class StepOrders:
 
     def _state_send(self, effect: ev.SendState) -> StateSend:
         return StateSend(
-            job=self._job,
-            epoch=self._epoch,
+            job=self._job.name,
+            epoch=self._job.epoch,
             to=effect.to,
             version=effect.version,
             transfer=effect.transfer,
@@ -311,10 +284,10 @@ class StepOrders:
 
     async def await_state(self, effect: ev.AwaitState) -> None:
         """Waits for a newcomer's last redo, for which its stage waits; the transfer fails at the deadline."""
-        within_s = self._instances.patience_s(LAST_REDO_S, times=LAST_REDO_PART)
-        wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version, within_s=within_s)
+        within_s = self._job.instances.patience_s(LAST_REDO_S, times=LAST_REDO_PART)
+        wait = StateWait(job=self._job.name, epoch=self._job.epoch, version=effect.version, within_s=within_s)
         try:
-            await self._instances.order(
+            await self._job.instances.order(
                 STATE_WAIT, wait, [effect.to], deadline_s=within_s + FOLLOW_DEADLINE_S
             )
         except DmscError as error:
@@ -324,10 +297,10 @@ class StepOrders:
 
     async def send_state(self, effect: ev.SendState) -> None:
         send = self._state_send(effect)
-        wait = StateWait(job=self._job, epoch=self._epoch, version=effect.version)
-        patience_s = self._instances.patience_s(STATE_DEADLINE_S)
+        wait = StateWait(job=self._job.name, epoch=self._job.epoch, version=effect.version)
+        patience_s = self._job.instances.patience_s(STATE_DEADLINE_S)
         moving = RequestProgress()  # progress of the newcomer counts for its source, too
-        order = partial(self._instances.order, deadline_s=patience_s, moving=moving)
+        order = partial(self._job.instances.order, deadline_s=patience_s, moving=moving)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(order(STATE_SEND, send, [effect.source]))
@@ -343,63 +316,27 @@ class StepOrders:
         stage = self._machine.stage_of(to)
         self._post(ev.JoinFailed(to, transfer))
         for error in errors:
-            log.info("state not sent", job=self._job, to=to.sid, reason=str(error))
+            log.info("state not sent", job=self._job.name, to=to.sid, reason=str(error))
             if isinstance(error, MemberLost):
                 self._observer.losing(error.members, str(error))
         if stage is None or superseded:
             return
         await asyncio.sleep(AGAIN_S)
-        if to not in self._instances.lost:
+        if to not in self._job.instances.lost:
             self._post(ev.NewcomerReady(to, stage))
 
     async def withdraw(self, effect: ev.Withdraw) -> None:
-        """Fences a lost newcomer at its source. The fence has round 0: its answer repairs no paths."""
-        order = StepFence(
-            job=self._job,
-            epoch=self._epoch,
-            step=effect.step,
-            attempt=effect.attempt,
-            round=0,
-            fenced=(effect.newcomer,),
+        """Fences a lost newcomer at its source."""
+        await self._member_orders.withdraw(
+            (effect.newcomer,), effect.source, step=effect.step, attempt=effect.attempt
         )
-        try:
-            await self._instances.order(STEP_FENCE, order, [effect.source], deadline_s=FENCE_DEADLINE_S)
-        except Fenced:
-            raise
-        except DmscError as error:  # a source that is behind with the step has fenced it nevertheless
-            log.info("state not withdrawn", job=self._job, sid=effect.source.sid, reason=str(error))
 
     async def restart(self, effect: ev.Restart) -> None:
-        order = StepAbort(
-            job=self._job,
-            epoch=self._epoch,
+        await self._member_orders.abort(
+            effect.targets,
             step=self._machine.step,
             attempt=effect.attempt,
             fenced=effect.fenced,
+            on_silent=lambda member, error: self._observer.losing([member], str(error)),
         )
-
-        async def abort_at(member: Member) -> None:
-            try:
-                await self._instances.order(STEP_ABORT, order, [member], deadline_s=FENCE_DEADLINE_S)
-            except Fenced:
-                raise
-            except DmscError as error:
-                self._observer.losing([member], str(error))
-
-        await asyncio.gather(*(abort_at(member) for member in effect.targets))
         self._post(ev.Restarted(effect.attempt))
-
-
-def commit_order(decision: StepDecision, stage: int, epoch: int) -> StepCommit:
-    """The order that has members of `stage` apply a decision, by the orchestrator of `epoch`."""
-    return StepCommit(
-        job=decision.job,
-        epoch=epoch,
-        step=decision.step,
-        attempt=decision.attempt,
-        generation=decision.generations[stage],
-        checksum=decision.checksums[stage],
-        clip=decision.clip,
-        action=decision.action,
-        quarantined=decision.quarantined,
-    )

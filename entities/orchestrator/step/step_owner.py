@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from bus.connection import Bus
-from entities.orchestrator.job_state.decision_record import DecisionRecord
-from entities.orchestrator.job_state.instances import JobInstances
+from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.step_loop import StepLoop
 from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.transaction.step_events import NewcomerReady, in_order
 from entities.orchestrator.transaction.step_machine import StepMachine
 from entities.orchestrator.transaction.takeover_rules import Settled
-from schemas.job import JobSpec
-from schemas.step import Member, MicrobatchClaim
+from schemas.step import Member
 from schemas.task_graph import UnitKind
 
 
@@ -26,27 +24,12 @@ class StepOwner:
     While no loop runs, news about members is dropped: the next loop opens with those that live then.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        spec: JobSpec,
-        epoch: int,
-        instances: JobInstances,
-        record: DecisionRecord,
-        gateway: Callable[[], str],
-        observer: StepObserver,
-        pauses: Callable[[int], bool],
-    ) -> None:
-        self._bus = bus
-        self._spec = spec
-        self._epoch = epoch
-        self._instances = instances
-        self._record = record
-        self._gateway = gateway
+    def __init__(self, job: JobContext, observer: StepObserver, pauses: Callable[[int], bool]) -> None:
+        self._job = job
         self._observer = observer
         self._pauses = pauses
-        self.job = record.job
         self._loop: StepLoop | None = None
+        self._open_loop = AsyncExitStack()
         self._last_attempt = 0
         self.step = 0
         self.transfers = itertools.count(1)
@@ -55,10 +38,10 @@ class StepOwner:
     # --- the loop -------------------------------------------------------------------------------------
     async def open(self, settled: Settled) -> None:
         machine = StepMachine(
-            job=self.job,
-            epoch=self._epoch,
-            microbatches=self._spec.training.microbatches,
-            clip_norm=self._spec.training.clip_norm,
+            job=self._job.name,
+            epoch=self._job.epoch,
+            microbatches=self._job.spec.training.microbatches,
+            clip_norm=self._job.spec.training.clip_norm,
             stages=settled.stages,
             data=settled.data,
             pauses=self._pauses,
@@ -66,11 +49,9 @@ class StepOwner:
             transfers=self.transfers,
         )
         machine.attempt = settled.attempt
-        self._loop = StepLoop(
-            self._bus, self._spec, self._instances, machine, self._record, self._observer, self._gateway
-        )
-        await self._loop.__aenter__()
-        for member in in_order(self._instances.lost):
+        self._loop = StepLoop(self._job, machine, self._observer)
+        await self._open_loop.enter_async_context(self._loop)
+        for member in in_order(self._job.instances.lost):
             self._loop.lost(member)
 
     async def close(self) -> Settled:
@@ -78,7 +59,7 @@ class StepOwner:
         loop, self._loop = self.loop, None
         machine = loop.machine
         self._last_attempt = machine.attempt
-        await loop.__aexit__(None, None, None)
+        await self._open_loop.aclose()
         return Settled(
             step=self.step,
             attempt=machine.attempt + 1,
@@ -95,10 +76,6 @@ class StepOwner:
     def loop(self) -> StepLoop:
         assert self._loop is not None
         return self._loop
-
-    def claimed(self, claim: MicrobatchClaim) -> None:
-        if self._loop is not None:
-            self._loop.claimed(claim)
 
     def lost(self, member: Member) -> None:
         if self._loop is not None:
@@ -122,7 +99,7 @@ class StepOwner:
     @property
     def at_end(self) -> bool:
         """Whether the last step is committed."""
-        return self.step >= self._spec.training.steps
+        return self.step >= self._job.spec.training.steps
 
     @property
     def attempt(self) -> int:
@@ -140,13 +117,13 @@ class StepOwner:
 
     def afresh(self, crew: Collection[Member], attempt: int = 0, generation: int = 0) -> Settled:
         """Where a loop begins whose members are `crew`: at the present step, of which nothing was begun."""
-        members = self._instances.members
-        data = [members.get(unit.sid) for unit in self._instances.units if unit.kind is UnitKind.DATA]
+        members = self._job.instances.members
+        data = [members.get(unit.sid) for unit in self._job.instances.units if unit.kind is UnitKind.DATA]
         return Settled(
             step=self.step,
             attempt=attempt,
             generation=generation,
-            stages=[[member for member in stage if member in crew] for stage in self._instances.stages()],
+            stages=[[member for member in stage if member in crew] for stage in self._job.instances.stages()],
             data=[member for member in data if member is not None and member in crew],
         )
 
@@ -159,4 +136,4 @@ class StepOwner:
         )
 
     def _living(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        return tuple(member for member in members if member not in self._instances.lost)
+        return tuple(member for member in members if member not in self._job.instances.lost)

@@ -28,6 +28,7 @@ from schemas.step import (
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 from tests.entity_records import instance, job
 from tests.integration.entities.conftest import Dial
+from tests.job_context import job_context
 
 SENDER, NEWCOMER, BESIDE = (
     Member(sid=f"j-s0-r{number}", incarnation=name) for number, name in enumerate("abc")
@@ -94,9 +95,13 @@ async def test_a_dead_newcomer_is_fenced_before_anybody_waits_for_its_state(dial
     before = DecisionRecord(bus, "j", 1)
     await before.take()
     await before.write(DECISION)
-    instances = JobInstances(bus, MeshView(), "j", job("j").spec, epoch=2)
+    record = job("j").model_copy(update={"epoch": 2})
+    instances = JobInstances(bus, MeshView(), record)
     instances.graph = GRAPH
-    settled = await TakeoverService(bus, MeshView(), instances, DecisionRecord(bus, "j", 2), 2).settle()
+    decisions = DecisionRecord(bus, "j", 2)
+    settled = await TakeoverService(
+        job_context(record, bus=bus, mesh=MeshView(), instances=instances, decisions=decisions)
+    ).settle()
     assert settled is not None
     assert settled.stages == ((SENDER, BESIDE),)
     adopt, fence, commit, abort = sender.told

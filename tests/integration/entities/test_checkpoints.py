@@ -36,6 +36,7 @@ from schemas.signals import QosReport
 from schemas.step import Member, StateReady, StateRestore
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 from tests.conftest import Connect
+from tests.job_context import job_context
 from tests.patience import PATIENCE_S
 
 CONTENT = b"weights of a stage"
@@ -166,14 +167,16 @@ class Rig:
         self.journal = JobStore(self.bus, record, held.revision if held is not None else 0)
         self.mesh = MeshView()
         await self.mesh.node(NODE)
-        self.instances = JobInstances(self.bus, self.mesh, JOB, self.spec, epoch)
+        self.instances = JobInstances(self.bus, self.mesh, record)
         units = tuple(
             TaskUnit(sid=one.member.sid, kind=UnitKind.STAGE, stage=one.stage, replica=0)
             for one in self.stand_ins
         )
         self.instances.graph = TaskGraph(units=units, edges=())
         self.instances.members = {one.member.sid: one.member for one in self.stand_ins}
-        self.checkpoints = Checkpoints(self.bus, self.mesh, self.instances, self.journal, epoch)
+        self.checkpoints = Checkpoints(
+            job_context(record, bus=self.bus, mesh=self.mesh, instances=self.instances, store=self.journal)
+        )
 
     def commit(self, step: int, step_s: float) -> None:
         """A step of so many seconds was decided."""

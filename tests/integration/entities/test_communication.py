@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.job import ingress_gateway
-from entities.orchestrator.job.ingress_gateway import IngressGateway, next_entry
+from entities.orchestrator.job_state import ingress_gateway
+from entities.orchestrator.job_state.ingress_gateway import IngressGateway, next_entry
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
@@ -48,6 +51,16 @@ async def say(text: str) -> None:
     raise AssertionError(f"nothing was to be said: {text}")
 
 
+def store(say: Callable[[str], Awaitable[None]]) -> Any:
+    """The job's store, as far as it is told what the job waits for."""
+
+    async def tell(kind: str, *, text: str) -> None:
+        assert kind == "recovery"
+        await say(text)
+
+    return SimpleNamespace(job="j", record=SimpleNamespace(spec=SPEC), tell=tell)
+
+
 def graph() -> TaskGraph:
     return TaskGraph(
         units=(), edges=(), constraints=(), placements=(), reason="", code_digest="", layer_count=0
@@ -61,7 +74,7 @@ async def test_a_dead_router_holds_up_nobody_and_hears_of_it_when_it_is_back(dia
     gateway, router = Receiver(), Receiver()
     await gateway.serve(await dial("gateway-a", EntityKind.GATEWAY), "gateway-a")
     communication = PolicyDistribution(orchestrator, mesh)
-    entry = IngressGateway(mesh, communication, "j", SPEC, "gateway-a", say)
+    entry = IngressGateway(mesh, communication, store(say), "gateway-a")
     try:
         await entry.choose(graph())
         assert entry.sid == "gateway-a"
@@ -86,7 +99,7 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
     for sid, receiver in gateways.items():
         await receiver.serve(served[sid], sid)
     communication = PolicyDistribution(orchestrator, mesh)
-    entry = IngressGateway(mesh, communication, "j", SPEC, "gateway-a", say)
+    entry = IngressGateway(mesh, communication, store(say), "gateway-a")
     try:
         await entry.choose(graph())
         assert (await gateways["gateway-c"].taken.get()).entry_gateway == "gateway-a"
@@ -109,7 +122,7 @@ async def test_a_job_without_a_gateway_waits_for_one_and_says_so(
     said: asyncio.Queue[str] = asyncio.Queue()
     mesh = MeshView()
     communication = PolicyDistribution(await dial("orchestrator", EntityKind.ORCHESTRATOR), mesh)
-    entry = IngressGateway(mesh, communication, "j", SPEC, "gateway-a", said.put)
+    entry = IngressGateway(mesh, communication, store(said.put), "gateway-a")
     choosing = asyncio.create_task(entry.choose(graph()))
     try:
         assert await said.get() == "waits for a gateway: none is registered"

@@ -60,7 +60,7 @@ async def deploy(dial: Dial, mesh: MeshView) -> tuple[JobInstances, asyncio.Queu
         return InstanceStarted(sid=message.unit.sid, incarnation=message.incarnation, pid=1)
 
     await agent.serve(subjects.START_INSTANCE, start, agent="agent-a")
-    instances = JobInstances(bus, mesh, "j", job("j").spec, epoch=1)
+    instances = JobInstances(bus, mesh, job("j"))
     instances.graph = GRAPH
     return instances, ordered
 

@@ -17,6 +17,8 @@ from schemas.errors import BadMessage
 from schemas.job import JobSpec, ModelSpec, TrainingSpec
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import tensor_line, weights_sha256
+from tests.entity_records import job
+from tests.job_context import job_context
 from workers.state.weights import page_of
 
 WRITER = Member(sid="j-s0-r0", incarnation="i")
@@ -39,9 +41,10 @@ async def exported(own_server: EmbeddedServer, answer: Any) -> Any:
     ):
         await bus.provision()
         await instance.serve(EXPORT, answer, job="j", sid=WRITER.sid)
-        instances = JobInstances(bus, cast(Any, None), "j", spec, 1)
+        record = job("j").model_copy(update={"spec": spec, "epoch": 1})
+        instances = JobInstances(bus, cast(Any, None), record)
         instances.graph = cast(Any, SimpleNamespace(units=()))
-        found = await export_weights(bus, "j", spec, 1, instances, [[WRITER]], 7)
+        found = await export_weights(job_context(record, bus=bus, instances=instances), [[WRITER]], 7)
         assert bus.counters.dead_letters == 0
         return found
 

@@ -26,6 +26,7 @@ from schemas.errors import BadInput, Unavailable
 from schemas.files import RemoveCheckpoints
 from schemas.job import JobRecord, JobState
 from tests.integration.entities.cluster_mesh import Mesh, StandInOrchestrator, StandInRegistry, job_name, spec
+from tests.job_context import job_context
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -57,8 +58,8 @@ class Nodes:
             checkpoint_step=published,
         )
         view = among or self.view
-        instances = JobInstances(self.bus, view, job, given, 1)
-        return JobCheckpoints(self.bus, view, instances, JobStore(self.bus, record), 1)
+        instances, store = JobInstances(self.bus, view, record), JobStore(self.bus, record)
+        return JobCheckpoints(job_context(record, bus=self.bus, mesh=view, instances=instances, store=store))
 
     def make(self, job: str, folder: CheckpointFolder, *, manifest: bool = True, part: bool = True) -> Path:
         """One of one stage, in this folder or that."""

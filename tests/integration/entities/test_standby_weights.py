@@ -18,6 +18,7 @@ from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
 from tests.integration.entities.conftest import Dial
+from tests.job_context import job_context
 from tests.patience import PATIENCE_S
 
 ONE, TWO, STANDBY = (Member(sid=f"j-s0-r{number}", incarnation="i") for number in range(3))
@@ -66,17 +67,13 @@ async def test_a_lapse_leaves_the_standby_at_work_that_is_all_a_stage_has(dial: 
             job="j", revision=1, entry_gateway="g", clusters=("a",), reason="initial", stages=(stage,)
         )
     )
-    instances: Any = SimpleNamespace(graph=GRAPH, lost=set(), stages=lambda: ((ONE, TWO, STANDBY),))
+    instances: Any = SimpleNamespace(deployed=GRAPH, lost=set(), stages=lambda: ((ONE, TWO, STANDBY),))
     progress: Any = SimpleNamespace(running=True, stages=((ONE, TWO, STANDBY),))
     telling: Any = SimpleNamespace(recovery=lambda text: None)
-    standbys, journal = Standbys(instances, communication, progress, telling), Journal()
-    run: Any = SimpleNamespace(
-        communication=communication,
-        instances=instances,
-        journal=journal,
-        step=0,
-        training=SimpleNamespace(revise_standbys=standbys.revise),
-    )
+    journal = Journal()
+    job = job_context(policies=communication, instances=instances, store=journal, events=telling)
+    standbys = Standbys(job, progress)
+    run: Any = SimpleNamespace(job=job, step=0, training=SimpleNamespace(standbys=standbys))
     desk = PolicyService(bus, {"j": run}, lambda sid: True, always, ArbitrationConfig())
     module = await dial("m", EntityKind.FUNCTIONAL_MODULE)
     lifecycle = ModuleLifecycle(module="m", version="1", state=ModuleState.ACTIVE, sid="m", incarnation="i")

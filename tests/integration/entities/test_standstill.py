@@ -30,6 +30,7 @@ from schemas.job import JobState
 from schemas.task_graph import ModelTopology, TaskUnit, UnitKind
 from tests.entity_records import job
 from tests.integration.entities.conftest import Dial
+from tests.job_context import job_context
 from tests.patience import PATIENCE_S
 
 LIMIT_S = ConnectionTimes.gap_s + 0.5
@@ -99,7 +100,7 @@ async def test_a_bus_that_stands_still_before_an_analysis_is_acknowledged_costs_
     monkeypatch.setattr(model_analysis, "ACCEPT_S", LIMIT_S, raising=False)
     bus, mesh = await dial("orchestrator", EntityKind.ORCHESTRATOR), MeshView()
     journal: Any = Journal()
-    work, analyst = ModelAnalysis(bus, mesh, journal), Analyst(TOPOLOGY)
+    work, analyst = ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal)), Analyst(TOPOLOGY)
     await analyst.serve(await dial("agent-a"), mesh, work, "agent-a")
     async with standstill(own_server):
         analysing = asyncio.create_task(work.analyse())
@@ -114,12 +115,15 @@ async def test_an_analysis_that_lacked_the_bus_is_made_again_and_a_verdict_is_no
     journal: Any = Journal()
     outages = BusOutages("j", journal.reason)
     lacked = AnalysisFailed(job="j", code="bus_unreachable", text="no bus at nats://x")
-    work, analyst = ModelAnalysis(bus, mesh, journal), Analyst(lacked, lacked, lacked, lacked, TOPOLOGY)
+    work, analyst = (
+        ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal)),
+        Analyst(lacked, lacked, lacked, lacked, TOPOLOGY),
+    )
     await analyst.serve(await dial("agent-a"), mesh, work, "agent-a")
     assert await outages.outlast("analysing", work.analyse) == TOPOLOGY
     assert len(analyst.asked) == 5
     stuck = AnalysisFailed(job="j", code="no_progress", text="made no progress for 120 s and was ended")
-    work, analyst = ModelAnalysis(bus, mesh, journal), Analyst(stuck)
+    work, analyst = ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal)), Analyst(stuck)
     await analyst.serve(await dial("agent-b"), MeshView(), work, "agent-b")
     await mesh.node(mesh.nodes.pop("agent-a").model_copy(update={"sid": "agent-b"}))
     with pytest.raises(BadModel, match="no progress"):
@@ -167,7 +171,7 @@ async def test_a_bus_that_stands_still_parks_no_job_for_want_of_room(
     bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     homeless: Any = Homeless()
     tasks = GuardedTasks()
-    coming = JoiningMembers(homeless, homeless, homeless, homeless, tasks, bus.pulse)
+    coming = JoiningMembers(job_context(bus=bus, instances=homeless, tasks=tasks), homeless, homeless)
     try:
         async with standstill(own_server):
             coming.bring(UNIT.sid)

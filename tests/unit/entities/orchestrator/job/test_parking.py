@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from entities.orchestrator.job_state.retry_limits import Parked
 from schemas.errors import Conflict
 from schemas.job import JobRecord, JobState
 from tests.entity_records import job as job_record
+from tests.job_context import job_context
 
 
 class Job:
@@ -28,7 +30,9 @@ class Job:
 
     def parking(self, before: Parked | None = None, rest_s: float = 60.0) -> Parking:
         one: Any = self
-        return Parking(one, one, one, lambda: rest_s, self.interrupt, before)
+        instances: Any = SimpleNamespace(patience_s=lambda least_s: rest_s)
+        job = job_context(self.record, store=one, mesh=one, instances=instances)
+        return Parking(job, one, self.interrupt, before)
 
     async def note(self, *, now: bool = False, **figures: Any) -> None:
         self.record = self.record.model_copy(update=figures)

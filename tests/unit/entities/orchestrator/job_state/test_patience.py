@@ -9,12 +9,12 @@ import pytest
 
 from entities.orchestrator.job_state.instances import NO_PROGRESS_S, JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
-from schemas.limits import SLOWEST_BYTES_PER_S
+from tests.entity_records import job
 
 
 def of(*memory_bytes: int) -> JobInstances:
     nothing: Any = None
-    instances = JobInstances(nothing, MeshView(), "j", nothing, 1)
+    instances = JobInstances(nothing, MeshView(), job("j"))
     units = [SimpleNamespace(requirements=SimpleNamespace(memory_bytes=each)) for each in memory_bytes]
     graph: Any = SimpleNamespace(units=units)
     instances.graph = graph

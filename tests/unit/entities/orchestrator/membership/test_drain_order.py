@@ -9,6 +9,7 @@ import pytest
 from entities.orchestrator.membership.drain_order import DrainOrder
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from tests.job_context import job_context
 
 DATA, LONELY, LEFT, RIGHT = (
     Member(sid=sid, incarnation="i") for sid in ("j-data-r0", "j-s0-r0", "j-s1-r0", "j-s1-r1")
@@ -53,7 +54,7 @@ def place() -> Place:
 @pytest.fixture
 def hand_over(place: Place) -> DrainOrder:
     both: Any = place
-    return DrainOrder(both, both)
+    return DrainOrder(job_context(instances=both), both)
 
 
 def test_one_with_a_replica_goes_without_a_rest_and_the_others_wait_for_one(hand_over: DrainOrder) -> None:

@@ -12,6 +12,7 @@ from entities.orchestrator.membership.membership_changes import MembershipChange
 from schemas.errors import Conflict
 from schemas.step import Member
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from tests.job_context import job_context
 
 
 def unit(replica: int) -> TaskUnit:
@@ -41,6 +42,7 @@ class Crew:
         self.lost: set[Member] = set()
         self.stages: tuple[tuple[Member, ...], ...] = (tuple(self.members.values()),)
         self.coming: tuple[str, ...] = ()
+        self.replacement = self
         self.brought: list[str] = []
         self.ending = asyncio.Event()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -50,7 +52,8 @@ class Crew:
         telling: Any = SimpleNamespace(changed=lambda text: None, recovery=lambda text: None)
         standbys: Any = SimpleNamespace(revise=lambda: None)
         stage: Any = Stage(self)
-        return MembershipChanges(one, one, one, standbys, one, stage, telling, one)
+        job = job_context(instances=one, events=telling, tasks=one)
+        return MembershipChanges(job, stage, one, standbys, one)
 
     def no_room(self, units: list[TaskUnit]) -> str:
         return ""
@@ -77,7 +80,7 @@ class Stage:
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self.running, self.at_end, self.job = True, True, "j"
+        self.running, self.at_end = True, True
 
     @property
     def stages(self) -> tuple[tuple[Member, ...], ...]:

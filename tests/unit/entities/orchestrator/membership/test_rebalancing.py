@@ -12,12 +12,13 @@ import pytest_asyncio
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.rebalancing import Rebalancing
-from entities.orchestrator.planning.stage_moves import StageMoves
 from schemas.errors import Conflict
 from schemas.job import StepResult
 from schemas.stage_move import MoveForecast, MoveState, StageMove
 from schemas.step import Member
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
+from tests.entity_records import job as job_record
+from tests.job_context import job_context
 
 A0, A1, B0, STANDBY = (
     Member(sid=sid, incarnation="i") for sid in ("j-s0-r0", "j-s0-r1", "j-s1-r0", "j-s1-r7")
@@ -53,7 +54,8 @@ class Job:
         )
         self.members = {member.sid: member for member in members}
         self.stages: tuple[tuple[Member, ...], ...] = ((A0, A1), (B0, STANDBY))
-        self.running, self.at_end, self.step, self.job = True, False, 9, "j"
+        self.replacement = self
+        self.running, self.at_end, self.step = True, False, 9
         self.coming: set[str] = set()
         self.closed: set[str] = set()
         self.done: list[str] = []
@@ -119,7 +121,11 @@ async def job() -> AsyncIterator[Job]:
 
 def rebalancing(job: Job, tasks: GuardedTasks, *, allowed: bool = True) -> Rebalancing:
     place: Any = job
-    return Rebalancing(place, place, place, place, place, tasks, job.part_with, StageMoves(), allowed=allowed)
+    record = job_record("j")
+    parallel = record.spec.parallel.model_copy(update={"rebalance": allowed})
+    record = record.model_copy(update={"spec": record.spec.model_copy(update={"parallel": parallel})})
+    context = job_context(record, instances=place, events=place, tasks=tasks)
+    return Rebalancing(context, place, place, job.part_with)
 
 
 async def test_it_leaves_when_the_step_is_decided_and_its_slot_hosts_the_newcomer(job: Job) -> None:

@@ -9,6 +9,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.draining import EMPTY, Draining
 from schemas.cluster import Cordon
 from schemas.task_graph import Placement
+from tests.job_context import job_context
 
 
 class Run:
@@ -18,9 +19,9 @@ class Run:
 
     def __init__(self, *placements: Placement) -> None:
         self.asked: list[str] = []
-        self.instances = SimpleNamespace(
-            graph=SimpleNamespace(placements=placements), members={one.sid: one for one in placements}
-        )
+        self.placements = placements
+        members = {one.sid: one for one in placements}
+        self.job = job_context(instances=SimpleNamespace(members=members))
 
     def drain(self, sid: str) -> str:
         self.asked.append(sid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from entities.orchestrator.job_state.quarantine import BadMicrobatch, skip_decision
-from entities.orchestrator.step.step_orders import commit_order
+from entities.orchestrator.step.member_orders import commit_order
 from entities.orchestrator.transaction.takeover_rules import Settled, outsiders, settle
 from schemas.step import Adopted, Member
 

@@ -1,17 +1,17 @@
-"""Which gateway dispatches microbatches for a job: the one that took the job, or another if it is silent."""
+"""Which gateway dispatches microbatches for a job: the preferred one, or another if it is silent."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from bus.logs import get_logger
+from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.planning.task_graph import first_policy
 from schemas.errors import Unavailable
-from schemas.job import JobSpec
 from schemas.signals import CommunicationPolicy
 from schemas.task_graph import TaskGraph
 
@@ -36,24 +36,14 @@ def next_entry(gateways: Sequence[str], preferred: str, silent: Collection[str])
 class IngressGateway:
     """The entry gateway of one job: `sid`, empty before the first `choose`.
 
-    `say` writes what the job waits for into its events.
+    `preferred`: the gateway that took the job. The job's events say what it waits for.
     """
 
-    def __init__(
-        self,
-        mesh: MeshView,
-        communication: PolicyDistribution,
-        job: str,
-        spec: JobSpec,
-        preferred: str,
-        say: Callable[[str], Awaitable[None]],
-    ) -> None:
+    def __init__(self, mesh: MeshView, policies: PolicyDistribution, store: JobStore, preferred: str) -> None:
         self._mesh = mesh
-        self._communication = communication
-        self._job = job
-        self._spec = spec
+        self._policies = policies
+        self._store = store
         self._preferred = preferred
-        self._say = say
         self._choosing = asyncio.Lock()
         self.sid = ""
 
@@ -76,42 +66,42 @@ class IngressGateway:
                     continue
                 self._name(sid, graph)
                 try:
-                    await self._communication.acknowledged(sid, ANSWER_S)
+                    await self._policies.acknowledged(sid, ANSWER_S)
                 except Unavailable as error:
-                    log.warning("gateway does not answer", job=self._job, sid=sid, reason=error.text)
+                    log.warning("gateway does not answer", job=self._store.job, sid=sid, reason=error.text)
                     reason = error.text
                     silent.add(sid)
                 else:
                     self.sid = sid
                     if said:
-                        await self._say(f"goes on: gateway {sid} dispatches for it")
+                        await self._store.tell("recovery", text=f"goes on: gateway {sid} dispatches for it")
                     return
             else:
                 reason = "none is registered"
             if not said and time.monotonic() - began >= QUIET_S:
                 said = True
-                await self._say(f"waits for a gateway: {reason}")
+                await self._store.tell("recovery", text=f"waits for a gateway: {reason}")
 
     def _name(self, sid: str, graph: TaskGraph | None) -> None:
-        present = self._communication.policy
+        present = self._policies.policy
         if graph is None:
             assert present is not None
-            self._communication.revise(f"gateway {present.entry_gateway} does not answer", entry_gateway=sid)
+            self._policies.revise(f"gateway {present.entry_gateway} does not answer", entry_gateway=sid)
         else:
-            self._communication.issue(self._first(sid, graph))
+            self._policies.issue(self._first(sid, graph))
 
     def _first(self, sid: str, graph: TaskGraph) -> CommunicationPolicy:
-        present = self._communication.policy
+        present = self._policies.policy
         revision = int(time.time() * 1e3)  # above any revision of an earlier start of this job
         if present is not None:
             revision = max(revision, present.revision + 1)
-        return first_policy(self._job, self._spec, graph, sid, revision)
+        return first_policy(self._store.job, self._store.record.spec, graph, sid, revision)
 
     def end(self, graph: TaskGraph) -> None:
         """Has gateways and routers forget an ended job that an earlier orchestrator deployed as `graph`."""
         sid = next(iter(sorted(self._mesh.gateways())), "")
         over = {"ended": True, "reason": "the job has ended"}
-        self._communication.issue(self._first(sid, graph).model_copy(update=over))
+        self._policies.issue(self._first(sid, graph).model_copy(update=over))
 
     async def leave(self, failed: str) -> None:
         """Chooses another gateway, because gateway `failed` did not begin a step."""

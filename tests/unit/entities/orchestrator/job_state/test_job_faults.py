@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from entities.orchestrator.faults.fault_queue import RETRIES, FaultQueue
-from entities.orchestrator.faults.job_faults import JobFaults
+from entities.orchestrator.job_state.job_faults import JobFaults
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind

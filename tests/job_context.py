@@ -1,0 +1,16 @@
+"""A `JobContext` for tests of one part of the orchestrator: only what that part looks at."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from schemas.job import JobRecord
+from tests.entity_records import job
+
+
+def job_context(record: JobRecord | None = None, **parts: Any) -> Any:
+    """The context of job `j`, or of the job that `record` names, with these parts and no others."""
+    record = record or job("j")
+    given = {"name": record.job, "spec": record.spec, "epoch": record.epoch}
+    return SimpleNamespace(**given | {"store": SimpleNamespace(record=record)} | parts)
