@@ -13,7 +13,7 @@ from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartF
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
-from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, slots_of, turn
+from entities.orchestrator.queue.job_queue import Waiting, emptied, free_by_cluster, slots_of, turn
 from schemas.job import JobState
 from schemas.task_graph import ModelTopology, TaskGraph
 
@@ -115,7 +115,7 @@ class Deployment:
         nodes, cordoned = list(self._job.mesh.nodes.values()), self._job.mesh.cordons.places()
         occupied, mine = self._job.demand.occupied(self._job.name), self.waiting
         assert mine is not None
-        why = turn(mine, self._job.demand.line(), free_slots(nodes, occupied, cordoned))
+        why = turn(mine, self._job.demand.line(), free_by_cluster(nodes, occupied, cordoned))
         if not why and self._job.demand.urgent():
             why = "behind a running job that replaces an instance"
         graph = (

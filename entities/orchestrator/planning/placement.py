@@ -7,8 +7,9 @@ microbatch can stay inside it. Data units go beside the first stage's instances 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from schemas.cluster import NodeStatus
 from schemas.task_graph import Placement, TaskUnit, UnitKind
@@ -50,13 +51,7 @@ def place(
     if not usable:
         names = ", ".join(clusters) if clusters else "any cluster"
         return NoRoom(f"no node of {names} has joined")
-    free: dict[str, list[int]] = {}
-    closed = 0
-    for node in usable:
-        taken = {place.slot for place in occupied.get(node.sid, ())}
-        unused = [slot.index for slot in node.slots if slot.busy_with is None and slot.index not in taken]
-        free[node.sid] = [index for index in unused if not is_cordoned(cordoned, node.sid, index)]
-        closed += len(unused) - len(free[node.sid])
+    free, closed = free_slots(usable, occupied, cordoned)
     stages = [unit for unit in units if unit.kind is UnitKind.STAGE]
     available = sum(len(slots) for slots in free.values())
     if len(stages) > available:
@@ -67,54 +62,87 @@ def place(
             + (f" in {', '.join(order)}" if clusters else "")
             + ": waiting for a job to end or a node to join"
         )
-    by_sid = {node.sid: node for node in usable}
-    placed: list[Placement] = []
+    by_stage: dict[int, list[Placement]] = {unit.stage: [] for unit in stages}
     for unit in sorted(stages, key=lambda unit: (unit.replica, unit.stage)):
-        siblings = [other for other in placed if _stage(units, other.sid) == unit.stage]
-
-        def score(
-            sid: str, unit: TaskUnit = unit, siblings: list[Placement] = siblings
-        ) -> tuple[object, ...]:
-            node = by_sid[sid]
-            home = order[unit.replica % len(order)]
-            return (
-                sum(other.cluster == node.cluster for other in siblings),
-                node.cluster != home,
-                sum(other.node == node.node for other in siblings),
-                -len(free[sid]),
-                order.index(node.cluster),
-                sid,
-            )
-
-        sid = min((sid for sid, slots in free.items() if slots), key=score)
-        index = free[sid].pop(0)
-        node = by_sid[sid]
+        open_nodes = [node for node in usable if free[node.sid]]
+        node = choose_node(unit, by_stage[unit.stage], open_nodes, free, order)
+        index = free[node.sid].pop(0)
         device = next(slot.device for slot in node.slots if slot.index == index)
-        placed.append(
+        by_stage[unit.stage].append(
             Placement(sid=unit.sid, cluster=node.cluster, node=node.node, slot=index, device=device)
         )
-    entry = [place for place in placed if _stage(units, place.sid) == 0]
-    homes: list[Placement] = []
-    for place in entry:
-        if all(place.cluster != home.cluster for home in homes):
-            homes.append(place)
     open_to_data = [node for node in usable if None not in cordoned.get(node.sid, ())]
     if not open_to_data:
         return NoRoom(f"all {len(usable)} nodes are cordoned: waiting for one to be uncordoned or to join")
+    data = place_data_units(units, by_stage.get(0, ()), open_to_data[0])
+    placed = {place.sid: place for place in (*chain.from_iterable(by_stage.values()), *data)}
+    return tuple(placed[unit.sid] for unit in units)
+
+
+def free_slots(
+    nodes: Sequence[NodeStatus], occupied: Mapping[str, Sequence[Placement]], cordoned: Cordoned
+) -> tuple[dict[str, list[int]], int]:
+    """The free slots of each node, by its agent's SID, and how many more would be free without cordons."""
+    free: dict[str, list[int]] = {}
+    closed = 0
+    for node in nodes:
+        taken = {place.slot for place in occupied.get(node.sid, ())}
+        unused = [slot.index for slot in node.slots if slot.busy_with is None and slot.index not in taken]
+        free[node.sid] = [index for index in unused if not is_cordoned(cordoned, node.sid, index)]
+        closed += len(unused) - len(free[node.sid])
+    return free, closed
+
+
+def choose_node(
+    unit: TaskUnit,
+    siblings: Sequence[Placement],
+    nodes: Iterable[NodeStatus],
+    free: Mapping[str, Sequence[int]],
+    order: Sequence[str],
+) -> NodeStatus:
+    """The node for a stage's unit, among those with a free slot.
+
+    Args:
+        unit: the unit.
+        siblings: where other replicas of its stage are; it goes to another cluster, or at least another node.
+        nodes: the nodes to choose from.
+        free: free slots by agent; a node with more of them is preferred.
+        order: the clusters in order of preference; replica r is at home in the r-th.
+    """
+    home = order[unit.replica % len(order)]
+    return min(
+        nodes,
+        key=lambda node: (
+            sum(other.cluster == node.cluster for other in siblings),
+            node.cluster != home,
+            sum(other.node == node.node for other in siblings),
+            -len(free[node.sid]),
+            order.index(node.cluster),
+            node.sid,
+        ),
+    )
+
+
+def place_data_units(
+    units: Iterable[TaskUnit], first_stage: Iterable[Placement], otherwise: NodeStatus
+) -> list[Placement]:
+    """Places data units beside instances of the first stage, one cluster after the other; they take no slot.
+
+    Without a first stage among the units they go to the node `otherwise`.
+    """
+    homes: dict[str, tuple[str, str]] = {}  # by cluster
+    for place in first_stage:
+        homes.setdefault(place.cluster, (place.cluster, place.node))
+    places = list(homes.values()) or [(otherwise.cluster, otherwise.node)]
+    placed = []
     for unit in units:
         if unit.kind is UnitKind.DATA:
-            beside = homes[unit.replica % len(homes)] if homes else None
-            node_name = beside.node if beside else open_to_data[0].node
-            cluster = beside.cluster if beside else open_to_data[0].cluster
-            placed.append(Placement(sid=unit.sid, cluster=cluster, node=node_name, slot=-1, device="cpu"))
-    return tuple(sorted(placed, key=lambda place: [unit.sid for unit in units].index(place.sid)))
+            cluster, node = places[unit.replica % len(places)]
+            placed.append(Placement(sid=unit.sid, cluster=cluster, node=node, slot=-1, device="cpu"))
+    return placed
 
 
 def is_cordoned(cordoned: Cordoned, agent: str, slot: int) -> bool:
     """Whether a slot is cordoned, by its own cordon or its node's. Data units have slot -1."""
     places = cordoned.get(agent, ())
     return None in places or slot in places
-
-
-def _stage(units: Sequence[TaskUnit], sid: str) -> int:
-    return next(unit.stage for unit in units if unit.sid == sid)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from entities.orchestrator.planning.placement import Cordoned, is_cordoned
+from entities.orchestrator.planning.placement import Cordoned, free_slots
 from schemas.cluster import NodeStatus
 from schemas.job import ParallelSpec
 from schemas.task_graph import Placement
@@ -69,19 +69,14 @@ def turn(mine: Waiting, line: Iterable[Waiting], free: Mapping[str, int]) -> str
     )
 
 
-def free_slots(
+def free_by_cluster(
     nodes: Sequence[NodeStatus], occupied: Mapping[str, Sequence[Placement]], cordoned: Cordoned
 ) -> Counter[str]:
     """Number of slots by cluster that are not busy, not promised to a job, and not cordoned."""
+    slots, _ = free_slots(nodes, occupied, cordoned)
     free: Counter[str] = Counter()
     for node in nodes:
-        taken = {place.slot for place in occupied.get(node.sid, ())}
-        free[node.cluster] += sum(
-            slot.busy_with is None
-            and slot.index not in taken
-            and not is_cordoned(cordoned, node.sid, slot.index)
-            for slot in node.slots
-        )
+        free[node.cluster] += len(slots[node.sid])
     return free
 
 

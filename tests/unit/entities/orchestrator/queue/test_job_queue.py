@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from entities.orchestrator.queue.job_queue import Waiting, emptied, free_slots, turn
+from entities.orchestrator.queue.job_queue import Waiting, emptied, free_by_cluster, turn
 from schemas.cluster import NodeStatus, Slot
 from schemas.task_graph import Placement
 
@@ -50,9 +50,9 @@ def test_jobs_of_other_clusters_are_no_rivals() -> None:
     assert turn(anywhere, [east, anywhere], {"east": 0, "west": 1}).startswith("behind east")
 
 
-def test_free_slots_are_neither_busy_nor_promised_nor_cordoned() -> None:
+def test_free_by_cluster_are_neither_busy_nor_promised_nor_cordoned() -> None:
     nodes = [node("n1", "a", None, "j-s0-r0", None), node("n2", "b", None, None)]
     promised = {"n1": [Placement(sid="k-s0-r0", cluster="a", node="n1", slot=0, device="cpu")]}
-    assert free_slots(nodes, promised, {"n2": {1}}) == {"a": 1, "b": 1}
-    assert free_slots(nodes, {}, {"n2": {None}}) == {"a": 2, "b": 0}
-    assert free_slots(emptied(nodes), {}, {}) == {"a": 3, "b": 2}
+    assert free_by_cluster(nodes, promised, {"n2": {1}}) == {"a": 1, "b": 1}
+    assert free_by_cluster(nodes, {}, {"n2": {None}}) == {"a": 2, "b": 0}
+    assert free_by_cluster(emptied(nodes), {}, {}) == {"a": 3, "b": 2}
