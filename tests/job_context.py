@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from entities.orchestrator.job_state.context import JobTimes
 from schemas.job import JobRecord
 from tests.entity_records import job
 
@@ -13,4 +14,4 @@ def job_context(record: JobRecord | None = None, **parts: Any) -> Any:
     """The context of job `j`, or of the job that `record` names, with these parts and no others."""
     record = record or job("j")
     given = {"name": record.job, "spec": record.spec, "epoch": record.epoch}
-    return SimpleNamespace(**given | {"store": SimpleNamespace(record=record)} | parts)
+    return SimpleNamespace(**given | {"store": SimpleNamespace(record=record), "times": JobTimes()} | parts)

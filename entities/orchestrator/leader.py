@@ -52,11 +52,6 @@ from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
-RETRY_S = 0.2
-"""Pause before the bus is asked again for what a new leader has to know."""
-
-CONFIRM_S = 2.0
-"""How long a command that ends a job's work waits until it is known that this one leads."""
 
 _Result = TypeVar("_Result")
 
@@ -79,6 +74,10 @@ class OrchestratorConfig:
     ended_kept: int = 1000
     submissions_kept: int = 4096
     peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: not told
+    retry_s: float = 0.2
+    """Pause before the bus is asked again for what a new leader has to know."""
+    confirm_s: float = 2.0
+    """How long a command that ends a job's work waits until it is known that this one leads."""
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
     arbitration: ArbitrationConfig = field(default_factory=ArbitrationConfig)
     promotion: PromotionConfig = field(default_factory=PromotionConfig)
@@ -255,7 +254,7 @@ class Leader:
 
         async def soon(message: Message, envelope: Envelope) -> Sendable:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CONFIRM_S):
+                async with asyncio.timeout(self.config.confirm_s):
                     await self._candidate.confirmed()
             try:
                 return await server(message, envelope)
@@ -313,7 +312,7 @@ class Leader:
                 return await work()
             except Unavailable as error:
                 log.warning("taking over waits for the bus", reason=error.text)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self.config.retry_s)
 
     # --- messages on their way to a job -----------------------------------------------------------------
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:

@@ -7,7 +7,7 @@
     C   seconds a checkpoint costs: the stall of its copy and its writing, as measured
     M   (prior + observed hours) / (1 + observed failures), or what a functional module expects instead
     T·2 where the loss has flattened (reference: adaptive checkpoints by loss trend and hardware health)
-    due at once, and M at most RISKY_S, where a device shows signs of failing
+    due at once, and M at most `risky_s`, where a device shows signs of failing
 
 Young (1974), doi:10.1145/361147.361115; Daly (2006), doi:10.1016/j.future.2004.11.016.
 """
@@ -22,12 +22,6 @@ from typing import Literal
 
 Trend = Literal["unknown", "falling", "flat", "rising"]
 
-PRIOR_INSTANCE_S = 14 * 86_400.0
-"""Assumed seconds between failures of one instance before any was seen: two weeks; of 16 instances, a day."""
-FIRST_S = 60.0
-"""Interval before the first checkpoint; its cost is unknown before that."""
-RISKY_S = 600.0
-"""Mean time to a failure where a device shows signs of failing."""
 RISK = 0.7
 """Above this score a device counts as failing (reference: AdaptiveCheckpoint)."""
 TREND_STEPS = 32
@@ -35,6 +29,18 @@ TREND_STEPS = 32
 FLAT = 0.01
 """Relative change of the median loss between the two halves of these steps, below which the loss is flat."""
 FLAT_FACTOR = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleTimes:
+    """What is assumed where nothing was measured, in seconds."""
+
+    prior_instance_s: float = 14 * 86_400.0
+    """Between failures of one instance before any was seen: two weeks; of 16 instances, a day."""
+    first_s: float = 60.0
+    """Interval before the first checkpoint; its cost is unknown before that."""
+    risky_s: float = 600.0
+    """Mean time to a failure where a device shows signs of failing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +73,23 @@ class Choice:
     reason: str
 
 
-def choose(every: int | Literal["auto"], conditions: Conditions) -> Choice:
+def choose(
+    every: int | Literal["auto"], conditions: Conditions, times: ScheduleTimes = ScheduleTimes()
+) -> Choice:
     """The decision at a step boundary.
 
     Args:
         every: `training.checkpoint_every`.
         conditions: `step` steps are applied; the last checkpoint, or the beginning, was at `last_step`.
             `risk_answered`: there has been a checkpoint since the risk rose.
+        times: what is assumed where nothing was measured.
     """
     if every != "auto":
         if every == 0:
             return Choice(False, 0, "no checkpoints are wanted")
         return Choice(conditions.step % every == 0 and conditions.step > 0, every, f"every {every} steps")
     risky = conditions.risk > RISK
-    interval_s, reason = _interval(conditions, risky)
+    interval_s, reason = _interval(conditions, risky, times)
     trend = loss_trend(conditions.losses)
     if trend == "flat" and not risky:
         interval_s *= FLAT_FACTOR
@@ -95,14 +104,16 @@ def choose(every: int | Literal["auto"], conditions: Conditions) -> Choice:
     return Choice(ahead >= steps, steps, reason)
 
 
-def _interval(conditions: Conditions, risky: bool) -> tuple[float, str]:
-    between_s, why = failures_between_s(conditions.instances, conditions.observed_s, conditions.failures)
+def _interval(conditions: Conditions, risky: bool, times: ScheduleTimes) -> tuple[float, str]:
+    between_s, why = failures_between_s(
+        conditions.instances, conditions.observed_s, conditions.failures, times.prior_instance_s
+    )
     if conditions.expected_s is not None:
         between_s, why = conditions.expected_s, f"expected by {conditions.expected_by}; {why}"
-    if risky and between_s > RISKY_S:
-        between_s, why = RISKY_S, conditions.risk_reason
+    if risky and between_s > times.risky_s:
+        between_s, why = times.risky_s, conditions.risk_reason
     if conditions.cost_s is None:
-        return FIRST_S, f"{_span(FIRST_S)}: the first, whose cost is not known yet"
+        return times.first_s, f"{_span(times.first_s)}: the first, whose cost is not known yet"
     interval_s = daly_interval_s(conditions.cost_s, between_s)
     return interval_s, (
         f"{_span(interval_s)}: costs {_span(conditions.cost_s)}, a failure per {_span(between_s)} ({why})"
@@ -118,13 +129,15 @@ def daly_interval_s(cost_s: float, between_failures_s: float) -> float:
     return young_s * (1 + math.sqrt(part) / 3 + part / 9) - cost_s
 
 
-def failures_between_s(instances: int, observed_s: float, failures: int) -> tuple[float, str]:
+def failures_between_s(
+    instances: int, observed_s: float, failures: int, prior_instance_s: float
+) -> tuple[float, str]:
     """Mean seconds between failures of the job, and the figures that it is based on.
 
-    The prior weighs as much as one failure in `PRIOR_INSTANCE_S` / instances: an hour without a failure
+    The prior weighs as much as one failure in `prior_instance_s` / instances: an hour without a failure
     proves little, three failures in an hour prove much.
     """
-    prior_s = PRIOR_INSTANCE_S / max(1, instances)
+    prior_s = prior_instance_s / max(1, instances)
     seen = f"{failures} in {_span(observed_s)}, {instances} instances"
     return (prior_s + observed_s) / (1 + failures), seen
 

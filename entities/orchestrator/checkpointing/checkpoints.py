@@ -48,11 +48,6 @@ from schemas.step import Member, StateRestore
 
 log = get_logger("orchestrator")
 
-TAKE_DEADLINE_S = 60.0
-"""Deadline of copying a small stage's state, which runs at gigabytes a second."""
-END_S = 120.0
-"""How long the end of a job waits for a checkpoint that is being written."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Order:
@@ -75,6 +70,7 @@ class Checkpoints:
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
+        self._times = job.times.checkpoints
         self._store = JobCheckpoints(job)
         self._numbers = 0
         self._last_step = 0
@@ -189,7 +185,10 @@ class Checkpoints:
         began = time.monotonic()
         try:
             answers = await self._job.instances.order(
-                CHECKPOINT, order, writers, deadline_s=self._job.instances.patience_s(TAKE_DEADLINE_S)
+                CHECKPOINT,
+                order,
+                writers,
+                deadline_s=self._job.instances.patience_s(self._times.take_s),
             )
         except MemberLost:
             self._tried = -1
@@ -383,13 +382,13 @@ class Checkpoints:
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _settled(self) -> None:
-        """Waits until a checkpoint in progress is published or dropped, at most `END_S`.
+        """Waits until a checkpoint in progress is published or dropped, but not for ever.
 
         The order itself notices a dead writer.
         """
         if self._writing is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
+                async with asyncio.timeout(self._times.end_s):
                     await asyncio.wait([self._writing])
 
     async def finish(self) -> None:

@@ -32,8 +32,6 @@ from schemas.urls import SECRET
 
 KEPT = 2
 """Checkpoints that are kept: the last, and the one before in case the last is damaged."""
-REMOVE_S = 150.0
-"""Deadline of a node's answer; a node gives up sooner."""
 
 
 class Unsure(DmscError):
@@ -244,5 +242,9 @@ class JobCheckpoints:
                 secrets=listing.secrets,
             )
             await self._job.bus.request(
-                REMOVE_CHECKPOINTS, order, timeout_s=REMOVE_S, seal_to=listing.key, agent=listing.agent
+                REMOVE_CHECKPOINTS,
+                order,
+                timeout_s=self._job.times.checkpoints.remove_s,
+                seal_to=listing.key,
+                agent=listing.agent,
             )

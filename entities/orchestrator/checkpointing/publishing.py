@@ -14,8 +14,6 @@ from schemas.step import Member
 
 WRITERS = 3
 """Instances that are asked, one after the other, until one has written it; all would write the same."""
-PUBLISH_S = 90.0
-"""Deadline of an instance's answer; an instance gives up sooner."""
 
 
 async def publish_file(
@@ -50,7 +48,9 @@ async def publish_file(
     for writer in writers[:WRITERS]:
         try:
             for order in orders:
-                await job.instances.order(PUBLISH_FILE, order, [writer], deadline_s=PUBLISH_S)
+                await job.instances.order(
+                    PUBLISH_FILE, order, [writer], deadline_s=job.times.checkpoints.publish_s
+                )
         except MemberLost as error:
             lost |= error.members
         except Fenced:

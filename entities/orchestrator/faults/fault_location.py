@@ -12,21 +12,31 @@ from schemas.registry import InstanceState, Resolve
 from schemas.step import Member
 from schemas.task_graph import Placement
 
-ASK_DEADLINE_S = 3.0
-"""SRD and agents answer in milliseconds; one that is being restarted gets this long."""
-
 
 async def locate(
-    bus: Bus, mesh: MeshView, job: str, member: Member, place: Placement, report: FaultReport
+    bus: Bus,
+    mesh: MeshView,
+    job: str,
+    member: Member,
+    place: Placement,
+    report: FaultReport,
+    deadline_s: float = 3.0,
 ) -> FaultVerdict:
     """Asks the registry and the node's agent about a fault; publishes and returns the verdict.
 
-    `place`: where the member runs.
+    Args:
+        bus: the bus.
+        mesh: the view of the mesh.
+        job: the member's job.
+        member: the member.
+        place: where it runs.
+        report: what was reported about it.
+        deadline_s: both answer in milliseconds; one that is being restarted gets this long.
     """
     record = mesh.last_of(member)
     try:
         resolved = await bus.command(
-            RESOLVE, Resolve(sid=member.sid), deadline_s=ASK_DEADLINE_S, while_heard=True
+            RESOLVE, Resolve(sid=member.sid), deadline_s=deadline_s, while_heard=True
         )
         present = next((one for one in resolved.records if one.incarnation == member.incarnation), None)
         state = present.state if present is not None else InstanceState.GONE
@@ -38,9 +48,7 @@ async def locate(
     if agent is not None:
         try:
             query = Judge(job=job, sid=member.sid, incarnation=member.incarnation)
-            judgement = await bus.command(
-                JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent
-            )
+            judgement = await bus.command(JUDGE, query, deadline_s=deadline_s, while_heard=True, agent=agent)
         except (Unavailable, NotFound):
             pass
     verdict = judge_fault(member, state, judgement, report)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from bus.logs import get_logger
@@ -16,20 +17,30 @@ from schemas.errors import Unavailable
 
 log = get_logger("orchestrator")
 
-QUIET_S = 20.0
-"""After this time a job says what it waits for."""
-AGAIN_S, AGAIN_MOST_S = 0.2, 5.0
-"""Pause before an operation is tried again; it doubles each time, up to the second value."""
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutageTimes:
+    """How a job waits for the bus, in seconds."""
+
+    quiet_s: float = 20.0
+    """After this time the job says what it waits for."""
+    pause_s: float = 0.2
+    """First pause before an operation is tried again; it doubles each time."""
+    pause_most_s: float = 5.0
 
 
 class BusOutages:
     """Outlasts outages of the bus for one job. `say` writes what it waits for into its record and events."""
 
-    def __init__(self, job: str, say: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self, job: str, say: Callable[[str], Awaitable[None]], times: OutageTimes = OutageTimes()
+    ) -> None:
         self._job = job
         self._say = say
+        self._times = times
 
     async def outlast(self, what: str, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """Repeats `work` while it raises `Unavailable`; returns its result.
@@ -41,11 +52,11 @@ class BusOutages:
         Raises:
             DmscError: any other error of `work`.
         """
-        pause_s, reason = AGAIN_S, ""
+        pause_s, reason = self._times.pause_s, ""
         saying: asyncio.Task[None] | None = None
 
         async def say() -> None:
-            await asyncio.sleep(QUIET_S)
+            await asyncio.sleep(self._times.quiet_s)
             await self._say(f"waits for the bus, {what}: {reason}")
 
         try:
@@ -57,6 +68,6 @@ class BusOutages:
                     reason = error.text
                 saying = saying or asyncio.create_task(say())  # a task: it may have to wait for the bus, too
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, AGAIN_MOST_S)
+                pause_s = min(2 * pause_s, self._times.pause_most_s)
         finally:
             await cancel(saying)

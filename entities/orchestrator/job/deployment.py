@@ -19,8 +19,6 @@ from schemas.task_graph import ModelTopology, TaskGraph
 
 log = get_logger("orchestrator")
 
-DEPLOY_AGAIN_S, DEPLOY_AGAIN_MOST_S = 0.1, 10.0
-"""Pause before a deployment that a node's death broke is planned again; it doubles each time."""
 START_TRIES = 3
 READY_TRIES = 3
 """Deployments in a row whose instances did not become ready, until the job is parked."""
@@ -32,6 +30,7 @@ class Deployment:
     def __init__(self, job: JobContext, outages: BusOutages, *, waits: bool) -> None:
         self.waits = waits
         self._job = job
+        self._times = job.times.run
         self._outages = outages
         self._fits: bool | None = None  # into the whole mesh, were it empty; None: not planned yet
 
@@ -64,7 +63,7 @@ class Deployment:
         Raises:
             Parked: instances do not become ready, again and again.
         """
-        pause_s, unready = DEPLOY_AGAIN_S, 0
+        pause_s, unready = self._times.deploy_pause_s, 0
         while True:
             graph = await self._plan(topology)
             await self._job.gateway.choose(graph)
@@ -80,7 +79,7 @@ class Deployment:
                     raise Parked(text, for_room=False) from None
                 await self._plan_again(late.text)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, DEPLOY_AGAIN_MOST_S)
+            pause_s = min(2 * pause_s, self._times.deploy_pause_most_s)
 
     async def _plan(self, topology: ModelTopology) -> TaskGraph:
         """Waits in the line until there is room, and nobody who came first is waiting for it."""

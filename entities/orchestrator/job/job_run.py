@@ -43,11 +43,6 @@ from schemas.task_graph import Placement
 
 log = get_logger("orchestrator")
 
-CLEAN_UP_S = 3.0
-"""A whole mesh may be stopping: then nobody is left who would answer."""
-REPORTED_S = 2.0
-"""How long MG and SR have to report a failure that the registry knows, before it is taken up without them."""
-
 
 class JobRun:
     """Drives one job: to its end, or until it has to be parked (`parked`: why).
@@ -203,7 +198,7 @@ class JobRun:
         """
         member = Member(sid=record.sid, incarnation=record.incarnation)
         if record.state is InstanceState.FAULTED:
-            await asyncio.sleep(REPORTED_S)
+            await asyncio.sleep(self.job.times.run.reported_s)
             evidence = f"registry says faulted: {record.reason or 'no reason given'}, and nobody reports it"
             await self.fault(
                 FaultReport(
@@ -225,7 +220,7 @@ class JobRun:
         if self._cancelled is None and not self.over:
             self._cancelled = reason
             ends = self.job.store.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
-            await written_down(ends)
+            await written_down(ends, self.job.times.run.order_kept_s)
             if self._task is not None and self.parked is None:  # else the next run ends it
                 self._task.cancel()
 
@@ -237,8 +232,9 @@ class JobRun:
         self.parking.interrupted = False  # this is the end of the run, and not of the job's training
         if self._task is not None and not self._task.done():
             if self.over and not deposed:
-                await asyncio.wait({self._task}, timeout=CLEAN_UP_S)
-            await cancel(self._task)
+                await asyncio.wait({self._task}, timeout=self.job.times.run.clean_up_s)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     # --- the job's life -----------------------------------------------------------------------------------
     async def run(self) -> None:

@@ -15,20 +15,13 @@ from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
 
-ASK_AGAIN_S = 30.0
-"""Pause before the order is repeated: an agent that was restarted does not know of the analysis. An agent
-that is working on it ignores the repetition; it ends a worker without progress, and sets no other limit."""
-ACCEPT_S = 20.0
-"""A living agent takes an order within milliseconds; after this time (while the bus is heard) the next agent
-is asked."""
-SAMPLE_DEADLINE_S = 90.0
-
 
 class ModelAnalysis:
     """Orders model work from agents of the job's clusters; results come back as messages of their own."""
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
+        self._times = job.times.run
         self._topology: asyncio.Future[ModelTopology] = asyncio.get_running_loop().create_future()
         self._sample: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._analysts: set[str] = set()
@@ -100,7 +93,7 @@ class ModelAnalysis:
             await self._job.bus.command(
                 WRITE_SAMPLE, order, deadline_s=10.0, while_heard=True, agent=agents[0], seal_to=key
             )
-            async with self._job.bus.pulse.timeout(SAMPLE_DEADLINE_S):
+            async with self._job.bus.pulse.timeout(self._times.sample_s):
                 return await self._sample
         except (DmscError, TimeoutError) as error:
             log.warning("no sample", job=self._job.name, reason=str(error) or "timed out")
@@ -111,9 +104,14 @@ class ModelAnalysis:
         while not self._topology.done():
             key = self._job.mesh.nodes[agent].sealing_key
             await self._job.bus.command(
-                ANALYSE, order, deadline_s=ACCEPT_S, while_heard=True, agent=agent, seal_to=key
+                ANALYSE,
+                order,
+                deadline_s=self._times.analysis_accept_s,
+                while_heard=True,
+                agent=agent,
+                seal_to=key,
             )
-            await asyncio.wait([self._topology], timeout=ASK_AGAIN_S)
+            await asyncio.wait([self._topology], timeout=self._times.analysis_repeat_s)
         try:
             return self._topology.result()
         except Unavailable:

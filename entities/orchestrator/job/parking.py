@@ -19,21 +19,15 @@ from entities.orchestrator.job_state.retry_limits import Parked
 from schemas.errors import Conflict, Unavailable
 from schemas.job import JobState
 
-REST_S = 20.0
-"""How long the open step and the checkpoint after it may take when the job is to be parked."""
-KEPT_S = 5.0
-"""How long to wait until the bus has written a person's order: its disk may be full. This is shorter than a
-gateway waits for the answer; the record is written as soon as there is room."""
 
-
-async def written_down(writing: Awaitable[None]) -> None:
+async def written_down(writing: Awaitable[None], within_s: float) -> None:
     """Waits for the write of a person's order; where the bus does not take it, the order counts all the same.
 
     Raises:
         Fenced: another orchestrator has the job.
     """
     with contextlib.suppress(Unavailable, TimeoutError):
-        async with asyncio.timeout(KEPT_S):
+        async with asyncio.timeout(within_s):
             await writing
 
 
@@ -54,6 +48,7 @@ class Parking:
     ) -> None:
         record = job.store.record
         self._job = job
+        self._times = job.times.run
         self._training = training
         self._interrupt = interrupt
         self._before = before
@@ -80,7 +75,7 @@ class Parking:
         if self.held:
             return
         self._resumed.clear()
-        await written_down(self._job.store.note(now=True, held=why))
+        await written_down(self._job.store.note(now=True, held=why), self._times.order_kept_s)
         if not self._taking_over and not self._come_to_rest():
             self._break_off()
 
@@ -100,7 +95,7 @@ class Parking:
         writing = (
             self._job.store.move(record.state, why, held="") if parked else self._job.store.note(held="")
         )
-        await written_down(writing)
+        await written_down(writing, self._times.order_kept_s)
         if not self._training.park("") or self.interrupted:
             self._resumed.set()
 
@@ -153,7 +148,7 @@ class Parking:
         if not self._training.park(self.held):
             return False
         self._deadline = asyncio.get_running_loop().call_later(
-            self._job.instances.patience_s(REST_S), self._break_off
+            self._job.instances.patience_s(self._times.rest_s), self._break_off
         )
         return True
 

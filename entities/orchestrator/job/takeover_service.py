@@ -16,8 +16,6 @@ from schemas.step import Adopt, Adopted, Member, StepDecision
 
 log = get_logger("orchestrator")
 
-ADOPT_DEADLINE_S = 3.0
-"""A living instance answers within milliseconds, whatever it computes."""
 OVER = (InstanceState.FAULTED, InstanceState.GONE)
 
 
@@ -97,7 +95,7 @@ class TakeoverService:
             answer = await self._job.bus.command(
                 ADOPT,
                 order,
-                deadline_s=ADOPT_DEADLINE_S,
+                deadline_s=self._job.times.run.adopt_s,
                 while_heard=True,
                 job=self._job.name,
                 sid=member.sid,

@@ -22,18 +22,13 @@ from schemas.signals import TerminationReport
 
 log = get_logger("orchestrator")
 
-TERMINATION_DEADLINE_S = 5.0
-ANSWER_S = 10.0
-"""How long to wait for an answer of the registry or an agent, in time during which the bus is heard."""
-AGENTS_BACK_S = 12.0
-"""How long a restarted orchestrator waits for the agents of a job; they register again every 5 s."""
-
 
 class Teardown:
     """Cleans up one job: `run` when it is over, `reclaim` before another orchestrator starts it afresh."""
 
     def __init__(self, job: JobContext, checkpoints: Checkpoints) -> None:
         self._job = job
+        self._times = job.times.run
         self._checkpoints = checkpoints
         self._terminated: set[str] = set()
         self._termination = asyncio.Event()
@@ -97,7 +92,7 @@ class Teardown:
         def back() -> bool:
             return all(self._job.mesh.agent_of(cluster, node) is not None for cluster, node in places)
 
-        await self._job.mesh.until(back, AGENTS_BACK_S)
+        await self._job.mesh.until(back, self._times.agents_back_s)
 
     async def _end_communication(self) -> None:
         graph = self._job.store.record.graph
@@ -109,7 +104,7 @@ class Teardown:
             return
         expected = {*self._job.mesh.gateways(), *self._job.mesh.routers()}
         try:
-            async with asyncio.timeout(TERMINATION_DEADLINE_S):
+            async with asyncio.timeout(self._times.termination_s):
                 while not expected <= self._terminated:
                     self._termination.clear()
                     await self._termination.wait()
@@ -118,14 +113,14 @@ class Teardown:
 
     async def _release(self) -> None:
         order = ReleaseJob(job=self._job.name)
-        await self._job.bus.command(RELEASE_JOB, order, deadline_s=ANSWER_S, while_heard=True)
+        await self._job.bus.command(RELEASE_JOB, order, deadline_s=self._times.answer_s, while_heard=True)
 
     async def _forget(self) -> None:
         orders = (
             self._job.bus.command(
                 FORGET_TOPOLOGY,
                 ForgetTopology(job=self._job.name),
-                deadline_s=ANSWER_S,
+                deadline_s=self._times.answer_s,
                 while_heard=True,
                 agent=agent,
             )

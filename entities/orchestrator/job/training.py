@@ -45,8 +45,6 @@ log = get_logger("orchestrator")
 
 RESTORATIONS = 8
 """Failed restorations in a row before the job is parked; each was broken by a new loss."""
-RETRY_S, RETRY_MOST_S = 0.5, 5.0
-"""Pause before a store that did not answer is asked again: the first one, and the longest."""
 
 
 class Training:
@@ -54,6 +52,7 @@ class Training:
 
     def __init__(self, job: JobContext, checkpoints: Checkpoints) -> None:
         self._job = job
+        self._times = job.times.run
         self._checkpoints = checkpoints
         self._orders = MemberOrders(job)
         self._step_owner = step_owner = StepOwner(job, self, self._pauses)
@@ -266,7 +265,7 @@ class Training:
         Raises:
             Parked: an instance that the job needs finds no room, or members are lost again and again.
         """
-        failures, pause_s = 0, RETRY_S
+        failures, pause_s = 0, self._times.restore_pause_s
         while True:
             await self._joining.until_there()
             coming = self._joining.coming
@@ -289,7 +288,7 @@ class Training:
                 last = error
                 await self._job.store.reason(f"the checkpoint can't be read yet: {error.text}")
                 await self._job.tasks.unless_failed(asyncio.sleep(pause_s))
-                pause_s = min(2 * pause_s, RETRY_MOST_S)
+                pause_s = min(2 * pause_s, self._times.restore_pause_most_s)
             fresh = False
             if failures >= RESTORATIONS:
                 why = f"{failures} restorations in a row failed; the last: {last}"

@@ -23,16 +23,26 @@ log = get_logger("orchestrator")
 
 SHOWN = 32
 """Most unreadable values that the mesh's status shows: the newest."""
-SHOWN_S = 7 * 86_400.0
 GUARDED = (subjects.CORDON, subjects.MODULE_RECORD, subjects.MODULE_STANDING, subjects.LINK_SECRET)
 """Buckets that are seldom written: here the former value is written again. The writers of the buckets `steps`
 and `leadership` do that themselves."""
 
 
 class RecordGuards:
-    """Guards the buckets during one term. `runs`: its running jobs, by id; `ended`: records of the others."""
+    """Guards the buckets during one term. `runs`: its running jobs, by id; `ended`: records of the others.
 
-    def __init__(self, bus: Bus, runs: Mapping[str, JobRun], ended: Mapping[str, JobRecord]) -> None:
+    `shown_s`: how long the mesh's status shows an unreadable value.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        runs: Mapping[str, JobRun],
+        ended: Mapping[str, JobRecord],
+        *,
+        shown_s: float = 7 * 86_400.0,
+    ) -> None:
+        self._shown_s = shown_s
         self._bus = bus
         self._runs = runs
         self._ended = ended
@@ -40,8 +50,8 @@ class RecordGuards:
         self._notes: dict[tuple[str, str], UnreadableNote] = {}  # the last note of each record, newest last
 
     def notes(self) -> tuple[UnreadableNote, ...]:
-        """The values that any process found unreadable within `SHOWN_S`, and where their bytes are."""
-        return tuple(note for note in self._notes.values() if note.at > time.time() - SHOWN_S)
+        """The values that any process found unreadable within `shown_s`, and where their bytes are."""
+        return tuple(note for note in self._notes.values() if note.at > time.time() - self._shown_s)
 
     async def start(self) -> None:
         """Reads the latest notes and guards the buckets; call it once the jobs are taken up."""

@@ -26,6 +26,127 @@ Claims = dict[str, Callable[[MicrobatchClaim], None]]
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Deadlines and pauses of the step transaction, in seconds during which the bus is heard."""
+
+    begin_s: float = 5.0
+    """Longer than a gateway takes to restart; after it another gateway dispatches."""
+    fence_s: float = 20.0
+    abort_s: float = 20.0
+    assign_s: float = 20.0
+    group_s: float = 20.0
+    prepare_s: float = 30.0
+    commit_s: float = 30.0
+    """Both count from the last progress: that of the computation, and of reaching peers."""
+    state_s: float = 120.0
+    """Longest time without progress of a transfer of a small state. A large state gets more time, because it
+    may be a single tensor (`JobInstances.patience_s`)."""
+    follow_s: float = 30.0
+    """An instance that a newcomer follows answers every 10 s, however far the newcomer is."""
+    last_redo_s: float = 5.0
+    """How long a stage waits for a newcomer's last redo, if its state is small."""
+    last_redo_part: float = 0.25
+    """For a large state, the part of the time of a whole transfer that is added to that."""
+    repeat_s: float = 0.2
+    """Pause before an order is repeated that failed although no member is to blame."""
+    quiet_s: float = 1.0
+    """Time without a claim after which instances are asked what they hold."""
+    stall_s: float = 30.0
+    """After max(this, 10 × the time of a way through the pipeline) without progress the step begins again."""
+    status_s: float = 2.0
+    pause_s: float = 0.2
+    """How long `StepLoop.pause` waits: as long as an order waits before it is repeated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipTimes:
+    """Deadlines and pauses of what brings members and ends them, in seconds."""
+
+    parked_after_s: float = 10.0
+    """How long a stage without members waits for room, in time during which the bus is heard
+    (`bus.nats.liveness`). A node that restarts is back sooner; a longer wait would keep the slots of all
+    other stages from other jobs."""
+    look_s: float = 0.2
+    stop_s: float = 3.0
+    start_retry_s: float = 0.5
+    """First pause before a failed start is tried again; it doubles with each failure in a row."""
+    start_retry_most_s: float = 30.0
+    last_words_s: float = 1.0
+    """How long to wait until the registry says how a lost instance ended; mostly it says so already."""
+    free_s: float = 3.0
+    """How long to wait for the agent to say that a slot is free, before another one is looked for."""
+    agent_s: float = 3.0
+    """Deadline of a question to a node's agent, which answers in milliseconds."""
+    copy_order_s: float = 5.0
+    copy_status_s: float = 1.0
+    """A living instance answers within milliseconds, whatever it computes."""
+    copy_search_s: float = 1.0
+    """How long to repeat the search for a copy of the open step: its last redo may still be arriving."""
+    copy_search_pause_s: float = 0.1
+    copy_send_s: float = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointTimes:
+    """Deadlines of checkpoints, in seconds."""
+
+    take_s: float = 60.0
+    """Deadline of copying a small stage's state, which runs at gigabytes a second."""
+    end_s: float = 120.0
+    """How long the end of a job waits for a checkpoint that is being written."""
+    publish_s: float = 90.0
+    """Deadline of an instance that writes a file; it gives up sooner."""
+    remove_s: float = 150.0
+    """Deadline of a node that removes files; it gives up sooner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimes:
+    """Deadlines and pauses of a job's run outside its steps, in seconds."""
+
+    analysis_repeat_s: float = 30.0
+    """Pause before the order is repeated: an agent that was restarted does not know of the analysis. An agent
+    that is working on it ignores the repetition; it ends a worker without progress, and sets no other
+    limit."""
+    analysis_accept_s: float = 20.0
+    """A living agent takes an order within milliseconds; after this time (while the bus is heard) the next
+    agent is asked."""
+    sample_s: float = 90.0
+    deploy_pause_s: float = 0.1
+    """Pause before a deployment that a node's death broke is planned again; it doubles each time."""
+    deploy_pause_most_s: float = 10.0
+    adopt_s: float = 3.0
+    """A living instance answers within milliseconds, whatever it computes."""
+    restore_pause_s: float = 0.5
+    """First pause before a store that did not answer is asked again."""
+    restore_pause_most_s: float = 5.0
+    rest_s: float = 20.0
+    """How long the open step and the checkpoint after it may take when the job is to be parked."""
+    order_kept_s: float = 5.0
+    """How long to wait until the bus has written a person's order: its disk may be full. This is shorter
+    than a gateway waits for the answer; the record is written as soon as there is room."""
+    reported_s: float = 2.0
+    """How long MG and SR have to report a failure that the registry knows; then it is taken up without."""
+    clean_up_s: float = 3.0
+    """A whole mesh may be stopping: then nobody is left who would answer."""
+    termination_s: float = 5.0
+    answer_s: float = 10.0
+    """How long to wait for an answer of the registry or an agent, in time during which the bus is heard."""
+    agents_back_s: float = 12.0
+    """How long a restarted orchestrator waits for the agents of a job; they register again every 5 s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTimes:
+    """Deadlines and pauses of a job's parts."""
+
+    steps: StepTimes = StepTimes()
+    membership: MembershipTimes = MembershipTimes()
+    checkpoints: CheckpointTimes = CheckpointTimes()
+    run: RunTimes = RunTimes()
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobContext:
     """One run of one job, in one epoch. It holds references and does nothing."""
 
@@ -49,3 +170,4 @@ class JobContext:
     """What other jobs hold, and wait for."""
     claims: Claims
     """The term's; the job's step loop enters itself."""
+    times: JobTimes = JobTimes()

@@ -18,19 +18,24 @@ from schemas.step import StepDecision
 
 log = get_logger("orchestrator")
 
-RETRY_S = 0.2
-"""Pause before a failed write is repeated, without a limit: the disk of the bus may be full."""
-
 
 class DecisionRecord:
     """The decision record of one job, as the orchestrator of `epoch` writes it.
 
     `confirmed` returns if this orchestrator surely leads. `unknown`: the record could not be read by `take`.
+    `retry_s`: pause before a failed write is repeated, without a limit, for the disk of the bus may be full.
     """
 
     def __init__(
-        self, bus: Bus, job: str, epoch: int, confirmed: Callable[[], Awaitable[None]] | None = None
+        self,
+        bus: Bus,
+        job: str,
+        epoch: int,
+        confirmed: Callable[[], Awaitable[None]] | None = None,
+        *,
+        retry_s: float = 0.2,
     ) -> None:
+        self._retry_s = retry_s
         self.unknown = False
         self._confirmed = confirmed
         self._bucket = bus.bucket(STEP_DECISION)
@@ -72,7 +77,7 @@ class DecisionRecord:
             except Conflict:
                 continue  # another orchestrator wrote in between: read again
             except Unavailable:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
 
     async def write(self, decision: StepDecision) -> None:
         """Records a decision.
@@ -91,7 +96,7 @@ class DecisionRecord:
             except Unavailable:
                 # it may have been written: the next attempt reads through the bucket's leader first
                 self._revision = None
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
 
     async def _ours_still(self) -> bool:
         """Whether the record is unreadable or removed and this orchestrator leads, so that it may write."""
@@ -106,7 +111,7 @@ class DecisionRecord:
                 self._revision = int(error.fields["revision"])
                 break
             except Unavailable:
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
         await self._confirmed()
         why = "unreadable" if self._revision else "removed"
         log.error("decision record written again", job=self.job, why=why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from bus.logs import get_logger
 from entities.orchestrator.job_state.job_store import JobStore
@@ -17,20 +18,24 @@ from schemas.task_graph import TaskGraph
 
 log = get_logger("orchestrator")
 
-QUIET_S = 20.0
-"""After this time a job says that it waits for a gateway. After a restart of the orchestrator gateways
-register within 10 s.
-"""
-AGAIN_S = 1.0
-"""Pause before gateways that did not take the policy are asked again."""
-ANSWER_S = 3.0
-"""A living gateway takes a policy within milliseconds; after this time the next gateway is asked."""
-
 
 def next_entry(gateways: Sequence[str], preferred: str, silent: Collection[str]) -> str | None:
     """The preferred gateway, or else the first, of those that were not silent. Pure."""
     left = [sid for sid in gateways if sid not in silent]
     return preferred if preferred in left else next(iter(left), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayTimes:
+    """How a job waits for a gateway, in seconds."""
+
+    quiet_s: float = 20.0
+    """After this time a job says that it waits for a gateway. After a restart of the orchestrator gateways
+    register within 10 s."""
+    pause_s: float = 1.0
+    """Pause before gateways that did not take the policy are asked again."""
+    answer_s: float = 3.0
+    """A living gateway takes a policy within milliseconds; after this time the next gateway is asked."""
 
 
 class IngressGateway:
@@ -39,11 +44,19 @@ class IngressGateway:
     `preferred`: the gateway that took the job. The job's events say what it waits for.
     """
 
-    def __init__(self, mesh: MeshView, policies: PolicyDistribution, store: JobStore, preferred: str) -> None:
+    def __init__(
+        self,
+        mesh: MeshView,
+        policies: PolicyDistribution,
+        store: JobStore,
+        preferred: str,
+        times: GatewayTimes = GatewayTimes(),
+    ) -> None:
         self._mesh = mesh
         self._policies = policies
         self._store = store
         self._preferred = preferred
+        self._times = times
         self._choosing = asyncio.Lock()
         self.sid = ""
 
@@ -58,15 +71,17 @@ class IngressGateway:
         silent = {self.sid} if graph is None else set()
         began, reason, said = time.monotonic(), "none is registered", False
         while True:
-            if self._mesh.gateways() or await self._mesh.until(lambda: bool(self._mesh.gateways()), QUIET_S):
+            if self._mesh.gateways() or await self._mesh.until(
+                lambda: bool(self._mesh.gateways()), self._times.quiet_s
+            ):
                 sid = next_entry(self._mesh.gateways(), self._preferred, silent)
                 if sid is None:  # all have been asked; one of them may have restarted
                     silent.clear()
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(self._times.pause_s)
                     continue
                 self._name(sid, graph)
                 try:
-                    await self._policies.acknowledged(sid, ANSWER_S)
+                    await self._policies.acknowledged(sid, self._times.answer_s)
                 except Unavailable as error:
                     log.warning("gateway does not answer", job=self._store.job, sid=sid, reason=error.text)
                     reason = error.text
@@ -78,7 +93,7 @@ class IngressGateway:
                     return
             else:
                 reason = "none is registered"
-            if not said and time.monotonic() - began >= QUIET_S:
+            if not said and time.monotonic() - began >= self._times.quiet_s:
                 said = True
                 await self._store.tell("recovery", text=f"waits for a gateway: {reason}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from bus.connection import Bus
@@ -22,12 +23,8 @@ from schemas.step import Member
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 from schemas.urls import BUS, local_path
 
-START_DEADLINE_S = 20.0
-"""An agent answers within milliseconds; this covers one that restarts."""
-
-NO_PROGRESS_S = 120.0
-"""Without any of it, what gets ready, or moves a stage's state in pieces, counts as stuck; with it, it may
-take for ever. A dead instance is noticed long before."""
+SLOWEST_BYTES_PER_S = 4e6
+"""What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
 
 
 class MemberLost(DmscError):
@@ -79,6 +76,17 @@ class NodeLost(DmscError):
         self.agent = agent
 
 
+@dataclass(frozen=True, kw_only=True)
+class InstanceTimes:
+    """How long instances and their agents may take, in seconds."""
+
+    start_s: float = 20.0
+    """An agent answers within milliseconds; this covers one that restarts."""
+    no_progress_s: float = 120.0
+    """Without any of it, what gets ready, or moves a stage's state in pieces, counts as stuck; with it, it
+    may take for ever. A dead instance is noticed long before."""
+
+
 class JobInstances:
     """Who runs which unit now. `members` maps SID to the incarnation that counts.
 
@@ -86,7 +94,10 @@ class JobInstances:
     spec and its epoch.
     """
 
-    def __init__(self, bus: Bus, mesh: MeshView, record: JobRecord) -> None:
+    def __init__(
+        self, bus: Bus, mesh: MeshView, record: JobRecord, times: InstanceTimes = InstanceTimes()
+    ) -> None:
+        self._times = times
         self._bus = bus
         self._mesh = mesh
         self._record = record
@@ -159,7 +170,7 @@ class JobInstances:
         only some say how far they are, so that a whole file may be one piece.
         """
         in_pieces = url.startswith(BUS) or local_path(url) is not None
-        return NO_PROGRESS_S if in_pieces else self.patience_s(NO_PROGRESS_S)
+        return self._times.no_progress_s if in_pieces else self.patience_s(self._times.no_progress_s)
 
     def stage_members(self) -> list[Member]:
         """Those of stages that are not lost."""
@@ -215,7 +226,7 @@ class JobInstances:
             started = self._bus.command(
                 START_INSTANCE,
                 order,
-                deadline_s=START_DEADLINE_S,
+                deadline_s=self._times.start_s,
                 while_heard=True,
                 agent=agent,
                 seal_to=self._mesh.nodes[agent].sealing_key,
@@ -258,7 +269,7 @@ class JobInstances:
 
         getting_on = True
         while getting_on and not settled():
-            getting_on = await self._mesh.until(partial(goes_on, told()), NO_PROGRESS_S)
+            getting_on = await self._mesh.until(partial(goes_on, told()), self._times.no_progress_s)
         for member in waiting:
             record = self._mesh.last_of(member)
             reason = (record.reason if record else "") or "ended before it was ready"
@@ -273,7 +284,7 @@ class JobInstances:
         if not getting_on:
             late = [member for member in waiting if not self._ready(member)]
             names = ", ".join(member.sid for member in late)
-            raise NotReady(late, f"{names} not ready, and no progress for {NO_PROGRESS_S:.0f} s")
+            raise NotReady(late, f"{names} not ready, and no progress for {self._times.no_progress_s:.0f} s")
 
     async def order(
         self,

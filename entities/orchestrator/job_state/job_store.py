@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from bus.connection import Bus
@@ -25,11 +26,16 @@ log = get_logger("orchestrator")
 HISTORY = 50
 """State changes kept in a job's record."""
 
-WRITE_RETRY_S = 0.2
-"""Pause before a failed write is repeated, without a limit: the disk of the bus may be full."""
 
-RECORD_EVERY_S = 1.0
-"""Shortest time between writes of a running job's figures; states are written at once, events every step."""
+@dataclass(frozen=True, kw_only=True)
+class StoreTimes:
+    """When a job's record is written, in seconds."""
+
+    retry_s: float = 0.2
+    """Pause before a failed write is repeated, without a limit: the disk of the bus may be full."""
+    record_every_s: float = 1.0
+    """Shortest time between writes of a running job's figures; states are written at once, events every
+    step."""
 
 
 class JobStore:
@@ -47,7 +53,9 @@ class JobStore:
         record: JobRecord,
         revision: int = 0,
         confirmed: Callable[[], Awaitable[None]] | None = None,
+        times: StoreTimes = StoreTimes(),
     ) -> None:
+        self._times = times
         self._bus = bus
         self._bucket = bus.bucket(JOB_RECORD)
         self._revision = revision
@@ -105,7 +113,7 @@ class JobStore:
     async def note(self, *, now: bool = False, **figures: Any) -> None:
         """Changes figures in the record; writes them if `now`, or if the last write is old enough."""
         self.record = self.record.model_copy(update=figures)
-        if now or time.monotonic() - self._written_at > RECORD_EVERY_S:
+        if now or time.monotonic() - self._written_at > self._times.record_every_s:
             await self._write()
 
     async def tell(self, kind: str, **fields: Any) -> None:
@@ -138,7 +146,7 @@ class JobStore:
                     unknown = True
                 except Unavailable:
                     unknown = True
-                    await asyncio.sleep(WRITE_RETRY_S)
+                    await asyncio.sleep(self._times.retry_s)
         await self._publish_topology()
 
     async def _publish_topology(self) -> None:

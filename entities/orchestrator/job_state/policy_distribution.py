@@ -19,14 +19,15 @@ from schemas.signals import CommunicationPolicy, StagePolicy
 
 log = get_logger("orchestrator")
 
-ACK_DEADLINE_S = 10.0
-"""A gateway or router that does not acknowledge in time gets the policy when it registers again."""
-
 
 class PolicyDistribution:
-    """Holds the job's present policy, and delivers every revision to all gateways and routers."""
+    """Holds the job's present policy, and delivers every revision to all gateways and routers.
 
-    def __init__(self, bus: Bus, mesh: MeshView) -> None:
+    A gateway or router that does not acknowledge it within `acknowledge_s` gets it when it registers again.
+    """
+
+    def __init__(self, bus: Bus, mesh: MeshView, *, acknowledge_s: float = 10.0) -> None:
+        self._acknowledge_s = acknowledge_s
         self._bus = bus
         self._mesh = mesh
         self.policy: CommunicationPolicy | None = None
@@ -49,7 +50,9 @@ class PolicyDistribution:
 
     async def _deliver(self, sid: str, policy: CommunicationPolicy) -> DmscError | None:
         try:
-            await self._bus.command(QOS_POLICY, policy, deadline_s=ACK_DEADLINE_S, while_heard=True, sid=sid)
+            await self._bus.command(
+                QOS_POLICY, policy, deadline_s=self._acknowledge_s, while_heard=True, sid=sid
+            )
         except DmscError as error:
             log.warning("policy not acknowledged", job=policy.job, sid=sid, reason=str(error))
             return error

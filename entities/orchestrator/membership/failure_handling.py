@@ -23,9 +23,6 @@ from schemas.step import Member
 
 log = get_logger("orchestrator")
 
-LAST_WORDS_S = 1.0
-"""How long to wait until the registry says how a lost instance ended; mostly it says so already."""
-
 
 class FailureHandling:
     """Handles the failures of one job. A fatal one fails its tasks, or is raised to the step loop."""
@@ -92,7 +89,7 @@ class FailureHandling:
             Unrecoverable: it does not.
         """
         step, attempt = self._step_owner.step, self._step_owner.attempt
-        record = await self._job.mesh.last_words(lost, LAST_WORDS_S)
+        record = await self._job.mesh.last_words(lost, self._job.times.membership.last_words_s)
         records = [] if record is None else [record]
         try:
             self._job.faults.broke(why, [lost], records, step=step, attempt=attempt)

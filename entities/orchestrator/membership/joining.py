@@ -12,12 +12,6 @@ from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.step import Member
 
-PARKED_AFTER_S = 10.0
-"""How long a stage without members waits for room, in time during which the bus is heard
-(`bus.nats.liveness`). A node that restarts is back sooner; a longer wait would keep the slots of all other
-stages from other jobs."""
-LOOK_S = 0.2
-
 
 class JoiningMembers:
     """Starts each unit's next incarnation in a task of its own, and tells the step loop when it is ready."""
@@ -96,19 +90,20 @@ class JoiningMembers:
             await self._until_there()
 
     async def _until_there(self) -> None:
+        times = self._job.times.membership
         now, homeless = self._job.bus.pulse.now, self.replacement.homeless
         began = bare_since = now()
         while coming := set(self._coming):
             missing = self._indispensable() & coming
-            late = now() - began > PARKED_AFTER_S
+            late = now() - began > times.parked_after_s
             if not missing and (late or coming <= homeless.keys()):
                 return
             if not missing or not missing <= homeless.keys():
                 bare_since = now()
-            if now() - bare_since > PARKED_AFTER_S:
+            if now() - bare_since > times.parked_after_s:
                 why = "; ".join(f"{sid}: {homeless[sid]}" for sid in sorted(missing))
                 raise Parked(why, for_room=True)
-            await self._job.tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=LOOK_S))
+            await self._job.tasks.unless_failed(asyncio.wait([*self._coming.values()], timeout=times.look_s))
 
     def _indispensable(self) -> set[str]:
         """Units that the job needs: those of a stage (data instances too) without a working member."""

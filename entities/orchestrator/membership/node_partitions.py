@@ -23,9 +23,6 @@ from schemas.step import Member
 
 log = get_logger("orchestrator")
 
-ASK_DEADLINE_S = 3.0
-"""An agent answers in milliseconds."""
-
 
 class NodePartitions:
     """The network partitions of one job. `silence` returns at once."""
@@ -75,7 +72,7 @@ class NodePartitions:
         query = Judge(job=self._job.name, sid=someone.sid, incarnation=someone.incarnation)
         try:
             await self._job.bus.command(
-                JUDGE, query, deadline_s=ASK_DEADLINE_S, while_heard=True, agent=agent
+                JUDGE, query, deadline_s=self._job.times.membership.agent_s, while_heard=True, agent=agent
             )
         except DmscError:
             return False

@@ -23,13 +23,6 @@ from dataclasses import dataclass
 from schemas.job import NodeCut
 from schemas.step import Member
 
-REMEMBERED_S = 60.0
-"""How long a failed edge counts."""
-AVOIDED_S = 600.0
-"""How long the node that was given up gets nothing of the job. A longer time spares the job a lasting
-partition; a shorter one uses the node sooner after it was repaired. Only instances that start meanwhile are
-affected."""
-
 Node = tuple[str, str]
 """(cluster, node)."""
 Edge = frozenset[Member]
@@ -49,9 +42,13 @@ class NodePartition:
 
 
 class FailedEdges:
-    """The failed edges of one job. An edge is reported twice by its two ends, or twice by one of them."""
+    """The failed edges of one job. An edge is reported twice by its two ends, or twice by one of them.
 
-    def __init__(self) -> None:
+    `remembered_s`: how long a failed edge counts.
+    """
+
+    def __init__(self, remembered_s: float = 60.0) -> None:
+        self._remembered_s = remembered_s
         self._reports: dict[Edge, list[float]] = {}
         self._where: dict[Member, Node] = {}
 
@@ -72,7 +69,7 @@ class FailedEdges:
             The partition between the two nodes, if the failed edges show one.
         """
         self._reports = {
-            edge: times for edge, times in self._reports.items() if now - times[-1] < REMEMBERED_S
+            edge: times for edge, times in self._reports.items() if now - times[-1] < self._remembered_s
         }
         edge = frozenset({witness, peer})
         self._reports.setdefault(edge, []).append(now)
@@ -145,15 +142,20 @@ def kept(one: Side, other: Side) -> tuple[Side, Side, str]:
     return best, rest, why
 
 
-def avoided(cuts: Iterable[NodeCut], present: Collection[Node], now: float) -> Mapping[Node, NodeCut]:
+def avoided(
+    cuts: Iterable[NodeCut], present: Collection[Node], now: float, *, avoided_s: float = 600.0
+) -> Mapping[Node, NodeCut]:
     """Nodes that get nothing of the job, while it has instances on the other side of their partition.
 
     Args:
         cuts: the partitions that the job has met.
         present: nodes with living instances of the job.
         now: seconds since the epoch.
+        avoided_s: how long the node that was given up gets nothing of the job. A longer time spares the job a
+            lasting partition; a shorter one uses the node sooner after it was repaired. Only instances that
+            start meanwhile are affected.
     """
-    return {cut.given_up: cut for cut in cuts if now - cut.at < AVOIDED_S and cut.kept in present}
+    return {cut.given_up: cut for cut in cuts if now - cut.at < avoided_s and cut.kept in present}
 
 
 def name(node: Node) -> str:

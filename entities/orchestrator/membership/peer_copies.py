@@ -18,14 +18,6 @@ from schemas.step import Member, StateWait
 
 log = get_logger("orchestrator")
 
-COPY_TO_DEADLINE_S = 5.0
-STATUS_TIMEOUT_S = 1.0
-"""A living instance answers within milliseconds, whatever it computes."""
-PATIENCE_S = 1.0
-"""How long to repeat the search for a copy of the open step: its last redo may still be arriving."""
-AGAIN_S = 0.1
-SEND_DEADLINE_S = 120.0
-
 
 def choose_holders(
     stages: Sequence[Sequence[Member]],
@@ -74,6 +66,7 @@ class PeerCopies:
 
     def __init__(self, job: JobContext, step_owner: StepOwner, joining: JoiningMembers) -> None:
         self._job = job
+        self._times = job.times.membership
         self._step_owner = step_owner
         self._joining = joining
         self._ordered_holders: dict[Member, Member | None] = {}
@@ -110,7 +103,7 @@ class PeerCopies:
         async def order_copy(source: Member, holder: Member | None) -> None:
             order = CopyTo(job=self._job.name, epoch=self._job.epoch, holder=holder)
             try:
-                await self._job.instances.order(COPY_TO, order, [source], deadline_s=COPY_TO_DEADLINE_S)
+                await self._job.instances.order(COPY_TO, order, [source], deadline_s=self._times.copy_order_s)
             except Fenced:
                 raise
             except DmscError as error:
@@ -138,7 +131,7 @@ class PeerCopies:
     async def _find(self, stage: int, version: int, peers: Sequence[Member]) -> Member | None:
         """The peer whose copy of `stage` reaches exactly `version`; None if there is none."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE_S
+        deadline = loop.time() + self._times.copy_search_s
         while True:
             reached = await asyncio.gather(*(self._ask(stage, peer) for peer in peers))
             for member, reach in zip(peers, reached, strict=True):
@@ -148,7 +141,7 @@ class PeerCopies:
             if not peers or loop.time() > deadline:
                 log.info("no copy", job=self._job.name, stage=stage, version=version, reached=best)
                 return None
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(self._times.copy_search_pause_s)
 
     async def _ask(self, stage: int, member: Member) -> int:
         query = CopyStatus(job=self._job.name, epoch=self._job.epoch, stage=stage)
@@ -156,7 +149,7 @@ class PeerCopies:
             answer = await self._job.bus.command(
                 COPY_STATUS,
                 query,
-                deadline_s=STATUS_TIMEOUT_S,
+                deadline_s=self._times.copy_status_s,
                 while_heard=True,
                 job=self._job.name,
                 sid=member.sid,
@@ -176,7 +169,7 @@ class PeerCopies:
             transfer=next(self._step_owner.transfers),
         )
         wait = StateWait(job=self._job.name, epoch=self._job.epoch, version=version)
-        patience_s = self._job.instances.patience_s(SEND_DEADLINE_S)
+        patience_s = self._job.instances.patience_s(self._times.copy_send_s)
         try:
             await self._job.instances.order(COPY_SEND, send, [holder], deadline_s=patience_s, moving=True)
             await self._job.instances.order(STATE_WAIT, wait, [newcomer], deadline_s=patience_s, moving=True)

@@ -22,13 +22,6 @@ from schemas.task_graph import Placement, TaskUnit, UnitKind
 
 log = get_logger("orchestrator")
 
-STOP_DEADLINE_S = 3.0
-RETRY_S = 0.5
-"""First pause before a failed start is tried again; it doubles with each failure in a row."""
-RETRY_MOST_S = 30.0
-"""Longest pause before a failed start is tried again."""
-FREE_S = 3.0
-"""How long to wait for the agent to say that a slot is free, before another one is looked for."""
 CUTS_KEPT = 16
 """Network partitions that a job's record remembers: the latest."""
 STARTS = 5
@@ -40,6 +33,7 @@ class Replacement:
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
+        self._times = job.times.membership
         self._placing = asyncio.Lock()
         self.homeless: dict[str, str] = {}
         """Units for which there is no room now, with the reason."""
@@ -63,7 +57,7 @@ class Replacement:
             Unrecoverable: it repeatedly fails to start.
         """
         unit = self._job.instances.graph.unit(sid)
-        own_ends, pause_s = 0, RETRY_S
+        own_ends, pause_s = 0, self._times.start_retry_s
         while True:
             if lost is not None:
                 await self.end(lost)
@@ -94,7 +88,7 @@ class Replacement:
             except DmscError as error:  # an agent or the registry is being restarted
                 log.info("not replaced yet", job=self._job.name, sid=unit.sid, reason=str(error))
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RETRY_MOST_S)
+            pause_s = min(2 * pause_s, self._times.start_retry_most_s)
 
     def _has_state(self, unit: TaskUnit) -> bool:
         """Whether another member of its stage lives and has the state."""
@@ -117,8 +111,8 @@ class Replacement:
         return agent is not None and not is_cordoned(self._closed(self._avoided()), agent, slot)
 
     async def until_free(self, unit: TaskUnit) -> None:
-        """Returns once the unit's slot is free for it, or after `FREE_S`."""
-        await self._job.mesh.until(lambda: self.may_stay(unit), FREE_S)
+        """Returns once the unit's slot is free for it, or the wait for that is over."""
+        await self._job.mesh.until(lambda: self.may_stay(unit), self._times.free_s)
 
     # --- nodes that are left out ----------------------------------------------------------------------
     def node_of(self, sid: str) -> Node:
@@ -163,7 +157,11 @@ class Replacement:
         stop = InstanceStop(job=self._job.name, sid=lost.sid, incarnation=lost.incarnation, now=True)
         try:
             await self._job.bus.command(
-                STOP_INSTANCE, stop, deadline_s=STOP_DEADLINE_S, while_heard=True, agent=agent
+                STOP_INSTANCE,
+                stop,
+                deadline_s=self._times.stop_s,
+                while_heard=True,
+                agent=agent,
             )
         except DmscError as error:
             log.warning("stop of a lost instance failed", sid=lost.sid, reason=str(error))

@@ -18,9 +18,6 @@ from schemas.errors import DmscError
 
 log = get_logger("orchestrator")
 
-LOOK_EVERY_S = 0.5
-"""Pause before the jobs on draining nodes are asked again."""
-
 EMPTY = "empty"
 """`progress` of a drain that is done."""
 
@@ -31,6 +28,7 @@ class Draining:
     Args:
         runs: the running jobs, by id.
         confirmed: returns while this orchestrator leads.
+        look_every_s: pause before the jobs on draining nodes are asked again.
     """
 
     def __init__(
@@ -39,7 +37,10 @@ class Draining:
         cordoning: CordonService,
         runs: Callable[[], Mapping[str, JobRun]],
         confirmed: Callable[[], Awaitable[None]],
+        *,
+        look_every_s: float = 0.5,
     ) -> None:
+        self._look_every_s = look_every_s
         self._mesh = mesh
         self._cordoning = cordoning
         self._runs = runs
@@ -52,7 +53,7 @@ class Draining:
             for cordon in self._mesh.cordons.active():
                 if cordon.draining:
                     await self._push(cordon)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._look_every_s)
 
     async def _push(self, cordon: Cordon) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bus import subjects
 from bus.connection import Bus
@@ -43,14 +43,17 @@ from schemas.policy import (
 
 log = get_logger("orchestrator")
 
-LAPSE_EVERY_S = 1.0
-"""Pause between checks whether adopted suggestions have lapsed."""
 
-KEEP_EVERY_S = 10.0
-"""Greatest age of the counts that a new orchestrator finds; orders are written at once."""
+@dataclass(frozen=True, kw_only=True)
+class PolicyTimes:
+    """When a term's policies are looked at, in seconds."""
 
-ORDER_DEADLINE_S = 5.0
-"""A running module answers an order within milliseconds, whatever its policy computes."""
+    look_every_s: float = 1.0
+    """Pause between checks whether adopted suggestions have lapsed, and whether an order is due again."""
+    keep_every_s: float = 10.0
+    """Greatest age of the counts that a new orchestrator finds; orders are written at once."""
+    order_s: float = 5.0
+    """A running module answers an order within milliseconds, whatever its policy computes."""
 
 
 class PolicyService:
@@ -67,7 +70,9 @@ class PolicyService:
         alive: Callable[[str], bool],
         confirmed: Callable[[], Awaitable[None]],
         config: ArbitrationConfig,
+        times: PolicyTimes = PolicyTimes(),
     ) -> None:
+        self._times = times
         self._alive = alive
         self._bus = bus
         self._runs = runs
@@ -178,7 +183,7 @@ class PolicyService:
         (_, version), standing = module_reputation.running(self._state.modules, module, version)
         order = ModuleOrder(op=op, jobs=jobs, reason=reason)
         answer = await self._bus.command(
-            subjects.MODULE_ORDER, order, deadline_s=ORDER_DEADLINE_S, sid=standing.sid
+            subjects.MODULE_ORDER, order, deadline_s=self._times.order_s, sid=standing.sid
         )
         self._note(answer)
         key = (module, version)
@@ -197,9 +202,9 @@ class PolicyService:
         """
         kept_at = time.monotonic()
         while True:
-            await asyncio.sleep(LAPSE_EVERY_S)
+            await asyncio.sleep(self._times.look_every_s)
             await self._confirmed()
-            if time.monotonic() - kept_at >= KEEP_EVERY_S:
+            if time.monotonic() - kept_at >= self._times.keep_every_s:
                 await self.keep()
                 kept_at = time.monotonic()
             for module, version in list(self._state.modules):
@@ -258,7 +263,7 @@ class PolicyService:
     async def lapses(self) -> None:
         """Takes back adopted suggestions whose validity has ended, until cancelled."""
         while True:
-            await asyncio.sleep(LAPSE_EVERY_S)
+            await asyncio.sleep(self._times.look_every_s)
             await self._confirmed()
             async with self._revising:
                 pairs = ((job, _facts(run)) for job, run in self._runs.items())

@@ -38,16 +38,14 @@ from schemas.policy import (
 
 log = get_logger("orchestrator")
 
-LOOK_EVERY_S = 0.5
-"""Pause between comparisons of scores, and between checks of the states of modules."""
-
 MYSELF = "orchestrator"
 
 
 class PromotionService:
     """Promotes and rolls back versions during one term.
 
-    `desk`: the service that knows the modules and gives them orders; `runs`: the running jobs by id.
+    `desk`: the service that knows the modules and gives them orders; `runs`: the running jobs by id;
+    `look_every_s`: pause between comparisons of scores, and between checks of the states of modules.
     """
 
     def __init__(
@@ -57,7 +55,10 @@ class PromotionService:
         runs: Mapping[str, JobRun],
         confirmed: Callable[[], Awaitable[None]],
         config: PromotionConfig,
+        *,
+        look_every_s: float = 0.5,
     ) -> None:
+        self._look_every_s = look_every_s
         self._bus = bus
         self._desk = desk
         self._runs = runs
@@ -133,7 +134,7 @@ class PromotionService:
     async def run(self) -> None:
         """Compares scores, rolls back, and corrects the states of modules, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(self._look_every_s)
             await self._confirmed()
             for module in list(self._trials):
                 trial, record = self._trials.get(module), self._records.get(module)

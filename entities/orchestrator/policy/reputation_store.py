@@ -12,14 +12,15 @@ from entities.orchestrator.policy.module_reputation import STRANGERS, Key, Modul
 from schemas.module_status import version_token
 from schemas.policy import ModuleStanding
 
-KEPT_S = 7 * 86_400.0
-"""Seconds after which a module is forgotten that crashed and never came back."""
-
 
 class ReputationStore:
-    """Reads and writes reputations during one term. A record is written only if it has changed."""
+    """Reads and writes reputations during one term. A record is written only if it has changed.
 
-    def __init__(self, bus: Bus) -> None:
+    A module that crashed and never came back is forgotten after `kept_s` seconds.
+    """
+
+    def __init__(self, bus: Bus, *, kept_s: float = 7 * 86_400.0) -> None:
+        self._kept_s = kept_s
         self._bucket = bus.bucket(subjects.MODULE_STANDING)
         self._written: dict[Key, ModuleStanding] = {}
 
@@ -39,7 +40,7 @@ class ReputationStore:
             record = as_record(key, standing, since_epoch)
             if key == STRANGERS or _same(self._written.get(key), record):
                 continue
-            await self._bucket.put(record, ttl_s=KEPT_S, module=key[0], version=version_token(key[1]))
+            await self._bucket.put(record, ttl_s=self._kept_s, module=key[0], version=version_token(key[1]))
             self._written[key] = record
         for key in self._written.keys() - standings.keys():
             await self._bucket.delete(module=key[0], version=version_token(key[1]))

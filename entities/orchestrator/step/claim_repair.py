@@ -12,12 +12,6 @@ from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
 from schemas.step import Member, MicrobatchClaim, Phase, StepStatus
 
-QUIET_S = 1.0
-"""Time without a claim after which instances are asked what they hold."""
-STALL_S = 30.0
-"""After max(this, 10 × the time of the way through the pipeline) without progress the step begins again."""
-STATUS_TIMEOUT_S = 2.0
-
 
 class ClaimRepair:
     """Watches the claims of the open step. `claimed` gets claims from answers, `post` gets `Stalled`."""
@@ -30,11 +24,13 @@ class ClaimRepair:
         post: Callable[[Event], None],
     ) -> None:
         self._job = job
+        self._times = job.times.steps
         self._machine = machine
         self._claimed = claimed
         self._post = post
         self._progress = asyncio.Event()
         self._ask_now = asyncio.Event()
+        self.quiet_s = self._times.quiet_s
         self._now = job.bus.pulse.now
         self._moved_at = self._now()
 
@@ -58,7 +54,7 @@ class ClaimRepair:
     @property
     def patience_s(self) -> float:
         """Patience until the first claim, which needs a whole way through the pipeline: ten times that."""
-        return max(STALL_S, 10 * self._job.instances.expected_ms / 1e3)
+        return max(self._times.stall_s, 10 * self._job.instances.expected_ms / 1e3)
 
     async def run(self) -> None:
         """Repairs lost claims; posts `Stalled` if a step makes no progress although the bus is there."""
@@ -70,7 +66,7 @@ class ClaimRepair:
         while True:
             self._progress.clear()
             try:
-                async with asyncio.timeout(QUIET_S):
+                async with asyncio.timeout(self.quiet_s):
                     await self._progress.wait()
                 self._moved_at = self._now()
                 if not self._ask_now.is_set():
@@ -105,7 +101,7 @@ class ClaimRepair:
         async def ask_one(sid: str) -> None:
             try:
                 reply = await self._job.bus.request(
-                    STEP_STATUS, query, timeout_s=STATUS_TIMEOUT_S, job=machine.job, sid=sid
+                    STEP_STATUS, query, timeout_s=self._times.status_s, job=machine.job, sid=sid
                 )
             except DmscError:
                 return

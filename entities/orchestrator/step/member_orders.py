@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from bus.logs import get_logger
@@ -23,22 +22,12 @@ OnSilent = Callable[[Member, DmscError], None]
 """Called at once for each member that does not carry an order out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderTimes:
-    """Deadlines of the orders, in seconds during which the bus is heard."""
-
-    fence_s: float = 20.0
-    abort_s: float = 20.0
-    commit_s: float = 30.0
-    """It counts from the last progress: that of the computation, and of reaching peers."""
-
-
 class MemberOrders:
     """Gives these orders for one job. `Fenced` is raised by all: another orchestrator leads the job."""
 
-    def __init__(self, job: JobContext, times: OrderTimes = OrderTimes()) -> None:
+    def __init__(self, job: JobContext) -> None:
         self._job = job
-        self._times = times
+        self._times = job.times.steps
 
     async def fence(
         self, members: Iterable[Member], *, step: int, attempt: int, round: int, fenced: tuple[Member, ...]

@@ -26,8 +26,7 @@ from schemas.errors import DmscError
 from schemas.job import StepPhases
 from schemas.step import Member, MicrobatchClaim, Phase
 
-PAUSE_S = 0.2
-"""How long `pause` waits: as long as an order waits before it is repeated."""
+TICK_S = 0.1
 
 
 class StageGone(DmscError):
@@ -92,8 +91,8 @@ class StepLoop:
         return await self._tasks.unless_failed(self._boundary)
 
     async def pause(self) -> None:
-        """Waits `PAUSE_S`; raises the failure of this loop, if it has one."""
-        await self._tasks.unless_failed(asyncio.sleep(PAUSE_S))
+        """Waits a moment; raises the failure of this loop, if it has one."""
+        await self._tasks.unless_failed(asyncio.sleep(self._job.times.steps.pause_s))
 
     def give_up(self, step: int, why: str) -> None:
         """Ends the loop if `step` is open and not decided: then all members are at its version."""

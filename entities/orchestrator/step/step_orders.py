@@ -43,22 +43,6 @@ from schemas.step import (
 
 log = get_logger("orchestrator")
 
-BEGIN_DEADLINE_S = 5.0
-"""Longer than a gateway takes to restart; after it another gateway dispatches."""
-ASSIGN_DEADLINE_S = 20.0
-PREPARE_DEADLINE_S = 30.0
-"""It counts from the last progress: that of the computation, and of reaching the peers of an all-reduce."""
-GROUP_DEADLINE_S = 20.0
-STATE_DEADLINE_S = 120.0
-"""Longest time without progress of a transfer of a small state. A large state gets more time, because it may
-be a single tensor (`JobInstances.patience_s`)."""
-FOLLOW_DEADLINE_S = 30.0
-"""An instance that a newcomer follows answers every 10 s, however far the newcomer is."""
-LAST_REDO_S, LAST_REDO_PART = 5.0, 0.25
-"""How long a stage waits for a newcomer's last redo: seconds for a small state, and for a large one the part
-of the time of a whole transfer that is added."""
-AGAIN_S = 0.2
-"""Pause before an order is repeated that failed although no member is to blame."""
 
 Reply = TypeVar("Reply")
 
@@ -77,6 +61,7 @@ class StepOrders:
         post: Callable[[ev.Event], None],
     ) -> None:
         self._job = job
+        self._times = job.times.steps
         self._machine = machine
         self._observer = observer
         self._post = post
@@ -96,7 +81,7 @@ class StepOrders:
                     await self._observer.other_gateway(gateway)
             except DmscError as error:
                 log.warning("step not begun", job=self._job.name, step=step, reason=str(error))
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(self._times.repeat_s)
 
     async def begin(self, step: int, attempt: int, *, evaluate: bool = False) -> None:
         """Has the entry gateway dispatch a step, or a validation pass.
@@ -119,7 +104,7 @@ class StepOrders:
         await self._job.bus.command(
             STEP_BEGIN,
             order,
-            deadline_s=BEGIN_DEADLINE_S,
+            deadline_s=self._times.begin_s,
             while_heard=True,
             job=self._job.name,
             gateway=gateway,
@@ -147,7 +132,7 @@ class StepOrders:
                 round=effect.round,
                 paths=paths,
             )
-            order = self._job.instances.order(STEP_ASSIGN, message, [member], deadline_s=ASSIGN_DEADLINE_S)
+            order = self._job.instances.order(STEP_ASSIGN, message, [member], deadline_s=self._times.assign_s)
             return await self._answers(order) is not None
 
         if all(await asyncio.gather(*(assign_to(member, paths) for member, paths in effect.paths.items()))):
@@ -181,7 +166,7 @@ class StepOrders:
         async def form_at(member: Member) -> tuple[tuple[Member, Member], ...] | None:
             """None if the member has built the group; else the edges to peers that it found silent."""
             try:
-                await self._job.instances.order(GROUP_FORM, order, [member], deadline_s=GROUP_DEADLINE_S)
+                await self._job.instances.order(GROUP_FORM, order, [member], deadline_s=self._times.group_s)
             except DmscError as error:
                 if isinstance(error, MemberLost):
                     lost.extend(error.members)
@@ -220,7 +205,7 @@ class StepOrders:
         )
         try:
             answers = await self._job.instances.order(
-                STEP_PREPARE, order, [member], deadline_s=PREPARE_DEADLINE_S, moving=True
+                STEP_PREPARE, order, [member], deadline_s=self._times.prepare_s, moving=True
             )
         except MemberLost as lost:
             self._observer.losing(lost.members, str(lost))
@@ -262,7 +247,10 @@ class StepOrders:
         while ready is None or (ready.version < 0 and not ready.slow):
             try:
                 answers = await self._job.instances.order(
-                    STATE_SEND, self._state_send(effect), [effect.source], deadline_s=FOLLOW_DEADLINE_S
+                    STATE_SEND,
+                    self._state_send(effect),
+                    [effect.source],
+                    deadline_s=self._times.follow_s,
                 )
             except DmscError as error:
                 await self._join_failed(effect.to, effect.transfer, [error])
@@ -284,11 +272,11 @@ class StepOrders:
 
     async def await_state(self, effect: ev.AwaitState) -> None:
         """Waits for a newcomer's last redo, for which its stage waits; the transfer fails at the deadline."""
-        within_s = self._job.instances.patience_s(LAST_REDO_S, times=LAST_REDO_PART)
+        within_s = self._job.instances.patience_s(self._times.last_redo_s, times=self._times.last_redo_part)
         wait = StateWait(job=self._job.name, epoch=self._job.epoch, version=effect.version, within_s=within_s)
         try:
             await self._job.instances.order(
-                STATE_WAIT, wait, [effect.to], deadline_s=within_s + FOLLOW_DEADLINE_S
+                STATE_WAIT, wait, [effect.to], deadline_s=within_s + self._times.follow_s
             )
         except DmscError as error:
             await self._join_failed(effect.to, effect.transfer, [error])
@@ -298,7 +286,7 @@ class StepOrders:
     async def send_state(self, effect: ev.SendState) -> None:
         send = self._state_send(effect)
         wait = StateWait(job=self._job.name, epoch=self._job.epoch, version=effect.version)
-        patience_s = self._job.instances.patience_s(STATE_DEADLINE_S)
+        patience_s = self._job.instances.patience_s(self._times.state_s)
         moving = RequestProgress()  # progress of the newcomer counts for its source, too
         order = partial(self._job.instances.order, deadline_s=patience_s, moving=moving)
         try:
@@ -321,7 +309,7 @@ class StepOrders:
                 self._observer.losing(error.members, str(error))
         if stage is None or superseded:
             return
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(self._times.repeat_s)
         if to not in self._job.instances.lost:
             self._post(ev.NewcomerReady(to, stage))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from entities.orchestrator.step.claim_repair import QUIET_S, ClaimRepair
+from entities.orchestrator.step.claim_repair import ClaimRepair
 from entities.orchestrator.step.step_orders import StepOrders
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
@@ -51,7 +51,7 @@ class ValidationPass:
         while len(self._losses) < self._count:
             self._progress.clear()
             try:
-                async with asyncio.timeout(QUIET_S):
+                async with asyncio.timeout(self._repair.quiet_s):
                     await self._progress.wait()
                 moved_at = self._repair.now()
             except TimeoutError:

@@ -11,8 +11,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from entities.orchestrator.job_state import ingress_gateway
-from entities.orchestrator.job_state.ingress_gateway import IngressGateway, next_entry
+from entities.orchestrator.job_state.ingress_gateway import GatewayTimes, IngressGateway, next_entry
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
@@ -115,14 +114,12 @@ async def test_the_job_goes_to_another_gateway_when_its_own_is_dead_with_others(
         await communication.close()
 
 
-async def test_a_job_without_a_gateway_waits_for_one_and_says_so(
-    dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingress_gateway, "QUIET_S", 0.01)
+async def test_a_job_without_a_gateway_waits_for_one_and_says_so(dial: Dial) -> None:
+    times = GatewayTimes(quiet_s=0.01)
     said: asyncio.Queue[str] = asyncio.Queue()
     mesh = MeshView()
     communication = PolicyDistribution(await dial("orchestrator", EntityKind.ORCHESTRATOR), mesh)
-    entry = IngressGateway(mesh, communication, store(said.put), "gateway-a")
+    entry = IngressGateway(mesh, communication, store(said.put), "gateway-a", times)
     choosing = asyncio.create_task(entry.choose(graph()))
     try:
         assert await said.get() == "waits for a gateway: none is registered"

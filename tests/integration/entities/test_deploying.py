@@ -9,6 +9,7 @@ import pytest
 from bus import subjects
 from bus.messaging.key_value import Change
 from entities.orchestrator.job_state.instances import (
+    InstanceTimes,
     JobInstances,
     MemberLost,
     NodeLost,
@@ -50,7 +51,9 @@ async def two_nodes() -> MeshView:
     return mesh
 
 
-async def deploy(dial: Dial, mesh: MeshView) -> tuple[JobInstances, asyncio.Queue[InstanceStart]]:
+async def deploy(
+    dial: Dial, mesh: MeshView, times: InstanceTimes = InstanceTimes()
+) -> tuple[JobInstances, asyncio.Queue[InstanceStart]]:
     """Instances of a job, and what the agent of node a is ordered; nobody answers at node b."""
     bus, agent = await dial("orchestrator", EntityKind.ORCHESTRATOR), await dial("agent-a")
     ordered: asyncio.Queue[InstanceStart] = asyncio.Queue()
@@ -60,7 +63,7 @@ async def deploy(dial: Dial, mesh: MeshView) -> tuple[JobInstances, asyncio.Queu
         return InstanceStarted(sid=message.unit.sid, incarnation=message.incarnation, pid=1)
 
     await agent.serve(subjects.START_INSTANCE, start, agent="agent-a")
-    instances = JobInstances(bus, mesh, job("j"))
+    instances = JobInstances(bus, mesh, job("j"), times)
     instances.graph = GRAPH
     return instances, ordered
 
@@ -123,19 +126,16 @@ async def test_an_instance_that_falls_silent_is_its_nodes_fault_and_a_refusal_it
     assert [member.sid for member in await starting] == ["j-s0-r0"]
 
 
-async def test_one_that_ends_for_want_of_others_or_is_late_may_be_started_again(
-    dial: Dial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_ends_for_want_of_others_or_is_late_may_be_started_again(dial: Dial) -> None:
     """Neither is the job's fault, and neither says that the bus is away."""
     mesh = await two_nodes()
-    instances, ordered = await deploy(dial, mesh)
+    instances, ordered = await deploy(dial, mesh, InstanceTimes(no_progress_s=0.5))
     starting = asyncio.create_task(instances.start(UNITS[:1]))
     first = await ordered.get()
     await say(mesh, first, InstanceState.FAULTED, f"{PASSING}: no bus at nats://x")
     with pytest.raises(NotReady, match="no bus at nats://x") as failed:
         await starting
     assert [one.incarnation for one in failed.value.members] == [first.incarnation]
-    monkeypatch.setattr("entities.orchestrator.job_state.instances.NO_PROGRESS_S", 0.5)
     starting = asyncio.create_task(instances.start(UNITS[:1]))
     slow = await ordered.get()
     for second in range(4):  # it gets on, for longer than it may rest

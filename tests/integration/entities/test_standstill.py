@@ -15,12 +15,11 @@ from bus import subjects
 from bus.connection import Bus
 from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer
-from entities.orchestrator.job import model_analysis
-from entities.orchestrator.job.bus_outages import BusOutages
+from entities.orchestrator.job.bus_outages import BusOutages, OutageTimes
 from entities.orchestrator.job.model_analysis import ModelAnalysis
+from entities.orchestrator.job_state.context import JobTimes, MembershipTimes, RunTimes
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.membership import joining
 from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
@@ -95,12 +94,13 @@ TOPOLOGY = ModelTopology(
 
 
 async def test_a_bus_that_stands_still_before_an_analysis_is_acknowledged_costs_no_analyst(
-    own_server: EmbeddedServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
+    own_server: EmbeddedServer, dial: Dial
 ) -> None:
-    monkeypatch.setattr(model_analysis, "ACCEPT_S", LIMIT_S, raising=False)
+    times = JobTimes(run=RunTimes(analysis_accept_s=LIMIT_S))
     bus, mesh = await dial("orchestrator", EntityKind.ORCHESTRATOR), MeshView()
     journal: Any = Journal()
-    work, analyst = ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal)), Analyst(TOPOLOGY)
+    work = ModelAnalysis(job_context(bus=bus, mesh=mesh, store=journal, times=times))
+    analyst = Analyst(TOPOLOGY)
     await analyst.serve(await dial("agent-a"), mesh, work, "agent-a")
     async with standstill(own_server):
         analysing = asyncio.create_task(work.analyse())
@@ -130,8 +130,7 @@ async def test_an_analysis_that_lacked_the_bus_is_made_again_and_a_verdict_is_no
         await outages.outlast("analysing", work.analyse)
 
 
-async def test_what_a_job_waits_for_is_said_once_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entities.orchestrator.job.bus_outages.QUIET_S", 0.5)
+async def test_what_a_job_waits_for_is_said_once_it_takes_long() -> None:
     journal, tries = Journal(), 0
 
     async def work() -> str:
@@ -141,7 +140,8 @@ async def test_what_a_job_waits_for_is_said_once_it_takes_long(monkeypatch: pyte
             raise Unavailable("the bus's store is full")
         return "done"
 
-    assert await BusOutages("j", journal.reason).outlast("writing its weights", work) == "done"
+    outages = BusOutages("j", journal.reason, OutageTimes(quiet_s=0.5))
+    assert await outages.outlast("writing its weights", work) == "done"
     assert journal.said == ["waits for the bus, writing its weights: the bus's store is full"]
     assert tries > 2
 
@@ -165,13 +165,15 @@ class Homeless:
 
 
 async def test_a_bus_that_stands_still_parks_no_job_for_want_of_room(
-    own_server: EmbeddedServer, dial: Dial, monkeypatch: pytest.MonkeyPatch
+    own_server: EmbeddedServer, dial: Dial
 ) -> None:
-    monkeypatch.setattr(joining, "PARKED_AFTER_S", LIMIT_S)
+    times = JobTimes(membership=MembershipTimes(parked_after_s=LIMIT_S))
     bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     homeless: Any = Homeless()
     tasks = GuardedTasks()
-    coming = JoiningMembers(job_context(bus=bus, instances=homeless, tasks=tasks), homeless, homeless)
+    coming = JoiningMembers(
+        job_context(bus=bus, instances=homeless, tasks=tasks, times=times), homeless, homeless
+    )
     try:
         async with standstill(own_server):
             coming.bring(UNIT.sid)

@@ -18,7 +18,7 @@ from bus import subjects
 from bus.subject import Subject
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
-from entities.orchestrator.step.step_orders import STATE_DEADLINE_S
+from entities.orchestrator.job_state.context import StepTimes
 from schemas.base import Message
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
 from schemas.registry import ServiceRecord
@@ -28,7 +28,7 @@ from tests.integration.mesh.own_mesh import Witness
 from tests.patience import PATIENCE_S
 
 TAPPED = 1_000_000
-NO_ANSWER = f"within {STATE_DEADLINE_S:g} s"
+NO_ANSWER = f"within {StepTimes().state_s:g} s"
 """Said where an order's deadline was what ended it."""
 
 

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from entities.orchestrator.checkpointing.checkpoint_schedule import (
-    FIRST_S,
-    PRIOR_INSTANCE_S,
-    RISKY_S,
     TREND_STEPS,
     Choice,
     Conditions,
+    ScheduleTimes,
     choose,
     daly_interval_s,
     failures_between_s,
@@ -22,6 +20,7 @@ from entities.orchestrator.checkpointing.checkpoint_schedule import (
 from entities.orchestrator.monitoring.hardware_risk import hardware_risk
 from schemas.signals import QosReport
 
+TIMES = ScheduleTimes()
 FALLING = [10 * 0.9**step for step in range(TREND_STEPS)]
 
 
@@ -36,6 +35,10 @@ def auto(**given: Any) -> Choice:
         "losses": FALLING,
     }
     return choose("auto", Conditions(**{**conditions, **given}))
+
+
+def between(instances: int, observed_s: float, failures: int) -> tuple[float, str]:
+    return failures_between_s(instances, observed_s, failures, TIMES.prior_instance_s)
 
 
 def test_a_number_is_taken_literally() -> None:
@@ -53,11 +56,11 @@ def test_the_interval_is_young_s_where_cheap_and_never_beyond_the_time_between_f
 
 
 def test_failures_shorten_it_and_a_quiet_run_lengthens_it() -> None:
-    quiet, _ = failures_between_s(4, 0, 0)
-    assert quiet == PRIOR_INSTANCE_S / 4
-    assert failures_between_s(4, 3_600, 3)[0] < quiet / 3
-    assert failures_between_s(4, 30 * 86_400, 0)[0] > quiet
-    assert failures_between_s(400, 0, 0)[0] == quiet / 100
+    quiet, _ = between(4, 0, 0)
+    assert quiet == TIMES.prior_instance_s / 4
+    assert between(4, 3_600, 3)[0] < quiet / 3
+    assert between(4, 30 * 86_400, 0)[0] > quiet
+    assert between(400, 0, 0)[0] == quiet / 100
     assert auto(failures=20).interval_steps < auto().interval_steps
     assert auto(cost_s=20.0).interval_steps > auto().interval_steps
     assert auto(step_s=10.0).interval_steps == pytest.approx(auto().interval_steps / 10, abs=1)
@@ -73,8 +76,8 @@ def test_it_is_due_once_the_interval_has_passed_since_the_last() -> None:
 
 
 def test_the_first_comes_early_to_learn_what_it_costs() -> None:
-    assert not auto(cost_s=None, step=int(FIRST_S) - 1).due
-    first = auto(cost_s=None, step=int(FIRST_S))
+    assert not auto(cost_s=None, step=int(TIMES.first_s) - 1).due
+    first = auto(cost_s=None, step=int(TIMES.first_s))
     assert first.due
     assert "the first" in first.reason
     assert not auto(step_s=None).due
@@ -95,7 +98,7 @@ def test_a_failing_device_asks_for_one_at_once_and_for_more_after_it() -> None:
     assert "94 °C" in now.reason
     later = auto(step=1, risk_answered=True, **signs)
     assert not later.due
-    assert later.interval_steps == round(daly_interval_s(2.0, RISKY_S))
+    assert later.interval_steps == round(daly_interval_s(2.0, TIMES.risky_s))
     assert not auto(step=1, risk=0.5).due
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from entities.orchestrator.job.parking import Parking
+from entities.orchestrator.job_state.context import JobTimes, RunTimes
 from entities.orchestrator.job_state.retry_limits import Parked
 from schemas.errors import Conflict
 from schemas.job import JobRecord, JobState
@@ -23,6 +24,7 @@ class Job:
         self.record: JobRecord = job_record("j", state, **{"loss_first": 4.0} | fields)
         self.training = state is JobState.RUNNING
         self.parks = ""
+        self.times = JobTimes()
         self.interrupted = asyncio.Event()
         self.opened = asyncio.Event()
         self.room = asyncio.Event()
@@ -31,7 +33,7 @@ class Job:
     def parking(self, before: Parked | None = None, rest_s: float = 60.0) -> Parking:
         one: Any = self
         instances: Any = SimpleNamespace(patience_s=lambda least_s: rest_s)
-        job = job_context(self.record, store=one, mesh=one, instances=instances)
+        job = job_context(self.record, store=one, mesh=one, instances=instances, times=self.times)
         return Parking(job, one, self.interrupt, before)
 
     async def note(self, *, now: bool = False, **figures: Any) -> None:
@@ -170,9 +172,9 @@ async def test_one_that_was_to_be_parked_when_its_orchestrator_died(adopted: boo
             parking.taken_over(adopted=False)
 
 
-async def test_a_bus_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entities.orchestrator.job.parking.KEPT_S", 0.0)
+async def test_a_bus_that_takes_nothing_keeps_nobody_waiting() -> None:
     job = Job()
+    job.times = JobTimes(run=RunTimes(order_kept_s=0.0))
     job.room.clear()
     await job.parking().park("parked by olga")
     assert job.parks == "parked by olga"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.job_state.instances import NO_PROGRESS_S, JobInstances
+from entities.orchestrator.job_state.instances import SLOWEST_BYTES_PER_S, InstanceTimes, JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
 from tests.entity_records import job
 
@@ -31,9 +31,9 @@ def test_a_stage_of_forty_gigabytes_is_given_the_time_that_it_takes() -> None:
 
 @pytest.mark.parametrize("url", ["bus://artifacts/j", "/data/j", "file:///data/j", ""])
 def test_what_is_moved_in_pieces_that_are_counted_may_rest_as_long_whatever_its_size(url: str) -> None:
-    assert of(40 * 10**9).idle_s(url) == NO_PROGRESS_S
+    assert of(40 * 10**9).idle_s(url) == InstanceTimes().no_progress_s
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/j", "https://example.org/j", "secret://mine"])
 def test_elsewhere_a_whole_file_may_be_one_piece(url: str) -> None:
-    assert of(40 * 10**9).idle_s(url) == NO_PROGRESS_S + 40e9 / SLOWEST_BYTES_PER_S
+    assert of(40 * 10**9).idle_s(url) == InstanceTimes().no_progress_s + 40e9 / SLOWEST_BYTES_PER_S

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from entities.orchestrator.membership.partition import (
-    AVOIDED_S,
-    REMEMBERED_S,
     FailedEdges,
     NodePartition,
     Side,
@@ -15,6 +13,8 @@ from entities.orchestrator.membership.partition import (
 )
 from schemas.job import NodeCut
 from schemas.step import Member
+
+REMEMBERED_S = 60.0
 
 A, B, C = ("a", "n"), ("b", "n"), ("c", "n")
 
@@ -29,7 +29,7 @@ WHERE = {"a": A, "b": B, "c": C}
 
 class Story:
     def __init__(self) -> None:
-        self.edges = FailedEdges()
+        self.edges = FailedEdges(REMEMBERED_S)
 
     def told(
         self, witness: Member, peer: Member, now: float = 0.0, alone: tuple[Member, ...] = ()
@@ -112,4 +112,4 @@ def test_a_node_is_avoided_while_the_job_is_on_the_other_side_and_the_cut_is_you
     cut = NodeCut(kept=A, given_up=B, at=100.0, reason="")
     assert set(avoided([cut], [A, C], 101.0)) == {B}
     assert not avoided([cut], [C], 101.0)
-    assert not avoided([cut], [A], 100.0 + AVOIDED_S)
+    assert not avoided([cut], [A], 700.0, avoided_s=600.0)
