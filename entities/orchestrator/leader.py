@@ -1,4 +1,4 @@
-"""What the leading orchestrator serves: registrations, submissions, the queue, each message to its job."""
+"""The leading orchestrator: it serves registrations and submissions, and passes each message to its job."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Deposed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class OrchestratorConfig:
-    """Settings of the orchestrator. `sid` is the leader's; who waits is called by its incarnation as well.
+    """Settings of the orchestrator. `sid` is the leader's; a standby's SID also has its incarnation.
 
     `ended_kept` bounds how many ended jobs stay in memory for listings; the bucket keeps all.
     `submissions_kept` bounds how many submissions are remembered, so that a client's command that was
@@ -73,7 +73,7 @@ class OrchestratorConfig:
     node: str = "mesh"
     ended_kept: int = 1000
     submissions_kept: int = 4096
-    peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: not told
+    peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: unknown
     retry_s: float = 0.2
     """Pause before the bus is asked again for what a new leader has to know."""
     confirm_s: float = 2.0
@@ -84,9 +84,10 @@ class OrchestratorConfig:
 
 
 class Leader:
-    """The orchestrator of one term: jobs run as tasks, each with its own state, all of it this term's.
+    """The orchestrator of one term. Jobs run as tasks, each with its own state; all of it ends with the term.
 
-    `known`: the jobs of an earlier term of this process; one that the store has lost goes on from there.
+    `former_records`: the jobs of an earlier term of this process; one that the store has lost goes on from
+    there.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Leader:
         mesh: MeshView,
         candidate: LeaderCandidate,
         config: OrchestratorConfig,
-        known: Mapping[str, JobRecord],
+        former_records: Mapping[str, JobRecord],
     ) -> None:
         self._bus = bus
         self._candidate = candidate
@@ -113,7 +114,7 @@ class Leader:
             insistently=self._insistently,
         )
         self._claims = term.claims
-        self._jobs = JobRuns(term, known, self._forget)
+        self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
         self._runs = self._jobs.running
         self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
         self._policies = PolicyService(
@@ -126,83 +127,89 @@ class Leader:
         seals = (partial(seal_secrets_anew, bus), partial(seal_links_anew, bus))
         self._sealing = Resealing(bus, EntityKind.ORCHESTRATOR, *seals)
         self._tasks: asyncio.TaskGroup | None = None
-        self.refused: NewerRecord | None = None  # why it does not lead: nobody overwrites newer records
-        self._refusing = asyncio.Event()
+        self.refused: NewerRecord | None = None
+        """Why it does not lead: a record of a newer version must not be overwritten."""
+        self._refusal = asyncio.Event()
 
     def records(self) -> dict[str, JobRecord]:
-        """The jobs that it knows, by id."""
+        """The records of all jobs of the term, by id."""
         return {record.job: record for record in self._jobs.records()}
 
-    async def run(self, keeping: asyncio.Task[str], began: Callable[[], Awaitable[None]]) -> str:
-        """Leads until `keeping` ends, with who leads instead. `began` is called once all is served.
+    async def run(self, lease_task: asyncio.Task[str], on_serving: Callable[[], Awaitable[None]]) -> str:
+        """Leads until `lease_task` ends; returns its result, the reason. Calls `on_serving` once it serves.
 
-        Cancelled, it stops in order: running jobs keep their record, so that the next leader resumes
-        them. Deposed, it stops at once, and touches neither records nor instances: both are the
-        next leader's.
+        A cancelled leader stops in order: running jobs keep their record, so that the next leader resumes
+        them. A deposed leader stops at once, and touches neither records nor instances: both are the next
+        leader's.
         """
-        served: list[Subscription] = []
+        subscriptions: list[Subscription] = []
         deposed: str | None = None
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                leading = self._tasks.create_task(self._lead(served, began))
-                refusing = self._tasks.create_task(self._refusing.wait())
+                leading = self._tasks.create_task(self._lead(subscriptions, on_serving))
+                refusal = self._tasks.create_task(self._refusal.wait())
                 try:
-                    await asyncio.wait({keeping, leading, refusing}, return_when=asyncio.FIRST_COMPLETED)
-                    if leading.done() and not keeping.done():
-                        leading.result()  # it never ends but by an error, or because it refuses to lead
-                    deposed = self.refused.text if self.refused is not None else keeping.result()
+                    await asyncio.wait({lease_task, leading, refusal}, return_when=asyncio.FIRST_COMPLETED)
+                    if leading.done() and not lease_task.done():
+                        leading.result()  # it ends only by an error, or because it refuses to lead
+                    deposed = self.refused.text if self.refused is not None else lease_task.result()
                 finally:
                     self._sealing.stop()
-                    await self._stop(served, deposed is not None)
+                    await self._stop(subscriptions, deposed is not None)
                 raise _Deposed
         except* _Deposed:
             pass
         assert deposed is not None
         return deposed
 
-    async def _lead(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+    async def _lead(
+        self, subscriptions: list[Subscription], on_serving: Callable[[], Awaitable[None]]
+    ) -> None:
         try:
-            await self._leads(served, began)
+            await self._take_up(subscriptions, on_serving)
         except NewerRecord as error:
             self._refuse(error)
 
     def _refuse(self, error: NewerRecord) -> None:
-        """A record of a newer version is not ours to go on from, nor to overwrite: the term ends."""
+        """Ends the term: a record of a newer version can neither be continued nor overwritten."""
         self.refused = self.refused or error
-        self._refusing.set()
+        self._refusal.set()
 
-    async def _leads(self, served: list[Subscription], began: Callable[[], Awaitable[None]]) -> None:
+    async def _take_up(
+        self, subscriptions: list[Subscription], on_serving: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Reads what earlier leaders left, resumes their jobs, serves, and runs until cancelled."""
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
         for load in (*loads, self._sealing.start):
             await self._insistently(load)
         await self._jobs.resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
-        await self._serve(served)
+        await self._serve(subscriptions)
         self.mesh.on_leaving = self._leaving
         await self._insistently(self._guards.start)
-        await began()
+        await on_serving()
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
         self._tasks.create_task(self._promotions.run(), name="promotions")
         await self._policies.lapses()
 
-    async def _stop(self, served: list[Subscription], deposed: bool) -> None:
+    async def _stop(self, subscriptions: list[Subscription], deposed: bool) -> None:
         self.mesh.on_leaving = lambda record: None
         if deposed:
             for run in self._runs.values():
-                run.job.instances.members.clear()  # the next leader's: not ours to stop
+                run.job.instances.members.clear()  # the next leader stops them, or goes on with them
         await asyncio.gather(*(run.shut_down(deposed=deposed) for run in list(self._runs.values())))
         await self._guards.stop()
-        for subscription in served:
+        for subscription in subscriptions:
             await subscription.stop(drain=not deposed)
         if not deposed:
             await self._policies.keep()
 
-    async def _serve(self, served: list[Subscription]) -> None:
-        """From here on this one answers. Subscriptions are put into `served` as they are made."""
+    async def _serve(self, subscriptions: list[Subscription]) -> None:
+        """Subscribes to requests and messages; adds each subscription to `subscriptions` at once."""
         bus = self._bus
-        answered: tuple[tuple[Subject, Server], ...] = (
+        requests: tuple[tuple[Subject, Server], ...] = (
             (subjects.MESH_REGISTRATION, self._register),
             (subjects.NODE_STATUS, self._node),
             (subjects.TOPOLOGY, self._topology),
@@ -223,36 +230,39 @@ class Leader:
             (subjects.CORDON_PLACE, self._cordoning.cordon),
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
         )
-        for row, server in answered:
-            served.append(await self._insistently(partial(bus.serve, row, self._while_leading(server))))
+        for row, server in requests:
+            subscriptions.append(
+                await self._insistently(partial(bus.serve, row, self._while_leading(server)))
+            )
         for row, server in ((subjects.CANCEL, self._jobs.cancel), (subjects.PARK, self._jobs.park)):
-            served.append(await self._insistently(partial(bus.serve, row, self._always(server))))
-        heard: tuple[tuple[Subject, Handler], ...] = (
+            subscriptions.append(await self._insistently(partial(bus.serve, row, self._always(server))))
+        messages: tuple[tuple[Subject, Handler], ...] = (
             (subjects.STEP_CLAIM, self._claim),
             (subjects.TERMINATION, self._termination),
             (subjects.QOS_REPORT, self._quality),
             (subjects.SUGGESTION, self._policies.suggestion),
             (subjects.POLICY_SCORE, self._promotions.score),
         )
-        for row, handler in heard:
-            served.append(await self._insistently(partial(bus.subscribe, row, handler)))
+        for row, handler in messages:
+            subscriptions.append(await self._insistently(partial(bus.subscribe, row, handler)))
 
     def _while_leading(self, server: Server) -> Server:
-        """One that was frozen, cut off or slow answers nothing until it knows that it still leads."""
+        """Answers once this orchestrator knows that it still leads: it may have been frozen or cut off."""
 
-        async def sure(message: Message, envelope: Envelope) -> Sendable:
+        async def confirmed_server(message: Message, envelope: Envelope) -> Sendable:
             await self._candidate.confirmed()
             return await server(message, envelope)
 
-        return sure
+        return confirmed_server
 
     def _always(self, server: Server) -> Server:
-        """For what ends a job's work: also while nobody can know who leads, for the bus takes no writes.
+        """Answers requests that end a job's work, even if the lead can't be confirmed now.
 
-        The job's own record decides then, once it can be written, whether it was this one's to end.
+        The bus may take no writes. The job's record decides then, once it can be written, whether this
+        orchestrator might end the job.
         """
 
-        async def soon(message: Message, envelope: Envelope) -> Sendable:
+        async def prompt_server(message: Message, envelope: Envelope) -> Sendable:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.config.confirm_s):
                     await self._candidate.confirmed()
@@ -262,14 +272,14 @@ class Leader:
                 self._refuse(error)
                 raise
 
-        return soon
+        return prompt_server
 
     # --- the mesh ---------------------------------------------------------------------------------------
     async def _register(self, message: NodeRegistration, envelope: Envelope) -> Ack:
         known = self.mesh.services.get(message.sid)
         await self.mesh.service(message)
         if known is None or known.incarnation != message.incarnation:
-            for run in self._runs.values():  # it has started again and knows no policy
+            for run in self._runs.values():  # it has restarted and has no policy
                 run.job.policies.bring(message.sid)
         return Ack()
 
@@ -300,18 +310,18 @@ class Leader:
         )
 
     async def _direct(self, message: DirectModule, envelope: Envelope) -> ModuleLifecycle:
-        """An order by hand about who is active ends what a promotion began."""
+        """Passes a person's order on to a module. An order about the active version ends its promotion."""
         if message.op in (ModuleOp.ACTIVATE, ModuleOp.SHADOW):
             await self._promotions.forget(message.module)
         return await self._policies.direct(message, envelope)
 
     async def _insistently(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """What there is no leading without, however long the bus is away."""
+        """Repeats `work` until the bus is available; a new leader can't do without the result."""
         while True:
             try:
                 return await work()
             except Unavailable as error:
-                log.warning("taking over waits for the bus", reason=error.text)
+                log.warning("takeover waits for the bus", reason=error.text)
                 await asyncio.sleep(self.config.retry_s)
 
     # --- messages on their way to a job -----------------------------------------------------------------
@@ -340,9 +350,9 @@ class Leader:
 
     async def _fault(self, message: FaultReport, envelope: Envelope) -> Ack:
         run = self._runs.get(message.job) if message.job else None
-        if message.kind == "device":  # who reports it repeats what was not answered
+        if message.kind == "device":  # the reporter repeats a report that was not answered
             placements = run.placements if run is not None else ()
-            placed = next((one for one in placements if one.sid == message.sid), None)
+            placed = next((place for place in placements if place.sid == message.sid), None)
             await self._cordoning.device(message, placed)
             return Ack(note="taken up")
         if run is not None:
@@ -352,7 +362,7 @@ class Leader:
     def _leaving(self, record: ServiceRecord) -> None:
         run = self._runs.get(record.job) if record.job else None
         if run is not None:
-            self._spawn(run.leaving(record))
+            self._spawn(run.departure(record))
 
     async def _quality(self, message: QosReport, envelope: Envelope) -> None:
         if run := self._runs.get(message.job or ""):
@@ -360,22 +370,19 @@ class Leader:
             run.training.reported(message)
 
     def readings(self) -> Iterator[metrics.MetricReading]:
-        """For whoever scrapes this process: the jobs that have not ended."""
+        """Metrics of the jobs that have not ended."""
         runs = list(self._runs.values())
         for state, count in Counter(run.job.store.record.state for run in runs).items():
             yield metrics.JOBS(count, state=state)
         for run in runs:
             yield from run.training.readings(self.config.peak_tflops)
 
-    def _forget(self, job: str) -> None:
-        self._policies.forget(job)
-
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None
         self._tasks.create_task(self._contained(work))
 
     async def _contained(self, work: Coroutine[None, None, None]) -> None:
-        """One job's trouble must not end the service: a TaskGroup would take all down with it."""
+        """Logs an error of `work`: in a TaskGroup the failure of one job would end all others."""
         try:
             await work
         except NewerRecord as error:

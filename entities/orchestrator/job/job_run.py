@@ -1,4 +1,4 @@
-"""One job's life (draft §4.4): analyse, plan, deploy, train, finish, clean up; and recover in between."""
+"""The life of one job (draft §4.4): analysis, plan, deployment, training, end, clean-up; and recoveries."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class JobRun:
 
     @property
     def over(self) -> bool:
-        """How it ends is certain; what is left is to clean up."""
+        """Whether it is certain how the job ends; only the clean-up may be left."""
         return self._over.is_set()
 
     @property
@@ -125,9 +125,9 @@ class JobRun:
         """The step that is open."""
         return self.training.step
 
-    # --- what the service hands in ------------------------------------------------------------------------
+    # --- reports and requests ------------------------------------------------------------------------
     async def fault(self, report: FaultReport) -> None:
-        """MG or SR reported something about one of this job's instances: locate it, then act on it."""
+        """Locates a fault that MG or SR reported about one of its instances, then acts on the verdict."""
         correlate(self.job.store.record.correlation, cause=current_cause())
         member = self.job.instances.members.get(report.sid)
         key = (report.sid, report.incarnation, report.kind)
@@ -139,7 +139,7 @@ class JobRun:
             return
         witness = report.witness
         if witness is not None and not self.job.instances.is_present(witness):
-            return  # fenced itself: its neighbours closed their links on purpose
+            return  # a fenced witness: its neighbours closed their links on purpose
         if report.silent and witness is not None:
             self.training.silence(witness, member)
         self._reported.add(key)
@@ -154,14 +154,14 @@ class JobRun:
             self.training.failures.lost(member, verdict.reason, text)
             return
         self._reported.discard(key)
-        if self.job.instances.is_present(member):  # else its loss was told while it was asked about
+        if self.job.instances.is_present(member):  # else its loss was reported meanwhile
             await self.job.store.tell("fault", text=f"{member.sid}: {text}")
 
     def drain(self, sid: str) -> str:
-        """Has an instance leave its node; what stands in the way, or ''.
+        """Has an instance leave its node; returns an obstacle, or ''. The caller asks again until it is gone.
 
-        A replica of its stage hands the state on to its next incarnation; where there is none, a checkpoint
-        of that very step does. Asked again until it is gone.
+        Its next incarnation takes the state from a replica of its stage, or else from a checkpoint of the
+        same step.
         """
         if self.over or sid not in self.job.instances.members:
             return "not running now"
@@ -175,8 +175,8 @@ class JobRun:
             )
         return self.training.rebalancing.ask(sid, stage, by, forecast)
 
-    def as_it_stands(self) -> JobRecord:
-        """Its record, with what has just been asked for and is not written yet."""
+    def present_record(self) -> JobRecord:
+        """The job's record, with a changed graph that is not written yet."""
         record, graph = self.job.store.record, self.job.instances.deployed
         return record if graph is None else record.model_copy(update={"graph": graph})
 
@@ -187,14 +187,14 @@ class JobRun:
                 f"job {self.job.name} is {self.job.store.record.state}; only a running one can be scaled"
             )
         stages = range(self.job.spec.parallel.stages) if stage is None else [stage]
-        return "; ".join(self.training.scale(one, replicas) for one in stages)
+        return "; ".join(self.training.scale(index, replicas) for index in stages)
 
-    async def leaving(self, record: ServiceRecord) -> None:
+    async def departure(self, record: ServiceRecord) -> None:
         """The registry says that an instance drains, has failed, or is gone.
 
-        Whoever was told to go is not this job's any more. One that takes leave by itself (its node agent
-        ends, and its instances with it) is no fault that MG or SR would report. A failure they do report,
-        unless they died with it.
+        An instance that was ordered to go is no longer a member. An instance that leaves by itself, because
+        its node agent ends, is no fault that MG or SR would report. They report a failure, unless they died
+        with the instance.
         """
         member = Member(sid=record.sid, incarnation=record.incarnation)
         if record.state is InstanceState.FAULTED:
@@ -216,20 +216,20 @@ class JobRun:
             )
 
     async def cancel(self, reason: str) -> None:
-        """Ends the job; everything is cleaned up. Returns once that can't be lost any more."""
+        """Ends the job; everything is cleaned up. Returns once the order is written, if the bus takes it."""
         if self._cancelled is None and not self.over:
             self._cancelled = reason
             ends = self.job.store.note(now=True, ends_as=JobState.CANCELLED, ends_because=reason)
             await written_down(ends, self.job.times.run.order_kept_s)
-            if self._task is not None and self.parked is None:  # else the next run ends it
+            if self._task is not None and self.parked is None:  # a parked job's next run ends it
                 self._task.cancel()
 
     async def shut_down(self, *, deposed: bool) -> None:
-        """The orchestrator stops: the record stays as it is, so that the next start resumes the job.
+        """Stops the run. The record stays as it is, so that the next orchestrator resumes the job.
 
-        One that is over is given a moment to clean up, unless that is another orchestrator's by now.
+        A job that is over gets a moment for its clean-up, unless another orchestrator leads by now.
         """
-        self.parking.interrupted = False  # this is the end of the run, and not of the job's training
+        self.parking.interrupted = False  # the run ends, and not the job's training
         if self._task is not None and not self._task.done():
             if self.over and not deposed:
                 await asyncio.wait({self._task}, timeout=self.job.times.run.clean_up_s)
@@ -238,7 +238,7 @@ class JobRun:
 
     # --- the job's life -----------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Runs to an end. Cancelled from outside without `cancel` (shutdown), the record stays as it is."""
+        """Runs to an end. If it is cancelled without `cancel` (a shutdown), the record stays as it is."""
         self._task = asyncio.current_task()
         bind(job=self.job.name, step=lambda: self.step)
         correlate(self.job.store.record.correlation)
@@ -249,7 +249,10 @@ class JobRun:
             await self.job.policies.close()
 
     def _interrupt(self) -> bool:
-        """What is in no checkpoint is computed again when the job goes on. False: the run is at its end."""
+        """Interrupts the run; returns False if it is at its end.
+
+        Steps after the last checkpoint are computed again when the job goes on.
+        """
         if self._cancelled is not None or self.parked is not None or self.over:
             return False
         if self._task is not None:
@@ -259,7 +262,7 @@ class JobRun:
     async def _to_the_end(self) -> None:
         record = self.job.store.record
         try:
-            if record.ends_as is not None:  # under an orchestrator before: what is left of it goes
+            if record.ends_as is not None:  # an earlier orchestrator ended it; the clean-up is left
                 state, reason = record.ends_as, record.ends_because
                 await self.teardown.agents_back()
             else:
@@ -269,7 +272,7 @@ class JobRun:
                 return
             self._over.set()
             with contextlib.suppress(Unavailable):
-                # also makes sure that it is ours: what follows carries no epoch
+                # this also confirms that the job is ours: the orders that follow carry no epoch
                 await self.job.store.note(now=True, ends_as=state, ends_because=reason)
         except Fenced as error:
             log.error("another orchestrator has this job", job=self.job.name, reason=str(error))
@@ -279,11 +282,11 @@ class JobRun:
             await self.checkpoints.abandon()
             raise
         self.job.faults.ended(state is JobState.DONE, reason)
-        await self.teardown.run()  # left off, it is the next leader's: the record says how the job ends
+        await self.teardown.run()  # if it is interrupted, the next leader cleans up: the record names the end
         await self.job.store.move(state, reason)
 
     async def _outcome(self) -> tuple[JobState, str]:
-        """Works; returns how that ended, and why.
+        """Trains the job; returns the state in which it ends, and why.
 
         Raises:
             Fenced: another orchestrator has the job.
@@ -301,15 +304,15 @@ class JobRun:
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # we are inside a task
             if self._cancelled is not None:
                 return JobState.CANCELLED, self._cancelled
-            return self._as_parked(Parked(self.parking.held or "parked", for_room=False))
+            return self._as_parked(Parked(self.parking.hold_reason or "parked", for_room=False))
         except Fenced:
             raise
         except NewerRecord:
             raise
         except Parked as parked:
             return self._as_parked(parked)
-        except Unavailable as error:  # of the mesh, not of the job: whoever mends it has it go on
-            log.error("job parked for want of others", job=self.job.name, reason=error.text)
+        except Unavailable as error:  # the mesh is at fault, and not the job: it can go on later
+            log.error("job parked: the mesh lacks something", job=self.job.name, reason=error.text)
             return self._as_parked(Parked(error.text, for_room=False))
         except DmscError as error:
             return JobState.FAILED, error.text
@@ -322,14 +325,14 @@ class JobRun:
         return JobState.PARKED, why.text
 
     async def _park(self, reason: str) -> None:
-        """Frees all that the job holds; what it has trained is in its checkpoints.
+        """Frees all that the job holds; its training is in its checkpoints.
 
-        The record says so last: until then it is a job that an orchestrator left behind.
+        The record is changed last: until then a new orchestrator takes the job up as a running one.
         """
         log.warning("job parked", job=self.job.name, reason=reason)
         await self.checkpoints.abandon()
         await self.teardown.park()
-        await self.job.store.move(JobState.PARKED, reason, **self.training.failures.counted)
+        await self.job.store.move(JobState.PARKED, reason, **self.training.failures.counts)
         await self.job.store.tell("recovery", text=f"parked at its last checkpoint: {reason}")
 
     async def _work(self) -> WeightsManifest:
@@ -362,27 +365,27 @@ class JobRun:
             self._deployment.waits = True
 
     async def _adopt(self) -> bool:
-        """Goes on with the living instances that an orchestrator before this one left; False: none live."""
+        """Goes on with the living instances of an earlier orchestrator; returns False if none live."""
         record = self.job.store.record
         if record.graph is None:
             return False
         self.job.instances.graph = record.graph
         takeover = TakeoverService(self.job)
-        settled = await self._outages.outlast("looking for its instances", takeover.settle)
-        if settled is None:
+        resume_point = await self._outages.outlast("looking for its instances", takeover.settle)
+        if resume_point is None:
             if self.job.decisions.unknown:
-                text = "nobody can read what was decided last: all back to the checkpoint"
+                text = "the last decision can't be read: all back to the checkpoint"
                 await self.job.store.tell("recovery", text=text)
             self.job.instances.deployed = None
             return False
         self._deployment.waits = False
         await self.job.store.move(JobState.RECOVERING, f"adopted in epoch {self.job.epoch}")
         await self.job.gateway.choose(record.graph)
-        await self.training.go_on(settled)
+        await self.training.go_on(resume_point)
         await self.job.store.tell(
             "recovery",
-            text=f"adopted {len(settled.everyone)} of {len(record.graph.units)} instances in epoch "
-            f"{self.job.epoch}, at step {settled.step}",
+            text=f"adopted {len(resume_point.everyone)} of {len(record.graph.units)} instances in epoch "
+            f"{self.job.epoch}, at step {resume_point.step}",
         )
         await self.job.store.tell("instances", instances=self.job.instances.views())
         return True
@@ -391,7 +394,7 @@ class JobRun:
         steps = self.job.spec.training.steps
         await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {steps}")
         await self.training.run()
-        await self.training.told()
+        await self.training.events_written()
 
     # --- the end ------------------------------------------------------------------------------------------
     async def _export(self) -> WeightsManifest:

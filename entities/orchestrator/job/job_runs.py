@@ -1,4 +1,4 @@
-"""All jobs of one term: submitted, taken over, driven to their end, and what is asked of them meanwhile."""
+"""All jobs of one term: submissions, takeovers, and requests about running jobs."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ log = get_logger("orchestrator")
 class JobRuns:
     """`running`: jobs that have not ended, by id, each with its own state and task; `ended`: the last others.
 
-    `known`: the jobs of an earlier term of this process; one that the store has lost goes on from there.
-    `forget` is called with each job that has ended.
+    `former_records`: the jobs of an earlier term of this process; one that the store has lost goes on from
+    there. `forget` is called with each job that has ended.
     """
 
     def __init__(
-        self, term: TermContext, known: Mapping[str, JobRecord], forget: Callable[[str], None]
+        self, term: TermContext, former_records: Mapping[str, JobRecord], forget: Callable[[str], None]
     ) -> None:
         self.running: dict[str, JobRun] = {}
         self.ended: dict[str, JobRecord] = {}
         self._term = term
-        self._known = known
+        self._former_records = former_records
         self._forget = forget
         self._demand = SlotDemand(term.mesh, self.running)
-        self._admission = JobAdmission(lambda: [run.as_it_stands() for run in self.running.values()])
+        self._admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
 
     async def submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
-        """Once heard, one job: `causation` is the client's own command where it came by the bus.
+        """Makes one job of a submission, even if the client repeats it through another gateway or leader.
 
-        Also if the leader that queued it could not say so any more: the record keeps the command.
+        `causation` is the client's own command where it came by the bus; the job's record keeps it.
         """
         command = envelope.causation or envelope.id
-        known = (message.user, command)
-        if known in self._submitted:
-            return await asyncio.shield(self._submitted[known])
-        promise = self._remember(known)
+        submission = (message.user, command)
+        if submission in self._submitted:
+            return await asyncio.shield(self._submitted[submission])
+        promise = self._remember(submission)
         try:
             record = await self._queue(message, command)
-        except BaseException as error:  # it did not become a job: a repetition may
-            self._submitted.pop(known, None)
+        except BaseException as error:  # a repetition may become a job
+            self._submitted.pop(submission, None)
             if isinstance(error, DmscError):
                 promise.set_exception(error)
                 promise.exception()  # seen, even if nobody repeated it meanwhile
@@ -71,9 +71,9 @@ class JobRuns:
         promise.set_result(record)
         return record
 
-    def _remember(self, known: tuple[str, str]) -> asyncio.Future[JobRecord]:
+    def _remember(self, submission: tuple[str, str]) -> asyncio.Future[JobRecord]:
         promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
-        self._submitted[known] = promise
+        self._submitted[submission] = promise
         while len(self._submitted) > self._term.config.submissions_kept:
             self._submitted.popitem(last=False)
         return promise
@@ -83,7 +83,7 @@ class JobRuns:
         Raises:
             OverQuota: its user has as much as they may.
         """
-        async with self._admission.turn:  # the next one counts this one, too
+        async with self._admission.turn:  # the next submission counts this one, too
             self._admission.submission(message)
             return await self._queued(message, command)
 
@@ -105,7 +105,7 @@ class JobRuns:
         return await self._start(record, 0, message.gateway, "submitted")
 
     async def _start(self, record: JobRecord, revision: int, gateway: str, reason: str) -> JobRecord:
-        """The first write of the new epoch fences whoever ran the job before.
+        """Starts a job in a new epoch; the first write fences the orchestrator that ran it before.
 
         Raises:
             Fenced: the record is no longer the one of `revision`.
@@ -113,7 +113,7 @@ class JobRuns:
         fresh = record.model_copy(update={"epoch": record.epoch + 1})
         store = JobStore(self._term.bus, fresh, revision, self._term.candidate.confirmed)
         run = self._new_run(store, gateway)
-        # one that was ending only has to be cleaned up, and one that was parked goes on waiting
+        # an ending job only has to be cleaned up, and a parked job goes on waiting
         stays = record.ends_as is not None or record.state is JobState.PARKED
         await store.move(record.state if stays else JobState.QUEUED, record.reason if stays else reason)
         self.running[record.job] = run
@@ -124,20 +124,20 @@ class JobRuns:
         return JobRun(self._term, self._demand, store, gateway, parked)
 
     async def _drive(self, run: JobRun) -> None:
-        """To the job's end; one that was parked is taken up by a new run, in the next epoch."""
+        """Drives a job to its end. A parked job gets a new run, in the next epoch."""
         try:
             while True:
                 await run.run()
                 if run.parked is None:
                     return
-                await self._term.mesh.nudge()  # its slots are others' now
+                await self._term.mesh.nudge()  # its slots are free
                 store, before = run.job.store, None if run.parking.resumed else run.parked
                 store.begin_epoch()
                 run = self.running[run.name] = self._new_run(store, run.job.gateway.sid, before)
                 await store.move(JobState.PARKED, store.record.reason)
         finally:
             del self.running[run.name]
-            await self._term.mesh.nudge()  # whoever stood behind it looks again
+            await self._term.mesh.nudge()  # jobs behind it in the queue look again
             self.ended[run.name] = run.job.store.record
             while len(self.ended) > self._term.config.ended_kept:
                 del self.ended[next(iter(self.ended))]
@@ -145,24 +145,24 @@ class JobRuns:
             self._term.mesh.forget_job(run.name)
 
     async def resume(self) -> None:
-        """Jobs that an earlier leader left open start again: new epoch, from their checkpoint."""
+        """Starts jobs again that an earlier leader left open, in a new epoch."""
         bucket = self._term.bus.bucket(subjects.JOB_RECORD)
         entries = await self._term.insistently(partial(bucket.entries, strict=True))
-        # Each job reads its own decision when it is taken up: one of a newer version must be met before.
+        # A decision of a newer version must be noticed before any job is taken up and writes its own.
         await self._term.insistently(
             partial(self._term.bus.bucket(subjects.STEP_DECISION).entries, strict=True)
         )
-        found = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
-        for job in self._known.keys() - found.keys():
-            log.error("job record lost: it goes on as it was known here", job=job)
-            found[job] = (self._known[job], 0)
-        for record, revision in sorted(found.values(), key=lambda one: one[0].submitted_at):
+        records = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
+        for job in self._former_records.keys() - records.keys():
+            log.error("job record lost: the job goes on from the record in memory", job=job)
+            records[job] = (self._former_records[job], 0)
+        for record, revision in sorted(records.values(), key=lambda entry: entry[0].submitted_at):
             if record.command:
                 self._remember((record.user, record.command)).set_result(record)
             await self._resume_one(record, revision)
 
     async def _resume_one(self, record: JobRecord, revision: int) -> None:
-        """The leader before us may still be writing, up to the moment in which our epoch stands there."""
+        """Takes over one job. The former leader may write its record until our epoch is in it."""
         while True:
             if record.state in ENDED:
                 self.ended[record.job] = record
@@ -188,30 +188,30 @@ class JobRuns:
         return run
 
     async def scale(self, message: ScaleJob, envelope: Envelope) -> Ack:
-        async with self._admission.turn:  # one that is being submitted counts, too
+        async with self._admission.turn:  # a job that is being submitted counts, too
             run = self._running(message.job)
-            self._admission.scaling(message, run.as_it_stands())
+            self._admission.scaling(message, run.present_record())
             return Ack(note=run.scale(message.stage, message.replicas))
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))
 
     async def cancel(self, message: CancelJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
+        run = self._unended(message.job)
         await run.cancel(message.reason or f"cancelled by {message.user}")
         return run.job.store.record
 
     async def park(self, message: ParkJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
+        run = self._unended(message.job)
         await run.parking.park(f"parked by {message.user}{message.reason and f': {message.reason}'}")
         return run.job.store.record
 
     async def unpark(self, message: ResumeJob, envelope: Envelope) -> JobRecord:
-        run = self._going(message.job)
+        run = self._unended(message.job)
         await run.parking.resume(f"resumed by {message.user}")
         return run.job.store.record
 
-    def _going(self, job: str) -> JobRun:
+    def _unended(self, job: str) -> JobRun:
         """The job's run; it may wait, but has no end yet."""
         run = self.running.get(job)
         if run is None:

@@ -59,7 +59,7 @@ class Parking:
 
     # --- orders of a person -------------------------------------------------------------------------------
     @property
-    def held(self) -> str:
+    def hold_reason(self) -> str:
         """Who parked the job, and why; empty: nobody did."""
         return self._job.store.record.held
 
@@ -72,7 +72,7 @@ class Parking:
         record = self._job.store.record
         if record.state in (JobState.QUEUED, JobState.ANALYSING) and record.loss_first is None:
             raise Conflict(f"job {record.job} has not begun and holds nothing; `dmsc cancel` ends it")
-        if self.held:
+        if self.hold_reason:
             return
         self._resumed.clear()
         await written_down(self._job.store.note(now=True, held=why), self._times.order_kept_s)
@@ -87,7 +87,7 @@ class Parking:
         """
         record = self._job.store.record
         parked = record.state is JobState.PARKED
-        if not parked and not self.held:
+        if not parked and not self.hold_reason:
             raise Conflict(f"job {record.job} is {record.state}: only a parked one can be resumed")
         if not self.waits:
             return  # it waits for room only: it is in the queue already
@@ -103,7 +103,7 @@ class Parking:
     @property
     def waits(self) -> bool:
         """The job needs more than room to go on."""
-        return bool(self.held) or (self._before is not None and not self._before.for_room)
+        return bool(self.hold_reason) or (self._before is not None and not self._before.for_room)
 
     @property
     def resumed(self) -> bool:
@@ -117,7 +117,7 @@ class Parking:
         on once a place is open that was not there, or not open, before.
         """
         waits: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._resumed.wait())}
-        if not self.held:
+        if not self.hold_reason:
             otherwise = self._job.mesh.until_open_otherwise(self._job.mesh.open_places())
             waits.add(asyncio.ensure_future(otherwise))
         try:
@@ -134,8 +134,8 @@ class Parking:
             Parked: it does not, and a person has parked it.
         """
         self._taking_over = False
-        if self.held and not (adopted and self._come_to_rest()):
-            raise Parked(self.held, for_room=False)
+        if self.hold_reason and not (adopted and self._come_to_rest()):
+            raise Parked(self.hold_reason, for_room=False)
 
     def stop(self) -> None:
         """Cancels the deadline: the run is over or goes on, and must not be interrupted."""
@@ -145,7 +145,7 @@ class Parking:
 
     def _come_to_rest(self) -> bool:
         """Has the job stop at the end of the open step; returns False if it is not in training."""
-        if not self._training.park(self.held):
+        if not self._training.park(self.hold_reason):
             return False
         self._deadline = asyncio.get_running_loop().call_later(
             self._job.instances.patience_s(self._times.rest_s), self._break_off

@@ -1,4 +1,4 @@
-"""A job's training, from the first step to the last: steps, boundaries, roll-backs, steps that are left out.
+"""The training of one job: steps, boundaries, roll-backs, and steps that are left out.
 
 `membership.failure_handling` judges what breaks a step; `membership.joining` and
 `membership.membership_changes` say who comes and goes; the step machine decides about the open step.
@@ -67,7 +67,7 @@ class Training:
         self._decided_at = time.monotonic()
         self.alerts = Alerts(job.store.record.alerts)
         self._figures = JobFigures()
-        self._parks = ""
+        self._park_reason = ""
 
     async def __aenter__(self) -> Training:
         self._job.tasks.spawn(self._job.events.run())
@@ -82,7 +82,7 @@ class Training:
         finally:
             await self._job.tasks.close()
 
-    # --- what its owner reads and hands in ------------------------------------------------------------
+    # --- for the job's run ------------------------------------------------------------
     @property
     def step(self) -> int:
         """The step that is open."""
@@ -105,18 +105,18 @@ class Training:
         return self.changes.scale(stage, replicas)
 
     def park(self, why: str) -> bool:
-        """Has the job stop at a checkpoint after the open step; '' withdraws that. True: it runs."""
-        self._parks = why
+        """Has the job stop at a checkpoint after the open step; '' withdraws that. Returns: it runs."""
+        self._park_reason = why
         return self._step_owner.running
 
     @property
     def finds_room(self) -> bool:
-        """There is room now for an instance that waits for a slot; it will be placed in a moment."""
+        """Whether there is room now for an instance that waits for a slot: it is placed in a moment."""
         return self._joining.replacement.finds_room()
 
-    async def told(self) -> None:
+    async def events_written(self) -> None:
         """Returns once all events so far are on the job's stream."""
-        await self._job.tasks.unless_failed(self._job.events.told())
+        await self._job.tasks.unless_failed(self._job.events.written())
 
     # --- beginning ------------------------------------------------------------------------------------
     async def begin(self) -> None:
@@ -127,20 +127,20 @@ class Training:
         """
         await self._job.decisions.take()
         self.rebalancing.disturbed()
-        self._step_owner.step, crew = await self._restore(fresh=True)
+        self._step_owner.step, members = await self._restore(fresh=True)
         if self.step:
             await self._job.store.tell("recovery", text=f"resumed from the checkpoint of step {self.step}")
-        settled = self._step_owner.afresh(crew)
-        await self._open(settled)
-        self._joining.introduce(settled)
+        resume_point = self._step_owner.afresh(members)
+        await self._open(resume_point)
+        self._joining.introduce(resume_point)
 
-    async def go_on(self, settled: Settled) -> None:
+    async def go_on(self, resume_point: Settled) -> None:
         """Goes on with training by the living instances of an earlier orchestrator."""
-        self._step_owner.step = settled.step
-        self.failures.taken_over(settled.step)
+        self._step_owner.step = resume_point.step
+        self.failures.taken_over(resume_point.step)
         self.rebalancing.disturbed()
-        await self._open(settled)
-        present = {member.sid for member in settled.everyone if member not in self._job.instances.lost}
+        await self._open(resume_point)
+        present = {member.sid for member in resume_point.everyone if member not in self._job.instances.lost}
         for unit in self._job.instances.units:
             if unit.sid not in present:
                 self.failures.missing(unit.sid)
@@ -161,11 +161,11 @@ class Training:
                 return
             except StepGivenUp as given_up:
                 log.warning("step given up", job=self._job.name, step=self.step, reason=given_up.text)
-            except (StageGone, StepBroken) as gone:
-                await self._roll_back(gone)
+            except (StageGone, StepBroken) as cause:
+                await self._roll_back(cause)
 
     async def _boundary(self) -> bool:
-        """Does what is due before the next step, and leaves out steps that can't be computed.
+        """Does the work that is due before the next step, and leaves out steps that can't be computed.
 
         Returns:
             Whether there is a next step.
@@ -199,11 +199,13 @@ class Training:
             Parked: the job is to be parked.
             MemberLost: a member died before the checkpoint was taken.
         """
-        if self._parks:
+        if self._park_reason:
             step, stages = self._step_owner.step, self._step_owner.stages
-            await self._job.tasks.unless_failed(self._checkpoints.of_this_step(step, stages, self._parks))
-        if self._parks:  # still
-            raise Parked(self._parks, for_room=False)
+            await self._job.tasks.unless_failed(
+                self._checkpoints.of_this_step(step, stages, self._park_reason)
+            )
+        if self._park_reason:  # still
+            raise Parked(self._park_reason, for_room=False)
 
     def _pauses(self, step: int) -> bool:
         return (
@@ -212,7 +214,7 @@ class Training:
             or self._checkpoints.due(step)
             or self._job.quarantine.of(step) is not None
             or self.changes.need_rest
-            or bool(self._parks)
+            or bool(self._park_reason)
         )
 
     def _validation_due(self, step: int) -> bool:
@@ -226,32 +228,32 @@ class Training:
     async def _validate(self) -> None:
         loss = await self._step_owner.loop.validate(self.step)
         self._job.events.validation(self.step, loss)
-        await self.told()
+        await self.events_written()
 
     # --- going back -------------------------------------------------------------------------------------
-    async def _roll_back(self, gone: StageGone | StepBroken) -> None:
+    async def _roll_back(self, cause: StageGone | StepBroken) -> None:
         """Has everyone take the last checkpoint, or the seed, and opens a new loop there.
 
-        The cause is a stage that was lost with its state, or a step that failed too often.
+        `cause`: a stage was lost with its state, or a step failed too often.
 
         Raises:
             Parked: the job can't be brought back now.
         """
         began = time.monotonic()
-        if isinstance(gone, StepBroken):
-            self.failures.rolling_back(gone)
-        await self._job.store.move(JobState.RECOVERING, gone.text)
-        before = await self._step_owner.close()
-        version, crew = await self._restore(attempt=before.attempt)
+        if isinstance(cause, StepBroken):
+            self.failures.rolling_back(cause)
+        await self._job.store.move(JobState.RECOVERING, cause.text)
+        closed = await self._step_owner.close()
+        version, members = await self._restore(attempt=closed.attempt)
         self._step_owner.step = version
-        text = f"{gone.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
+        text = f"{cause.text}: back after {time.monotonic() - began:.2f} s, all back to step {version}"
         self.failures.rolled_back(text)
         self.rebalancing.disturbed()
         await self._job.store.tell("recovery", text=text)
         await self._job.store.move(JobState.RUNNING, f"step {version} of {self._job.spec.training.steps}")
-        settled = self._step_owner.afresh(crew, before.attempt, before.generation)
-        await self._open(settled)
-        self._joining.introduce(settled)
+        resume_point = self._step_owner.afresh(members, closed.attempt, closed.generation)
+        await self._open(resume_point)
+        self._joining.introduce(resume_point)
         self._decided_at = time.monotonic()
 
     async def _restore(
@@ -269,14 +271,16 @@ class Training:
         while True:
             await self._joining.until_there()
             coming = self._joining.coming
-            crew = frozenset(member for member in self._job.instances.present() if member.sid not in coming)
+            members = frozenset(
+                member for member in self._job.instances.present() if member.sid not in coming
+            )
             try:
                 if attempt is not None:
                     fenced = in_order(self._job.instances.lost)
-                    abort = self._orders.abort_all(crew, step=self.step, attempt=attempt, fenced=fenced)
+                    abort = self._orders.abort_all(members, step=self.step, attempt=attempt, fenced=fenced)
                     await self._job.tasks.unless_failed(abort)
-                restoring = self._checkpoints.restore(fresh=fresh, crew=crew)
-                return await self._job.tasks.unless_failed(restoring), crew
+                restoring = self._checkpoints.restore(fresh=fresh, crew=members)
+                return await self._job.tasks.unless_failed(restoring), members
             except MemberLost as lost:
                 failures += 1
                 last: DmscError = lost
@@ -302,8 +306,8 @@ class Training:
         while not all(self._step_owner.stages):
             try:
                 await self._job.tasks.unless_failed(self._step_owner.loop.pause())
-            except (StageGone, StepBroken) as gone:
-                await self._roll_back(gone)
+            except (StageGone, StepBroken) as cause:
+                await self._roll_back(cause)
 
     # --- steps that can't be computed -----------------------------------------------------------------
     async def _skip_step(self, bad: BadMicrobatch) -> None:
@@ -314,44 +318,44 @@ class Training:
         Raises:
             StageGone: no member of a stage has the state.
         """
-        before = await self._step_owner.close()
-        settled = self._step_owner.living(before)
+        closed = await self._step_owner.close()
+        resume_point = self._step_owner.living(closed)
         abort = self._orders.abort(
-            settled.everyone,
+            resume_point.everyone,
             step=self.step,
-            attempt=before.attempt,
+            attempt=closed.attempt,
             fenced=in_order(self._job.instances.lost),
             on_silent=self._silent_at_skip,
         )
         await self._job.tasks.unless_failed(abort)
-        settled = self._step_owner.living(settled)
-        if all(settled.stages):
-            decision = skip_decision(self._job.name, self._job.epoch, settled, bad)
+        resume_point = self._step_owner.living(resume_point)
+        if all(resume_point.stages):
+            decision = skip_decision(self._job.name, self._job.epoch, resume_point, bad)
             await self._job.tasks.unless_failed(self._job.decisions.write(decision))
             await self._job.tasks.unless_failed(self._orders.commit(decision, self._silent_at_skip))
             self._step_owner.step = bad.step + 1
-            self.failures.left_out(bad)
-            settled = self._step_owner.living(replace(settled, step=self.step))
-        await self._open(settled)
+            self.failures.skipped(bad)
+            resume_point = self._step_owner.living(replace(resume_point, step=self.step))
+        await self._open(resume_point)
         self.standbys.revise()
-        self._joining.introduce(settled)
-        for stage, members in enumerate(settled.stages):
+        self._joining.introduce(resume_point)
+        for stage, members in enumerate(resume_point.stages):
             if not members:
                 raise StageGone(stage)
 
     def _silent_at_skip(self, member: Member, error: DmscError) -> None:
-        log.warning("a step is left out without it", sid=member.sid, reason=str(error))
+        log.warning("member lost: it did not leave the step out", sid=member.sid, reason=str(error))
         self.failures.losing([member], str(error))
 
-    async def _open(self, settled: Settled) -> None:
-        await self._step_owner.open(settled)
+    async def _open(self, resume_point: Settled) -> None:
+        await self._step_owner.open(resume_point)
         self._keep_copies()
 
     def _keep_copies(self) -> None:
         if self._job.spec.parallel.copies:
             self._copies.revise()
 
-    # --- what the step loop reports (`StepObserver`) --------------------------------------------------
+    # --- reports of the step loop (`StepObserver`) --------------------------------------------------
     def decided(self, ledger: StepLedger, decision: StepDecision) -> None:
         now = time.monotonic()
         result = step_result(
@@ -361,7 +365,7 @@ class Training:
         self._step_owner.step = decision.step + 1
         self.failures.decided(decision.step)
         self._checkpoints.committed(result)
-        self._job.events.step(result, self.failures.counted)
+        self._job.events.step(result, self.failures.counts)
         self._observe(result, ledger)
         self.changes.decided()
         self.rebalancing.decided(result)
@@ -402,7 +406,7 @@ class Training:
         self._keep_copies()
 
     def losing(self, members: Iterable[Member], why: str) -> None:
-        """These members do not answer: reports them, and marks them lost."""
+        """Reports members that do not answer, and marks them lost."""
         self.failures.losing(members, why)
 
     def silence(self, witness: Member, peer: Member) -> None:
@@ -410,7 +414,9 @@ class Training:
         self._partitions.silence(witness, peer)
 
     def replayed(self, replay: RecomputationNoted) -> None:
-        log.info("replay", job=self._job.name, step=self.step, replayed=len(replay.replayed))
+        log.info(
+            "microbatches computed again", job=self._job.name, step=self.step, replayed=len(replay.replayed)
+        )
         self._job.events.recovery(f"{len(replay.replayed)} microbatches of the lost are computed again")
 
     def restarting(self, step: int, reason: str) -> None:

@@ -32,12 +32,22 @@ class EventWriter:
             finally:
                 self._writes.task_done()
 
-    async def told(self) -> None:
+    async def written(self) -> None:
         """Returns once all events so far are on the job's stream."""
         await self._writes.join()
 
-    def step(self, result: StepResult, counted: Mapping[str, Any]) -> None:
-        """A step was decided. `counted`: what broke steps so far, see `FailureHandling.counted`."""
+    def _put(self, event: Mapping[str, Any], *, now: bool = False, **figures: Any) -> None:
+        """Queues figures for the record, and an event that follows them. `now`: the figures are urgent."""
+
+        async def write() -> None:
+            if figures:
+                await self._store.note(now=now, **figures)
+            await self._store.tell(**event)
+
+        self._writes.put_nowait(write)
+
+    def step(self, result: StepResult, failure_counts: Mapping[str, Any]) -> None:
+        """A step was decided. `failure_counts`: see `FailureHandling.counts`."""
 
         async def write() -> None:
             first = self._store.record.loss_first
@@ -46,7 +56,7 @@ class EventWriter:
                 loss_first=result.loss if first is None else first,
                 loss_last=result.loss,
                 tokens_per_s=result.tokens_per_s,
-                **counted,
+                **failure_counts,
             )
             await self._store.tell("step", result=result, total_steps=self._steps)
 
@@ -54,68 +64,46 @@ class EventWriter:
 
     def alert(self, alert: Alert, raised: tuple[Alert, ...]) -> None:
         """An alert was raised or cleared. `raised`: all that are raised now, for the record."""
-
-        async def write() -> None:
-            await self._store.note(now=True, alerts=raised)
-            await self._store.tell("alert", text=alert.text, alert=alert)
-
-        self._writes.put_nowait(write)
+        self._put({"kind": "alert", "text": alert.text, "alert": alert}, now=True, alerts=raised)
 
     def validation(self, step: int, loss: float) -> None:
-        async def write() -> None:
-            await self._store.note(validation_loss=loss)
-            await self._store.tell("validation", validation_step=step, validation_loss=loss)
+        event = {"kind": "validation", "validation_step": step, "validation_loss": loss}
+        self._put(event, validation_loss=loss)
 
-        self._writes.put_nowait(write)
-
-    def left_out(self, bad: BadMicrobatch) -> None:
+    def skipped(self, bad: BadMicrobatch) -> None:
         """A step was left out because of a bad microbatch."""
+        event = {"kind": "skipped", "text": f"left out: {bad}", "skipped_step": bad.step}
+        self._put(event, step=bad.step + 1)
 
-        async def write() -> None:
-            await self._store.note(step=bad.step + 1)
-            await self._store.tell("skipped", text=f"left out: {bad}", skipped_step=bad.step)
-
-        self._writes.put_nowait(write)
-
-    def moved(self, move: StageMove, kept: tuple[StageMove, ...]) -> None:
-        """A move of an instance to another stage has changed. `kept`: all moves that the record holds."""
-
-        async def write() -> None:
-            await self._store.note(now=True, moves=kept)
-            await self._store.tell("rebalancing", text=in_words(move), move=move)
-
-        self._writes.put_nowait(write)
+    def moved(self, move: StageMove, moves: tuple[StageMove, ...]) -> None:
+        """A move of an instance to another stage has changed. `moves`: all moves that the record holds."""
+        self._put({"kind": "rebalancing", "text": in_words(move), "move": move}, now=True, moves=moves)
 
     def fault(self, text: str) -> None:
-        self._writes.put_nowait(lambda: self._store.tell("fault", text=text))
+        self._put({"kind": "fault", "text": text})
 
-    def cut(self, text: str, cuts: tuple[NodeCut, ...]) -> None:
+    def partitioned(self, text: str, cuts: tuple[NodeCut, ...]) -> None:
         """One side of a network partition was given up. `cuts`: all partitions that the record holds."""
-
-        async def write() -> None:
-            await self._store.note(now=True, cuts=cuts)
-            await self._store.tell("fault", text=text)
-
-        self._writes.put_nowait(write)
+        self._put({"kind": "fault", "text": text}, now=True, cuts=cuts)
 
     def recovery(self, text: str) -> None:
-        self._writes.put_nowait(lambda: self._store.tell("recovery", text=text))
+        self._put({"kind": "recovery", "text": text})
 
-    def one_more_lost(self, counted: Mapping[str, Any]) -> None:
+    def one_more_lost(self, failure_counts: Mapping[str, Any]) -> None:
         """Counts one more lost member in the record."""
         self._writes.put_nowait(
-            lambda: self._store.note(now=True, recoveries=self._store.record.recoveries + 1, **counted)
+            lambda: self._store.note(now=True, recoveries=self._store.record.recoveries + 1, **failure_counts)
         )
 
-    def counted(self, counted: Mapping[str, Any], *, now: bool) -> None:
+    def failures(self, failure_counts: Mapping[str, Any], *, now: bool) -> None:
         """Records what broke steps so far; `now`: at once, not with the next write."""
-        self._writes.put_nowait(lambda: self._store.note(now=now, **counted))
+        self._writes.put_nowait(lambda: self._store.note(now=now, **failure_counts))
 
     def changed(self, text: str) -> None:
         """The members of the job have changed."""
 
         async def write() -> None:
-            await self._store.note(now=True, graph=self._instances.graph)
+            await self._store.note(now=True, graph=self._instances.deployed)
             await self._store.tell("instances", text=text, instances=self._instances.views())
 
         self._writes.put_nowait(write)

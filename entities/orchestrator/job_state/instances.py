@@ -1,4 +1,4 @@
-"""The instances of one job: starting them in their slots, waiting for them, giving them orders."""
+"""The instances of one job: starts them in their slots, waits for them, and gives them orders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOWEST_BYTES_PER_S = 4e6
 
 
 class MemberLost(DmscError):
-    """Instances of the job no longer count."""
+    """Members of the job are lost."""
 
     code = "member_lost"
     retryable = True
@@ -39,7 +39,7 @@ class MemberLost(DmscError):
 
 
 class NotReady(DmscError):
-    """Instances that were started are not ready, for no fault of their own: another start may fare better."""
+    """Instances that were started are not ready, through no fault of their own; another start may succeed."""
 
     code = "not_ready"
     retryable = True
@@ -50,13 +50,13 @@ class NotReady(DmscError):
 
 
 class _LostInstance(Unavailable):
-    """The member was judged lost while its answer was awaited."""
+    """The member was marked lost while its answer was awaited."""
 
     code = "lost"
 
 
 class StartFailed(DmscError):
-    """An instance ended before it was ready; its own last words are the text."""
+    """An instance ended before it was ready; the text is the reason that it gave."""
 
     code = "start_failed"
 
@@ -88,7 +88,7 @@ class InstanceTimes:
 
 
 class JobInstances:
-    """Who runs which unit now. `members` maps SID to the incarnation that counts.
+    """The instances that run the job's units. `members` maps SID to the incarnation that counts.
 
     `deployed`: the graph of the present deployment; None while there is none. `record` names the job, its
     spec and its epoch.
@@ -104,22 +104,22 @@ class JobInstances:
         self.deployed: TaskGraph | None = None
         self.members: dict[str, Member] = {}
         self.lost: set[Member] = set()
-        self._lost_more = asyncio.Event()
+        self._loss = asyncio.Event()
         self._link_secret = ""
 
     def mark_lost(self, member: Member) -> None:
-        """This incarnation no longer counts: whoever waits for its answer stops waiting."""
+        """Marks an incarnation that no longer counts; nobody waits for its answers any more."""
         self.lost.add(member)
-        self._lost_more.set()
-        self._lost_more = asyncio.Event()
+        self._loss.set()
+        self._loss = asyncio.Event()
 
     def is_present(self, member: Member) -> bool:
-        """The present incarnation of its unit, and not lost."""
+        """Whether it is the present incarnation of its unit, and not lost."""
         return self.members.get(member.sid) == member and member not in self.lost
 
     async def _until_lost(self, member: Member) -> None:
         while member not in self.lost:
-            await self._lost_more.wait()
+            await self._loss.wait()
 
     @property
     def graph(self) -> TaskGraph:
@@ -155,7 +155,7 @@ class JobInstances:
 
     @property
     def expected_ms(self) -> float:
-        """Milliseconds of one microbatch through all stages, as analysed."""
+        """Milliseconds that one microbatch takes through all stages, by the analysis."""
         return sum({unit.stage: unit.requirements.cost_ms for unit in self.units}.values())
 
     def patience_s(self, least_s: float, *, times: float = 1.0) -> float:
@@ -173,29 +173,31 @@ class JobInstances:
         return self._times.no_progress_s if in_pieces else self.patience_s(self._times.no_progress_s)
 
     def stage_members(self) -> list[Member]:
-        """Those of stages that are not lost."""
+        """The members of stages that are not lost."""
         return [member for members in self.stages() for member in members if member not in self.lost]
 
     def present(self) -> list[Member]:
-        """All that are not lost, data instances too."""
+        """All members that are not lost, data instances too."""
         return [member for member in self.members.values() if member not in self.lost]
 
     async def start(self, units: Iterable[TaskUnit], *, joins: bool = False) -> list[Member]:
         """Starts a new incarnation of each unit in its slot and waits until all are ready.
 
         Args:
-            joins: the job runs; they become active when a reduction group admits them.
+            joins: the job runs already; the instances become active when a reduction group admits them.
 
         Raises:
-            StartFailed: an instance refused or died; its own reason is the text.
+            StartFailed: an instance refused or died; the text is its own reason.
             NodeLost: a node died before its instances were ready.
-            NotReady: one gets on no more, or ended for want of the bus or of others.
+            NotReady: an instance makes no progress, or ended because the bus or others were missing.
             Unavailable: the bus does not answer; nothing was started.
         """
         self._link_secret = self._link_secret or await link_secret(self._bus, self._record.job)
         named = await secrets_for(self._bus, self._record.spec)
         orders = [asyncio.create_task(self._start(unit, joins, named)) for unit in units]
-        await asyncio.gather(*orders, return_exceptions=True)  # what was begun is known before anything fails
+        await asyncio.gather(
+            *orders, return_exceptions=True
+        )  # all that started are among the members, even if one fails
         started = [order.result() for order in orders]
         await self._until_ready(started)
         return started
@@ -259,17 +261,17 @@ class JobInstances:
                 self._ready(member) for member in waiting
             )
 
-        def told() -> list[str | None]:
-            """How far they say that they are (`workers.stage.startup_progress`)."""
+        def reports() -> list[str | None]:
+            """The progress that each instance reports (`workers.stage.startup_progress`)."""
             records = [self._mesh.last_of(member) for member in waiting]
             return [None if record is None else record.reason for record in records]
 
-        def goes_on(before: list[str | None]) -> bool:
-            return settled() or told() != before
+        def has_progressed(before: list[str | None]) -> bool:
+            return settled() or reports() != before
 
-        getting_on = True
-        while getting_on and not settled():
-            getting_on = await self._mesh.until(partial(goes_on, told()), self._times.no_progress_s)
+        progress = True
+        while progress and not settled():
+            progress = await self._mesh.until(partial(has_progressed, reports()), self._times.no_progress_s)
         for member in waiting:
             record = self._mesh.last_of(member)
             reason = (record.reason if record else "") or "ended before it was ready"
@@ -281,7 +283,7 @@ class JobInstances:
                 raise NotReady([member], f"{member.sid}: {reason}")
             if ended(member):
                 raise StartFailed(member, f"{member.sid}: {reason}")
-        if not getting_on:
+        if not progress:
             late = [member for member in waiting if not self._ready(member)]
             names = ", ".join(member.sid for member in late)
             raise NotReady(late, f"{names} not ready, and no progress for {self._times.no_progress_s:.0f} s")
@@ -301,12 +303,12 @@ class JobInstances:
         a `RequestProgress`, from the last of any order that has the same.
 
         Raises:
-            MemberLost: some did not answer; nobody else's answer is lost to idempotence.
+            MemberLost: some did not answer; the order may be repeated to all, for orders are idempotent.
         """
         targets = list(members)
 
-        async def one(member: Member) -> Reply:
-            asked = asyncio.create_task(
+        async def order_one(member: Member) -> Reply:
+            request = asyncio.create_task(
                 self._bus.command(
                     row,
                     message,
@@ -317,22 +319,22 @@ class JobInstances:
                     sid=member.sid,
                 )
             )
-            gone = asyncio.create_task(self._until_lost(member))
+            loss = asyncio.create_task(self._until_lost(member))
             try:
-                await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if asked.done():
-                    return asked.result()
+                await asyncio.wait({request, loss}, return_when=asyncio.FIRST_COMPLETED)
+                if request.done():
+                    return request.result()
                 raise _LostInstance(f"{member.sid} was lost")
             finally:
-                asked.cancel()
-                gone.cancel()
+                request.cancel()
+                loss.cancel()
 
-        answers = await asyncio.gather(*(one(member) for member in targets), return_exceptions=True)
+        answers = await asyncio.gather(*(order_one(member) for member in targets), return_exceptions=True)
         silent = []
         problems = []
         answered: dict[str, Reply] = {}
         for member, answer in zip(targets, answers, strict=True):
-            # what an instance itself could not reach (a store, the bus) is no sign of its death
+            # an instance that could not reach a store or the bus has answered: that is no sign of its death
             if _is_silence(answer):
                 silent.append(member)
                 problems.append(f"{member.sid}: {answer}")
@@ -345,11 +347,11 @@ class JobInstances:
         return answered
 
     async def stop(self, *, now: bool = False) -> None:
-        """Ends every instance of the job; those whose agent is gone have ended with it."""
+        """Ends every instance of the job. Without its agent an instance has ended already."""
         if self.deployed is None:
             return
 
-        async def one(member: Member) -> None:
+        async def stop_one(member: Member) -> None:
             agent = self.agent_of(member.sid)
             if agent is None:
                 return
@@ -358,9 +360,13 @@ class JobInstances:
             )
             await self._bus.command(STOP_INSTANCE, order, deadline_s=10.0, while_heard=True, agent=agent)
 
-        members = [one for one in self.members.values() if self._mesh.state_of(one) is not InstanceState.GONE]
+        members = [
+            member
+            for member in self.members.values()
+            if self._mesh.state_of(member) is not InstanceState.GONE
+        ]
         self.members.clear()
-        await asyncio.gather(*(one(member) for member in members), return_exceptions=True)
+        await asyncio.gather(*(stop_one(member) for member in members), return_exceptions=True)
 
     def views(self) -> tuple[LiveInstanceView, ...]:
         """The job's instances for the live view."""
@@ -387,7 +393,7 @@ class JobInstances:
 
 
 def _is_silence(answer: object) -> bool:
-    """Whether the member itself was not heard; what it says of others is an answer."""
+    """Whether the member itself did not answer; an error about others is an answer."""
     if isinstance(answer, (NoResponders, DeadlineExceeded)):
         return not answer.answered
     return isinstance(answer, _LostInstance)

@@ -43,7 +43,7 @@ class JobFaults:
         if verdict.verdict == "unfounded":
             self._queue.handled(fault, "none: unfounded")
 
-    def cut(self, agent: str, text: str, *, step: int, attempt: int) -> None:
+    def partitioned(self, agent: str, text: str, *, step: int, attempt: int) -> None:
         """Opens a fault for a node that was given up: the nodes that are kept can't reach it."""
         record = self._mesh.records.get(agent)
         incarnation = record.incarnation if record is not None else None
@@ -131,7 +131,7 @@ class JobFaults:
             if fault.state is FaultState.RETRYING and (fault.task.step or 0) <= step:
                 self._queue.handled(fault.id, f"{fault.action}; step {step} committed")
 
-    def left_out(self, bad: BadMicrobatch) -> None:
+    def skipped(self, bad: BadMicrobatch) -> None:
         """Ends the fault of a quarantined microbatch, whose step was left out."""
         for fault in self._queue.of_job(self._job):
             if (fault.kind, fault.task.step) == ("microbatch", bad.step):

@@ -53,18 +53,18 @@ class Quarantine:
 
     Args:
         policy: the job's `training.on_bad_microbatch`.
-        held: what an earlier orchestrator had found, as its `held` returned it.
+        snapshot: what an earlier orchestrator had found, as its `snapshot` had it.
     """
 
-    def __init__(self, policy: Literal["stop", "skip"], held: Iterable[MicrobatchFault] = ()) -> None:
+    def __init__(self, policy: Literal["stop", "skip"], snapshot: Iterable[MicrobatchFault] = ()) -> None:
         self._policy = policy
-        self._seen = {(fault.step, fault.microbatch): fault for fault in held}
+        self._seen = {(fault.step, fault.microbatch): fault for fault in snapshot}
         self._bad = {
             fault.step: _bad(fault) for fault in self._seen.values() if len(fault.ended) >= INCARNATIONS
         }
 
     @property
-    def held(self) -> tuple[MicrobatchFault, ...]:
+    def snapshot(self) -> tuple[MicrobatchFault, ...]:
         """What a new orchestrator has to know: microbatches that are bad, and those that failed once."""
         return tuple(self._seen[key] for key in sorted(self._seen))
 

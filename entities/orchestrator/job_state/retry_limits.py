@@ -52,11 +52,13 @@ class RetryLimits:
     """Counts what broke each step that is not committed yet. A roll-back forgets nothing about later steps.
 
     Args:
-        held: what an earlier orchestrator had counted, as its `held` returned it.
+        snapshot: what an earlier orchestrator had counted, as its `snapshot` had it.
         roll_backs, furthest: likewise.
     """
 
-    def __init__(self, held: Iterable[StepSetbacks] = (), *, roll_backs: int = 0, furthest: int = 0) -> None:
+    def __init__(
+        self, snapshot: Iterable[StepSetbacks] = (), *, roll_backs: int = 0, furthest: int = 0
+    ) -> None:
         self.roll_backs = roll_backs
         """Roll-backs since `furthest` last moved."""
         self.furthest = furthest
@@ -64,12 +66,12 @@ class RetryLimits:
         self._attempts: Counter[int] = Counter()
         self._before: set[Key] = set()
         self._now: set[Key] = set()
-        for setback in held:
+        for setback in snapshot:
             self._attempts[setback.step] = setback.attempts
             self._before |= {(setback.step, stage, code) for stage, code in setback.errors}
 
     @property
-    def held(self) -> tuple[StepSetbacks, ...]:
+    def snapshot(self) -> tuple[StepSetbacks, ...]:
         """What a new orchestrator has to know; errors of the present attempt count as earlier ones there."""
         keys = self._before | self._now
         return tuple(

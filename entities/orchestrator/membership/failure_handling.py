@@ -45,21 +45,21 @@ class FailureHandling:
         """Reports members that do not answer or can't work with the others, and marks them lost."""
         self._lose(list(members), why, why)
 
-    def lost(self, member: Member, why: str, told: str = "") -> None:
+    def lost(self, member: Member, why: str, event_text: str = "") -> None:
         """Marks an incarnation lost: the step goes on without it, and its unit gets a new incarnation.
 
-        The job's events say so once, by the first report. `told`: the text for the events, if not `why`.
+        The job's events say so once, by the first report. `event_text`: their text, if it is not `why`.
         """
-        self._lose([member], why, told or why)
+        self._lose([member], why, event_text or why)
 
-    def _lose(self, members: list[Member], why: str, told: str) -> None:
+    def _lose(self, members: list[Member], why: str, event_text: str) -> None:
         """Marks members lost. Members that are lost at once count as one failed attempt."""
         lost = [member for member in members if self._job.instances.is_present(member)]
         if not lost:
             return
         for member in lost:
             self._job.instances.mark_lost(member)
-            self._job.events.fault(f"{member.sid}: {told}")
+            self._job.events.fault(f"{member.sid}: {event_text}")
             self._lost_at[member] = time.monotonic()
         broken: StepBroken | None = None
         try:
@@ -68,7 +68,7 @@ class FailureHandling:
         except StepBroken as error:
             broken = error
         for member in lost:
-            self._job.events.one_more_lost(self.counted)
+            self._job.events.one_more_lost(self.counts)
             self._step_owner.lost(member)
         self._standbys.revise()
         for member in lost:
@@ -100,15 +100,15 @@ class FailureHandling:
             record for record in records if record.culprit is not None and record.culprit.step >= present
         )
         self._job.retry_limits.ended(present, records)
-        self._job.events.counted(self.counted, now=bool(records and records[0].fault))
+        self._job.events.failures(self.counts, now=bool(records and records[0].fault))
         self._give_up_bad()
 
     @property
-    def counted(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """What broke steps so far, as fields of the job's record: a new orchestrator goes on from there."""
         return {
-            "microbatch_faults": self._job.quarantine.held,
-            "setbacks": self._job.retry_limits.held,
+            "microbatch_faults": self._job.quarantine.snapshot,
+            "setbacks": self._job.retry_limits.snapshot,
             "roll_backs": self._job.retry_limits.roll_backs,
             "furthest": self._job.retry_limits.furthest,
         }
@@ -156,7 +156,7 @@ class FailureHandling:
         try:
             self._job.retry_limits.rolling_back(broken.text)
         finally:
-            self._job.events.counted(self.counted, now=True)
+            self._job.events.failures(self.counts, now=True)
 
     def rolled_back(self, text: str) -> None:
         """All members are at one version again."""
@@ -175,10 +175,10 @@ class FailureHandling:
         self._job.faults.committed(step)
         self._give_up_bad()
 
-    def left_out(self, bad: BadMicrobatch) -> None:
+    def skipped(self, bad: BadMicrobatch) -> None:
         """The step of a quarantined microbatch was left out: its failures are over."""
         self._job.retry_limits.committed(bad.step)
         self._job.quarantine.committed(bad.step)
-        self._job.faults.left_out(bad)
+        self._job.faults.skipped(bad)
         self._job.faults.committed(bad.step)
-        self._job.events.left_out(bad)
+        self._job.events.skipped(bad)

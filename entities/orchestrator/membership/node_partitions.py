@@ -13,7 +13,14 @@ from bus.logs import get_logger
 from bus.subjects import JUDGE
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.failure_handling import FailureHandling
-from entities.orchestrator.membership.partition import FailedEdges, Node, NodePartition, Side, kept, name
+from entities.orchestrator.membership.partition import (
+    FailedEdges,
+    Node,
+    NodePartition,
+    Side,
+    choose_side,
+    name,
+)
 from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.cluster import Judge
@@ -49,19 +56,19 @@ class NodePartitions:
         pair = ((witness, here), (peer, there))
         alone = [member for member, node in pair if self._stage_members(node) <= {member}]
         cut = self._edges.silence(witness, here, peer, there, alone, time.monotonic())
-        if cut is not None and (cut.one, cut.other) not in self._asking:
-            self._asking.add((cut.one, cut.other))
+        if cut is not None and (cut.first, cut.second) not in self._asking:
+            self._asking.add((cut.first, cut.second))
             self._job.tasks.spawn(self._take(cut))
 
     async def _take(self, cut: NodePartition) -> None:
         try:
-            if all([await self._answers(node) for node in (cut.one, cut.other)]):
+            if all([await self._answers(node) for node in (cut.first, cut.second)]):
                 self._act(cut)
             else:
                 log.info("no cut: a node does not answer", job=self._job.name, cut=str(cut))
         finally:
             self._edges.forget(cut)
-            self._asking.discard((cut.one, cut.other))
+            self._asking.discard((cut.first, cut.second))
 
     async def _answers(self, node: Node) -> bool:
         """Whether the node's agent answers: a dead node is no partition."""
@@ -79,7 +86,7 @@ class NodePartitions:
         return True
 
     def _act(self, cut: NodePartition) -> None:
-        best, rest, why = kept(self._side(cut.one, cut.other), self._side(cut.other, cut.one))
+        best, rest, why = choose_side(self._side(cut.first, cut.second), self._side(cut.second, cut.first))
         lost = sorted(self._at(rest.node), key=lambda member: member.sid)
         if not lost or not best.instances:
             return  # the instances were moved, or lost, while the agents were asked
@@ -93,8 +100,10 @@ class NodePartitions:
         self._replacement.avoid(NodeCut(kept=best.node, given_up=rest.node, at=time.time(), reason=str(cut)))
         agent = self._job.mesh.agent_of(*rest.node)
         if agent is not None:
-            self._job.faults.cut(agent, text, step=self._step_owner.step, attempt=self._step_owner.attempt)
-        self._job.events.cut(text, self._replacement.cuts)
+            self._job.faults.partitioned(
+                agent, text, step=self._step_owner.step, attempt=self._step_owner.attempt
+            )
+        self._job.events.partitioned(text, self._replacement.cuts)
         self._failure_handling.losing(lost, f"cut off from node {name(best.node)}")
 
     def _side(self, node: Node, other: Node) -> Side:

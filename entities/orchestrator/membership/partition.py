@@ -32,13 +32,13 @@ Edge = frozenset[Member]
 class NodePartition:
     """Two nodes that do not reach each other, in order; `edges`: the pairs of instances that noticed."""
 
-    one: Node
-    other: Node
+    first: Node
+    second: Node
     edges: tuple[tuple[Member, Member], ...]
 
     def __str__(self) -> str:
         pairs = ", ".join(f"{first.sid}–{second.sid}" for first, second in self.edges)
-        return f"nodes {name(self.one)} and {name(self.other)} do not reach each other ({pairs})"
+        return f"nodes {name(self.first)} and {name(self.second)} do not reach each other ({pairs})"
 
 
 class FailedEdges:
@@ -76,18 +76,18 @@ class FailedEdges:
         self._where |= {witness: at, peer: there}
         if at == there:
             return None
-        one, other = sorted((at, there))
+        first, second = sorted((at, there))
         between = [
             candidate
             for candidate in self._reports
-            if {self._where[member] for member in candidate} == {one, other}
+            if {self._where[member] for member in candidate} == {first, second}
         ]
         lonely = len(alone) == 2 and len(self._reports[edge]) > 1
         if not (lonely or _apart(between) or _again(between)):
             return None
         edges = [tuple(sorted(candidate, key=lambda member: self._where[member])) for candidate in between]
         edges.sort(key=lambda pair: [(member.sid, member.incarnation) for member in pair])
-        return NodePartition(one=one, other=other, edges=tuple((first, second) for first, second in edges))
+        return NodePartition(first=first, second=second, edges=tuple((left, right) for left, right in edges))
 
     def forget(self, cut: NodePartition) -> None:
         """Forgets the edges of a partition that was handled, or that turned out to be none."""
@@ -98,7 +98,7 @@ class FailedEdges:
 def _apart(edges: Iterable[Edge]) -> bool:
     """Whether two of the edges have no instance in common."""
     edges = list(edges)
-    return any(not one & other for one in edges for other in edges)
+    return any(not edge & other for edge in edges for other in edges)
 
 
 def _again(edges: Iterable[Edge]) -> bool:
@@ -126,10 +126,10 @@ class Side:
     room: bool
 
 
-def kept(one: Side, other: Side) -> tuple[Side, Side, str]:
+def choose_side(first: Side, second: Side) -> tuple[Side, Side, str]:
     """(the side to keep, the side to give up, why). With all else equal, the first name is kept."""
     best, rest = sorted(
-        (one, other), key=lambda side: (not side.room, -side.stages, -side.instances, side.node)
+        (first, second), key=lambda side: (not side.room, -side.stages, -side.instances, side.node)
     )
     if best.room != rest.room:
         why = "only there is room for all of the job"

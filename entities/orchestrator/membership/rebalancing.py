@@ -152,7 +152,7 @@ class Rebalancing:
         if self._job.instances.members.get(member.sid) == member:
             del self._job.instances.members[member.sid]
         self._job.events.changed(f"{newcomer.sid} takes the place of {member.sid}")
-        await self._job.events.told()  # the record names the newcomer before it lives
+        await self._job.events.written()  # the record names the newcomer before it lives
         await self._joining.replacement.until_free(newcomer)
         self._joining.bring(newcomer.sid, given_up=lambda why: self._go_back(newcomer, unit, why))
 
@@ -176,4 +176,4 @@ class Rebalancing:
 
     def _tell(self, move: StageMove) -> None:
         log.info("rebalancing", job=self._job.name, move=in_words(move))
-        self._job.events.moved(move, self._moves.kept)
+        self._job.events.moved(move, self._moves.recorded)

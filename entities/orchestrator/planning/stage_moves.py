@@ -75,7 +75,7 @@ class StageMoves:
         return last if last is not None and last.state in OPEN_MOVES else None
 
     @property
-    def kept(self) -> tuple[StageMove, ...]:
+    def recorded(self) -> tuple[StageMove, ...]:
         """The latest moves, for the job's record."""
         return tuple(self.history[-KEPT:])
 

@@ -76,31 +76,31 @@ def test_a_new_orchestrator_knows_what_is_bad_and_what_failed_once() -> None:
     before.ended([ended("a"), ended("b")])
     before.ended([ended("c", step=5)])
     before.committed(3)
-    after = Quarantine("skip", before.held)
+    after = Quarantine("skip", before.snapshot)
     assert after.of(3) == before.of(3)
     assert after.of(3) is not None
     assert after.of(5) is None
     (bad,) = after.ended([ended("d", step=5, sid="j-s0-r1")])  # the second, by another's count
     assert bad.sids == ("j-s0-r0", "j-s0-r1")
     after.committed(5)
-    assert [one.step for one in after.held] == [3, 5]
+    assert [one.step for one in after.snapshot] == [3, 5]
 
 
 def test_a_new_orchestrator_counts_on_from_the_attempts_and_errors_before_it() -> None:
     before = RetryLimits()
     before.attempt_failed(3, "lost j-s0-r0")
     before.ended(3, [ended("a", culprit=False)])
-    after = RetryLimits(before.held)
+    after = RetryLimits(before.snapshot)
     after.attempt_failed(3, "lost j-s0-r1")
     with pytest.raises(Unrecoverable, match=r"^step 3 fails each time"):
         after.ended(3, [ended("b", culprit=False)])
-    again = RetryLimits(after.held)
+    again = RetryLimits(after.snapshot)
     for _ in range(STEP_ATTEMPTS - 2):
         again.attempt_failed(3, "lost")
     with pytest.raises(StepBroken, match=r"^step 3 failed 7 times"):
         again.attempt_failed(3, "lost")
     again.committed(3)
-    assert again.held == ()
+    assert again.snapshot == ()
 
 
 def test_too_many_steps_in_a_row_are_no_matter_of_data() -> None:

@@ -111,7 +111,7 @@ def test_a_new_orchestrator_counts_roll_backs_on() -> None:
     before.committed(4)
     for _ in range(ROLL_BACKS - 1):
         before.rolling_back("no")
-    after = RetryLimits(before.held, roll_backs=before.roll_backs, furthest=before.furthest)
+    after = RetryLimits(before.snapshot, roll_backs=before.roll_backs, furthest=before.furthest)
     after.committed(3)
     with pytest.raises(Parked):
         after.rolling_back("no")

@@ -9,7 +9,7 @@ from entities.orchestrator.membership.partition import (
     NodePartition,
     Side,
     avoided,
-    kept,
+    choose_side,
 )
 from schemas.job import NodeCut
 from schemas.step import Member
@@ -43,7 +43,7 @@ def test_two_pairs_without_a_common_instance_are_a_cut() -> None:
     assert story.told(A0, B0) is None
     found = story.told(B1, A1)
     assert found is not None
-    assert (found.one, found.other) == (A, B)
+    assert (found.first, found.second) == (A, B)
     assert str(found) == "nodes a/n and b/n do not reach each other (a0–b0, a1–b1)"
 
 
@@ -102,7 +102,7 @@ def side(node: tuple[str, str], instances: int = 2, stages: int = 2, room: bool 
 )
 def test_the_side_to_keep(one: Side, other: Side, keeps: tuple[str, str], why: str) -> None:
     for order in ((one, other), (other, one)):
-        best, rest, reason = kept(*order)
+        best, rest, reason = choose_side(*order)
         assert best.node == keeps
         assert rest.node != keeps
         assert why in reason

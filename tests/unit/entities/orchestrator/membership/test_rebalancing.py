@@ -84,7 +84,7 @@ class Job:
         self.done.append(f"part with {member.sid}")
         self.stages = tuple(tuple(one for one in stage if one != member) for stage in self.stages)
 
-    async def told(self) -> None:
+    async def written(self) -> None:
         self.done.append("told")
 
     def changed(self, text: str) -> None:
@@ -93,8 +93,8 @@ class Job:
     def fault(self, text: str) -> None:
         self.done.append(f"fault {text}")
 
-    def moved(self, move: StageMove, kept: tuple[StageMove, ...]) -> None:
-        assert kept[-1] == move
+    def moved(self, move: StageMove, moves: tuple[StageMove, ...]) -> None:
+        assert moves[-1] == move
         self.moves.append(move)
 
     def decided(self, rebalancing: Rebalancing, count: int = 1) -> None:

@@ -91,7 +91,7 @@ def test_a_move_is_measured_and_told_twice_more() -> None:
         "gain 15.0 s in 100 steps; measured cost 0.20 s, 0.400 → 0.250 s a step"
     )
     assert run.moves.open is None
-    assert run.moves.kept == (judged,)
+    assert run.moves.recorded == (judged,)
 
 
 @pytest.mark.parametrize("after_s", [0.395, 0.4, 0.6])
@@ -99,7 +99,7 @@ def test_what_came_out_no_better_is_not_tried_again_even_by_a_new_orchestrator(a
     run = Run()
     judged = run.moved(after_s)
     assert judged.state is MoveState.NO_BETTER
-    for later in (run, Run(list(run.moves.kept))):
+    for later in (run, Run(list(run.moves.recorded))):
         later.steps(20, 0.4)
         refused = later.moves.unwise("s0-r1", 1, WORTH_IT, CREW)
         assert refused == f"was tried at step 8 (no_better: 0.400 → {after_s:.3f} s a step)"
@@ -238,4 +238,4 @@ def test_only_the_last_moves_are_kept() -> None:
     for step in range(40):
         moves.begin(StageMove(sid=AWAY, newcomer=NEWCOMER, from_stage=0, to_stage=1, step=step, by="m"))
         moves.undo()
-    assert [move.step for move in moves.kept] == list(range(24, 40))
+    assert [move.step for move in moves.recorded] == list(range(24, 40))
