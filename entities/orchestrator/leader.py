@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from bus import subjects
 from bus.connection import Bus
@@ -22,7 +21,7 @@ from entities.election.leadership import LeaderCandidate
 from entities.election.lease import LeadershipLeaseConfig
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job.job_runs import JobRuns
-from entities.orchestrator.job.term import TermContext
+from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import RecordGuards
 from entities.orchestrator.job_state.job_secrets import seal_secrets_anew
 from entities.orchestrator.job_state.link_secret import seal_links_anew
@@ -41,7 +40,7 @@ from schemas.door import (
     MeshStatus,
 )
 from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, DmscError, NewerRecord, Unavailable
+from schemas.errors import Ack, DmscError, NewerRecord
 from schemas.fault import FaultReport
 from schemas.job import JobRecord
 from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
@@ -51,9 +50,6 @@ from schemas.step import MicrobatchClaim
 from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
-
-
-_Result = TypeVar("_Result")
 
 
 class _Deposed(Exception):
@@ -74,8 +70,6 @@ class OrchestratorConfig:
     ended_kept: int = 1000
     submissions_kept: int = 4096
     peak_tflops: float | None = None  # of one device, 10¹² FLOP/s, for MFU among the metrics; None: unknown
-    retry_s: float = 0.2
-    """Pause before the bus is asked again for what a new leader has to know."""
     confirm_s: float = 2.0
     """How long a command that ends a job's work waits until it is known that this one leads."""
     lease: LeadershipLeaseConfig = field(default_factory=LeadershipLeaseConfig)
@@ -109,9 +103,9 @@ class Leader:
             mesh=mesh,
             faults=self.faults,
             candidate=candidate,
-            config=config,
+            ended_kept=config.ended_kept,
+            submissions_kept=config.submissions_kept,
             spawn=self._spawn,
-            insistently=self._insistently,
         )
         self._claims = term.claims
         self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
@@ -182,12 +176,12 @@ class Leader:
         assert self._tasks is not None
         loads = (self._cordoning.load, self._policies.load, self._promotions.load)
         for load in (*loads, self._sealing.start):
-            await self._insistently(load)
+            await insistently(load)
         await self._jobs.resume()
         self._tasks.create_task(self.faults.run(set(self._runs)), name="fault queue")
         await self._serve(subscriptions)
         self.mesh.on_leaving = self._leaving
-        await self._insistently(self._guards.start)
+        await insistently(self._guards.start)
         await on_serving()
         self._tasks.create_task(self._draining.run(), name="draining")
         self._tasks.create_task(self._policies.orders(), name="module orders")
@@ -231,11 +225,9 @@ class Leader:
             (subjects.UNCORDON_PLACE, self._cordoning.uncordon),
         )
         for row, server in requests:
-            subscriptions.append(
-                await self._insistently(partial(bus.serve, row, self._while_leading(server)))
-            )
+            subscriptions.append(await insistently(partial(bus.serve, row, self._while_leading(server))))
         for row, server in ((subjects.CANCEL, self._jobs.cancel), (subjects.PARK, self._jobs.park)):
-            subscriptions.append(await self._insistently(partial(bus.serve, row, self._always(server))))
+            subscriptions.append(await insistently(partial(bus.serve, row, self._always(server))))
         messages: tuple[tuple[Subject, Handler], ...] = (
             (subjects.STEP_CLAIM, self._claim),
             (subjects.TERMINATION, self._termination),
@@ -244,7 +236,7 @@ class Leader:
             (subjects.POLICY_SCORE, self._promotions.score),
         )
         for row, handler in messages:
-            subscriptions.append(await self._insistently(partial(bus.subscribe, row, handler)))
+            subscriptions.append(await insistently(partial(bus.subscribe, row, handler)))
 
     def _while_leading(self, server: Server) -> Server:
         """Answers once this orchestrator knows that it still leads: it may have been frozen or cut off."""
@@ -314,15 +306,6 @@ class Leader:
         if message.op in (ModuleOp.ACTIVATE, ModuleOp.SHADOW):
             await self._promotions.forget(message.module)
         return await self._policies.direct(message, envelope)
-
-    async def _insistently(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Repeats `work` until the bus is available; a new leader can't do without the result."""
-        while True:
-            try:
-                return await work()
-            except Unavailable as error:
-                log.warning("takeover waits for the bus", reason=error.text)
-                await asyncio.sleep(self.config.retry_s)
 
     # --- messages on their way to a job -----------------------------------------------------------------
     async def _topology(self, message: ModelTopology, envelope: Envelope) -> Ack:

@@ -305,9 +305,7 @@ class JobRun:
             if self._cancelled is not None:
                 return JobState.CANCELLED, self._cancelled
             return self._as_parked(Parked(self.parking.hold_reason or "parked", for_room=False))
-        except Fenced:
-            raise
-        except NewerRecord:
+        except (Fenced, NewerRecord):
             raise
         except Parked as parked:
             return self._as_parked(parked)

@@ -14,7 +14,7 @@ from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from bus.wire.correlation import current, new_correlation
 from entities.orchestrator.job.job_run import JobRun
-from entities.orchestrator.job.term import TermContext
+from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import above_all
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.retry_limits import Parked
@@ -74,7 +74,7 @@ class JobRuns:
     def _remember(self, submission: tuple[str, str]) -> asyncio.Future[JobRecord]:
         promise: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
         self._submitted[submission] = promise
-        while len(self._submitted) > self._term.config.submissions_kept:
+        while len(self._submitted) > self._term.submissions_kept:
             self._submitted.popitem(last=False)
         return promise
 
@@ -139,7 +139,7 @@ class JobRuns:
             del self.running[run.name]
             await self._term.mesh.nudge()  # jobs behind it in the queue look again
             self.ended[run.name] = run.job.store.record
-            while len(self.ended) > self._term.config.ended_kept:
+            while len(self.ended) > self._term.ended_kept:
                 del self.ended[next(iter(self.ended))]
             self._forget(run.name)
             self._term.mesh.forget_job(run.name)
@@ -147,11 +147,9 @@ class JobRuns:
     async def resume(self) -> None:
         """Starts jobs again that an earlier leader left open, in a new epoch."""
         bucket = self._term.bus.bucket(subjects.JOB_RECORD)
-        entries = await self._term.insistently(partial(bucket.entries, strict=True))
+        entries = await insistently(partial(bucket.entries, strict=True))
         # A decision of a newer version must be noticed before any job is taken up and writes its own.
-        await self._term.insistently(
-            partial(self._term.bus.bucket(subjects.STEP_DECISION).entries, strict=True)
-        )
+        await insistently(partial(self._term.bus.bucket(subjects.STEP_DECISION).entries, strict=True))
         records = {entry.message.job: (above_all(entry), entry.revision) for entry in entries}
         for job in self._former_records.keys() - records.keys():
             log.error("job record lost: the job goes on from the record in memory", job=job)
@@ -174,7 +172,7 @@ class JobRuns:
                 return
             except (Fenced, Unavailable) as error:
                 log.info("job not taken over yet", job=record.job, reason=error.text)
-            fresh = await self._term.insistently(partial(self._read, record.job))
+            fresh = await insistently(partial(self._read, record.job))
             if fresh is None:
                 return
             record, revision = above_all(fresh), fresh.revision

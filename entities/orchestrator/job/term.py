@@ -1,35 +1,23 @@
-"""`TermContext`: what the jobs of one term share."""
+"""`TermContext`: what the jobs of one term share. `insistently`: what a new leader can't do without."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from bus.connection import Bus
+from bus.logs import get_logger
 from entities.election.leadership import LeaderCandidate
 from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.job_state.context import Claims
 from entities.orchestrator.mesh.mesh_view import MeshView
+from schemas.errors import Unavailable
+
+log = get_logger("orchestrator")
 
 Result = TypeVar("Result")
-
-
-class KeptJobs(Protocol):
-    """How many jobs of the past stay in memory."""
-
-    @property
-    def ended_kept(self) -> int:
-        """Ended jobs, for listings; the bucket keeps all."""
-
-    @property
-    def submissions_kept(self) -> int:
-        """Submissions, so that one that comes again through another gateway is the same job."""
-
-
-class Insistence(Protocol):
-    async def __call__(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Repeats `work` until the bus is back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +29,20 @@ class TermContext:
     faults: FaultQueue
     candidate: LeaderCandidate
     """It knows the number of the term, and confirms that this orchestrator leads."""
-    config: KeptJobs
+    ended_kept: int
+    """Ended jobs that stay in memory for listings; the bucket keeps all."""
+    submissions_kept: int
+    """Submissions that stay in memory: one that comes again through another gateway is the same job."""
     spawn: Callable[[Coroutine[None, None, None]], None]
     """Starts a task of the term."""
-    insistently: Insistence
     claims: Claims = field(default_factory=dict)
+
+
+async def insistently(work: Callable[[], Awaitable[Result]], retry_s: float = 0.2) -> Result:
+    """Repeats `work` until the bus is available; a new leader can't do without the result."""
+    while True:
+        try:
+            return await work()
+        except Unavailable as error:
+            log.warning("takeover waits for the bus", reason=error.text)
+            await asyncio.sleep(retry_s)

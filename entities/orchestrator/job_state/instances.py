@@ -14,7 +14,7 @@ from bus.subjects import START_INSTANCE, STOP_INSTANCE
 from bus.wire.request_progress import RequestProgress
 from entities.orchestrator.job_state.job_secrets import secrets_for
 from entities.orchestrator.job_state.link_secret import link_secret
-from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.mesh.mesh_view import MeshView, unless
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import JobRecord, LiveInstanceView
@@ -308,26 +308,16 @@ class JobInstances:
         targets = list(members)
 
         async def order_one(member: Member) -> Reply:
-            request = asyncio.create_task(
-                self._bus.command(
-                    row,
-                    message,
-                    deadline_s=deadline_s,
-                    while_heard=True,
-                    moving=RequestProgress() if moving is True else moving or None,
-                    job=self._record.job,
-                    sid=member.sid,
-                )
+            request = self._bus.command(
+                row,
+                message,
+                deadline_s=deadline_s,
+                while_heard=True,
+                moving=RequestProgress() if moving is True else moving or None,
+                job=self._record.job,
+                sid=member.sid,
             )
-            loss = asyncio.create_task(self._until_lost(member))
-            try:
-                await asyncio.wait({request, loss}, return_when=asyncio.FIRST_COMPLETED)
-                if request.done():
-                    return request.result()
-                raise _LostInstance(f"{member.sid} was lost")
-            finally:
-                request.cancel()
-                loss.cancel()
+            return await unless(request, self._until_lost(member), _LostInstance(f"{member.sid} was lost"))
 
         answers = await asyncio.gather(*(order_one(member) for member in targets), return_exceptions=True)
         silent = []

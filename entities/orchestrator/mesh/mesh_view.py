@@ -16,7 +16,7 @@ from bus.messaging.key_value import Change
 from entities.orchestrator.mesh.cordons import CordonBook
 from schemas.cluster import Cordon, NodeStatus
 from schemas.envelope import EntityKind
-from schemas.errors import Unavailable
+from schemas.errors import DmscError, Unavailable
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import NodeRegistration, QosReport
 from schemas.step import Member
@@ -26,6 +26,21 @@ log = get_logger("orchestrator")
 _Result = TypeVar("_Result")
 
 LEAVING = (InstanceState.DRAINING, InstanceState.FAULTED, InstanceState.GONE)
+
+
+async def unless(
+    work: Coroutine[Any, Any, _Result], end: Coroutine[Any, Any, object], error: DmscError
+) -> _Result:
+    """Awaits `work` and returns its result; raises `error` if `end` returns first."""
+    work_task, end_task = asyncio.create_task(work), asyncio.create_task(end)
+    try:
+        await asyncio.wait({work_task, end_task}, return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            return work_task.result()
+        raise error
+    finally:
+        work_task.cancel()
+        end_task.cancel()
 
 
 class MeshView:
@@ -73,16 +88,9 @@ class MeshView:
         Raises:
             Unavailable: it has left.
         """
-        work_task = asyncio.create_task(work)
-        departure = asyncio.create_task(self._until_left(agent))
-        try:
-            await asyncio.wait({work_task, departure}, return_when=asyncio.FIRST_COMPLETED)
-            if work_task.done():
-                return work_task.result()
-            raise Unavailable(f"node agent {agent} has left the mesh")
-        finally:
-            work_task.cancel()
-            departure.cancel()
+        return await unless(
+            work, self._until_left(agent), Unavailable(f"node agent {agent} has left the mesh")
+        )
 
     async def _until_left(self, agent: str) -> None:
         async with self._changed:
