@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
-from bus.tasks import cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.faults.fault_location import locate

@@ -17,7 +17,6 @@ from entities.orchestrator.step.step_loop import StageGone
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import Conflict
 from schemas.step import Member
-from schemas.task_graph import is_data
 
 log = get_logger("orchestrator")
 
