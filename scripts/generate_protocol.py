@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what documents derive from the code: the tables of `docs/protocol.md`.
+"""Writes what documents derive from the code: tables of `docs/protocol.md` and `docs/step-transaction.md`.
 
     python scripts/generate_protocol.py             rewrite them
     python scripts/generate_protocol.py --check     exit code 1 if they are not current
@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from bus.messaging.stream_specs import BUCKETS, STREAMS
 from bus.subject import Delivery, Subject
 from bus.subjects import SUBJECTS
+from entities.orchestrator.transaction.states import STATE_VARIABLES, StateVariable, transitions
 from schemas.base import MESSAGE_TYPES, Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.fault import FAULT_TRANSITIONS
@@ -34,6 +35,7 @@ from schemas.registry import INSTANCE_TRANSITIONS
 from schemas.step import MICROBATCH_TRANSITIONS, PHASES
 
 PROTOCOL = ROOT / "docs" / "protocol.md"
+STEP_TRANSACTION = ROOT / "docs" / "step-transaction.md"
 
 ACRONYMS = {
     EntityKind.SERVICE_REGISTRY: "SRD",
@@ -127,30 +129,60 @@ def state_table(transitions: Mapping[Any, frozenset[Any]]) -> str:
     return "\n".join([*lines, "", *diagram, "```"])
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "subjects": subject_tables,
-    "streams": stream_table,
-    "messages": message_table,
-    "instance states": lambda: state_table(INSTANCE_TRANSITIONS),
-    "job states": lambda: state_table(JOB_TRANSITIONS),
-    "fault states": lambda: state_table(FAULT_TRANSITIONS),
-    "step phases": lambda: state_table(PHASES),
-    "microbatch states": lambda: state_table(MICROBATCH_TRANSITIONS),
-    "module states": lambda: state_table(MODULE_TRANSITIONS),
+def lifecycle_table(lifecycle: type[StateVariable[Any]]) -> str:
+    """A state variable of the step machine: its named transitions as a table and as a diagram."""
+    tables = transitions(lifecycle)
+    lines = ["| transition | from → to | when |", "|---|---|---|"]
+    diagram = ["```mermaid", "stateDiagram-v2"]
+    states = list(type(next(iter(next(iter(tables.values()))))))
+    diagram += [f'  state "{state}" as {state.name}' for state in states]
+    diagram.append(f"  [*] --> {states[0].name}")
+    for name, table in tables.items():
+        about = " ".join((getattr(lifecycle, name).__doc__ or "").split())
+        arrows = [f"{state} → {target}" for state, target in table.items() if state != target]
+        same = [str(state) for state, target in table.items() if state == target]
+        changes = arrows + ([f"({', '.join(same)}: unchanged)"] if same else [])
+        lines.append(f"| `{name}` | {'<br>'.join(changes)} | {about} |")
+        diagram += [
+            f"  {state.name} --> {table[state].name}: {name}" for state in table if state != table[state]
+        ]
+    return "\n".join([*lines, "", *diagram, "```"])
+
+
+def lifecycle_part(lifecycle: type[StateVariable[Any]]) -> Callable[[], str]:
+    return lambda: lifecycle_table(lifecycle)
+
+
+PARTS: dict[Path, dict[str, Callable[[], str]]] = {
+    PROTOCOL: {
+        "subjects": subject_tables,
+        "streams": stream_table,
+        "messages": message_table,
+        "instance states": lambda: state_table(INSTANCE_TRANSITIONS),
+        "job states": lambda: state_table(JOB_TRANSITIONS),
+        "fault states": lambda: state_table(FAULT_TRANSITIONS),
+        "step phases": lambda: state_table(PHASES),
+        "microbatch states": lambda: state_table(MICROBATCH_TRANSITIONS),
+        "module states": lambda: state_table(MODULE_TRANSITIONS),
+    },
+    STEP_TRANSACTION: {
+        f"{name} transitions": lifecycle_part(lifecycle) for name, lifecycle in STATE_VARIABLES.items()
+    },
 }
+"""The generated parts of each document."""
 
 
-def with_parts(text: str) -> str:
-    """The document with all its generated parts written anew.
+def with_parts(text: str, document: Path = PROTOCOL) -> str:
+    """The text of a document with all its generated parts written anew.
 
     Raises:
         SystemExit: a part has no place in the document.
     """
-    for name, part in PARTS.items():
+    for name, part in PARTS[document].items():
         begin, end = f"<!-- generated: {name} -->", f"<!-- end of {name} -->"
         if begin not in text or end not in text:
             sys.exit(
-                f"{PROTOCOL.relative_to(ROOT)}: no place for {name!r}; put {begin} and {end} where it belongs"
+                f"{document.relative_to(ROOT)}: no place for {name!r}; put {begin} and {end} where it belongs"
             )
         head, _, rest = text.partition(begin)
         _, _, tail = rest.partition(end)
@@ -218,16 +250,19 @@ def main(arguments: list[str]) -> int:
     if "--asyncapi" in arguments:
         print(asyncapi(), end="")
         return 0
-    present = PROTOCOL.read_text("utf-8")
-    wanted = with_parts(present)
-    if wanted == present:
-        return 0
-    if "--check" in arguments:
-        print(f"{PROTOCOL.relative_to(ROOT)} is not current: run python scripts/generate_protocol.py")
-        return 1
-    PROTOCOL.write_text(wanted, "utf-8")
-    print(f"wrote {PROTOCOL.relative_to(ROOT)}")
-    return 0
+    present = {document: document.read_text("utf-8") for document in PARTS}
+    stale = {
+        document: current
+        for document, text in present.items()
+        if (current := with_parts(text, document)) != text
+    }
+    for document, text in stale.items():
+        if "--check" in arguments:
+            print(f"{document.relative_to(ROOT)} is not current: run python scripts/generate_protocol.py")
+        else:
+            document.write_text(text, "utf-8")
+            print(f"wrote {document.relative_to(ROOT)}")
+    return 1 if stale and "--check" in arguments else 0
 
 
 if __name__ == "__main__":

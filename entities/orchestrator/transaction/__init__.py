@@ -4,7 +4,7 @@ A training step is a distributed transaction. Every stage has replicas with equa
 number of microbatches. Either all living members of all stages apply the step with the same gradient, or
 nobody does. Any process may be killed at any time, and the weights come out bit-identical.
 
-The phases of a step (`schemas.step.PHASES` holds the table of legal transitions):
+The phases of a step (`states.py` holds the legal transitions of these and of all other states):
 
 closed      No step is open: the job is at a boundary (validation, checkpoint, start). `Opened` opens one.
 gathering   Instances compute microbatches and claim each one that is in their sum. Once all microbatches of a
@@ -26,8 +26,9 @@ code under a virtual clock. Every order carries (epoch, step, attempt), so that 
 step_machine.py    `StepMachine`: the decisions, by phase
 step_events.py     its vocabulary: the events that it takes, the effects that it asks for
 step_ledger.py     `StepLedger`: claims and votes of one attempt; makes the decision or says what is wrong
+states.py          each state variable with its named transitions, as docs/step-transaction.md draws them
 stage_group.py     `StageGroup`: one stage's members and their reduction group
-fence_round.py     `FenceRound`: one fence of the open step, and the path updates that follow from it
+fencing.py         `Fencing`: the fence rounds of the open step, and the path updates that follow from them
 path_repair.py     who takes over the microbatches of a lost owner
 newcomers.py       `Newcomers`: instances that receive their stage's state and have no vote yet
 takeover_rules.py  where a new orchestrator goes on with a running job

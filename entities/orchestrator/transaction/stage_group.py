@@ -6,34 +6,42 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from entities.orchestrator.transaction.states import GroupLifecycle, GroupState
 from entities.orchestrator.transaction.step_events import Condemn, FormGroup, in_order
 from schemas.step import Member
 
-REFORM_S = 0.3
-"""Pause before a group is built again that broke without a known death: the death is mostly known then."""
-BUILDS = 2
-"""Failed builds (or reductions) with the same members before the member with most failed edges is fenced."""
+
+@dataclass(frozen=True, kw_only=True)
+class StageGroupConfig:
+    """How a group is built again that broke without a known death."""
+
+    pause_s: float = 0.3
+    """Pause before it is built again: a death is mostly known then."""
+    builds: int = 2
+    """Failed builds, or reductions, with the same members before the one with most failed edges is fenced."""
 
 
 @dataclass(slots=True)
-class StageGroup:
-    """A stage's voting members, and whether their group is formed; each change starts a new generation."""
+class StageGroup(GroupLifecycle):
+    """A stage's voting members, and the state of their group; each change starts a new generation."""
 
     stage: int
     members: tuple[Member, ...]
     generation: int = 0
-    formed: bool = False
-    preparing: bool = False
-    lost_told: bool = False
+    config: StageGroupConfig = StageGroupConfig()
+    state: GroupState = field(init=False)
     _failures: int = 0
     _failed_at: float | None = None
+    """When this generation failed. If it is formed after all, it is built again all the same."""
     _silent: set[tuple[Member, Member]] = field(default_factory=set)
     """Failed edges among these members: (witness, silent peer). Repeated reports of an edge count once."""
 
+    def __post_init__(self) -> None:
+        self.state = GroupState.FORMING if self.members else GroupState.VACANT
+
     @property
-    def broken(self) -> bool:
-        """The group failed, and is not being built again yet."""
-        return self._failed_at is not None
+    def subject(self) -> str:
+        return f"group of stage {self.stage}"
 
     def regroup(self, members: tuple[Member, ...]) -> None:
         """Starts a new generation with these members."""
@@ -41,14 +49,17 @@ class StageGroup:
             self._failures, self._silent = 0, set()
         self.members = members
         self.generation += 1
-        self.formed = self.preparing = False
         self._failed_at = None
+        if members:
+            self.form()
+        else:
+            self.vacate()
 
     def order(self, step: int, attempt: int, answered: int, dead: Iterable[Member]) -> FormGroup:
         """The order to build the group; `answered`: the step's last round that all members have answered."""
         return FormGroup(self.stage, step, attempt, answered, self.generation, self.members, in_order(dead))
 
-    def failed(self, edges: Iterable[tuple[Member, Member]], now: float) -> Condemn | None:
+    def note_failure(self, edges: Iterable[tuple[Member, Member]], now: float) -> Condemn | None:
         """Notes that the present generation could not be built, or that its reduction broke.
 
         Of two members that find each other silent, the last by name is condemned, in every stage. If a
@@ -61,18 +72,20 @@ class StageGroup:
         Returns:
             The member that can't stay, if there is one.
         """
-        self.formed = self.preparing = False
         self._silent.update((witness, peer) for witness, peer in edges if peer in self.members)
-        if self.broken:
+        if self._failed_at is not None:
+            self.fail()
             return None  # another member reports the same failure
         self._failures += 1
-        if self._failures >= BUILDS and len(self.members) > 1:
-            blamed = Counter(peer for _, peer in self._silent)
-            worst = max(self.members, key=lambda member: (blamed[member], member.sid, member.incarnation))
+        if self._failures >= self.config.builds and len(self.members) > 1:
+            self.condemn()
+            silences = Counter(peer for _, peer in self._silent)
+            worst = max(self.members, key=lambda member: (silences[member], member.sid, member.incarnation))
             return Condemn(worst, f"stage {self.stage}: {self._failures} groups failed with the same members")
+        self.fail()
         self._failed_at = now
         return None
 
     def is_due(self, now: float) -> bool:
         """The group broke, and it is time to build it again."""
-        return self._failed_at is not None and now - self._failed_at >= REFORM_S and bool(self.members)
+        return self._failed_at is not None and now - self._failed_at >= self.config.pause_s

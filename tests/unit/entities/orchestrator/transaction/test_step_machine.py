@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from entities.orchestrator.transaction import step_events as ev
-from entities.orchestrator.transaction.newcomers import ASKED, LAST_LAG
-from entities.orchestrator.transaction.stage_group import REFORM_S
+from entities.orchestrator.transaction.newcomers import LAST_LAG, LATE_REPORTS
+from entities.orchestrator.transaction.stage_group import StageGroupConfig
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.step import Member, MicrobatchClaim, StepVote
 
 Edge = tuple[Member, Member]
+PAUSE_S = StageGroupConfig().pause_s
 FIRST, SECOND, DATA = (Member(sid=f"j-{unit}", incarnation="i1") for unit in ("s0-r0", "s0-r1", "data-r0"))
 
 
@@ -36,7 +37,7 @@ def test_a_broken_group_counts_once_whoever_tells_of_it() -> None:
     machine = opened()
     assert machine.decide(ev.ReductionGroupFailed(0, 0), 1.0) == []
     assert machine.decide(ev.ReductionGroupFailed(0, 0), 1.1) == [], "the other member tells of the same one"
-    (form,) = machine.decide(ev.Tick(), 1.0 + REFORM_S)
+    (form,) = machine.decide(ev.Tick(), 1.0 + PAUSE_S)
     assert isinstance(form, ev.FormGroup)
     assert (form.generation, form.members) == (1, (FIRST, SECOND))
     (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1), 2.0)
@@ -48,7 +49,7 @@ def test_of_two_that_find_each_other_silent_it_is_always_the_same(told: tuple[Ed
     """Else a cut between two nodes costs one stage its member here, the next one its member there."""
     machine = opened()
     machine.decide(ev.ReductionGroupFailed(0, 0, told[:1]), 1.0)
-    machine.decide(ev.Tick(), 1.0 + REFORM_S)
+    machine.decide(ev.Tick(), 1.0 + PAUSE_S)
     (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1, told), 2.0)
     assert isinstance(condemned, ev.Condemn)
     assert condemned.member == SECOND
@@ -57,7 +58,7 @@ def test_of_two_that_find_each_other_silent_it_is_always_the_same(told: tuple[Ed
 def test_who_is_silent_and_says_nothing_can_not_stay() -> None:
     machine = opened()
     machine.decide(ev.ReductionGroupFailed(0, 0), 1.0)
-    machine.decide(ev.Tick(), 1.0 + REFORM_S)
+    machine.decide(ev.Tick(), 1.0 + PAUSE_S)
     (condemned,) = machine.decide(ev.ReductionGroupFailed(0, 1, ((SECOND, FIRST),)), 2.0)
     assert isinstance(condemned, ev.Condemn)
     assert condemned.member == FIRST
@@ -160,12 +161,12 @@ def test_a_newcomer_that_catches_up_while_its_stage_prepares_joins_in_the_next_s
 def test_who_is_told_of_too_late_is_asked_again_and_sent_the_whole_state_in_the_end() -> None:
     machine = opened()
     first = arrived(machine)
-    for asked in range(ASKED):
+    for asked in range(LATE_REPORTS):
         for _ in range(LAST_LAG + 1):
             committed(machine, prepared(summed(machine)))
         (again,) = machine.decide(ev.Followed(NEWCOMER, first.transfer, machine.step - LAST_LAG - 1), 1.0)
         assert isinstance(again, ev.SendState)
-        last = asked == ASKED - 1
+        last = asked == LATE_REPORTS - 1
         assert (again.follow, again.transfer) == ((False, 2) if last else (True, first.transfer))
         assert (summed(machine) == []) is last, "for the whole state the stage waits"
         if not last:
