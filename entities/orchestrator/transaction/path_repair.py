@@ -20,7 +20,7 @@ from schemas.task_graph import is_data
 IDLE = MicrobatchState.IDLE
 """The microbatch is assigned or queued, but has not arrived: its owner still needs the input."""
 
-Held = Mapping[Member, Sequence[HeldHop]]
+HopReports = Mapping[Member, Sequence[HeldHop]]
 
 
 @dataclass(kw_only=True)
@@ -33,8 +33,10 @@ class PathRepair:
 
     owners: dict[Member, list[PathUpdate]] = field(default_factory=dict)
     neighbours: dict[Member, list[PathUpdate]] = field(default_factory=dict)
-    waiting: set[int] = field(default_factory=set)  # stages (−1: data) without a living instance
-    replayed: list[tuple[int, int]] = field(default_factory=list)  # (stage, microbatch)
+    vacancies: set[int] = field(default_factory=set)
+    """Stages (−1: data) that have microbatches to take over, but no living instance."""
+    recomputations: list[tuple[int, int]] = field(default_factory=list)
+    """(stage, microbatch) pairs with a new owner."""
 
 
 @dataclass(slots=True)
@@ -52,7 +54,7 @@ class _Owner:
 def repair_paths(
     stages: Sequence[Sequence[Member]],
     data: Sequence[Member],
-    held: Held,
+    reports: HopReports,
     microbatches: int,
     *,
     dispatched: bool,
@@ -62,7 +64,7 @@ def repair_paths(
     Args:
         stages: living members by stage, standbys included.
         data: living data instances.
-        held: what each of them said it holds, after the fence.
+        reports: what each of them has, by its answer to the fence.
         microbatches: M, the number of microbatches of the step.
         dispatched: every microbatch was handed to a data instance before anybody answered. If not, a
             microbatch that no data instance names waits for the next round.
@@ -70,10 +72,10 @@ def repair_paths(
     Raises:
         Inconsistent: two living instances of a stage own the same microbatch.
     """
-    owners = [_owners(members, held, stage) for stage, members in enumerate(stages)]
-    sources = _owners(data, held, -1)
+    owners = [_owners(members, reports, stage) for stage, members in enumerate(stages)]
+    sources = _owners(data, reports, -1)
     living = {member for members in stages for member in members}
-    load: Counter[Member] = Counter({member: len(hops) for member, hops in held.items()})
+    load: Counter[Member] = Counter({member: len(hops) for member, hops in reports.items()})
     repair = PathRepair()
     for number in range(microbatches):
         path = [stage_owners.get(number) for stage_owners in owners]
@@ -81,7 +83,7 @@ def repair_paths(
         holes = _holes(path, source, living, dispatched=dispatched)
         unserved = {stage for stage in holes if not (data if is_data(stage) else stages[stage])}
         if unserved:
-            repair.waiting |= unserved
+            repair.vacancies |= unserved
             continue
         chain: dict[int, _Owner] = {-1: source} if source is not None else {}
         chain |= {stage: owner for stage, owner in enumerate(path) if owner is not None}
@@ -93,15 +95,15 @@ def repair_paths(
             load[new_owner] += 1
             chain[stage] = _Owner(new_owner, None)
             if not is_data(stage):
-                repair.replayed.append((stage, number))
+                repair.recomputations.append((stage, number))
         _connect(number, chain, repair)
     return repair
 
 
-def _owners(members: Sequence[Member], held: Held, stage: int) -> dict[int, _Owner]:
+def _owners(members: Sequence[Member], reports: HopReports, stage: int) -> dict[int, _Owner]:
     owners: dict[int, _Owner] = {}
     for member in members:
-        for hop in held.get(member, ()):
+        for hop in reports.get(member, ()):
             if hop.microbatch in owners:
                 raise Inconsistent(
                     f"microbatch {hop.microbatch} of stage {stage} is held "

@@ -8,7 +8,6 @@ agree on the reduced gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -39,7 +38,7 @@ class StepLedger:
     clip_norm: float | None
     claims: dict[tuple[int, int], MicrobatchClaim] = field(default_factory=dict)
     votes: dict[int, dict[str, StepVote]] = field(default_factory=dict)
-    foreign: int = 0
+    foreign_claims: int = 0
     _present: list[frozenset[Member]] = field(init=False, repr=False)
     _claimed: list[int] = field(init=False, repr=False)
 
@@ -61,7 +60,7 @@ class StepLedger:
         current = claim.step == self.step and claim.attempt == self.attempt and claim.epoch == self.epoch
         known = 0 <= stage < len(self.membership) and 0 <= claim.microbatch < self.microbatches
         if not current or not known or claim.owner not in self._present[stage]:
-            self.foreign += 1
+            self.foreign_claims += 1
             return False
         earlier = self.claims.get(key)
         if earlier is not None and earlier.owner != claim.owner:
@@ -192,8 +191,3 @@ class StepLedger:
 
 def _with(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
     return (*values[:index], value, *values[index + 1 :])
-
-
-def members_of(stages: Sequence[Sequence[tuple[str, str]]]) -> tuple[tuple[Member, ...], ...]:
-    """(sid, incarnation) pairs per stage, as members."""
-    return tuple(tuple(Member(sid=sid, incarnation=inc) for sid, inc in stage) for stage in stages)

@@ -344,13 +344,13 @@ class StepMachine:
         dispatched = fence.dispatched
         if self._dispatch.state is DispatchState.DISPATCHED and not dispatched:
             return self._require_round()
-        held = {answer.member: answer.held for answer in answers}
-        paths = repair_paths(self.stages, self.data, held, self._microbatches, dispatched=dispatched)
-        if paths.waiting or not dispatched:
+        reports = {answer.member: answer.held for answer in answers}
+        paths = repair_paths(self.stages, self.data, reports, self._microbatches, dispatched=dispatched)
+        if paths.vacancies or not dispatched:
             self._fencing.require_round()  # once the stage has a member, or all is dispatched
         effects: list[ev.Effect] = []
-        if paths.replayed:
-            effects.append(ev.RecomputationNoted(fence.fenced, tuple(paths.replayed)))
+        if paths.recomputations:
+            effects.append(ev.RecomputationNoted(fence.fenced, tuple(paths.recomputations)))
         return [*effects, *self._assign(fence.repair(paths)), *self._prepare_ready()]
 
     def _assigned(self, number: int) -> list[ev.Effect]:

@@ -6,10 +6,10 @@ import pytest
 
 from entities.orchestrator.job_state.quarantine import SKIPS_IN_A_ROW, Quarantine, skip_decision
 from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS, RetryLimits, StepBroken, Unrecoverable
-from entities.orchestrator.transaction.step_ledger import members_of
 from entities.orchestrator.transaction.takeover_rules import Settled
 from schemas.envelope import EntityKind
 from schemas.registry import Culprit, Endpoint, InstanceState, ServiceRecord
+from schemas.step import Member
 
 
 def ended(
@@ -125,7 +125,10 @@ def test_the_decision_names_whom_it_is_for_and_needs_no_prepare() -> None:
     quarantine = Quarantine("skip")
     quarantine.ended([ended("a")])
     (bad,) = quarantine.ended([ended("b")])
-    members = members_of([[("s0r0", "a"), ("s0r1", "b")], [("s1r0", "c")]])
+    members = (
+        (Member(sid="s0r0", incarnation="a"), Member(sid="s0r1", incarnation="b")),
+        (Member(sid="s1r0", incarnation="c"),),
+    )
     settled = Settled(step=3, attempt=4, generation=5, stages=members, data=())
     decision = skip_decision("j", 2, settled, bad)
     assert (decision.action, decision.quarantined, decision.checksums) == ("skip", (1,), ("", ""))

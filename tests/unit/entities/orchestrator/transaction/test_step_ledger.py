@@ -7,10 +7,13 @@ import random
 
 import pytest
 
-from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger, members_of
+from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger
 from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
 
-MEMBERS = members_of([[("s0r0", "a"), ("s0r1", "b")], [("s1r0", "c"), ("s1r1", "d")]])
+MEMBERS = (
+    (Member(sid="s0r0", incarnation="a"), Member(sid="s0r1", incarnation="b")),
+    (Member(sid="s1r0", incarnation="c"), Member(sid="s1r1", incarnation="d")),
+)
 M = 4
 
 
@@ -147,7 +150,7 @@ def test_late_and_foreign_claims_count_for_nothing() -> None:
         claim(0, M, MEMBERS[0][0], "data"),
     ):
         assert not book.claim(wrong)
-    assert book.foreign == 5
+    assert book.foreign_claims == 5
     assert len(book.missing()) == 2 * M
 
 
