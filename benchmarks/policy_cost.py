@@ -121,7 +121,7 @@ async def telemetry(instances: int, jobs: int, seconds: float) -> dict[str, Any]
             await asyncio.sleep(0.1)
         messages = samples(sender, instances, jobs)
         # until all are known and windows begin to fill
-        await send(sender.link.send, messages, time.perf_counter() + 4.0)
+        await send(sender.connection.send, messages, time.perf_counter() + 4.0)
         waits: list[float] = []
 
         async def asking() -> None:
@@ -133,7 +133,7 @@ async def telemetry(instances: int, jobs: int, seconds: float) -> dict[str, Any]
 
         before, began = module.cpu_times(), time.perf_counter()
         task = asyncio.create_task(asking())
-        sent = await send(sender.link.send, messages, began + seconds)
+        sent = await send(sender.connection.send, messages, began + seconds)
         took_s = time.perf_counter() - began
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -184,7 +184,7 @@ async def beat(bus: Bus, living: list[ServiceRecord]) -> None:
         for one in living
     ]
     while True:
-        await send(bus.link.send, beats, time.perf_counter() + 60.0)
+        await send(bus.connection.send, beats, time.perf_counter() + 60.0)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

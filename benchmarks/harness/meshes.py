@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.harness.processes import DMSC
 from bus.connection import Bus
 from dmsc.client.async_client import AsyncClient
-from dmsc.launch.layout import MeshOptions
 from dmsc.launch.mesh import RunningMesh, running_mesh
+from dmsc.launch.mesh_options import MeshOptions
 from dmsc.process.composition import node_name
 from dmsc.state.settings import find_bus
 from schemas.envelope import EntityKind

@@ -16,7 +16,11 @@ import numpy as np
 
 from benchmarks.policy_data.fault_log import DAY_S, FILE, load_faults
 from benchmarks.policy_sections.sheet import Bench
-from entities.orchestrator.checkpointing.checkpoint_schedule import daly_interval_s, failures_between_s
+from entities.orchestrator.checkpointing.checkpoint_schedule import (
+    ScheduleTimes,
+    daly_interval_s,
+    failures_between_s,
+)
 from policies.numerics.failure_rate import FailureRate
 
 HOUR_S = 3600.0
@@ -25,6 +29,7 @@ RESTART_S = 60.0
 SEEDS = 3
 INSTANCES = 16
 """What the expectation before any failure is derived from, as the orchestrator does."""
+PRIOR_INSTANCE_S = ScheduleTimes().prior_instance_s
 FIXED = np.geomspace(0.3, 3.0, 25)
 """Fixed intervals that are tried, beside the one for the true mean."""
 
@@ -41,7 +46,7 @@ class Adaptive:
     """The module's expectation, the orchestrator's formula."""
 
     def __init__(self, cost_s: float) -> None:
-        self._rate = FailureRate(failures_between_s(INSTANCES, 0.0, 0)[0])
+        self._rate = FailureRate(failures_between_s(INSTANCES, 0.0, 0, PRIOR_INSTANCE_S)[0])
         self._cost_s = cost_s
         self._interval_s, self._until_s = 0.0, -math.inf
 
@@ -64,7 +69,9 @@ class Steady:
         self._cost_s, self._failures = cost_s, 0
 
     def after(self, now_s: float) -> float:
-        return daly_interval_s(self._cost_s, failures_between_s(INSTANCES, now_s, self._failures)[0])
+        return daly_interval_s(
+            self._cost_s, failures_between_s(INSTANCES, now_s, self._failures, PRIOR_INSTANCE_S)[0]
+        )
 
     def failed(self, at_s: float) -> None:
         self._failures += 1

@@ -61,7 +61,7 @@ async def _round_trip_s(bus: Bus, at_most_s: float = 1.0) -> float | None:
     """The time of a round trip to the bus's server, `at_most_s` for a slower one; None if the bus is away."""
     began = time.perf_counter()
     try:
-        await bus.link.barrier(at_most_s)
+        await bus.connection.barrier(at_most_s)
     except DmscError:
         return at_most_s if bus.connected else None
     return time.perf_counter() - began

@@ -44,7 +44,7 @@ def sentence(way: ConfinementMethod, *, trusted: bool, code: Sequence[Path] = ()
 
 
 def _folders_of_code(code: Sequence[Path]) -> str:
-    from workers.sandbox.kept_back import holds_home
+    from workers.sandbox.hidden_paths import holds_home
 
     here = os.path.realpath(os.getcwd())
     folders = [os.path.abspath(os.path.expanduser(folder)) for folder in code]

@@ -165,7 +165,7 @@ class StageInstance(SimulatedInstance):
         if (machine.version, machine.attempt) != (effect.step, effect.attempt):
             return None
         machine.fence(effect.fenced)
-        held = machine.told((machine.epoch, effect.attempt, effect.round))
+        held = machine.answer_round((machine.epoch, effect.attempt, effect.round))
         return StepFenced(member=self.member, version=machine.version, round=effect.round, held=held)
 
     def assign(self, effect: ev.Assign) -> str:
@@ -283,7 +283,7 @@ class DataInstance(SimulatedInstance):
     def fence(self, effect: ev.Fence) -> StepFenced | None:
         machine = self.machine
         self.run(machine.fence(effect.fenced))
-        held = machine.told(effect.step, (machine.epoch, effect.attempt, effect.round))
+        held = machine.answer_round(effect.step, (machine.epoch, effect.attempt, effect.round))
         return StepFenced(member=self.member, version=effect.step, round=effect.round, held=held)
 
     def assign(self, effect: ev.Assign) -> str:

@@ -23,6 +23,7 @@ from entities.orchestrator.transaction.step_ledger import StepLedger
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.registry import InstanceState, StateChange
 from schemas.step import Member, MicrobatchDispatch, StepDecision
+from schemas.task_graph import is_data
 from workers.transaction.microbatch import Hop
 
 STATE_COPIES = 3

@@ -227,7 +227,6 @@ def run_parts(
     from bus.parent_death import end_with_parent
     from dmsc.launch.log_rotation import rotating
     from dmsc.process.serving import serve
-    from workers.process.prefork import end_with_parent
     from workers.sandbox.kernel import keep_private
 
     keep_private()  # instances may run as the same user, and must not read this process's memory
