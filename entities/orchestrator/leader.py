@@ -110,7 +110,7 @@ class Leader:
         self._claims = term.claims
         self._jobs = JobRuns(term, former_records, lambda job: self._policies.forget(job))
         self._runs = self._jobs.running
-        self._draining = Draining(self.mesh, self._cordoning, lambda: self._runs, candidate.confirmed)
+        self._draining = Draining(self.mesh, self._cordoning, self._runs, candidate.confirmed)
         self._policies = PolicyService(
             bus, self._runs, self.mesh.runs, candidate.confirmed, config.arbitration
         )

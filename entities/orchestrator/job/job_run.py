@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 
 from bus.logs import bind, get_logger
+from bus.tasks import cancel
 from bus.wire.correlation import correlate, current_cause
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.faults.fault_location import locate
@@ -232,8 +233,7 @@ class JobRun:
         if self._task is not None and not self._task.done():
             if self.over and not deposed:
                 await asyncio.wait({self._task}, timeout=self.job.times.run.clean_up_s)
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel(self._task)
 
     # --- the job's life -----------------------------------------------------------------------------------
     async def run(self) -> None:

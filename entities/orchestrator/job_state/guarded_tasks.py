@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
+from bus.tasks import TaskSet, cancel
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ class GuardedTasks:
     """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet(lambda task, error: self.fail(error))
         self._closed = False
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
@@ -27,11 +29,9 @@ class GuardedTasks:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Starts a task; after `close` it is cancelled before it begins."""
-        task = asyncio.create_task(work)
+        task = self._tasks.create(work)
         if self._closed:
             task.cancel()
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
         return task
 
     def fail(self, error: BaseException) -> None:
@@ -51,18 +51,10 @@ class GuardedTasks:
             return self._failure.result()
         finally:
             if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await cancel(task)
 
     async def close(self) -> None:
         """Cancels all tasks, also those that they start meanwhile, and waits for their end. Twice is fine."""
         self._closed = True
-        while self._tasks:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
+        self._tasks.cancel_all()
+        await self._tasks.wait()

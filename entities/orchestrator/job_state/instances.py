@@ -18,13 +18,11 @@ from entities.orchestrator.mesh.mesh_view import MeshView, unless
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
 from schemas.job import JobRecord, LiveInstanceView
+from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Member
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
 from schemas.urls import BUS, local_path
-
-SLOWEST_BYTES_PER_S = 4e6
-"""What moves a stage's state more slowly than this counts as stuck (the instances reckon with the same)."""
 
 
 class MemberLost(DmscError):

@@ -17,6 +17,7 @@ from entities.orchestrator.step.step_loop import StageGone
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import Conflict
 from schemas.step import Member
+from schemas.task_graph import is_data
 
 log = get_logger("orchestrator")
 
@@ -115,7 +116,7 @@ class MembershipChanges:
         if member is None:
             return
         stage = self._job.instances.graph.unit(member.sid).stage
-        if stage < 0:
+        if is_data(stage):
             self._move(member)
             return
         why, step = f"{member.sid} leaves its node", self._step_owner.step

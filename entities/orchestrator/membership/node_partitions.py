@@ -126,4 +126,4 @@ class NodePartitions:
     def _stage_members(self, node: Node) -> set[Member]:
         """The stage members on a node; data instances have links to the first stage only."""
         graph = self._job.instances.graph
-        return {member for member in self._at(node) if graph.unit(member.sid).stage >= 0}
+        return {member for member in self._at(node) if not graph.unit(member.sid).is_data}

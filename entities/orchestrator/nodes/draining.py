@@ -35,7 +35,7 @@ class Draining:
         self,
         mesh: MeshView,
         cordoning: CordonService,
-        runs: Callable[[], Mapping[str, JobRun]],
+        runs: Mapping[str, JobRun],
         confirmed: Callable[[], Awaitable[None]],
         *,
         look_every_s: float = 0.5,
@@ -50,10 +50,13 @@ class Draining:
         """Drains until cancelled; goes on with drains that an earlier orchestrator began."""
         while True:
             await self._confirmed()
-            for cordon in self._mesh.cordons.active():
-                if cordon.draining:
-                    await self._push(cordon)
-            await asyncio.sleep(self._look_every_s)
+            drains = [cordon for cordon in self._mesh.cordons.active() if cordon.draining]
+            for cordon in drains:
+                await self._push(cordon)
+            if drains:  # whether an instance may leave depends on its job's run, which has no event for it
+                await asyncio.sleep(self._look_every_s)
+            else:
+                await self._mesh.next_change()
 
     async def _push(self, cordon: Cordon) -> None:
         try:
@@ -81,7 +84,7 @@ class Draining:
     def _left(self, cordon: Cordon) -> list[tuple[JobRun, str]]:
         return [
             (run, place.sid)
-            for run in self._runs().values()
+            for run in self._runs.values()
             if not run.over
             for place in run.placements
             if (place.cluster, place.node) == (cordon.cluster, cordon.node)

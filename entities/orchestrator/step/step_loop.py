@@ -24,9 +24,8 @@ from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
 from schemas.job import StepPhases
+from schemas.limits import TICK_S
 from schemas.step import Member, MicrobatchClaim, Phase
-
-TICK_S = 0.1
 
 
 class StageGone(DmscError):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from entities.orchestrator.job_state.instances import SLOWEST_BYTES_PER_S, InstanceTimes, JobInstances
+from entities.orchestrator.job_state.instances import InstanceTimes, JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
+from schemas.limits import SLOWEST_BYTES_PER_S
 from tests.entity_records import job
 
 

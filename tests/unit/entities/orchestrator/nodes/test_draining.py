@@ -44,7 +44,7 @@ def asked(run: Any, slot: int | None) -> str:
         draining=True,
     )
     nobody: Any = None  # to ask or to tell
-    draining = Draining(MeshView(), nobody, lambda: {"j": run}, nobody)
+    draining = Draining(MeshView(), nobody, {"j": run}, nobody)
     return draining._ask_next(cordon)
 
 
