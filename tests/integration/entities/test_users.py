@@ -17,7 +17,7 @@ from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access.access_policy import default_text
 from entities.authorizer.audit.audit_trail import AuditTrail
 from entities.authorizer.audit.rate_limited_records import RateLimitedRecordsConfig
-from entities.authorizer.audit.refusals import made
+from entities.authorizer.audit.refusals import new_record
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.operations.access_client import AccessClient
 from entities.service_registry.service import ServiceRegistry
@@ -336,7 +336,7 @@ async def test_a_record_that_was_stored_unknowingly_is_stored_once(
 ) -> None:
     bus = await dial("authorizer", EntityKind.AUTHORIZER)
     trail = AuditTrail(bus, "authorizer")
-    record = made("authorizer", "act", user="root", action="node.drain")
+    record = new_record("authorizer", "act", user="root", action="node.drain")
     first = await trail._write(record)
     assert await trail._write(record) == first, "the same id within two minutes"
     assert len(await entries(bus)) == 1

@@ -262,10 +262,10 @@ async def test_an_instance_comes_back_to_an_authorizer_that_has_yet_to_read_the_
                 Bus.connect(url, name="j1-s0-r0", kind=K.INSTANCE, token=token, connect_timeout_s=PATIENCE_S)
             )
         jobs = JobStates()
-        door = Late(keys, lambda: (), jobs=jobs)
-        async with door.at_door([url], "anew"), asyncio.timeout(PATIENCE_S):
+        door = Late(keys, Users, jobs=jobs)
+        async with door.answering([url], "anew"), asyncio.timeout(PATIENCE_S):
             back = lost.connection.back
-            await Disconnections([url], keys, name="anew").throw_out_credential(Credential.parse(token).id)
+            await Disconnections([url], keys, name="anew").disconnect_credential(Credential.parse(token).id)
             await door.left.wait()
             assert not lost.connected
             assert "no record of the job of j1-s0-r0 is known here" in door.reasons
