@@ -348,10 +348,16 @@ async def test_an_act_asked_again_at_a_second_authorizer_is_recorded_once(
     bus = await dial("authorizer", EntityKind.AUTHORIZER)
     trails = [AuditTrail(bus, "authorizer"), AuditTrail(bus, "authorizer-2")]
     for trail in (*trails, trails[0]):
-        await trail.act("act", asked="gateway-east.1-7", user="root", action="node.drain", resource="node-1")
+        await trail.act(
+            "act", request_id="gateway-east.1-7", user="root", action="node.drain", resource="node-1"
+        )
     assert [entry.record.authorizer for entry in await entries(bus)] == ["authorizer"]
-    await trails[1].act("act", asked="gateway-east.1-7", user="root", action="node.drain", resource="node-2")
-    await trails[0].act("act", asked="gateway-east.1-8", user="root", action="node.drain", resource="node-1")
+    await trails[1].act(
+        "act", request_id="gateway-east.1-7", user="root", action="node.drain", resource="node-2"
+    )
+    await trails[0].act(
+        "act", request_id="gateway-east.1-8", user="root", action="node.drain", resource="node-1"
+    )
     found = await entries(bus)
     assert [entry.record.resource for entry in found] == ["node-1", "node-2", "node-1"]
     assert verify(found).broken is None
