@@ -478,13 +478,10 @@ class Bus:
         """
         await streams.provision(self.connection, replicas=replicas)
         if self._provisioned is None:
-            self.on_reconnect(self._provision_again)
+            self.on_reconnect(lambda: streams.provision(self.connection, replicas=self._provisioned or 1))
             keeping = streams.keep_provisioned(self.connection, replicas=replicas)
             self.connection.spawn(keeping, "keep streams provisioned")
         self._provisioned = replicas
-
-    async def _provision_again(self) -> None:
-        await streams.provision(self.connection, replicas=self._provisioned or 1)
 
     # --- the connection ------------------------------------------------------------------------------------
 

@@ -10,5 +10,9 @@ subject.
 - `signals`, `registry`, `step`, `job`, `task_graph`, `data_plane`, `cluster`, `fault`, `policy`: the mesh
 - `door`, `pages`, `access`, `audit`, `quota`, `urls`, `secrets`: clients and users
 - `explain`, `redaction`: explain input errors, hide secrets
-- `kept`, `former_names`: read records and names of older versions
+- `stored_values`, `former_names`: read records and names of older versions
 """
+
+from schemas.former_names import keep_former_names
+
+keep_former_names()

@@ -35,6 +35,7 @@ FORMER = {
     "policies.numerics.logistic": "policies.contrib.logistic",
     "policies.store_reads": "policies.kit.store_reads",
     "policies.view": "policies.kit.view",
+    "schemas.kept": "schemas.stored_values",
     "workers.balancers": "workers.routing.balancers",
     "workers.expected_completion": "workers.routing.expected_completion",
 }
@@ -45,8 +46,9 @@ FORMER_CLASSES = {
     "bus.presence": {"Presence": "RegistrationClient"},
     "bus.streams": {"Recorded": "StreamRecord"},
     "policies.instance_store": {"Stored": "StoredRow"},
+    "schemas.kept": {"kept": "read_stored"},
 }
-"""A module's former name → former and present names of its classes that were renamed."""
+"""A module's former name → former and present names of its classes and functions that were renamed."""
 
 
 class _Finder(MetaPathFinder, Loader):

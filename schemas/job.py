@@ -19,10 +19,10 @@ from pydantic import (
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.callables import LOSSES, MODELS, misnamed
-from schemas.kept import breaks_rules, kept
 from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
+from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
 
 
@@ -215,7 +215,7 @@ class JobSpec(Part):
 
 def kept_spec(value: Any) -> JobSpec:
     """The job file of an accepted job; the rules for submitting no longer apply to it."""
-    return kept(value, JobSpec)
+    return read_stored(value, JobSpec)
 
 
 def _kept_spec(value: Any, read: ValidatorFunctionWrapHandler) -> Any:

@@ -80,9 +80,36 @@ class Artifacts(ReadableArtifacts):
     async def get_file(self, name: str, path: Path) -> None:
         """Writes the content to a local file, which appears when it is complete."""
 
-    @abstractmethod
     async def delete(self, prefix: str = "") -> None:
         """Removes every file whose name begins with `prefix`; without a prefix, all files."""
+        for name in await self.list(prefix):
+            with contextlib.suppress(NotFound):  # somebody else has removed it already
+                await self._remove(name)
+
+    @abstractmethod
+    async def _remove(self, name: str) -> None:
+        """Removes one file."""
+
+
+class FileSystemArtifacts(Artifacts):
+    """A folder of a file system; blocking calls run in a thread."""
+
+    async def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        end = await self.size(name)
+        end = end if length is None else min(end, start + length)
+        while start < end:
+            piece = await self._piece(name, start, min(end - start, PIECE_BYTES))
+            if not piece:
+                return  # the file has become shorter
+            yield piece
+            start += len(piece)
+
+    @abstractmethod
+    async def _piece(self, name: str, start: int, count: int) -> bytes:
+        """At most `count` bytes from `start`."""
+
+    async def _call(self, name: str, call: Callable[[], T]) -> T:
+        return await _in_thread(self.url, name, call)
 
 
 _rules: list[UrlRules] = []
@@ -223,13 +250,12 @@ class BusArtifacts(Artifacts):
             return False
         return True
 
-    async def delete(self, prefix: str = "") -> None:
-        for name in await self.list(prefix):
-            await self._objects.delete(self._name(name))
+    async def _remove(self, name: str) -> None:
+        await self._objects.delete(self._name(name))
 
 
-class LocalArtifacts(Artifacts):
-    """A folder of this machine; blocking calls run in a thread and follow no link below the folder."""
+class LocalArtifacts(FileSystemArtifacts):
+    """A folder of this machine; calls follow no link below the folder."""
 
     def __init__(self, url: str, root: str) -> None:
         super().__init__(url)
@@ -265,16 +291,6 @@ class LocalArtifacts(Artifacts):
 
         await self._call(_checked(name), copy)
 
-    async def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        end = await self.size(name)
-        end = end if length is None else min(end, start + length)
-        while start < end:
-            piece = await self._piece(name, start, min(end - start, PIECE_BYTES))
-            if not piece:
-                return  # the file has become shorter
-            yield piece
-            start += len(piece)
-
     async def _piece(self, name: str, start: int, count: int) -> bytes:
         def read() -> bytes:
             with self._folder.reading(name) as file:
@@ -300,18 +316,13 @@ class LocalArtifacts(Artifacts):
             return False
         return True
 
-    async def delete(self, prefix: str = "") -> None:
-        for name in await self.list(prefix):
-            with contextlib.suppress(NotFound):  # somebody else has removed it already
-                await self._call(name, partial(self._folder.remove, name))
-                await asyncio.to_thread(self._folder.prune, name)
-
-    async def _call(self, name: str, call: Callable[[], T]) -> T:
-        return await _in_thread(self.url, name, call)
+    async def _remove(self, name: str) -> None:
+        await self._call(name, partial(self._folder.remove, name))
+        await asyncio.to_thread(self._folder.prune, name)
 
 
-class FileArtifacts(Artifacts):
-    """A folder of any file system that fsspec opens; blocking calls run in a thread."""
+class FileArtifacts(FileSystemArtifacts):
+    """A folder of any file system that fsspec opens."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -344,18 +355,9 @@ class FileArtifacts(Artifacts):
                 name, lambda: self._fs.get_file(self._path(name), str(temporary), callback=_counting())
             )
 
-    async def open_range(self, name: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        end = await self.size(name)
-        end = end if length is None else min(end, start + length)
-        while start < end:
-            stop = min(end, start + PIECE_BYTES)
-            yield await self._piece(name, start, stop)
-            start = stop
-
-    async def _piece(self, name: str, start: int, stop: int) -> bytes:
-        return bytes(
-            await self._call(name, lambda: self._fs.cat_file(self._path(name), start=start, end=stop))
-        )
+    async def _piece(self, name: str, start: int, count: int) -> bytes:
+        path, end = self._path(name), start + count
+        return bytes(await self._call(name, lambda: self._fs.cat_file(path, start=start, end=end)))
 
     async def size(self, name: str) -> int:
         return int(await self._call(name, lambda: self._fs.size(self._path(name))))
@@ -373,17 +375,8 @@ class FileArtifacts(Artifacts):
     async def exists(self, name: str) -> bool:
         return bool(await self._call(name, lambda: self._fs.isfile(self._path(name))))
 
-    async def delete(self, prefix: str = "") -> None:
-        names = await self.list(prefix)
-        for name in names:
-            with contextlib.suppress(NotFound):  # somebody else has removed it already
-                await self._remove(name)
-
     async def _remove(self, name: str) -> None:
         await self._call(name, lambda: self._fs.rm_file(self._path(name)))
-
-    async def _call(self, name: str, call: Callable[[], T]) -> T:
-        return await _in_thread(self.url, name, call)
 
 
 def _counting() -> Any:
@@ -437,11 +430,6 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         raise BadInput(f"{url} can't be opened: {hidden(str(error))}") from None
     filesystem, path = opened
     return filesystem, path.rstrip("/") if len(path) > 1 else path
-
-
-def _protocols(filesystem: Any) -> tuple[str, ...]:
-    names = filesystem.protocol
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _checked(name: str) -> str:

@@ -297,15 +297,10 @@ async def history(
 
 
 async def _items(reader: OrderedConsumer, follow: bool) -> AsyncGenerator[jetstream.StreamMessage, None]:
-    if follow:
-        async with contextlib.aclosing(reader.follow()) as coming:
-            async for item in coming:
-                if item is not None:
-                    yield item
-    else:
-        async with contextlib.aclosing(reader.present()) as present:
-            async for record in present:
-                yield record
+    async with contextlib.aclosing(reader.follow() if follow else reader.present()) as items:
+        async for item in items:
+            if item is not None:
+                yield item
 
 
 async def _decoded(bus: BusPort, row: Subject, item: jetstream.StreamMessage) -> StreamRecord | None:

@@ -46,22 +46,15 @@ class DurableSubscription:
 
     async def attach(self, client: Client) -> None:
         """Subscribes on `client`; messages from an earlier client stay in the queue."""
-        if self._callback is not None:
-            self._sub = await client.subscribe(
-                self.subject,
-                queue=self._queue,
-                cb=self._callback,
-                pending_msgs_limit=self._pending_limit,
-                pending_bytes_limit=PENDING_BYTES,
-            )
-            return
         sub = await client.subscribe(
             self.subject,
             queue=self._queue,
+            cb=self._callback,
             pending_msgs_limit=self._pending_limit,
             pending_bytes_limit=PENDING_BYTES,
         )
-        share_queue(sub, self.messages)
+        if self._callback is None:
+            share_queue(sub, self.messages)
         self._sub = sub
 
     def is_of(self, sub: object) -> bool:

@@ -38,8 +38,8 @@ _RULES = frozenset(
 P = TypeVar("P", bound=Part)
 
 
-def kept(value: Any, model: type[P]) -> P:
-    """Read a stored `value` as a `model`, including values that may no longer be submitted.
+def read_stored(value: Any, model: type[P]) -> P:
+    """Reads a stored `value` as a `model`, including values that may no longer be submitted.
 
     Args:
         value: a mapping from field names to values as on the wire, or a `model`. Unknown names are ignored.
@@ -57,20 +57,22 @@ def kept(value: Any, model: type[P]) -> P:
         )
         if not whole or not breaks_rules(error):
             raise
-    known = {name: _kept(value[name], fields[name]) for name in value if name in fields}
-    made: Any = model.model_construct(**known)
-    return cast(P, made)
+    known = {name: _read_field(value[name], fields[name]) for name in value if name in fields}
+    record: Any = model.model_construct(**known)
+    return cast(P, record)
 
 
 def breaks_rules(error: ValidationError) -> bool:
     """Whether any of the errors is about a value of the right type."""
-    return any(one["type"] in _RULES for one in error.errors(include_url=False, include_context=False))
+    return any(
+        problem["type"] in _RULES for problem in error.errors(include_url=False, include_context=False)
+    )
 
 
-def _kept(value: Any, field: FieldInfo) -> Any:
+def _read_field(value: Any, field: FieldInfo) -> Any:
     part = _part_of(field.annotation)
     if part is not None and isinstance(value, Mapping):
-        return kept(value, part)
+        return read_stored(value, part)
     annotation: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     try:
         return TypeAdapter(annotation).validate_python(value)
