@@ -21,7 +21,7 @@ from schemas.base import Message, Part, Time, Token
 from schemas.errors import DamagedCheckpoint
 from schemas.job import JobSpec
 from schemas.marks import Url
-from schemas.step import Member
+from schemas.step import Member, VersionMessage
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -146,15 +146,12 @@ def _digest(body: Any) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-class CheckpointOrder(Message, wire="state.checkpoint"):
+class CheckpointOrder(VersionMessage, wire="state.checkpoint"):
     """SMO → one replica per stage, at a step boundary: copy your state at `version`, then write it.
 
     Answered as soon as the copy is taken; it is written below `url` while training goes on.
     """
 
-    job: Token
-    epoch: int
-    version: int
     url: Url
 
 

@@ -80,39 +80,44 @@ class Member(Part):
         return Member(sid=sid, incarnation=incarnation)
 
 
-class StepBegin(Message, wire="step.begin"):
+class AttemptMessage(Message):
+    """A message about one attempt of a step, under an epoch of the job."""
+
+    job: Token
+    epoch: int
+    step: int
+    attempt: int
+
+
+class VersionMessage(Message):
+    """A message about the state after `version` steps, under an epoch of the job."""
+
+    job: Token
+    epoch: int
+    version: int
+
+
+class StepBegin(AttemptMessage, wire="step.begin"):
     """SMO → entry MG: dispatch these microbatches to data instances. Repeated until acknowledged."""
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     microbatches: tuple[int, ...]
     evaluate: bool = False
 
 
-class MicrobatchDispatch(Message, wire="step.dispatch"):
+class MicrobatchDispatch(AttemptMessage, wire="step.dispatch"):
     """MG → data instance: produce these microbatches and send them on. Acknowledged."""
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     microbatches: tuple[int, ...]
     evaluate: bool = False
 
 
-class MicrobatchClaim(Message, wire="step.claim"):
+class MicrobatchClaim(AttemptMessage, wire="step.claim"):
     """MI → SMO, off the critical path: this microbatch is in my sum (or, with `evaluate`, was scored).
 
     `upstream` is the SID that it came from, so that the orchestrator can check that claims link up.
     Losses are means over the microbatch; times are milliseconds of compute.
     """
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     microbatch: int
     stage: int
     owner: Member
@@ -123,16 +128,12 @@ class MicrobatchClaim(Message, wire="step.claim"):
     backward_ms: float = 0.0
 
 
-class StepStatus(Message, wire="step.status"):
+class StepStatus(AttemptMessage, wire="step.status"):
     """SMO → MI: which microbatches of this step do you have? Repairs lost claims (DESIGN §5 rule 11).
 
     `evaluate` asks for the validation at this step instead: the last stage reports what it scored.
     """
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     evaluate: bool = False
 
 
@@ -169,13 +170,9 @@ class GroupFormed(Message, wire="step.group.formed"):
     generation: int
 
 
-class StepPrepare(Message, wire="step.prepare"):
+class StepPrepare(AttemptMessage, wire="step.prepare"):
     """SMO → MI: all microbatches of your stage are in some member's sum; all-reduce and vote."""
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     generation: int
 
 
@@ -196,7 +193,7 @@ class StepVote(Message, wire="step.vote"):
     reduce_ms: float = 0.0
 
 
-class StepDecision(Message, wire="step.decision", version=(1, 1)):
+class StepDecision(AttemptMessage, wire="step.decision", version=(1, 1)):
     """The commit point, written by compare-and-set into the bucket `steps` (key: job id).
 
     `clip` multiplies the reduced gradient; `action` skip advances the version without an update.
@@ -205,10 +202,6 @@ class StepDecision(Message, wire="step.decision", version=(1, 1)):
     empty.
     """
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     generations: tuple[int, ...]
     membership: tuple[tuple[Member, ...], ...]
     checksums: tuple[str, ...]
@@ -218,16 +211,12 @@ class StepDecision(Message, wire="step.decision", version=(1, 1)):
     quarantined: tuple[int, ...] = ()
 
 
-class StepCommit(Message, wire="step.commit", version=(1, 1)):
+class StepCommit(AttemptMessage, wire="step.commit", version=(1, 1)):
     """SMO → MI: apply the decision. Idempotent; it must match what was prepared.
 
     A step that is skipped for `quarantined` microbatches needs no prepare: nothing of it is applied.
     """
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     generation: int
     checksum: str
     clip: float
@@ -240,13 +229,9 @@ class StepApplied(Message, wire="step.applied"):
     version: int = Field(description="steps applied: the next step's number")
 
 
-class StepAbort(Message, wire="step.abort"):
+class StepAbort(AttemptMessage, wire="step.abort"):
     """SMO → MI: drop all of this step below `attempt`, including sums, queues and the group, at once."""
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     fenced: tuple[Member, ...] = Field((), description="incarnations that no longer count")
 
 
@@ -268,7 +253,7 @@ class HeldHop(Part):
     downstream: Member | None = None
 
 
-class StepFence(Message, wire="step.fence"):
+class StepFence(AttemptMessage, wire="step.fence"):
     """SMO → MI: these incarnations are fenced from now on; report what you have of the open step.
 
     Links to them are dropped, and a reduction group with one of them is released. The instance keeps its
@@ -276,10 +261,6 @@ class StepFence(Message, wire="step.fence"):
     notices after that answer name the round (`workers/transaction/consistent_snapshot.py`).
     """
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     round: int
     fenced: tuple[Member, ...]
 
@@ -307,13 +288,9 @@ class PathUpdate(Part):
     offer: bool = False
 
 
-class StepAssign(Message, wire="step.assign"):
+class StepAssign(AttemptMessage, wire="step.assign"):
     """SMO → MI: the repaired paths of a lost owner's microbatches (DESIGN §5 rules 1 and 3). Idempotent."""
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     round: int
     paths: tuple[PathUpdate, ...]
 
@@ -354,15 +331,12 @@ class StateSend(Message, wire="state.send"):
     follow: bool = False
 
 
-class StateRestore(Message, wire="state.restore"):
+class StateRestore(VersionMessage, wire="state.restore"):
     """SMO → MI: take the state of `version` from a checkpoint, or from the seed if there is no `checkpoint`.
 
     `checkpoint` is the URL of the folder that holds the manifest.
     """
 
-    job: Token
-    epoch: int
-    version: int
     checkpoint: Annotated[str | None, HOLDS_URL] = None
 
 
@@ -379,25 +353,19 @@ class StateReady(Message, wire="state.ready"):
     slow: bool = False
 
 
-class StateWait(Message, wire="state.wait"):
+class StateWait(VersionMessage, wire="state.wait"):
     """SMO → newcomer: answer once you have the state of `version`, or `Conflict` if you don't in time."""
 
-    job: Token
-    epoch: int
-    version: int
     within_s: float | None = Field(None, gt=0, description="seconds; none: however long it takes")
 
 
-class ExportOrder(Message, wire="state.export", version=(1, 1)):
+class ExportOrder(VersionMessage, wire="state.export", version=(1, 1)):
     """SMO → one replica per stage: write your weights as a safetensors shard below this URL.
 
     If `after` is empty: write, and report the first tensors; if it is a name: report the tensors after it; if
     it is None, as in orders before there were pages: write, and report all of them at once.
     """
 
-    job: Token
-    epoch: int
-    version: int
     url: Url
     shard: str
     after: str | None = None
