@@ -8,7 +8,7 @@ from pydantic import Field
 
 from schemas.base import Message, Part, Token
 from schemas.routing import DEFAULT_ALGORITHM
-from schemas.step import Member
+from schemas.step import AttemptMessage, Member
 
 
 class TensorMeta(Part):
@@ -29,7 +29,7 @@ class HopLoad(Part):
     service_ms: float = 0.0
 
 
-class MicrobatchNotice(Message, wire="data.notice", version=(1, 2)):
+class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 2)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
     Directions: `forward` has activations and what travels with them (targets); `backward` has the gradient of
@@ -42,10 +42,6 @@ class MicrobatchNotice(Message, wire="data.notice", version=(1, 2)):
     `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
     """
 
-    job: Token
-    epoch: int
-    step: int
-    attempt: int
     microbatch: int
     stage: int = Field(description="the receiver's stage; of `copy` and `redo`: the copied one")
     round: int = Field(default=0, description="of the fence that the sender answered last in this step")

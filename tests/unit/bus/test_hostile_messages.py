@@ -149,7 +149,7 @@ class Answers:
     """A bus of which a broker needs no more than where its answers go."""
 
     def __init__(self) -> None:
-        self.link = self
+        self.connection = self
         self.sender = SimpleNamespace(name="broker")
         self.counters = SimpleNamespace(dead_letters=0, reported=set())
         self.sent: list[tuple[str, dict[str, Any]]] = []
