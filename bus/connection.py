@@ -244,16 +244,16 @@ class Bus:
         """
         subject = row(**tokens)
         most_pause_s = REPEAT_MOST_S if moving is None else min(REPEAT_MOST_S, deadline_s / 4)
-        told = 0
+        counted = 0  # of the progress reported to this command
         so_far = began = moving.so_far if moving else 0
         clock: Callable[[], float] = time.monotonic
         deadline = clock() + deadline_s
         data = await self._sealer.encode(row, message, cause, seal_to, deadline_s)
         pause = REPEAT_FIRST_S
         first = True
-        with ExitStack() as held:
-            question = self.connection.question(subject, data, answerer=row.answerer(tokens), patient=True)
-            inbox, asked = held.enter_context(question)
+        with ExitStack() as stack:
+            request = self.connection.question(subject, data, answerer=row.answerer(tokens), patient=True)
+            inbox, pending = stack.enter_context(request)
             while True:
                 if self.connected and (first or may_repeat is None or may_repeat()):
                     # Only repetitions: one header makes publishing 3.5 times slower.
@@ -265,18 +265,18 @@ class Bus:
                 if left <= 0:
                     break
                 back = self.connection.back
-                events: set[asyncio.Future[Any]] = {asked.answer, back}
+                events: set[asyncio.Future[Any]] = {pending.answer, back}
                 await asyncio.wait(events, timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED)
-                if asked.answer.done():
-                    return await self.answer_of(row, subject, asked.answer.result().data)
+                if pending.answer.done():
+                    return await self.answer_of(row, subject, pending.answer.result().data)
                 if moving is not None:
-                    moving.moved(asked.so_far - told)
-                    told = asked.so_far
+                    moving.moved(pending.so_far - counted)
+                    counted = pending.so_far
                     if moving.so_far > so_far:
                         so_far, deadline = moving.so_far, clock() + deadline_s
                 if while_heard and clock is time.monotonic:  # most are answered before that is worth it
                     left = deadline - clock()
-                    clock = held.enter_context(self.pulse.held()).now
+                    clock = stack.enter_context(self.pulse.held()).now
                     deadline = clock() + left
                 if self.connected:
                     self.counters.repeats += 1
@@ -284,7 +284,7 @@ class Bus:
                     pause = REPEAT_FIRST_S if back.done() else min(pause * 2, most_pause_s)
             if not self.connected:
                 raise self.connection.unreachable()
-            if asked.unheard:
+            if pending.unheard:
                 raise NoResponders(f"nobody listened on {subject} for {deadline_s:g} s", subject=subject)
         if so_far > began:
             raise DeadlineExceeded(f"no progress on {subject} for {deadline_s:g} s", subject=subject)

@@ -80,7 +80,7 @@ def asked_to_end() -> bool:
 class ConnectionStats:
     reconnects: int = 0
     denied: int = 0
-    told: set[str] = field(default_factory=set)
+    denied_subjects: set[str] = field(default_factory=set)
 
 
 class NatsConnection:
@@ -429,8 +429,8 @@ class NatsConnection:
                 return
         else:
             self._questions.denied(subject, self.name)
-        if subject not in self.stats.told:
-            self.stats.told.add(subject)
+        if subject not in self.stats.denied_subjects:
+            self.stats.denied_subjects.add(subject)
             log.error("the bus refuses", what=what, subject=subject, service=self.name)
 
     async def _on_disconnected(self) -> None:

@@ -13,8 +13,8 @@ from bus.tap.message import RawMessage, TappedMessage
 from schemas.errors import NotFound
 
 
-async def past(bus: Bus, lens: TapDecoder) -> AsyncGenerator[TappedMessage, None]:
-    """Yields all stream messages that `lens` lets through, stream by stream, with the server's times.
+async def past(bus: Bus, decoder: TapDecoder) -> AsyncGenerator[TappedMessage, None]:
+    """Yields all stream messages that `decoder` lets through, stream by stream, with the server's times.
 
     Requests, answers and key-value changes are in no stream.
 
@@ -22,16 +22,16 @@ async def past(bus: Bus, lens: TapDecoder) -> AsyncGenerator[TappedMessage, None
         Unavailable: the connection to the bus broke meanwhile.
     """
     for spec in stream_specs.STREAMS:
-        for pattern in filter(lens.allows, spec.subjects):
+        for pattern in filter(decoder.allows, spec.subjects):
             try:
                 async with (
                     OrderedConsumer.open(bus.connection, spec.name, pattern, start=1) as reader,
                     aclosing(reader.present()) as items,
                 ):
                     async for item in items:
-                        if not lens.covers(item.subject):
+                        if not decoder.covers(item.subject):
                             continue
-                        tapped = lens.look(RawMessage(item.at, item.subject, item.data))
+                        tapped = decoder.look(RawMessage(item.at, item.subject, item.data))
                         if tapped is not None:
                             yield tapped
             except NotFound:

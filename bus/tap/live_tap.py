@@ -70,7 +70,7 @@ class Tap:
     ) -> None:
         if limit < 1 or window_s < 1:
             raise BadInput("tap: limit must be at least 1 message, window_s at least 1 second")
-        self.lens = TapDecoder(patterns, filters=filters, replies=replies, sample=sample, may=may)
+        self.decoder = TapDecoder(patterns, filters=filters, replies=replies, sample=sample, may=may)
         self.seen = 0
         """Messages received, dropped ones included."""
         self._dropped = 0
@@ -91,7 +91,7 @@ class Tap:
 
     async def __aenter__(self) -> Self:
         self._started = time.time()
-        patterns = self.lens.subscriptions()
+        patterns = self.decoder.subscriptions()
         try:
             subscribing = (self._listen(pattern, patterns[:index]) for index, pattern in enumerate(patterns))
             outcomes = await asyncio.gather(*subscribing, return_exceptions=True)
@@ -123,7 +123,7 @@ class Tap:
             while not self._waiting:
                 self._not_empty.clear()
                 await self._not_empty.wait()
-            tapped = self.lens.look(self._waiting.popleft())
+            tapped = self.decoder.look(self._waiting.popleft())
             if tapped is not None:
                 yield tapped
             decoded += 1
@@ -168,7 +168,7 @@ class Tap:
     def _arrive(self, raw: RawMessage) -> None:
         if raw.subject.startswith(INBOX) and not raw.data:
             return  # flow control of the clients, not a message
-        if not self.lens.allows(raw.subject):
+        if not self.decoder.allows(raw.subject):
             return
         self.seen += 1
         self._count(raw)
