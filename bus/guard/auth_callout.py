@@ -102,10 +102,11 @@ class AuthCalloutCounters:
 class AuthCallout:
     """One responder. `async with AuthCallout.running(servers, keys, door, name=…):`."""
 
-    def __init__(self, keys: GuardKeys, door: ConnectionPolicy) -> None:
+    def __init__(self, connection: NatsConnection, keys: GuardKeys, policy: ConnectionPolicy) -> None:
         self.counters = AuthCalloutCounters()
+        self._connection = connection
         self._keys = keys
-        self._policy = door
+        self._policy = policy
         self._waiting_tasks = TaskSet()
 
     @classmethod
@@ -114,7 +115,7 @@ class AuthCallout:
         cls,
         servers: Sequence[str],
         keys: GuardKeys,
-        door: ConnectionPolicy,
+        policy: ConnectionPolicy,
         *,
         name: str,
         patience_s: float = 30.0,
@@ -125,7 +126,6 @@ class AuthCallout:
             BusUnreachable: no server answered at `servers` within `patience_s`.
             Refused: the server is not guarded with these keys.
         """
-        callout = cls(keys, door)
         connection = NatsConnection(
             list(servers),
             name=name,
@@ -144,18 +144,15 @@ class AuthCallout:
                     raise
                 log.info("waiting for the bus", reason=error.text)
                 await asyncio.sleep(0.1)
+        callout = cls(connection, keys, policy)
         try:
-
-            async def on_message(message: Msg) -> None:
-                await callout.answer(connection, message)
-
-            await connection.subscribe(QUESTIONS, on_message, queue=QUEUE_GROUP)
+            await connection.subscribe(QUESTIONS, callout.answer, queue=QUEUE_GROUP)
             yield callout
         finally:
             await callout._waiting_tasks.close()
             await connection.close()
 
-    async def answer(self, connection: NatsConnection, message: Msg) -> None:
+    async def answer(self, message: Msg) -> None:
         """Answers one request. Never raises; a request that can't be decided yet is held without delaying
         others."""
         try:
@@ -166,23 +163,22 @@ class AuthCallout:
             try:
                 sealed = self._sealed(self._signed_answer(request, caller), sealed_by)
             except NotKnownYet as error:
-                self._hold(connection, message, request, caller, sealed_by, error)
+                self._hold(message, request, caller, sealed_by, error)
                 return
         except (DmscError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("unusable question about a connection", error=type(error).__name__)
             return
-        await self._send(connection, message, sealed)
+        await self._send(message, sealed)
 
-    async def _send(self, connection: NatsConnection, message: Msg, sealed: bytes) -> None:
+    async def _send(self, message: Msg, sealed: bytes) -> None:
         with contextlib.suppress(DmscError):  # disconnected: the server refuses and the caller tries again
-            await connection.send(message.reply, sealed)
+            await self._connection.send(message.reply, sealed)
 
     def _sealed(self, answer: str, sealed_by: str) -> bytes:
         return self._keys.sealing_keys.seal(answer.encode(), sealed_by)
 
     def _hold(
         self,
-        connection: NatsConnection,
         message: Msg,
         request: dict[str, Any],
         caller: Caller,
@@ -204,7 +200,7 @@ class AuthCallout:
             except TimeoutError:
                 self._leave_unanswered(caller, error)
                 return
-            await self._send(connection, message, self._sealed(answer, sealed_by))
+            await self._send(message, self._sealed(answer, sealed_by))
 
         self._waiting_tasks.create(wait(), name=f"hold {caller.name[:100]}")
 
