@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from bus.messaging.key_value import Bucket
 from bus.messaging.object_store import ObjectStore
 from bus.messaging.port import BusCounters, MessagingTimes
 from bus.messaging.sealed_requests import RequestSealer
-from bus.messaging.streams import StreamRecord
+from bus.messaging.streams import StreamCalls
 from bus.nats.client import NatsConnection
 from bus.nats.dialer import ConnectionTimes, Token, inbox_prefix
 from bus.nats.liveness import BusLiveness
@@ -31,7 +31,6 @@ from bus.subject import Reply, Request, Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
 from bus.wire.request_progress import WANTED, RequestProgress
-from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import BadInput, BadMessage, BusUnreachable, DeadlineExceeded, ErrorReply, NoResponders
 from schemas.limits import REPEAT_FIRST_S, REPEAT_MOST_S
@@ -40,7 +39,7 @@ KNOWN_SUBJECTS = 4_096
 """How many concrete subjects are cached, so as not to be built again at each publish."""
 
 
-class Bus:
+class Bus(StreamCalls):
     """One service's connection to the bus: `async with Bus.connect(url, name=…, kind=…) as bus:`.
 
     While disconnected, published messages are kept in a bounded buffer (16 MiB) and sent after the reconnect;
@@ -409,56 +408,6 @@ class Bus:
         self._subscriptions.discard(subscription)
 
     # --- streams, buckets, objects --------------------------------------------------------------------------
-
-    async def append(
-        self,
-        row: Subject,
-        message: Message,
-        *,
-        message_id: str | None = None,
-        cause: Envelope | str | None = None,
-        deadline_s: float = 30.0,
-        **tokens: Any,
-    ) -> int:
-        """Appends to the row's stream, repeating until acknowledged; returns the sequence.
-
-        The deadline is in heard time (`pulse`), which stops while the bus is away or stands still.
-        Within two minutes, the same `message_id` (by default the envelope's id) is stored only once.
-        """
-        return await streams.append(
-            self, row, message, message_id=message_id, cause=cause, deadline_s=deadline_s, tokens=tokens
-        )
-
-    async def append_behind(
-        self, row: Subject, message: Message, *, message_id: str, last: int, **tokens: Any
-    ) -> int:
-        """Compare-and-set on the row's stream: appends if `last` is still its last sequence."""
-        return await streams.append_behind(
-            self, row, message, message_id=message_id, last=last, tokens=tokens
-        )
-
-    async def last_sequence(self, row: Subject) -> int:
-        """The last sequence of the row's stream; 0 if there was no message yet."""
-        return await streams.last_sequence(self, row)
-
-    async def tail(self, row: Subject) -> tuple[int, StreamRecord | None]:
-        """The last sequence of the row's stream (0 if none) and the message there (None if removed)."""
-        return await streams.tail(self, row)
-
-    def history(
-        self,
-        row: Subject,
-        *,
-        start: int = 1,
-        since: float | None = None,
-        follow: bool = False,
-        **tokens: Any,
-    ) -> AsyncGenerator[StreamRecord, None]:
-        """The row's stream in order from sequence `start`; with `follow` also new messages, for ever.
-
-        `since`, instead of `start`, is the time of the first message, in seconds since the epoch.
-        """
-        return streams.history(self, row, start=start, since=since, follow=follow, tokens=tokens)
 
     def bucket(self, row: Subject) -> Bucket:
         """The key-value bucket of a row."""

@@ -203,97 +203,103 @@ async def _make(connection: NatsConnection, config: dict[str, Any]) -> None:
         raise
 
 
-async def append(
-    bus: BusPort,
-    row: Subject,
-    message: Message,
-    *,
-    message_id: str | None,
-    cause: Envelope | str | None,
-    deadline_s: float,
-    tokens: dict[str, Any],
-) -> int:
-    """Appends until acknowledged; repeats are safe, because the stream keeps one message per id."""
-    subject = row(**tokens)
-    envelope_id = bus.next_id()
-    payload = codec.encode(message, bus.sender_map, envelope_id, bus.cause_id(cause))
-    headers = {"Nats-Msg-Id": message_id or envelope_id}
+class StreamCalls:
+    """What a `Bus` does with the streams of rows, as a part of `Bus`."""
 
-    async def publish() -> int:
-        return await jetstream.publish(bus.connection, subject, payload, headers, timeout_s=2.0)
+    async def append(
+        self: BusPort,
+        row: Subject,
+        message: Message,
+        *,
+        message_id: str | None = None,
+        cause: Envelope | str | None = None,
+        deadline_s: float = 30.0,
+        **tokens: Any,
+    ) -> int:
+        """Appends to the row's stream, repeating until acknowledged; returns the sequence.
 
-    # The deadline is in heard time: a server that stands still is no reason to give up.
-    timeout = asyncio.timeout if math.isinf(deadline_s) else bus.pulse.timeout
-    return await _persistently(bus.connection, publish, deadline_s, f"append to {subject}", timeout)
+        The deadline is in heard time (`pulse`), which stops while the bus is away or stands still.
+        Within two minutes, the same `message_id` (by default the envelope's id) is stored only once.
+        """
+        subject = row(**tokens)
+        envelope_id = self.next_id()
+        payload = codec.encode(message, self.sender_map, envelope_id, self.cause_id(cause))
+        headers = {"Nats-Msg-Id": message_id or envelope_id}
 
+        async def publish() -> int:
+            return await jetstream.publish(self.connection, subject, payload, headers, timeout_s=2.0)
 
-async def last_sequence(bus: BusPort, row: Subject) -> int:
-    """The last sequence of the row's stream, read through the stream's leader; 0: none."""
-    if row.stream is None:
-        raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
-    return int((await jetstream.call(bus.connection, f"STREAM.INFO.{row.stream}"))["state"]["last_seq"])
+        # The deadline is in heard time: a server that stands still is no reason to give up.
+        timeout = asyncio.timeout if math.isinf(deadline_s) else self.pulse.timeout
+        return await _persistently(self.connection, publish, deadline_s, f"append to {subject}", timeout)
 
+    async def append_behind(
+        self: BusPort, row: Subject, message: Message, *, message_id: str, last: int, **tokens: Any
+    ) -> int:
+        """Appends, in one attempt, only if `last` is still the stream's last sequence; returns the new one.
 
-async def tail(bus: BusPort, row: Subject) -> tuple[int, StreamRecord | None]:
-    """The last sequence of the row's stream and the message there, or None if that was removed.
+        Raises:
+            Conflict: somebody else was first.
+            DeadlineExceeded, BusUnreachable: unknown whether it was stored. Repeating it under the same
+                `message_id` within two minutes is safe: it is stored once.
+        """
+        payload = codec.encode(message, self.sender_map, self.next_id())
+        headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Sequence": str(last)}
+        return await jetstream.publish(self.connection, row(**tokens), payload, headers, timeout_s=2.0)
 
-    It is read through the stream's leader, because decisions depend on it.
-    """
-    sequence = await last_sequence(bus, row)
-    assert row.stream is not None
-    item = await jetstream.at(bus.connection, row.stream, sequence) if sequence else None
-    return sequence, None if item is None else await _decoded(bus, row, item)
+    async def last_sequence(self: BusPort, row: Subject) -> int:
+        """The last sequence of the row's stream, read through the stream's leader; 0: none."""
+        info = await jetstream.call(self.connection, f"STREAM.INFO.{_stream_of(row)}")
+        return int(info["state"]["last_seq"])
 
+    async def tail(self: BusPort, row: Subject) -> tuple[int, StreamRecord | None]:
+        """The last sequence of the row's stream (0 if none) and the message there, or None if it was removed.
 
-async def append_behind(
-    bus: BusPort, row: Subject, message: Message, *, message_id: str, last: int, tokens: dict[str, Any]
-) -> int:
-    """Appends, in one attempt, only if `last` is still the stream's last sequence; returns the new one.
+        It is read through the stream's leader, because decisions depend on it.
+        """
+        sequence = await StreamCalls.last_sequence(self, row)
+        item = await jetstream.at(self.connection, _stream_of(row), sequence) if sequence else None
+        return sequence, None if item is None else await _decoded(self, row, item)
 
-    Raises:
-        Conflict: somebody else was first.
-        DeadlineExceeded, BusUnreachable: unknown whether it was stored. Repeating it under the same
-            `message_id` within two minutes is safe: it is stored once.
-    """
-    payload = codec.encode(message, bus.sender_map, bus.next_id())
-    headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Sequence": str(last)}
-    return await jetstream.publish(bus.connection, row(**tokens), payload, headers, timeout_s=2.0)
+    async def history(
+        self: BusPort,
+        row: Subject,
+        *,
+        start: int = 1,
+        since: float | None = None,
+        follow: bool = False,
+        **tokens: Any,
+    ) -> AsyncGenerator[StreamRecord, None]:
+        """Yields the row's messages of its stream in order, from sequence `start` or from the time `since`.
 
-
-async def history(
-    bus: BusPort,
-    row: Subject,
-    *,
-    start: int,
-    follow: bool,
-    tokens: dict[str, Any],
-    since: float | None = None,
-) -> AsyncGenerator[StreamRecord, None]:
-    """Yields the row's messages of its stream in order, from sequence `start` or from the time `since`.
-
-    Unusable messages are skipped and counted. With `follow`, it goes on for ever and across server restarts;
-    without, it ends at the present end of the stream.
-    """
-    if row.stream is None:
-        raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
-    place: dict[str, Any] = {"start": start} if since is None else {"since": since}
-    while True:
-        try:
-            async with OrderedConsumer.open(
-                bus.connection, row.stream, row.wildcard(**tokens), **place
-            ) as reader:
-                async with contextlib.aclosing(_items(reader, follow)) as items:
+        `since` is in seconds since the epoch. Unusable messages are skipped and counted. With `follow`, it
+        goes on for ever and across server restarts; without, it ends at the present end of the stream.
+        """
+        stream = _stream_of(row)
+        place: dict[str, Any] = {"start": start} if since is None else {"since": since}
+        while True:
+            try:
+                async with (
+                    OrderedConsumer.open(self.connection, stream, row.wildcard(**tokens), **place) as reader,
+                    contextlib.aclosing(_items(reader, follow)) as items,
+                ):
                     async for item in items:
                         place = {"start": item.sequence + 1}
-                        record = await _decoded(bus, row, item)
+                        record = await _decoded(self, row, item)
                         if record is not None:
                             yield record
                 return
-        except (Unavailable, NotFound):
-            if not follow or bus.connection.closing:
-                raise
-        await asyncio.sleep(bus.connection.times.retry_s)
-        await bus.connection.wait_online()
+            except (Unavailable, NotFound):
+                if not follow or self.connection.closing:
+                    raise
+            await asyncio.sleep(self.connection.times.retry_s)
+            await self.connection.wait_online()
+
+
+def _stream_of(row: Subject) -> str:
+    if row.stream is None:
+        raise NotFound(f"subject {row.name} is not kept in a stream", subject=row.name)
+    return row.stream
 
 
 async def _items(reader: OrderedConsumer, follow: bool) -> AsyncGenerator[jetstream.StreamMessage, None]:
