@@ -60,6 +60,10 @@ class ComputeThread:
             self._ready.notify()
         return future
 
+    def order(self, task: Callable[[], T]) -> asyncio.Future[T]:
+        """Queues a task of the orchestrator's before all microbatches; see `submit`."""
+        return self.submit(Priority.ORDER, task)
+
     def purge(self) -> None:
         """Drops waiting tasks except orders; the running task is not interrupted."""
         with self._ready:

@@ -19,6 +19,7 @@ from torch import Tensor
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
+from bus.subject import Subject
 from bus.subjects import NOTICE, NOTICE_ANSWER
 from bus.tasks import TaskSet
 from schemas.data_plane import HopLoad, MicrobatchNotice, NoticeAnswer
@@ -335,10 +336,13 @@ class HopExchange:
     async def _publish_notice(self, notice: MicrobatchNotice) -> None:
         if not self._bus.connected:
             return  # repetitions would only pile up; a reconnect sends the notice at once
+        await self._publish(NOTICE, notice, notice.receiver)
+
+    async def _publish(self, row: Subject, message: MicrobatchNotice | NoticeAnswer, to: Member) -> None:
         try:
-            await self._bus.publish(NOTICE, notice, job=self._job, sid=notice.receiver.sid)
+            await self._bus.publish(row, message, job=self._job, sid=to.sid)
         except Unavailable as error:
-            log.debug("notice not sent, will be repeated", link=notice.link, error=error.text)
+            log.debug("not sent, the notice will be repeated", link=message.link, error=error.text)
 
     async def _transfer(self, slot: LinkSlot, first: int, tensors: Sequence[Tensor]) -> Verdict:
         slot.uses += 1
@@ -431,10 +435,7 @@ class HopExchange:
             answer=answer,
             load=self._load() if notice.direction == "forward" else None,
         )
-        try:
-            await self._bus.publish(NOTICE_ANSWER, reply, job=self._job, sid=notice.sender.sid)
-        except Unavailable as error:
-            log.debug("answer not sent, the notice will be repeated", link=notice.link, error=error.text)
+        await self._publish(NOTICE_ANSWER, reply, notice.sender)
 
     # --- tasks --------------------------------------------------------------------------------------------
     def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:

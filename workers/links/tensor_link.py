@@ -404,12 +404,10 @@ class TensorLink:
         reason = error or LinkClosed(f"tensor link {self.name} was closed", link=self.name)
         if error is not None and not isinstance(error, LinkClosed):
             self._counts.errors += 1
-        for outgoing in self._outgoing.values():
-            if not outgoing.done.done():
-                outgoing.done.set_exception(reason)
-        for incoming in self._incoming.values():
-            if not incoming.done.done():
-                incoming.done.set_exception(reason)
+        transfers: list[_Outgoing | _Incoming] = [*self._outgoing.values(), *self._incoming.values()]
+        for transfer in transfers:
+            if not transfer.done.done():
+                transfer.done.set_exception(reason)
         self._closing = self._loop.create_task(self._free(group), name=f"close link {self.name}")
         self._ended(error)
 

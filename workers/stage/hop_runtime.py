@@ -265,7 +265,7 @@ class HopRuntime(ABC):
         )
 
     # --- tasks --------------------------------------------------------------------------------------------
-    def track(self, work: Coroutine[Any, Any, None]) -> None:
+    def track(self, work: Coroutine[Any, Any, object]) -> None:
         self._tasks.create(work)
 
     def _task_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:

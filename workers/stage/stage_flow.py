@@ -94,11 +94,9 @@ class StageFlow:
             hop.measured = True
             self.load.measured(hop.forward_ms, hop.backward_ms)
             self.load.tokens += self._microbatch_tokens
-        self._runtime.track(self._publish_claim(self._claim(hop)))
-
-    async def _publish_claim(self, claim: MicrobatchClaim) -> None:
         runtime = self._runtime
-        await runtime.bus.publish(STEP_CLAIM, claim, job=runtime.job, sid=runtime.member.sid)
+        claim = self._claim(hop)
+        runtime.track(runtime.bus.publish(STEP_CLAIM, claim, job=runtime.job, sid=runtime.member.sid))
 
     def _claim(self, hop: Hop) -> MicrobatchClaim:
         return MicrobatchClaim(
@@ -122,7 +120,7 @@ class StageFlow:
         self._machine.restarted(attempt)
         self._runtime.cancel_work()
         # Queued behind the running computation, so that nothing of the old attempt is added after it.
-        await self._thread.submit(Priority.ORDER, self._layers.sum.clear)
+        await self._thread.order(self._layers.sum.clear)
         self._runtime.exchange.reconsider()
 
     # --- figures ----------------------------------------------------------------------------------------

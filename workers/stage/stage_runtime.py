@@ -68,9 +68,9 @@ from schemas.step import (
     StepStatusReply,
     StepVote,
 )
-from workers.compute.compute_thread import ComputeThread, Priority
+from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
-from workers.links.hop_exchange import COPIES, TensorTransfer
+from workers.links.hop_exchange import COPIES
 from workers.links.peer_copy import CopySource
 from workers.links.reduction import ReductionGroup, ReductionPatience
 from workers.stage.followers import Followers
@@ -340,19 +340,15 @@ class StageRuntime(HopRuntime):
         request_progress.follow(self.thread.computed)
         reduce_ms = 0.0
         if len(self.group.members) == 1:
-            microbatches, (gradients, checksum, norms) = await self.thread.submit(
-                Priority.ORDER, self.layers.finish_alone
-            )
+            microbatches, (gradients, checksum, norms) = await self.thread.order(self.layers.finish_alone)
         else:
             began = time.perf_counter()
-            microbatches, flat = await self.thread.submit(Priority.ORDER, self.layers.copy_sum)
+            microbatches, flat = await self.thread.order(self.layers.copy_sum)
             reduced = await self._all_reduce(self.group, flat)
             reduce_ms = (time.perf_counter() - began) * 1e3
             if (order.step, order.attempt) != (self.version, self.attempt):
                 raise Fenced("aborted while reducing")
-            gradients, checksum, norms = await self.thread.submit(
-                Priority.ORDER, lambda: self.layers.finish_reduced(reduced)
-            )
+            gradients, checksum, norms = await self.thread.order(lambda: self.layers.finish_reduced(reduced))
         self.flow.load.reduce_ms = reduce_ms
         vote = StepVote(
             member=self.member,
@@ -397,11 +393,10 @@ class StageRuntime(HopRuntime):
                 return StepApplied(member=self.member, version=self.version)
             if self._prepared is not prepared:
                 raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
-            await self.thread.submit(Priority.ORDER, lambda: self.layers.apply(order, prepared.gradients))
+            await self.thread.order(lambda: self.layers.apply(order, prepared.gradients))
             self._prepared = None  # not earlier: until here this instance can still apply the decision
             # No await before this: hops read the version, and no snapshot may be ahead of the redos.
-            self.run(self.machine.applied(order.step + 1))
-            self._send_redo(order.step, prepared.gradients if order.action == "apply" else ())
+            self._end_step(order.step, prepared.gradients if order.action == "apply" else ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
@@ -414,14 +409,17 @@ class StageRuntime(HopRuntime):
             )
         self._prepared = None
         await self.flow.forget(order.attempt)  # the sum must hold nothing of this step
-        await self.thread.submit(Priority.ORDER, lambda: self.layers.skip(order.step))
-        self.run(self.machine.applied(order.step + 1))
-        self._send_redo(order.step, ())
+        await self.thread.order(lambda: self.layers.skip(order.step))
+        self._end_step(order.step, ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
-    def _send_redo(self, step: int, gradients: Sequence[Tensor]) -> None:
-        """Sends the applied step as a redo to followers and to the replica's holder; no gradients: a skip."""
+    def _end_step(self, step: int, gradients: Sequence[Tensor]) -> None:
+        """Begins the next step, and sends this one as a redo to followers and to the replica's holder.
+
+        No gradients: the step was skipped.
+        """
+        self.run(self.machine.applied(step + 1))
         if self.followers or self.copy_source.holder is not None:
             redo = HostCopy(gradients)
             self.copy_source.applied(step, redo)
@@ -467,16 +465,8 @@ class StageRuntime(HopRuntime):
         self.followers.end([order.to], "it is sent the state as it is")
         async with self.state.sending():
             tensors = await self.state.tensors()
-            outcome = await self.exchange.send(
-                TensorTransfer(
-                    direction="state",
-                    receiver=order.to,
-                    stage=self.stage,
-                    step=self.version,
-                    attempt=self.attempt,
-                    transfer=order.transfer,
-                    tensors=tensors,
-                )
+            outcome = await self.send_aside(
+                order.to, "state", self.stage, self.version, tensors, transfer=order.transfer
             )
         if outcome != "delivered":
             raise Conflict(f"{order.to.sid} takes no state of version {order.version}: {outcome}")

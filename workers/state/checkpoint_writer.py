@@ -16,7 +16,7 @@ from bus.wire.request_progress import RequestProgress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.errors import Conflict, NotFound
 from schemas.step import Member
-from workers.compute.compute_thread import ComputeThread, Priority
+from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
 from workers.process.url_rules import open_url
 from workers.state.checkpoint import copy_tensors, write_stage
@@ -69,7 +69,7 @@ class CheckpointWriter:
         if order.url in self._current:
             return self._current[order.url].taken
         await self.close()
-        tensors, stall_s = await self._thread.submit(Priority.ORDER, self._copy)
+        tensors, stall_s = await self._thread.order(self._copy)
         if self._version() != order.version:
             raise Conflict(f"asked for version {order.version}, but I am at {self._version()}")
         taken = CheckpointTaken(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from bus.wire import request_progress
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, NotFound
 from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
-from workers.compute.compute_thread import ComputeThread, Priority
+from workers.compute.compute_thread import ComputeThread
 from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
 from workers.process.url_rules import open_url
@@ -22,8 +21,6 @@ from workers.state.checkpoint import restore_checkpoint
 from workers.state.checkpoint_writer import CheckpointWriter
 from workers.state.publishing import Publisher
 from workers.state.weights import export, load_initial, page_of
-
-T = TypeVar("T")
 
 
 class StageState:
@@ -59,10 +56,12 @@ class StageState:
 
     async def build(self) -> None:
         """Builds version 0 from the seed, or from the weights that the job names."""
-        await self._thread.submit(Priority.ORDER, self._stage.build)
+        await self._thread.order(self._stage.build)
         url = self._start.spec.initial_weights
         if url:
-            await load_initial(self._stage.module, await open_url(url, self._bus), url, run=self._ordered)
+            await load_initial(
+                self._stage.module, await open_url(url, self._bus), url, run=self._thread.order
+            )
 
     async def move_to(self, version: int) -> None:
         """Sets the version and wakes all waiters."""
@@ -115,10 +114,7 @@ class StageState:
     async def tensors(self) -> tuple[Tensor, ...]:
         """Parameters and optimizer state in a fixed order, for a newcomer (views: between steps only)."""
         stage = self._stage
-        tensors = await self._thread.submit(
-            Priority.ORDER, lambda: state_tensors(stage.module, stage.optimizer)
-        )
-        return tuple(tensors)
+        return tuple(await self._thread.order(lambda: state_tensors(stage.module, stage.optimizer)))
 
     async def take(
         self, version: int, tensors: list[Tensor], still_needed: Callable[[], bool] = lambda: True
@@ -127,7 +123,7 @@ class StageState:
         async with self._loading:
             if not still_needed():
                 return
-            await self._thread.submit(Priority.ORDER, lambda: self._stage.load(version, tensors))
+            await self._thread.order(lambda: self._stage.load(version, tensors))
             await self.move_to(version)
 
     async def redo(
@@ -137,12 +133,12 @@ class StageState:
         async with self._loading:
             if step != self.version or not still_needed():
                 return
-            await self._thread.submit(Priority.ORDER, lambda: self._stage.redo(step, gradients))
+            await self._thread.order(lambda: self._stage.redo(step, gradients))
             await self.move_to(step + 1)
 
     async def snapshot(self) -> tuple[int, list[Tensor]]:
         """The version, and a copy of its state in host memory."""
-        return await self._thread.submit(Priority.ORDER, self._stage.snapshot)
+        return await self._thread.order(self._stage.snapshot)
 
     async def restore(self, order: StateRestore) -> StateReady:
         """Loads the state of a checkpoint, or builds it again from the seed.
@@ -159,9 +155,9 @@ class StageState:
             else:
                 artifacts = await open_url(order.checkpoint, self._bus)
                 await restore_checkpoint(
-                    stage.module, stage.optimizer, artifacts, version=order.version, run=self._ordered
+                    stage.module, stage.optimizer, artifacts, version=order.version, run=self._thread.order
                 )
-            await self._thread.submit(Priority.ORDER, lambda: stage.restored(order.version))
+            await self._thread.order(lambda: stage.restored(order.version))
             await self.move_to(order.version)
         return StateReady(member=self._member, version=self.version)
 
@@ -184,6 +180,3 @@ class StageState:
         return Exported(
             member=self._member, version=self.version, url=order.url, bytes=size, tensors=page, more=more
         )
-
-    def _ordered(self, work: Callable[[], T]) -> Awaitable[T]:
-        return self._thread.submit(Priority.ORDER, work)

@@ -6,7 +6,6 @@ appends to a queue (`workers.store.local_store`).
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import platform
@@ -113,30 +112,25 @@ class StoreRecorder:
         """Wraps `handle` so that each order, its sender and its outcome are recorded."""
 
         async def obey(order: Any, envelope: Envelope) -> Message:
-            began = time.perf_counter()
+            began, outcome, reason = time.perf_counter(), "failed", "cut short"
             try:
                 answer = await handle(order)
+                outcome, reason = "obeyed", ""
             except DmscError as error:
-                self._audit(row, order, envelope, began, "refused", f"{error.code}: {error.text}")
+                outcome, reason = "refused", f"{error.code}: {error.text}"
                 self.event("refusal", f"{row.name} of {envelope.sender.name}: {error.text}")
                 raise
-            except asyncio.CancelledError:
-                self._audit(row, order, envelope, began, "failed", "cut short")
-                raise
             except Exception as error:
-                self._audit(row, order, envelope, began, "failed", f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
                 raise
-            self._audit(row, order, envelope, began, "obeyed", "")
+            finally:
+                took_ms = (time.perf_counter() - began) * 1e3
+                audit_row = partial(_audit_row, row, order, envelope.sender, outcome, reason, took_ms)
+                self._store.add("audit", audit_row)
             self._record_effect(row, order, answer)
             return answer
 
         return obey
-
-    def _audit(
-        self, row: Subject, order: Any, envelope: Envelope, began: float, outcome: str, reason: str
-    ) -> None:
-        took_ms = (time.perf_counter() - began) * 1e3
-        self._store.add("audit", partial(_audit_row, row, order, envelope.sender, outcome, reason, took_ms))
 
     def _record_effect(self, row: Subject, order: Any, answer: Message) -> None:
         """Records the effect of an obeyed order in the table that it belongs to."""
@@ -161,33 +155,26 @@ class StoreRecorder:
         if order.after:
             return  # a further page of the same export
         complete = bool(answer.tensors) and not answer.more
-        self._store.add(
-            "snapshots",
-            {
-                "kind": "export",
-                "version": answer.version,
-                "epoch": order.epoch,
-                "url": answer.url,
-                "name": order.shard,
-                "bytes": answer.bytes,
-                "sha256": weights_sha256(answer.tensors) if complete else None,
-            },
-        )
+        digest = weights_sha256(answer.tensors) if complete else None
+        self._record_snapshot("export", order, answer, answer.url, order.shard, answer.bytes, digest)
 
     def _record_checkpoint(self, order: CheckpointWait, answer: CheckpointWritten) -> None:
         for file in answer.part.files:
-            self._store.add(
-                "snapshots",
-                {
-                    "kind": "checkpoint",
-                    "version": answer.version,
-                    "epoch": order.epoch,
-                    "url": order.url,
-                    "name": f"{answer.part.folder}/{file.name}",
-                    "bytes": file.bytes,
-                    "sha256": file.sha256,
-                },
-            )
+            name = f"{answer.part.folder}/{file.name}"
+            self._record_snapshot("checkpoint", order, answer, order.url, name, file.bytes, file.sha256)
+
+    def _record_snapshot(
+        self,
+        kind: str,
+        order: CheckpointWait | ExportOrder,
+        answer: CheckpointWritten | Exported,
+        url: str,
+        name: str,
+        size_bytes: int,
+        sha256: str | None,
+    ) -> None:
+        row = {"kind": kind, "version": answer.version, "epoch": order.epoch, "url": url, "name": name}
+        self._store.add("snapshots", {**row, "bytes": size_bytes, "sha256": sha256})
 
     # --- read -----------------------------------------------------------------------------------------
     async def read(self, query: StoreQuery, envelope: Envelope) -> StoreRows:
