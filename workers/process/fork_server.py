@@ -78,7 +78,7 @@ _LINUX = sys.platform == "linux"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForkServerTimes:
+class ForkServerPauses:
     """How long the fork server waits."""
 
     terminate_grace_s: float = 2.0
@@ -98,7 +98,7 @@ class ForkServer:
         scratch: Path | None = None,
         way: ConfinementMethod = ConfinementMethod.NONE,
         instance_users: tuple[int, int] = users.DEFAULT_RANGE,
-        times: ForkServerTimes = ForkServerTimes(),
+        times: ForkServerPauses = ForkServerPauses(),
     ) -> None:
         self._channel = channel
         self._times = times

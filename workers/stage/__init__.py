@@ -3,6 +3,7 @@ bus.
 
 `hop_runtime` is what both kinds share: the exchange with peers, the epoch, replicas. `data_runtime` makes
 batches. `stage_runtime` obeys the orders of the step transaction: groups, prepare, commit, abort, state; its
-`stage_flow` moves microbatches through the layers, and its `followers` feeds newcomers. `workers.instance`
-makes one of them. They never decide the protocol: that is `workers.transaction`.
+`stage_flow` moves microbatches through the layers, its `stage_reduction` sums with the other replicas, and
+its `followers` feeds newcomers. `workers.instance` makes one of them. They never decide the protocol: that is
+`workers.transaction`.
 """

@@ -40,7 +40,7 @@ from bus.subjects import (
 from bus.wire import request_progress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
 from schemas.data_plane import HopLoad, MicrobatchNotice
-from schemas.errors import Ack, Conflict, Fenced, PeerUnreachable
+from schemas.errors import Ack, Conflict, Fenced
 from schemas.files import PublishFile
 from schemas.peer_copy import CopyTo
 from schemas.step import (
@@ -72,10 +72,10 @@ from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import COPIES
 from workers.links.peer_copy import CopySource
-from workers.links.reduction import ReductionGroup, ReductionPatience
 from workers.stage.followers import Followers
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.stage_flow import StageFlow
+from workers.stage.stage_reduction import StageReduction
 from workers.state.stage_state import StageState
 from workers.store.recorder import Order
 from workers.transaction.stage_machine import Effect, StageMachine
@@ -141,13 +141,9 @@ class StageRuntime(HopRuntime):
             binder=self.binder,
         )
         self.flow = StageFlow(self, self.machine, thread, self.layers)
-        self.group: ReductionGroup | None = None
-        self.generation = -1
-        self._links = context.links
-        self._patience = ReductionPatience(context.links.timeout_s)
+        self.reduction = StageReduction(context)
         self._prepared: Prepared | None = None
         self._applying = asyncio.Lock()
-        self._forming: asyncio.Task[ReductionGroup] | None = None
         self.copy_source = CopySource(
             lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
             self.state.snapshot,
@@ -238,37 +234,18 @@ class StageRuntime(HopRuntime):
 
         This order admits a newcomer: it learns the attempt and the fenced members, and becomes active.
         """
-        if order.generation < self.generation:
-            raise Fenced(f"generation {order.generation} is older than {self.generation}")
+        if order.generation < self.reduction.generation:
+            raise Fenced(f"generation {order.generation} is older than {self.reduction.generation}")
         if order.attempt > self.attempt:
             await self.flow.forget(order.attempt)
         self._fence(order.fenced)
         self.machine.admitted(order.step, (order.epoch, order.attempt, order.round))
         self.followers.end(order.members, "it is a member of its stage")
-        if order.generation > self.generation or self.group is None:
+        if order.generation > self.reduction.generation or self.reduction.group is None:
             self._release_group()
-            self.generation = order.generation
-            self._forming = asyncio.create_task(self._build_group(order))
-            try:
-                self.group = await self._forming
-            except asyncio.CancelledError:
-                if self._forming.cancelled() and self.generation != order.generation:
-                    raise Fenced(f"generation {order.generation} was overtaken") from None
-                raise
+            await self.reduction.form(order)
         self.admitted()
-        return GroupFormed(member=self.member, generation=self.generation)
-
-    async def _build_group(self, order: GroupForm) -> ReductionGroup:
-        return await ReductionGroup.build(
-            self.bus,
-            job=self.job,
-            stage=self.stage,
-            generation=order.generation,
-            members=order.members,
-            me=self.member,
-            epoch=self.epoch,
-            config=self._links,
-        )
+        return GroupFormed(member=self.member, generation=self.reduction.generation)
 
     def _fence(self, members: Sequence[Member]) -> None:
         super()._fence(members)
@@ -282,7 +259,7 @@ class StageRuntime(HopRuntime):
         be in progress.
         """
         self._fence(order.fenced)
-        if self.group is not None and set(self.group.members) & set(order.fenced):
+        if self.reduction.includes(order.fenced):
             self._release_group()
         await self.state.until(
             lambda: (self.version, self.attempt) >= (order.step, order.attempt), self._times.fence_s
@@ -316,7 +293,7 @@ class StageRuntime(HopRuntime):
             member=self.member,
             version=self.version,
             attempt=self.attempt,
-            generation=self.generation,
+            generation=self.reduction.generation,
             prepared=self._prepared.vote.step if self._prepared is not None else -1,
         )
 
@@ -329,22 +306,22 @@ class StageRuntime(HopRuntime):
             raise Fenced(
                 f"prepare of step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
             )
-        if order.generation != self.generation or self.group is None:
-            raise Conflict(f"prepare in generation {order.generation}, but my group is {self.generation}")
-        prepared = self._prepared
-        if prepared is not None and (prepared.vote.generation, prepared.vote.step) == (
-            order.generation,
-            order.step,
-        ):
-            return prepared.vote
+        group = self.reduction.group
+        if order.generation != self.reduction.generation or group is None:
+            raise Conflict(
+                f"prepare in generation {order.generation}, but my group is {self.reduction.generation}"
+            )
+        earlier = self._prepared.vote if self._prepared is not None else None
+        if earlier is not None and (earlier.generation, earlier.step) == (order.generation, order.step):
+            return earlier
         request_progress.follow(self.thread.computed)
         reduce_ms = 0.0
-        if len(self.group.members) == 1:
+        if len(group.members) == 1:
             microbatches, (gradients, checksum, norms) = await self.thread.order(self.layers.finish_alone)
         else:
             began = time.perf_counter()
             microbatches, flat = await self.thread.order(self.layers.copy_sum)
-            reduced = await self._all_reduce(self.group, flat)
+            reduced = await self.reduction.all_reduce(group, flat)
             reduce_ms = (time.perf_counter() - began) * 1e3
             if (order.step, order.attempt) != (self.version, self.attempt):
                 raise Fenced("aborted while reducing")
@@ -361,19 +338,9 @@ class StageRuntime(HopRuntime):
             reduce_ms=reduce_ms,
         )
         ordered = (order.step, order.attempt, order.generation)
-        if ordered == (self.version, self.attempt, self.generation):
+        if ordered == (self.version, self.attempt, self.reduction.generation):
             self._prepared = Prepared(vote, gradients)
         return vote
-
-    async def _all_reduce(self, group: ReductionGroup, flat: Tensor) -> Tensor:
-        size, began = flat.nbytes, time.perf_counter()
-        try:
-            reduced = await group.all_reduce(flat, timeout_s=self._patience.timeout_s(size))
-        except PeerUnreachable:
-            self._patience.failed(size, time.perf_counter() - began)
-            raise
-        self._patience.took(size, time.perf_counter() - began)
-        return reduced
 
     async def commit(self, order: StepCommit) -> StepApplied:
         """Applies the decision. Idempotent; it must match the prepared gradient (rule 6)."""
@@ -521,11 +488,7 @@ class StageRuntime(HopRuntime):
     def _release_group(self) -> None:
         """Ends the group; its waiters get an error at once, and the gradient reduced in it is dropped."""
         self._prepared = None
-        if self._forming is not None and not self._forming.done():
-            self._forming.cancel()
-        if self.group is not None:
-            self.group.release()
-            self.group = None
+        self.reduction.release()
 
     async def close(self) -> None:
         self.copy_source.close()

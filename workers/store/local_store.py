@@ -40,7 +40,7 @@ PENDING_QUERIES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreTimes:
+class LocalStoreTimes:
     """Seconds of a store's thread."""
 
     commit_s: float = 1.0
@@ -70,7 +70,7 @@ class LocalStore:
         member: Member,
         *,
         limits: StoreLimits | None = None,
-        times: StoreTimes = StoreTimes(),
+        times: LocalStoreTimes = LocalStoreTimes(),
     ) -> None:
         self.member = member
         self.dropped = 0

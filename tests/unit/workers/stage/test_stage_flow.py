@@ -199,10 +199,10 @@ async def test_the_only_replica_votes_with_the_bits_of_a_copy(compute: ComputeTh
     runtime = Cell(compute, start(0)).runtime
     await runtime.build()
     bus: Any = None
-    runtime.group = await ReductionGroup.build(
+    runtime.reduction.group = await ReductionGroup.build(
         bus, job="j", stage=0, generation=0, members=[ME], me=ME, epoch=1
     )
-    runtime.generation = 0
+    runtime.reduction.generation = 0
     trained = runtime.layers
     generator = torch.Generator().manual_seed(1)
     for microbatch in range(2):

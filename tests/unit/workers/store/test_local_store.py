@@ -19,7 +19,7 @@ from schemas.errors import BadInput, Unavailable
 from schemas.step import Member
 from schemas.store import StoreQuery, StoreTable
 from workers.store import local_store
-from workers.store.local_store import LocalStore, StoreTimes, fold
+from workers.store.local_store import LocalStore, LocalStoreTimes, fold
 from workers.store.store_file import FILE_NAME, StoreFile
 from workers.store.store_schema import StoreLimits
 
@@ -66,7 +66,7 @@ async def test_the_next_incarnation_finds_what_the_former_wrote(tmp_path: Path) 
 
 
 async def test_all_that_was_recorded_is_there_after_the_end(tmp_path: Path) -> None:
-    async with LocalStore(tmp_path, ONE, times=StoreTimes(commit_s=3600)) as store:
+    async with LocalStore(tmp_path, ONE, times=LocalStoreTimes(commit_s=3600)) as store:
         for number in range(1000):
             note(store, number)
     async with LocalStore(tmp_path, TWO) as store:
@@ -117,7 +117,9 @@ async def test_a_value_that_cannot_be_told_costs_its_own_row(tmp_path: Path) -> 
 async def test_a_folder_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with structlog.testing.capture_logs() as lines:
-        async with LocalStore(tmp_path / "file" / "store", ONE, times=StoreTimes(commit_s=0.001)) as store:
+        async with LocalStore(
+            tmp_path / "file" / "store", ONE, times=LocalStoreTimes(commit_s=0.001)
+        ) as store:
             for number in range(20):
                 note(store, number)
                 with pytest.raises(Unavailable, match="the local store of job-s0-r0 can't be used now: "):
@@ -130,7 +132,7 @@ async def test_rows_wait_for_the_disk_and_come_in_order(tmp_path: Path) -> None:
     blocker = tmp_path / "store"
     blocker.write_text("in the way")
     with structlog.testing.capture_logs() as lines:
-        async with LocalStore(blocker, ONE, times=StoreTimes(reopen_s=0.0)) as store:
+        async with LocalStore(blocker, ONE, times=LocalStoreTimes(reopen_s=0.0)) as store:
             note(store, 1)
             with pytest.raises(Unavailable):
                 await store.flush()
@@ -148,7 +150,7 @@ async def test_a_queue_that_is_full_drops_metrics_first_and_tells(
     monkeypatch.setattr(local_store, "PENDING_ROWS", 10)
     blocker = tmp_path / "store"
     blocker.write_text("in the way")
-    async with LocalStore(blocker, ONE, times=StoreTimes(reopen_s=0.0)) as store:
+    async with LocalStore(blocker, ONE, times=LocalStoreTimes(reopen_s=0.0)) as store:
         for number in range(15):
             note(store, number)
         store.add("metrics", {"step": 1})
