@@ -253,9 +253,7 @@ class Router:
                 return
             now = asyncio.get_running_loop().time()
             stages = [
-                stage
-                for stage in policy.stages
-                if not is_data(stage.stage) and (only is None or stage.stage in only)
+                row for row in policy.stages if not is_data(row.stage) and (only is None or row.stage in only)
             ]
             for number, stage in enumerate(stages):
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
