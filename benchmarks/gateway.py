@@ -143,16 +143,16 @@ def start(role: str, bus_url: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__, *options])
 
 
-def content(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
-
-
 async def url_in(file: Path, processes: list[subprocess.Popen[bytes]]) -> str:
     while not (url := content(file)):
         if any(process.poll() is not None for process in processes):
             raise SystemExit("a part of the benchmark ended while starting; its words stand above")
         await asyncio.sleep(0.05)
     return url
+
+
+def content(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 # --- a client that costs little -----------------------------------------------------------------------------

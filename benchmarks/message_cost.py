@@ -34,17 +34,25 @@ import bus
 from benchmarks import bus_cost, doors
 from bus import subjects
 from bus.connection import Bus
-from bus.guard.guard_keys import GuardKeys
-from bus.security.credentials import delegate, issue, new_root
-from bus.security.identity import Identity
-from bus.server.embedded import EmbeddedServer
 from bus.subject import Subject
-from bus.wire import codec
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, TensorMeta
 from schemas.envelope import EntityKind, Envelope
 from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import InstanceSample
+
+try:
+    from bus.guard.guard_keys import GuardKeys
+    from bus.security.credentials import delegate, issue, new_root
+    from bus.security.identity import Identity
+    from bus.server.embedded import EmbeddedServer
+    from bus.wire import codec
+except ImportError:  # software from before the packages of `bus`
+    from bus import codec  # type: ignore[import-not-found,no-redef]
+    from bus.credentials import delegate, issue, new_root  # type: ignore[import-not-found,no-redef]
+    from bus.embedded import EmbeddedServer  # type: ignore[import-not-found,no-redef]
+    from bus.guard_keys import GuardKeys  # type: ignore[import-not-found,no-redef]
+    from bus.identity import Identity  # type: ignore[import-not-found,no-redef]
 
 TURN = 64
 """Messages, after which the listener has a turn."""

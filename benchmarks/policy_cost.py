@@ -197,6 +197,7 @@ class Journal:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self.record = SimpleNamespace(user="")
 
     async def tell(self, kind: str, text: str) -> None:
         event = JobEvent.model_validate({"job": "bench", "kind": kind, "at": time.time(), "text": text})

@@ -44,7 +44,7 @@ from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery, Names
 from bus.subjects import SUBJECTS
-from entities.authorizer.access.authentication import User, Users
+from entities.authorizer.access.authentication import User
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.connections.job_states import JobStates
 from entities.broker import Broker
@@ -347,11 +347,11 @@ async def _have_jobs(bus: Bus, known: JobStates) -> None:
     for job in GOING_JOBS:
         await bus.bucket(subjects.JOB_RECORD).put(record_of(job, JobState.RUNNING, "it runs"), job=job)
     await bus.bucket(subjects.JOB_RECORD).put(record_of(ENDED_JOB, JobState.DONE, "it ended"), job=ENDED_JOB)
-    heard = asyncio.Event()
-    known.on_ended = heard.set
+    current = asyncio.Event()
+    known.on_ended = current.set
     await known.start(bus)
     async with asyncio.timeout(60.0):
-        await heard.wait()
+        await current.wait()
     await known.stop()
     assert (known.going, known.ended) == (set(GOING_JOBS), {ENDED_JOB})
 
@@ -403,7 +403,7 @@ async def running(folder: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
         known = JobStates()
-        guards = [Guard(keys, lambda: Users(listed=users), report=_quietly, jobs=known) for _ in range(2)]
+        guards = [Guard(keys, lambda: users, report=_quietly, jobs=known) for _ in range(2)]
         for number, guard in enumerate(guards):
             await stack.enter_async_context(guard.answering([server.url], f"guard-{number}"))
         services = []
@@ -413,7 +413,7 @@ async def running(folder: Path) -> AsyncIterator[World]:
                 Bus.connect(server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=60.0)
             )
             if who is ORCHESTRATOR:
-                await streams.provision(bus.connection)
+                await streams.provision(bus.link)
                 await _have_jobs(bus, known)
                 for job in ("j", "k"):
                     name = f"artifacts/{job}/weights"
