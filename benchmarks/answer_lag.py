@@ -126,7 +126,7 @@ class Watch:
             before, computed = now, spent
 
 
-async def asked(bus: Bus, row: Subject, question: Message) -> tuple[bool, Watch]:
+async def request_watched(bus: Bus, row: Subject, question: Message) -> tuple[bool, Watch]:
     """Whether the answer was read, and what the loop did meanwhile."""
     watch = Watch()
     looking = asyncio.create_task(watch.look())
@@ -160,7 +160,7 @@ async def measured(url: str, times: int) -> list[dict[str, Any]]:
                 other.start()
                 try:
                     await asyncio.to_thread(ready.wait, ANSWER_S)
-                    tries = [await asked(bus, row, question) for _ in range(times)]
+                    tries = [await request_watched(bus, row, question) for _ in range(times)]
                 finally:
                     other.terminate()
                     await asyncio.to_thread(other.join)

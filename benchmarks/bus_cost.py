@@ -179,15 +179,15 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                             lambda: typed_consume(raw, other, beat, messages),
                         ),
                     }
-                    asked = await _both(
+                    latencies = await _both(
                         number,
                         lambda: raw_request(raw, raw_other, change, requests),
                         lambda: typed_request(bus, other, requests),
                     )
                     for name, share in (("request", 0.5), ("request p99", 0.99)):
                         pairs[name] = (
-                            asked[0][int(len(asked[0]) * share)],
-                            asked[1][int(len(asked[1]) * share)],
+                            latencies[0][int(len(latencies[0]) * share)],
+                            latencies[1][int(len(latencies[1]) * share)],
                         )
                     if number:
                         for name, pair in pairs.items():

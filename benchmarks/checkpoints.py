@@ -52,13 +52,13 @@ async def measure(width: int, layers: int, rounds: int) -> None:
             )
             await artifacts.put_bytes(MANIFEST_NAME, manifest.to_json())
             del tensors
-            asked = time.perf_counter()
+            read_from = time.perf_counter()
             await restore_checkpoint(stage, optimizer, artifacts)
             read = time.perf_counter()
         if number:
             copies.append(copied - began)
             writings.append(written - copied)
-            readings.append(read - asked)
+            readings.append(read - read_from)
     parameters = sum(weight.numel() for weight in stage.parameters())
     print(f"{parameters / 1e6:.1f} M parameters, {size / 1e6:.0f} MB, medians of {rounds}")
     for name, times in (("stall of the copy", copies), ("writing", writings), ("restoring", readings)):

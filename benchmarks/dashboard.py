@@ -116,15 +116,15 @@ class Traffic:
 
     async def run(self) -> None:
         bucket = self.bus.bucket(subjects.ROUTE_TABLE)
-        for stage, held in self.by_stage.items():
+        for stage, members in self.by_stage.items():
             if stage >= 0:
-                await bucket.put(self._table(stage, held), job=JOB, cluster="a", stage=stage)
+                await bucket.put(self._table(stage, members), job=JOB, cluster="a", stage=stage)
         async with asyncio.TaskGroup() as tasks:
             for work in (self._registry(), self._samples(), self._hops(), self._steps()):
                 tasks.create_task(work)
 
     @staticmethod
-    def _table(stage: int, held: list[ServiceRecord]) -> RouteTable:
+    def _table(stage: int, members: list[ServiceRecord]) -> RouteTable:
         entries = tuple(
             RouteEntry(
                 sid=one.sid,
@@ -134,7 +134,7 @@ class Traffic:
                 window=4,
                 reason="weight 1; 20.0 ms per microbatch",
             )
-            for one in held
+            for one in members
         )
         return RouteTable(job=JOB, cluster="a", stage=stage, revision=1, router="router-a", entries=entries)
 
@@ -377,8 +377,8 @@ if __name__ == "__main__":
         trace=("", "where Chromium's trace goes; it costs frames"),
     )
     parser.add_argument("--feed", default="", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.feed:
-        asyncio.run(feed(given.feed, given.instances))
+    options = parser.parse_args()
+    if options.feed:
+        asyncio.run(feed(options.feed, options.instances))
     else:
         bench(parser, measure, lines)

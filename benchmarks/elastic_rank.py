@@ -83,10 +83,10 @@ def under_torchrun(workload: ElasticWorkload, folder: Path) -> None:
     optimizer = optimizer_of(model, workload)
     file, step = folder / "checkpoint.pt", 0
     if file.exists():
-        held = torch.load(file)
-        model.load_state_dict(held["model"])
-        optimizer.load_state_dict(held["optimizer"])
-        step = held["step"]
+        saved = torch.load(file)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
     replica = DistributedDataParallel(model)
     tell = committed(folder / "rank-0.txt") if dist.get_rank() == 0 else None
     while True:
@@ -117,9 +117,9 @@ def under_torchft(workload: ElasticWorkload, folder: Path, rank: int) -> None:
     def state_dict() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": inner.state_dict()}
 
-    def load_state_dict(held: dict[str, Any]) -> None:
-        model.load_state_dict(held["model"])
-        inner.load_state_dict(held["optimizer"])
+    def load_state_dict(saved: dict[str, Any]) -> None:
+        model.load_state_dict(saved["model"])
+        inner.load_state_dict(saved["optimizer"])
 
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=TORCHFT_COLLECTIVE_S)),

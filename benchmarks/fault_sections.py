@@ -106,10 +106,10 @@ def sound(sheet: FaultSheet, section: str, *reports: ChaosReport) -> None:
     """What must hold in every disturbed run."""
     plan = plan_of(section, *reports)
     problems = [problem for report in reports for problem in report.problems()]
-    told = "; ".join(problems) or f"{sum(report.steps for report in reports)} steps"
+    note = "; ".join(problems) or f"{sum(report.steps for report in reports)} steps"
     equal = sum(report.hash_equal is True for report in reports)
     sheet.add(
-        plan.at_most("lost", sum(report.count.lost for report in reports), "", 0, told),
+        plan.at_most("lost", sum(report.count.lost for report in reports), "", 0, note),
         plan.at_most("doubled", sum(report.count.doubled for report in reports), "", 0),
         plan.equal("hash equal", equal == len(reports), f"{equal} of {len(reports)} jobs"),
     )
@@ -277,9 +277,9 @@ async def stage(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
             report = await disturbed(
                 chaos, spec, [FaultKind.STAGE], Every(steps=every), arguments.seed, faults=arguments.stages
             )
-            told = [e.text async for e in chaos.client.events(report.job) if e.kind == "recovery"]
+            texts = [e.text async for e in chaos.client.events(report.job) if e.kind == "recovery"]
         plan = plan_of("stage", report)
-        ways = sum(proof in text for text in told)
+        ways = sum(proof in text for text in texts)
         worst = report.stall_s(1.0) if unit == "s" else in_steps(report, 1.0)
         sheet.add(
             plan.at_most(f"whole stage back {name}, worst", worst, unit, bar, clean_step(report)),

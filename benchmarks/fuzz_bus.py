@@ -79,7 +79,7 @@ class Found:
     sent: Counter[str] = field(default_factory=Counter)
     refusable: Counter[str] = field(default_factory=Counter)
     """Messages that the row's schema refuses, by row."""
-    asked: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     """Requests that the schema refuses and somebody serves, and those answered with a refusal."""
     buried: Counter[str] = field(default_factory=Counter)
@@ -117,7 +117,7 @@ class Storm:
     async def _answer(self, message: Msg) -> None:
         row, refusable = self._waiting.pop(message.subject, (None, False))
         if row is not None and refusable and not message.headers:  # else nobody serves it
-            self.found.asked[row.name] += 1
+            self.found.requests[row.name] += 1
             body = codec.peek(message.data).get("body", {})
             self.found.refused[row.name] += body.get("code") == REFUSED
         if not self._waiting:
@@ -138,9 +138,9 @@ class Storm:
             await self._settled()
 
     async def _send(self, row: Subject) -> int:
-        made = self._fuzzer.next(row)
+        messages = self._fuzzer.next(row)
         subject = next(self._targets[row])
-        for one in made:
+        for one in messages:
             refusable = refuses(row, one.data)
             self.found.sent[one.kind] += 1
             self.found.refusable[row.name] += refusable
@@ -151,7 +151,7 @@ class Storm:
                 inbox = f"{asker(one.data)}.{self._connection}.{answerer}.{question}"
                 self._waiting[inbox] = (row, refusable)
             await self._client.publish(subject, one.data, reply=inbox)
-        return len(made)
+        return len(messages)
 
     async def _settled(self) -> None:
         """Until all requests are answered, and what was published has been read."""
@@ -295,14 +295,14 @@ def account(
 ) -> dict[str, Any]:
     """`memories`: before, and at the end of each equal part."""
     first, middle, last = memories[0], memories[len(memories) // 2], memories[-1]
-    unanswered = {row: count - found.refused[row] for row, count in found.asked.items()}
+    unanswered = {row: count - found.refused[row] for row, count in found.requests.items()}
     # of a bucket's key only the last value is kept, and may be all that who watches it sees
     keys = {row.name for row in SUBJECTS if row.bucket}
     heard = {row: found.buried[row] for row in found.buried if row in found.refusable.keys() - keys}
     uncounted = {row: found.refusable[row] - count for row, count in heard.items()}
     requests = {row.name for row in SUBJECTS if row.delivery is Delivery.REQUEST}
     # of a request only what reached somebody is buried; of the rest all, by everyone who listens
-    uncounted |= {row: found.asked[row] - found.buried[row] for row in heard if row in requests}
+    uncounted |= {row: found.requests[row] - found.buried[row] for row in heard if row in requests}
     growth = [last[name] - middle[name] for name in first if name in last]
     resident = {name: [one[name] >> 20 for one in memories if name in one] for name in first}
     return {

@@ -62,7 +62,7 @@ class NoMesh(Exception):
 
 
 # --- processes ---------------------------------------------------------------------------------------------
-def told_by(command: Sequence[str], limit_s: float) -> dict[str, Any]:
+def last_line_of(command: Sequence[str], limit_s: float) -> dict[str, Any]:
     """The last line that a command prints, as JSON. What runs for longer is killed with all its children.
 
     Raises:
@@ -78,10 +78,10 @@ def told_by(command: Sequence[str], limit_s: float) -> dict[str, Any]:
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     try:
-        told: dict[str, Any] = json.loads((out.strip().splitlines() or [""])[-1])
+        result: dict[str, Any] = json.loads((out.strip().splitlines() or [""])[-1])
     except ValueError:
         return {"failed": f"exit status {child.returncode}, and no word of what it found"}
-    return told
+    return result
 
 
 @contextlib.contextmanager
@@ -147,11 +147,11 @@ class Parts:
         else:
             known = ("--hashes", json.dumps(self._hashes))
             try:
-                told = told_by(part(name, self._device, *known, *more), min(limit_s, self.left_s))
+                result = last_line_of(part(name, self._device, *known, *more), min(limit_s, self.left_s))
             except Hung as error:
-                hung, told = True, {"failed": str(error)}
-            self._hashes = told.get("hashes", self._hashes)
-            self.found[name] = f"FAILED: {told['failed']}" if "failed" in told else told["found"]
+                hung, result = True, {"failed": str(error)}
+            self._hashes = result.get("hashes", self._hashes)
+            self.found[name] = f"FAILED: {result['failed']}" if "failed" in result else result["found"]
         self._say(name, time.monotonic() - began)
         return not hung
 
@@ -192,10 +192,10 @@ def part(name: str, device: str, *more: str) -> list[str]:
 def main() -> int:
     parser = command(__doc__, seconds=(SECONDS, "no further part begins after this"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    given = parser.parse_args()
-    parts = Parts(given.device, given.seconds)
+    options = parser.parse_args()
+    parts = Parts(options.device, options.seconds)
     try:
-        card = told_by(part("card", given.device), CARD_S)
+        card = last_line_of(part("card", options.device), CARD_S)
     except Hung as error:
         card = {"failed": str(error)}
     if "failed" in card:
@@ -208,7 +208,7 @@ def main() -> int:
         parts.take(name, limit_s)
     with tempfile.TemporaryDirectory(prefix="dmsc-gpu-") as place:
         parts.on_mesh(Path(place))
-    if given.json:
+    if options.json:
         print(json.dumps({"card": card["found"], **parts.found}, indent=1))
     failed = parts.failed
     print(f"{'; '.join(failed) + ' failed' if failed else 'all parts passed'} on {card['found']['name']}")

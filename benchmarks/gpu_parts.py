@@ -177,11 +177,11 @@ def _rank(rank: int, backend: str, count: int, place: str) -> None:
 def _share(microbatches: Iterable[int], device: str) -> Tensor:
     """The fixed-point sum of these microbatches' gradients, (1 048 576) int64."""
     parameter = torch.zeros(1024, 1024, device=device)
-    kept = GradientSum([parameter], exact=True, microbatches=MICROBATCHES)
+    gradient_sum = GradientSum([parameter], exact=True, microbatches=MICROBATCHES)
     for number in microbatches:
         gradient = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(number))
-        kept.add(number, [gradient.to(device)])
-    return kept.total
+        gradient_sum.add(number, [gradient.to(device)])
+    return gradient_sum.total
 
 
 def telemetry(device: str) -> dict[str, Any]:
@@ -345,19 +345,21 @@ def main() -> int:
     parser.add_argument("--state", type=Path, help="of the mesh")
     parser.add_argument("--data", type=Path, help="what jobs learn")
     parser.add_argument("--hashes", type=json.loads, default={}, help="of earlier parts")
-    given = parser.parse_args()
-    if given.device == "cpu":
+    options = parser.parse_args()
+    if options.device == "cpu":
         SIZES.update(SMALL_SIZES)
-    told: dict[str, Any] = {"hashes": given.hashes}
+    result: dict[str, Any] = {"hashes": options.hashes}
     try:
-        if given.part in ALONE:
-            told["found"] = ALONE[given.part](given.device)
+        if options.part in ALONE:
+            result["found"] = ALONE[options.part](options.device)
         else:
-            with Client(state=given.state) as client:
-                told["found"] = getattr(OnMesh(client, given.data, given.device, given.hashes), given.part)()
+            with Client(state=options.state) as client:
+                result["found"] = getattr(
+                    OnMesh(client, options.data, options.device, options.hashes), options.part
+                )()
     except Exception as error:  # the other parts are worth their minutes all the same
-        told["failed"] = str(error) if isinstance(error, Failed) else repr(error)
-    print(json.dumps(told), flush=True)
+        result["failed"] = str(error) if isinstance(error, Failed) else repr(error)
+    print(json.dumps(result), flush=True)
     return 0
 
 

@@ -219,9 +219,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--messages", type=int, default=1_500, help="of each kind, per round")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    figures = asyncio.run(measure(given.rounds, given.messages))
-    if given.json:
+    options = parser.parse_args()
+    figures = asyncio.run(measure(options.rounds, options.messages))
+    if options.json:
         software = Path(bus.__file__ or "").resolve().parents[1]
         report: dict[str, Any] = {"software": str(software), "figures": figures}
         print(json.dumps(report, indent=1))

@@ -112,10 +112,10 @@ def scraped(urls: Sequence[str]) -> Callable[[threading.Event], None]:
 
 def watched(url: str, token: str) -> Callable[[threading.Event], None]:
     """The stream that a dashboard reads; something comes four times a second."""
-    asked = urllib.request.Request(f"{url}/v1/live", headers={"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(f"{url}/v1/live", headers={"Authorization": f"Bearer {token}"})
 
     def work(ended: threading.Event) -> None:
-        with urllib.request.urlopen(asked, timeout=60) as stream:
+        with urllib.request.urlopen(request, timeout=60) as stream:
             while not ended.is_set() and stream.readline():
                 pass
 

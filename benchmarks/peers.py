@@ -97,10 +97,10 @@ def pipeline(workload: Workload, rank: int, world: int) -> list[float]:
     assert world == 2, "one cut, two ranks"
     model = workload.model()
     layers = list(model.children())
-    mine = nn.Sequential(*(layers[: workload.cut] if rank == 0 else layers[workload.cut :]))
-    optimizer = optimizer_of(mine, workload)
+    own = nn.Sequential(*(layers[: workload.cut] if rank == 0 else layers[workload.cut :]))
+    optimizer = optimizer_of(own, workload)
     schedule = Schedule1F1B(
-        PipelineStage(mine, rank, world, torch.device("cpu")), workload.microbatches, loss_fn=mean_loss
+        PipelineStage(own, rank, world, torch.device("cpu")), workload.microbatches, loss_fn=mean_loss
     )
     tokens, targets = workload.batch()
 
@@ -111,7 +111,7 @@ def pipeline(workload: Workload, rank: int, world: int) -> list[float]:
         else:
             losses: list[Tensor] = []
             schedule.step(target=targets, losses=losses)
-        parameters = [each for each in mine.parameters() if each.grad is not None]
+        parameters = [each for each in own.parameters() if each.grad is not None]
         norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
         squared = (norm**2).double().reshape(1)
         dist.all_reduce(squared)
@@ -129,18 +129,18 @@ def ddp(workload: Workload, rank: int, world: int) -> list[float]:
     tokens, targets = workload.batch()
     size = workload.microbatch_samples
     starts = range(rank * size, len(tokens), world * size)
-    mine = [(tokens[start : start + size], targets[start : start + size]) for start in starts]
+    share = [(tokens[start : start + size], targets[start : start + size]) for start in starts]
 
-    def backward(inputs: Tensor, wanted: Tensor) -> None:
-        loss = mean_loss(replica(inputs), wanted) / len(mine)
+    def backward(inputs: Tensor, targets: Tensor) -> None:
+        loss = mean_loss(replica(inputs), targets) / len(share)
         loss.backward()  # type: ignore[no-untyped-call]  # torch: unannotated
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with replica.no_sync():
-            for inputs, wanted in mine[:-1]:
-                backward(inputs, wanted)
-        backward(*mine[-1])
+            for inputs, targets in share[:-1]:
+                backward(inputs, targets)
+        backward(*share[-1])
         nn.utils.clip_grad_norm_(model.parameters(), workload.clip_norm)
         optimizer.step()
 

@@ -271,11 +271,11 @@ async def change(bench: Bench, options: argparse.Namespace) -> list[Figure]:
         label = f"{name}: steps until ≥ 0.9 of the new bound"
         found.append(figure("change", label, settled, at_most(settled, 5), note))
     faults = [fault for fault in await bench.client.faults(run.job) if fault.kind == "slow"]
-    mine = [fault for fault in faults if fault.task.sid == f"{run.job}-s0-r3"]
+    rightly = [fault for fault in faults if fault.task.sid == f"{run.job}-s0-r3"]
     for fault in faults:
         say(f"step {fault.task.step}: {fault.log[0] if fault.log else fault.reason}")
-    first = min((fault.task.step or 0 for fault in mine), default=10**6) - run.measured(1)[0]
-    wrong = len(faults) - len(mine)
+    first = min((fault.task.step or 0 for fault in rightly), default=10**6) - run.measured(1)[0]
+    wrong = len(faults) - len(rightly)
     found.append(figure("change", "reported as slow after, steps", first, at_most(first, 5)))
     found.append(figure("change", "healthy ones blamed", wrong, at_most(wrong, 0)))
     return found

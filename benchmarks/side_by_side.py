@@ -195,12 +195,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", type=some_of(PARTS), default=tuple(PARTS), metavar="PART,…", help=", ".join(PARTS)
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="dmsc-before-") as temporary:
-        before = Path(temporary) / asked.commit[:12].replace("/", "-")
-        taken_out(asked.commit, before)
-        verdicts = compared(before, asked.only, asked.pairs)
-    if asked.json:
+        before = Path(temporary) / options.commit[:12].replace("/", "-")
+        taken_out(options.commit, before)
+        verdicts = compared(before, options.only, options.pairs)
+    if options.json:
         print(json.dumps({name: asdict(one) for name, one in verdicts.items()}, indent=1))
     else:
         print(*table(verdicts), sep="\n")

@@ -97,7 +97,7 @@ def spec(
     )
 
 
-async def measure(mesh: BenchMesh, wanted: JobSpec) -> Measured:
+async def measure(mesh: BenchMesh, planned: JobSpec) -> Measured:
     """Runs a job; its steps after the warm-up."""
     claims: list[MicrobatchClaim] = []
 
@@ -107,23 +107,23 @@ async def measure(mesh: BenchMesh, wanted: JobSpec) -> Measured:
 
     subscription = await mesh.bus.subscribe(STEP_CLAIM, claimed)
     try:
-        record, seconds = await trained(mesh.client, wanted)
+        record, seconds = await trained(mesh.client, planned)
     finally:
         await subscription.stop()
     steps = [seconds[step] for step in seconds if step >= WARMUP]
     assert record.graph is not None
-    stages = wanted.parallel.stages
+    stages = planned.parallel.stages
     units = [record.graph.stage(stage)[0] for stage in range(stages)]
     # layers: embed, the blocks, head
     blocks = [
         len(set(range(unit.first_layer, unit.last_layer)) & set(range(1, BLOCKS + 1))) for unit in units
     ]
-    mine = [claim for claim in claims if claim.job == record.job]
+    own = [claim for claim in claims if claim.job == record.job]
     return Measured(
         step_s=statistics.median(steps),
         steps=tuple(steps),
-        forward_ms=tuple(_mean(mine, stage, "forward_ms") for stage in range(stages)),
-        backward_ms=tuple(_mean(mine, stage, "backward_ms") for stage in range(stages)),
+        forward_ms=tuple(_mean(own, stage, "forward_ms") for stage in range(stages)),
+        backward_ms=tuple(_mean(own, stage, "backward_ms") for stage in range(stages)),
         blocks=tuple(blocks),
         parameters=sum(unit.requirements.memory_bytes for unit in units) // 28,
     )
@@ -162,9 +162,9 @@ async def calibrate(mesh: BenchMesh, steps: int, pad_ms: float) -> Calibration:
     )
 
 
-def predict(name: str, calibration: Calibration, wanted: JobSpec, measured: Measured) -> float:
+def predict(name: str, calibration: Calibration, planned: JobSpec, measured: Measured) -> float:
     """Microbatches/s by the simulator, for the same cut."""
-    replicas = wanted.parallel.replicas_per_stage()
+    replicas = planned.parallel.replicas_per_stage()
     stages = [
         {
             "replicas": count,
@@ -185,7 +185,7 @@ def predict(name: str, calibration: Calibration, wanted: JobSpec, measured: Meas
                     "name": "job",
                     "steps": 20,
                     "warmup_steps": WARMUP,
-                    "microbatches": wanted.training.microbatches,
+                    "microbatches": planned.training.microbatches,
                     "stages": stages,
                 }
             ],
@@ -194,7 +194,7 @@ def predict(name: str, calibration: Calibration, wanted: JobSpec, measured: Meas
     )
     found = simulate(scenario, 0, Path()).jobs[0].step_p50_s
     assert found is not None
-    return wanted.training.microbatches / found
+    return planned.training.microbatches / found
 
 
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
@@ -204,9 +204,9 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
         say(f"calibrated: {json.dumps(asdict(calibration))}")
         found = []
         for number, (title, stages, replicas, microbatches) in enumerate(SCENARIOS):
-            wanted = spec(f"bench-{number}", stages, replicas, microbatches, steps, pad_ms)
-            measured = await measure(mesh, wanted)
-            predicted = predict(f"bench-{number}", calibration, wanted, measured)
+            planned = spec(f"bench-{number}", stages, replicas, microbatches, steps, pad_ms)
+            measured = await measure(mesh, planned)
+            predicted = predict(f"bench-{number}", calibration, planned, measured)
             found.append(
                 Comparison(
                     name=title,

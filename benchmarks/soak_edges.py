@@ -196,12 +196,12 @@ def main() -> int:
         keep=(Path("runs/soak-edges"), "folder; goes on from it"),
     )
     parser.add_argument("--minutes", type=float, default=None, help="begin no run after so many")
-    asked = parser.parse_args()
-    kept, began = Kept(asked.keep, asked.seed), time.monotonic()
-    while len(kept.runs) < asked.runs:
-        if asked.minutes is not None and time.monotonic() - began > 60 * asked.minutes:
+    options = parser.parse_args()
+    kept, began = Kept(options.keep, options.seed), time.monotonic()
+    while len(kept.runs) < options.runs:
+        if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
             break
-        seed = asked.seed + len(kept.runs)
+        seed = options.seed + len(kept.runs)
         try:
             kept.add(one_run(seed, kept.log(seed), reference=not kept.runs))
         except KeyboardInterrupt:  # that run counts for nothing; what was kept is told
@@ -210,7 +210,7 @@ def main() -> int:
         print(f"seed {seed}: {run.state}, {sum(run.fired.values())} faults", file=sys.stderr, flush=True)
     if not kept.runs:
         return 0
-    if asked.json:
+    if options.json:
         print(json.dumps([asdict(run) for run in kept.runs], indent=1))
     else:
         columns = (
@@ -226,8 +226,8 @@ def main() -> int:
     found = flaws(kept.runs)
     for line in found:
         print(line, file=sys.stderr)
-    if len(kept.runs) < asked.runs:
-        print(f"{len(kept.runs)} of {asked.runs} runs; the same command goes on", file=sys.stderr)
+    if len(kept.runs) < options.runs:
+        print(f"{len(kept.runs)} of {options.runs} runs; the same command goes on", file=sys.stderr)
     return 1 if found else 0
 
 

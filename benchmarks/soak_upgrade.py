@@ -185,14 +185,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--end", choices=("down", "kill", "both"), default="both", help="how the old mesh ends"
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the mesh is ended, too
     wrong = False
-    for end in ("down", "kill") if asked.end == "both" else (asked.end,):
+    for end in ("down", "kill") if options.end == "both" else (options.end,):
         with tempfile.TemporaryDirectory(prefix="dmsc-upgrade-") as temporary:
             folder = Path(temporary)
             state = folder / "state"
-            taken_out(asked.commit, folder / "old")
+            taken_out(options.commit, folder / "old")
             old, new = Software(root=folder / "old", state=state), Software(root=ROOT, state=state)
             try:
                 kept = written_before(old, end, folder)

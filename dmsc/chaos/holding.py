@@ -42,13 +42,13 @@ class Holding:
         await self._ends.close()
         await self._open_mesh()
 
-    def thaw_after(self, delay_s: float, held: Sequence[ProcessHandle]) -> None:
+    def thaw_after(self, delay_s: float, handles: Sequence[ProcessHandle]) -> None:
         """Resume these processes after `delay_s` seconds."""
 
         async def end() -> None:
             await asyncio.sleep(delay_s)
-            resume(held)
-            self._frozen[:] = [handle for handle in self._frozen if handle not in held]
+            resume(handles)
+            self._frozen[:] = [handle for handle in self._frozen if handle not in handles]
 
         self._ends.create(end())
 

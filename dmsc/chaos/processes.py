@@ -265,9 +265,9 @@ async def inject(
     return at, []
 
 
-def resume(held: Iterable[ProcessHandle]) -> None:
+def resume(handles: Iterable[ProcessHandle]) -> None:
     """Resume processes that are still stopped. An instance was fenced meanwhile and will end itself."""
-    for handle in held:
+    for handle in handles:
         if handle.stopped:
             handle.signal(signal.SIGCONT)
         handle.close()

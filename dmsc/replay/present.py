@@ -106,10 +106,14 @@ def _short(sid: str, job: str) -> str:
 
 
 # --- scores ------------------------------------------------------------------------------------------
-def score_rows(scores: Mapping[Key, list[PolicyScore]], mine: Key | None = None) -> list[tuple[str, ...]]:
-    """The rows for `SCORE_COLUMNS`, one per version, sorted. `mine` is the key of the replayed version."""
+def score_rows(scores: Mapping[Key, list[PolicyScore]], own: Key | None = None) -> list[tuple[str, ...]]:
+    """The rows for `SCORE_COLUMNS`, one per version, sorted. `own` is the key of the replayed version."""
     return [
-        (*key, _as(version_scores, replayed=key == mine), *_figures(summarise(judged(version_scores))))
+        (
+            *key,
+            _as(version_scores, replayed=key == own),
+            *_figures(summarise(judged(version_scores))),
+        )
         for key, version_scores in sorted(scores.items())
     ]
 
@@ -145,7 +149,7 @@ def _percent(value: float) -> str:
 
 
 # --- JSON --------------------------------------------------------------------------------------------
-def as_json(story: Story, mine: Key) -> dict[str, Any]:
+def as_json(story: Story, own: Key) -> dict[str, Any]:
     """The whole story. It does not depend on when, where or how fast the record was replayed."""
     return {
         "began": story.began,
@@ -153,7 +157,7 @@ def as_json(story: Story, mine: Key) -> dict[str, Any]:
         "messages": story.messages,
         "unreadable": story.unreadable,
         "unanswered_reads": story.unanswered_reads,
-        "policy": {"module": mine[0], "version": mine[1]},
+        "policy": {"module": own[0], "version": own[1]},
         "replayed": [_side(suggestion) for suggestion in story.replayed],
         "recorded": [_side(suggestion) for suggestion in story.recorded],
         "scores": {

@@ -53,7 +53,7 @@ class Pipeline:
         self.now = 0.0
         self.step = 0
         self.arrives: tuple[float, str, float] | None = None
-        self.made: list[tuple[int, int]] = []
+        self.carried_out: list[tuple[int, int]] = []
         self._number = 100
         self.tell(kind="state", state=JobState.RUNNING, total_steps=STEPS)
 
@@ -134,7 +134,7 @@ class Pipeline:
         here = int(move.sid[3])
         self._number += 1
         newcomer = f"j-s{move.stage}-r{self._number}"
-        self.made.append((here, move.stage))
+        self.carried_out.append((here, move.stage))
         began = self.moves.begin(
             StageMove(
                 sid=move.sid,
@@ -180,15 +180,15 @@ def test_moves_find_a_shape_that_no_move_improves_and_then_stop(seed: int) -> No
     pipeline = Pipeline(seed, costs, slots, noise=0.05)
     before_s, wrong = pipeline.step_s(), pipeline.could_be_better()
     pipeline.run(240)
-    made = len(pipeline.made)
-    told = f"seed {seed}: {pipeline.made}, {before_s:.3f} → {pipeline.step_s():.3f} s"
-    assert pipeline.step_s() <= before_s * 1.001, told
-    assert pipeline.made or not wrong, told
-    assert not pipeline.could_be_better(), told
-    assert all((there, here) not in pipeline.made for here, there in pipeline.made), told
-    assert all(move.state is MoveState.BETTER for move in pipeline.moves.history), told
+    count = len(pipeline.carried_out)
+    note = f"seed {seed}: {pipeline.carried_out}, {before_s:.3f} → {pipeline.step_s():.3f} s"
+    assert pipeline.step_s() <= before_s * 1.001, note
+    assert pipeline.carried_out or not wrong, note
+    assert not pipeline.could_be_better(), note
+    assert all((there, here) not in pipeline.carried_out for here, there in pipeline.carried_out), note
+    assert all(move.state is MoveState.BETTER for move in pipeline.moves.history), note
     pipeline.run(60)
-    assert len(pipeline.made) == made, told
+    assert len(pipeline.carried_out) == count, note
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -196,7 +196,7 @@ def test_equal_stages_stay_as_they_are(seed: int) -> None:
     slots = {f"j-s{stage}-r{number}": 1.0 for stage in range(3) for number in range(2)}
     pipeline = Pipeline(seed, [20.0] * 3, slots, noise=0.2)
     pipeline.run(100)
-    assert pipeline.made == [], f"seed {seed}"
+    assert pipeline.carried_out == [], f"seed {seed}"
 
 
 def test_when_devices_change_an_instance_may_come_back() -> None:
@@ -204,10 +204,10 @@ def test_when_devices_change_an_instance_may_come_back() -> None:
     slots = {"j-s0-r0": 1.0, "j-s0-r1": 1.0, "j-s1-r0": 1.0, "j-s1-r1": 1.0}
     pipeline = Pipeline(1, [20.0, 20.0], slots, noise=0.05)
     pipeline.run(60)
-    assert pipeline.made == []
+    assert pipeline.carried_out == []
     pipeline.slots |= {"j-s1-r0": 4.0, "j-s1-r1": 4.0}
     pipeline.run(120)
-    assert pipeline.made == [(0, 1)]
+    assert pipeline.carried_out == [(0, 1)]
     pipeline.slots |= dict.fromkeys(pipeline.stage(1), 1.0) | dict.fromkeys(pipeline.stage(0), 4.0)
     pipeline.run(200)
-    assert pipeline.made[:2] == [(0, 1), (1, 0)]
+    assert pipeline.carried_out[:2] == [(0, 1), (1, 0)]

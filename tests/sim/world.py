@@ -193,12 +193,12 @@ class World(Kernel):
 
     def admit(self, stage: int, members: Sequence[Member]) -> None:
         """The registry says who is active; the routers' tables follow, late, and differently late."""
-        held = self._routed.setdefault(stage, [])
+        routed = self._routed.setdefault(stage, [])
         for member in members:
-            if member not in held:
-                held.append(member)
+            if member not in routed:
+                routed.append(member)
         self._routed[stage] = [
-            one for one in held if not any(one.sid == member.sid and one != member for member in members)
+            one for one in routed if not any(one.sid == member.sid and one != member for member in members)
         ]
         for node in list(self.nodes.values()):
             self._route(node, stage, self._routed[stage])
@@ -295,11 +295,11 @@ class World(Kernel):
     # --- what the shells do ---
     def begin(self, leader: Leader, step: int, attempt: int) -> None:
         """The gateway binds each microbatch to a data SID and tells whoever bears that name."""
-        told: set[int] = set()
+        dispatched: set[int] = set()
         count = self.plan.microbatches
 
         def tell(number: int) -> None:
-            if number in told or not leader.alive:
+            if number in dispatched or not leader.alive:
                 return
             sid = f"data-{number % self.plan.data}"
             node = next(node for node in reversed(list(self.nodes.values())) if node.member.sid == sid)
@@ -314,9 +314,9 @@ class World(Kernel):
                 self.message(lambda: acknowledged(number))
 
         def acknowledged(number: int) -> None:
-            if number not in told:
-                told.add(number)
-                if len(told) == count:
+            if number not in dispatched:
+                dispatched.add(number)
+                if len(dispatched) == count:
                     leader.event(ev.Begun(step, attempt))
 
         for number in range(count):
@@ -378,13 +378,13 @@ class World(Kernel):
     def reduce(self, order: ev.Prepare, node: StageNode) -> int | None:
         """The sum over the group, once all its members have contributed and still stand together."""
         at = (order.step, order.attempt)
-        given = self.contributed[order.stage, order.generation, at]
-        if node.member not in given:
-            given[node.member] = (frozenset(node.sum), sum(node.sum.values()) % WRAP)
+        contributions = self.contributed[order.stage, order.generation, at]
+        if node.member not in contributions:
+            contributions[node.member] = (frozenset(node.sum), sum(node.sum.values()) % WRAP)
         assert node.group is not None
-        if not set(node.group) <= set(given):
+        if not set(node.group) <= set(contributions):
             return None
         others = [self.nodes[member] for member in node.group]
         if any(not other.alive or other.frozen for other in others) and self.rng.random() < 0.5:
             return None
-        return sum(given[member][1] for member in node.group) % WRAP
+        return sum(contributions[member][1] for member in node.group) % WRAP

@@ -16,8 +16,8 @@ from tests.patience import PATIENCE_S
 
 def test_what_a_part_found_is_its_last_line() -> None:
     script = "print('a word of torch'); print('{\"found\": {\"x\": 1}}')"
-    assert gpu.told_by([sys.executable, "-c", script], 60.0) == {"found": {"x": 1}}
-    assert gpu.told_by([sys.executable, "-c", "raise SystemExit(3)"], 60.0) == {
+    assert gpu.last_line_of([sys.executable, "-c", script], 60.0) == {"found": {"x": 1}}
+    assert gpu.last_line_of([sys.executable, "-c", "raise SystemExit(3)"], 60.0) == {
         "failed": "exit status 3, and no word of what it found"
     }
 
@@ -26,7 +26,7 @@ def test_a_part_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"sleep 3600 & echo $$ $! > {pids}; wait"
     with pytest.raises(gpu.Hung, match="killed after 2 s"):
-        gpu.told_by(["sh", "-c", script], 2.0)
+        gpu.last_line_of(["sh", "-c", script], 2.0)
     hung = [int(word) for word in pids.read_text().split()]
     assert len(hung) == 2, "it did not get as far as to hang"
     deadline = time.monotonic() + PATIENCE_S
