@@ -66,8 +66,8 @@ class Hops:
         self._offer(node, send.to, offered, (mix(step, number),), is_current)
 
     def _of_round(self, node: Any, to: Member, stage: int, work: tuple[int, int, int], direction: str) -> Any:
-        cut_round = node.machine.snapshot.round(node.machine.epoch, *work[:2])
-        return notice(node, to, stage, work, direction, round=cut_round)
+        number = node.machine.snapshot.round(node.machine.epoch, *work[:2])
+        return notice(node, to, stage, work, direction, round=number)
 
     def _offer(
         self, node: Any, to: Member, offered: MicrobatchNotice, payload: Any, is_current: Callable[[], bool]
