@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -137,7 +137,7 @@ def list_(state: StateOption = None, output: JsonOutput = JsonOutput()) -> None:
     folder, _ = _root_of(state)
     credentials = Issued(folder.path).all()
     output.show_table(
-        [vars(credential) for credential in credentials],
+        [asdict(credential) for credential in credentials],
         ("id", "for", "kind", "made", "expires", "state"),
         [
             (
