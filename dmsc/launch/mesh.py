@@ -96,20 +96,16 @@ async def running_mesh(
             await stack.enter_async_context(_brokered(folder, inner))
             handover = HandingOver(folder)
             incubator = stack.enter_context(incubating(folder.logs / "incubator.log"))
-            supervisor, gateways, metrics = await stack.enter_async_context(
+            supervisor, file = await stack.enter_async_context(
                 _started(
                     options, folder, inner, incubator, handover, say, progress, started_at, prefork_server
                 )
             )
-            file = MeshFile(
-                servers=tuple(outer(url, options) for url in inner),
-                gateways=gateways,
-                pid=os.getpid(),
-                started_at=started_at,
+            file = replace(
+                file,
                 ready_at=time.time(),
                 clusters=dict.fromkeys(options.clusters, options.slots),
                 sandbox=sentence(way, trusted=options.trust_researchers, code=options.code),
-                metrics=metrics,
             )
             running = await stack.enter_async_context(tended(folder, file, bus, supervisor, prefork_server))
             await stack.enter_async_context(beside(handover.follow(supervisor, say), name="rotation"))
@@ -300,11 +296,11 @@ async def _started(
     progress: Say,
     started_at: float,
     prefork_server: PreforkServer | None,
-) -> AsyncIterator[tuple[Supervisor, dict[str, str], dict[str, str]]]:
+) -> AsyncIterator[tuple[Supervisor, MeshFile]]:
     """Start the children and wait until they are ready.
 
-    Yields the supervisor, the gateways' URLs by cluster, and the metrics URLs by process. If a port that was
-    chosen here is taken meanwhile, another port is tried.
+    Yields the supervisor and what the mesh file says of their addresses. If a port that was chosen here is
+    taken meanwhile, another port is tried.
     """
     # A port that was free may be taken by the time a gateway listens; then any other port is tried.
     others = [] if options.http_port else [replace(options, http_port=0) for _ in range(2)]
@@ -319,14 +315,13 @@ async def _started(
         gateways = {
             c: f"{protocol}://{host}:{port}" for c, port in zip(options.clusters, http_ports, strict=True)
         }
-        folder.write_mesh(
-            MeshFile(
-                servers=tuple(outer(url, options) for url in bus_urls),
-                gateways=gateways,
-                pid=os.getpid(),
-                started_at=started_at,
-            )
+        file = MeshFile(
+            servers=tuple(outer(url, options) for url in bus_urls),
+            gateways=gateways,
+            pid=os.getpid(),
+            started_at=started_at,
         )
+        folder.write_mesh(file)
         together = ",".join(bus_urls)
         keys = None if folder.guard_keys() is None else folder.guard_file
         children = layout.lay_out(options, together, http_ports, folder.tokens_file, folder.logs, keys)
@@ -356,7 +351,7 @@ async def _started(
                     raise
                 say(f"{error.text}; trying other ports")
                 continue
-            yield supervisor, gateways, metrics
+            yield supervisor, replace(file, metrics=metrics)
             return
 
 

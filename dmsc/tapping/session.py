@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,7 +145,7 @@ async def _show(bus: Bus, request: TapRequest, printer: Printer, may: May | None
         tapping = await stack.enter_async_context(_tap(bus, request, may))
         recorder = stack.enter_context(recording)
         if recorder is not None:
-            await stack.enter_async_context(_closing_off(recorder))
+            await stack.enter_async_context(beside(_close_off(recorder)))
         try:
             async with aclosing(aiter(tapping)) as items:
                 async for tapped in items:
@@ -162,17 +162,11 @@ async def _show(bus: Bus, request: TapRequest, printer: Printer, may: May | None
                 note(f"recorded {recorder.count:,} messages in {recorder.path}")
 
 
-@asynccontextmanager
-async def _closing_off(recorder: TapRecorder) -> AsyncIterator[None]:
+async def _close_off(recorder: TapRecorder) -> None:
     """Write buffered messages out regularly, so that a killed tap loses only its last second."""
-
-    async def work() -> None:
-        while True:
-            await asyncio.sleep(recorder.flush_s)
-            recorder.close_off()
-
-    async with beside(work()):
-        yield
+    while True:
+        await asyncio.sleep(CLOSED_OFF_S)
+        recorder.close_off()
 
 
 async def _rates(bus: Bus, request: TapRequest, may: May | None, *, every_s: float = 1.0) -> None:
