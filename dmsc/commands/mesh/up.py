@@ -221,6 +221,8 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
         print_json({**asdict(mesh), "state": str(folder.path)})
         sys.stdout.flush()
         return
+    from functools import partial
+
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -247,29 +249,25 @@ def _show(folder: StateFolder, mesh: MeshFile, json: bool, *, detached: bool) ->
     if mesh.sandbox:
         row("sandbox", mesh.sandbox)
     what = "tenants" if mesh.tenants else "mesh"
-    console.print(f"{what} ready in {took_s:.1f} s (pid {mesh.pid})", style="bold", highlight=False)
+    say = partial(console.print, highlight=False, markup=False)
+    say(f"{what} ready in {took_s:.1f} s (pid {mesh.pid})", style="bold")
     console.print(table)
     if clear := in_the_clear([*mesh.servers, *mesh.gateways.values()]):
-        console.print(f"In the clear: {clear}.", highlight=False, markup=False)
+        say(f"In the clear: {clear}.")
     if mesh.tenants:
-        console.print("each    dmsc status, train, tap, user, down … with its --state", highlight=False)
+        say("each    dmsc status, train, tap, user, down … with its --state")
         stop = f"dmsc down --state '{folder.path}'" if detached else "Ctrl-C"
-        console.print(f"stop    {stop}", highlight=False, markup=False)
+        say(f"stop    {stop}")
         return
     here = "" if folder.path == Path(".dmsc").absolute() else f" --state '{folder.path}'"
-    console.print(f"train   dmsc train FILE.yaml{here}", highlight=False, markup=False)
+    say(f"train   dmsc train FILE.yaml{here}")
     for url in list(mesh.gateways.values())[:1]:
-        console.print(
-            f"look    {url}/dashboard/   with your token: dmsc dashboard{here}", highlight=False, markup=False
-        )
-    console.print(f"watch   dmsc status{here}   dmsc tap 'signal.>'{here}", highlight=False, markup=False)
-    console.print(
+        say(f"look    {url}/dashboard/   with your token: dmsc dashboard{here}")
+    say(f"watch   dmsc status{here}   dmsc tap 'signal.>'{here}")
+    say(
         f"join    dmsc join {','.join(mesh.servers)} --credential FILE; FILE by: dmsc credential agent{here}"
-        " --cluster NAME -o FILE",
-        highlight=False,
-        markup=False,
+        " --cluster NAME -o FILE"
     )
     if mesh.servers[0].startswith("tls://"):
-        ca = f"DMSC_CA_FILE=ca.pem, a copy of '{folder.path}/tls/ca.pem', elsewhere"
-        console.print(f"trust   {ca}", highlight=False, markup=False)
-    console.print(f"stop    {f'dmsc down{here}' if detached else 'Ctrl-C'}", highlight=False, markup=False)
+        say(f"trust   DMSC_CA_FILE=ca.pem, a copy of '{folder.path}/tls/ca.pem', elsewhere")
+    say(f"stop    {f'dmsc down{here}' if detached else 'Ctrl-C'}")
