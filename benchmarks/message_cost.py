@@ -48,7 +48,7 @@ try:
     from bus.server.embedded import EmbeddedServer
     from bus.wire import codec
 except ImportError:  # software from before the packages of `bus`
-    from bus import codec  # type: ignore[import-not-found,no-redef]
+    from bus import codec  # type: ignore[attr-defined,no-redef]
     from bus.credentials import delegate, issue, new_root  # type: ignore[import-not-found,no-redef]
     from bus.embedded import EmbeddedServer  # type: ignore[import-not-found,no-redef]
     from bus.guard_keys import GuardKeys  # type: ignore[import-not-found,no-redef]

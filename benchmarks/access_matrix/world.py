@@ -44,7 +44,7 @@ from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery, Names
 from bus.subjects import SUBJECTS
-from entities.authorizer.access.authentication import User
+from entities.authorizer.access.authentication import User, Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from entities.authorizer.connections.job_states import JobStates
 from entities.broker import Broker
@@ -396,9 +396,11 @@ async def running(folder: Path) -> AsyncIterator[World]:
     """The world, ready to be attacked."""
     root = new_root()
     keys = GuardKeys.generate(root)
-    users = tuple(
-        User(name=str(role), role=role, token_sha256=hashlib.sha256(token.encode()).hexdigest())
-        for role, token in TOKENS.items()
+    users = Users(
+        listed=tuple(
+            User(name=str(role), role=role, token_sha256=hashlib.sha256(token.encode()).hexdigest())
+            for role, token in TOKENS.items()
+        )
     )
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer(folder, guard=keys, sync_always=False))
@@ -413,7 +415,7 @@ async def running(folder: Path) -> AsyncIterator[World]:
                 Bus.connect(server.url, name=who.name, kind=who.kind, token=token, connect_timeout_s=60.0)
             )
             if who is ORCHESTRATOR:
-                await streams.provision(bus.link)
+                await streams.provision(bus.connection)
                 await _have_jobs(bus, known)
                 for job in ("j", "k"):
                     name = f"artifacts/{job}/weights"

@@ -165,7 +165,7 @@ async def _show(bus: Bus, request: TapRequest, printer: Printer, may: May | None
 async def _close_off(recorder: TapRecorder) -> None:
     """Write buffered messages out regularly, so that a killed tap loses only its last second."""
     while True:
-        await asyncio.sleep(CLOSED_OFF_S)
+        await asyncio.sleep(recorder.flush_s)
         recorder.close_off()
 
 
