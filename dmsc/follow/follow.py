@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from bus.tasks import cancel
+from bus.tasks import background, cancel
 from dmsc.console.exit_codes import ExitCode
 from dmsc.follow.curve import WRITER, RunCurve
 from dmsc.follow.live_view import LiveView, PlainView, View
 from dmsc.follow.run_state import RunState, duration, quantity
-from dmsc.process.background import beside
 from dmsc.process.interrupts import Interrupts
 from schemas.errors import DmscError, NotFound
 from schemas.job import JobEvent, JobRecord, JobState
@@ -168,10 +167,10 @@ async def _watch(
                 pass  # the gateway is away or too busy; reading events reports that if it lasts
             await asyncio.sleep(options.load_s)
 
-    async with beside(read(), load_board(), measure()) as (reading, *_):
+    async with background(read()) as reading, background(load_board()), background(measure()):
         while not (reading.done() and events.empty()):
             view.show(run, None)
-            async with beside(events.get()) as (taking,):
+            async with background(events.get()) as taking:
                 await asyncio.wait(
                     {taking, reading}, timeout=options.redraw_s, return_when=asyncio.FIRST_COMPLETED
                 )

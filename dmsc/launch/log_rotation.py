@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bus.logs import get_logger
-from dmsc.process.background import beside
+from bus.tasks import background
 
 MOST_BYTES = 16 << 20
 """The maximal size of a file; the NATS server's own log has the same limit (`bus.server.embedded`)."""
@@ -43,7 +43,7 @@ async def rotating(folder: Path, most_bytes: int = MOST_BYTES, look_s: float = 1
                     log.warning("log files can't be rotated", folder=str(folder), error=error.strerror)
                 failing = True
 
-    async with beside(run(), name="log rotation"):
+    async with background(run(), name="log rotation"):
         yield
 
 

@@ -18,6 +18,7 @@ from bus.files.plain_files import APPEND, plain
 from bus.security import renewal
 from bus.server.embedded import LOOPBACK
 from bus.server.embedded_cluster import EmbeddedCluster, copies
+from bus.tasks import background
 from dmsc.client.async_client import AsyncClient
 from dmsc.launch import layout, ports
 from dmsc.launch.incubation import incubating
@@ -28,7 +29,6 @@ from dmsc.launch.prefork_server import PreforkServer, reap_orphan
 from dmsc.launch.rotation import HandingOver
 from dmsc.launch.supervisor import Supervisor
 from dmsc.launch.tenancy import HostsBus, hosts_bus, not_one_mesh
-from dmsc.process.background import beside
 from dmsc.process.composition import own_address
 from dmsc.process.sandboxing import sentence, way_here
 from dmsc.state.state_folder import MeshFile, StateFolder
@@ -108,7 +108,7 @@ async def running_mesh(
                 sandbox=sentence(way, trusted=options.trust_researchers, code=options.code),
             )
             running = await stack.enter_async_context(tended(folder, file, bus, supervisor, prefork_server))
-            await stack.enter_async_context(beside(handover.follow(supervisor, say), name="rotation"))
+            await stack.enter_async_context(background(handover.follow(supervisor, say), name="rotation"))
             yield running
 
 
@@ -150,7 +150,7 @@ async def _reaping(
             candidate = reap_orphan({prefork_server.pid, *pids().values()}, candidate)
             await asyncio.sleep(every_s)
 
-    async with beside(reap()):
+    async with background(reap()):
         yield
 
 
@@ -227,7 +227,7 @@ async def own_servers(
     async with bus:
         if url := bus.servers[0].monitor_url:
             say(f"NATS's monitoring pages, for whoever is on this machine: {url}")
-        async with beside(bus.keep(say)):
+        async with background(bus.keep(say)):
             yield bus
 
 

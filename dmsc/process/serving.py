@@ -14,9 +14,9 @@ from typing import Any
 from bus.connection import Bus
 from bus.log_shipping import ship_logs
 from bus.logs import bind, get_logger
+from bus.tasks import background
 from dmsc.metrics.exposition import Exposition
 from dmsc.metrics.listener import MetricsOptions, listening
-from dmsc.process.background import beside
 from dmsc.process.composition import ServicePart
 from dmsc.process.interrupts import interrupts
 from entities.metrics import Scraped
@@ -164,7 +164,7 @@ async def _run(
         if isinstance(entity, Scraped):
             entity.exposition = metrics.exposition.render
         metrics.exposition.add(bus, entity)
-        async with beside(ship_logs(bus, unowned=last)):
+        async with background(ship_logs(bus, unowned=last)):
             try:
                 await entity.run()
             finally:

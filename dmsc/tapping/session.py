@@ -18,8 +18,8 @@ from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace, recorded
 from bus.tap.rendering import render_rates
+from bus.tasks import background
 from dmsc.console.option_groups import GatewayOptions
-from dmsc.process.background import beside
 from dmsc.state.settings import BusAddress
 from dmsc.tapping import role as tap_role
 from dmsc.tapping.printing import Printer, note
@@ -145,7 +145,7 @@ async def _show(bus: Bus, request: TapRequest, printer: Printer, may: May | None
         tapping = await stack.enter_async_context(_tap(bus, request, may))
         recorder = stack.enter_context(recording)
         if recorder is not None:
-            await stack.enter_async_context(beside(_close_off(recorder)))
+            await stack.enter_async_context(background(_close_off(recorder)))
         try:
             async with aclosing(aiter(tapping)) as items:
                 async for tapped in items:
@@ -183,7 +183,7 @@ async def _rates(bus: Bus, request: TapRequest, may: May | None, *, every_s: flo
 
         shown = 0
         try:
-            async with beside(repeat()), aclosing(aiter(tapping)) as items:
+            async with background(repeat()), aclosing(aiter(tapping)) as items:
                 async for _ in items:
                     shown += 1
                     if shown == request.count:
