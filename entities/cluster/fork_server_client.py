@@ -50,7 +50,7 @@ class ForkServerReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkServerTimes:
+class ForkServerClientTimes:
     """Limits and pauses of a fork server's client."""
 
     spawn_s: float = 30.0
@@ -115,7 +115,7 @@ class ForkServerClient:
         method: str = "auto",
         at_once: bool = True,
         confinement: Confinement | None = None,
-        times: ForkServerTimes = ForkServerTimes(),
+        times: ForkServerClientTimes = ForkServerClientTimes(),
     ) -> None:
         self._times = times
         self._confinement = confinement
