@@ -6,7 +6,7 @@ import math
 
 from dmsc.chaos.plan import FaultKind
 from dmsc.chaos.report import ChaosReport
-from dmsc.plots.svg_chart import Chart, Curve, Mark, levels, nice, rate_chart
+from dmsc.plots.svg_chart import Chart, ChartMark, Curve, levels, nice, rate_chart
 
 _blocks = " ▁▂▃▄▅▆▇█"
 _clean_colour = "#2ca02c"
@@ -89,7 +89,7 @@ def svg(report: ChaosReport) -> str:
         _title(report),
         Chart(began, span_s, top, "samples/s"),
         [Curve("", "#222", points)],
-        [Mark(fault.at, fault.kind.value, fault.victim, _colours[fault.kind]) for fault in inside],
+        [ChartMark(fault.at, fault.kind.value, fault.victim, _colours[fault.kind]) for fault in inside],
         (clean, "clean run", _clean_colour),
     )
 

@@ -96,7 +96,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartMark:
     """Something that happened: its time, its kind for the legend, and a text."""
 
     at: float
@@ -127,7 +127,7 @@ def rate_chart(
     title: str,
     chart: Chart,
     curves: Sequence[Curve],
-    marks: Sequence[Mark],
+    marks: Sequence[ChartMark],
     level: tuple[float, str, str] | None = None,
 ) -> str:
     """The SVG of rates over time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.plots.svg_chart import Chart, Curve, Mark, levels, nice, rate_chart
+from dmsc.plots.svg_chart import Chart, ChartMark, Curve, levels, nice, rate_chart
 from dmsc.simulation.results.report import JobReport, SimulationReport
 
 _colours = ("#222", "#1f77b4", "#ff7f0e", "#9467bd", "#17a2b8", "#7a8b00", "#c2529b", "#8c564b")
@@ -23,7 +23,7 @@ def svg(report: SimulationReport) -> str:
         f"{report.name}, seed {report.seed}: {report.instances} instances, {report.algorithm}",
         chart,
         [Curve(name, colour, curves[name]) for name, colour in zip(curves, _colours, strict=False)],
-        [Mark(event.at_s, event.kind, event.text, _marks[event.kind]) for event in report.happened],
+        [ChartMark(event.at_s, event.kind, event.text, _marks[event.kind]) for event in report.happened],
     )
 
 
