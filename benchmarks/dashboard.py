@@ -251,7 +251,7 @@ async def stand_in(bus: Bus) -> None:
         return Ack()
 
     async def allow(message: Message, envelope: Envelope) -> Message:
-        return AccessDecision(allow=True, user="bench", role=Role.ADMIN, reason="benchmark", valid_s=60.0)
+        return AccessDecision(allow=True, user="bench", role=Role.ADMIN, reason="benchmark")
 
     async def mesh(message: Message, envelope: Envelope) -> Message:
         job = JobSummary(job=JOB, name=JOB, state="running", step=1, steps=100_000)

@@ -1,12 +1,13 @@
 """What one gateway on one core does: event streams and requests at once, overload, clients that do not read.
 
-    python benchmarks/gateway.py [--streams 1000] [--rate 500] [--seconds 15] [--json]
+    python benchmarks/gateway.py [--streams 1000] [--rate 500] [--clients 16] [--seconds 15] [--json]
 
 The gateway is a process of its own, bound to core 0 where there are several; server, registry, authorizer,
 orchestrator and the clients share the others. Requests are sent at fixed times, and their latency counts from
 when they were due (no coordinated omission). Every stream is to get one event per second.
 
 * load: latency of requests and of events while all streams are open
+* capacity: reads a second that a few clients get, each of which asks again as soon as it has its answer
 * overload: more requests than the core can do, then a flood with an unknown token: what is refused, how fast,
   and what follows
 * slow: clients that open a stream and read nothing, while a job tells much: what it costs whom
@@ -35,6 +36,7 @@ import psutil
 
 from benchmarks.harness.command import command
 from benchmarks.harness.figures import percentile
+from benchmarks.harness.http_connection import Connection, once, request
 from benchmarks.harness.meshes import new_folder
 from bus import subjects
 from bus.connection import Bus
@@ -155,7 +157,7 @@ def content(file: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-# --- a client that costs little -----------------------------------------------------------------------------
+# --- clients ------------------------------------------------------------------------------------------------
 
 
 async def until_ready(url: str) -> None:
@@ -163,58 +165,6 @@ async def until_ready(url: str) -> None:
         if (await once(url, "GET", "/readyz")).status == 200:
             return
         await asyncio.sleep(0.1)
-
-
-@dataclass(slots=True)
-class Answer:
-    status: int
-    body: bytes = b""
-
-
-class Connection:
-    """One kept HTTP/1.1 connection; answers have a Content-Length."""
-
-    def __init__(self, url: str) -> None:
-        self._place = urlsplit(url)
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def ask(self, method: str, path: str, token: str = "", body: bytes = b"") -> Answer:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._place.hostname, self._place.port)
-        reader, writer = self._streams
-        try:
-            writer.write(request(method, path, token, body))
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"(?i)content-length: (\d+)", head)
-            answer = Answer(int(head[9:12]), await reader.readexactly(int(length[1]) if length else 0))
-            if b"connection: close" in head.lower():
-                self.close()
-            return answer
-        except (OSError, asyncio.IncompleteReadError):
-            self.close()
-            return Answer(0)
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-
-def request(method: str, path: str, token: str = "", body: bytes = b"") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: gateway", f"Content-Length: {len(body)}"]
-    if token:
-        lines.append(f"Authorization: Bearer {token}")
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-async def once(url: str, method: str, path: str, token: str = "", body: bytes = b"") -> Answer:
-    connection = Connection(url)
-    try:
-        return await connection.ask(method, path, token, body)
-    except OSError:
-        return Answer(0)
-    finally:
-        connection.close()
 
 
 @dataclass
@@ -344,6 +294,7 @@ async def measure(options: argparse.Namespace, parts: Parts) -> dict[str, Any]:
             await streams.add(parts.url, jobs[number % len(jobs)], USERS[number % 4])
         found["streams_opened_s"] = time.perf_counter() - opened
         found |= await load(options, parts, mix, streams)
+        found |= await capacity(options, parts, mix)
         found |= await overload(options, parts, mix)
         found |= await slow(parts, talker)  # nobody else follows it
     finally:
@@ -374,6 +325,29 @@ async def load(options: argparse.Namespace, parts: Parts, mix: list[str], stream
         "gateway_cores": used,
         "gateway_mib": parts.gateway.memory_info().rss / 2**20,
     }
+
+
+async def capacity(options: argparse.Namespace, parts: Parts, mix: list[str]) -> dict[str, Any]:
+    outcome = Outcome()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + options.seconds
+
+    async def client(number: int) -> None:
+        connection = Connection(parts.url)
+        while (began := loop.time()) < until:
+            answer = await connection.ask("GET", mix[number % len(mix)], USERS[number % 4])
+            outcome.add(answer.status, loop.time() - began)
+            number += 1
+        connection.close()
+
+    cpu = sum(parts.gateway.cpu_times()[:2])
+    await asyncio.gather(*(client(number) for number in range(options.clients)))
+    used = (sum(parts.gateway.cpu_times()[:2]) - cpu) / options.seconds
+    rate = len(outcome.of(200)) / options.seconds
+    print(f"capacity: {options.clients} clients, {options.seconds:g} s")
+    print(f"  reads      {rate:.0f}/s, {outcome.counts}; {times(outcome.of(200))}")
+    print(f"  gateway    {100 * used:.0f} % of a core")
+    return {"reads_per_s": rate, "reads_p50_ms": 1e3 * percentile(outcome.of(200), 0.5)}
 
 
 async def overload(options: argparse.Namespace, parts: Parts, mix: list[str]) -> dict[str, Any]:
@@ -463,6 +437,7 @@ def main() -> None:
         rate=(500.0, "requests per second"),
         seconds=15.0,
         jobs=(10, "that the streams follow"),
+        clients=(16, "that ask without a pause"),
         overload=(6.0, "times the rate"),
     )
     parser.add_argument("--role", choices=("behind", "gateway"), help=argparse.SUPPRESS)

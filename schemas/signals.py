@@ -66,10 +66,11 @@ class AccessRequest(Message, wire="signal.access"):
 
 
 class AccessDecision(Message, wire="signal.access.decision", version=(1, 2)):
-    """The authorizer's answer, with its reason; `valid_s` bounds how long it may be cached.
+    """The authorizer's answer to one request, with its reason.
 
     `rule` is the access file's rule that decided. `token_id`, `issued_at` and `expires_at` identify the token
-    without revealing it: a cache of the answer can tell from them that the token was revoked meanwhile.
+    without revealing it: a gateway can tell from them that the token was revoked meanwhile. `valid_s` is 0:
+    gateways of former versions kept an answer for so long, and no answer is to be kept (ADR-0045).
     """
 
     allow: bool

@@ -5,6 +5,7 @@ it; it measures nothing by itself.
 
 command.py    options of the command line, and printing as lines or JSON
 figures.py    spreads and percentiles; figures beside their bars, and a sheet of them
+http_connection.py  an HTTP client that costs little
 jobs.py       specifications of small jobs; a job's steps, its record and its weights
 meshes.py     meshes of a benchmark's own, gone afterwards
 processes.py  processes that end with a block; alternating order of what is compared

@@ -11,7 +11,6 @@ are never logged or kept.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -75,7 +74,6 @@ class AuthorizerConfig:
     bus_token: str | None = None  # the authorizer's own credential for the bus
     sid: str = "authorizer"
     node: str = "mesh"
-    valid_s: float = 5.0  # how long a gateway may cache a permission; a removed user is refused after this
     check_s: float = 0.5  # how often the files are checked for changes
     tokens: TokenConfig = field(default_factory=TokenConfig)
     refused_requests: RateLimitedRecordsConfig = field(default_factory=RateLimitedRecordsConfig)
@@ -85,8 +83,8 @@ class AuthorizerConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.check_s <= 0 or self.valid_s < 0:
-            raise ValueError("check_s must be above 0 and valid_s not below 0")
+        if self.check_s <= 0:
+            raise ValueError("check_s must be above 0")
 
 
 class Authorizer:
@@ -189,13 +187,11 @@ class Authorizer:
             return nobody(NO_RESEARCHERS)
         policy = self.rules.policy
         owner = await self._owner(action, resource) if needs_owner(policy, user, action, resource) else None
-        ruling = decide(policy, user, action, resource, owner, self.config.valid_s)
+        ruling = decide(policy, user, action, resource, owner)
         decision = ruling.decision
         if decision.allow:
-            remaining_s = float("inf") if user.expires_at is None else user.expires_at - time.time()
             decision = decision.model_copy(
                 update={
-                    "valid_s": max(0.0, min(decision.valid_s, remaining_s)),
                     "token_id": user.token_id,
                     "issued_at": user.issued_at,
                     "expires_at": user.expires_at,

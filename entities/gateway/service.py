@@ -172,10 +172,8 @@ class Gateway:
         # Imported only here: a gateway without an HTTP API need not spend FastAPI's memory.
         from entities.gateway.dashboard import Dashboard
         from entities.gateway.http.admission.deadlines import with_deadlines
-        from entities.gateway.http.admission.early_refusal import refusing_early
         from entities.gateway.http.admission.listener import bind, configured, serving, url_of
         from entities.gateway.http.admission.load import HttpLoad
-        from entities.gateway.http.admission.response_cache import ResponseCache
         from entities.gateway.http.app import build_http
         from entities.gateway.http.context import HttpContext
         from entities.gateway.http.metrics import HttpMetrics
@@ -205,7 +203,6 @@ class Gateway:
             hub=hub,
             kept=self._idempotency,
             load=load,
-            reads=ResponseCache(),
             probe=probe,
             metrics=self._metrics,
             dashboard=dashboard,
@@ -221,9 +218,7 @@ class Gateway:
 
         protocol = "http" if self.config.tls is None else "https"
         server_config = configured(build_http(context), self.config.tls, self.config.proxies)
-        server_config.http_protocol_class = refusing_early(
-            with_deadlines(server_config.http_protocol_class, connections), load, context.metrics.refused
-        )
+        server_config.http_protocol_class = with_deadlines(server_config.http_protocol_class, connections)
         async with asyncio.TaskGroup() as tasks:
             cache_task = tasks.create_task(view.run())
             try:

@@ -232,14 +232,8 @@ def quota_of(policy: AccessPolicy, user: User) -> Quota | None:
     return next((entry.quota for entry in policy.quotas if entry.fits(user)), None)
 
 
-def decide(
-    policy: AccessPolicy, user: User, action: str, resource: str, owner: str | None, valid_s: float
-) -> Ruling:
-    """The answer to a Type 3 request. `owner` is the resource's owner, needed only if `needs_owner` says so.
-
-    Denials have `valid_s` 0, so that a new right takes effect at once. So have audited permissions, so that
-    each use is requested.
-    """
+def decide(policy: AccessPolicy, user: User, action: str, resource: str, owner: str | None) -> Ruling:
+    """The answer to a Type 3 request. `owner`: the resource's owner, needed only if `needs_owner` says so."""
     about: dict[str, Any] = {"user": user.name, "role": user.role}
     matching = [rule for rule in policy.rules if not rule.misfit(user, action, resource)]
     for rule in matching:
@@ -252,11 +246,7 @@ def decide(
             )
         owner_text = " what is theirs" if rule.own else ""
         reason = f"{user.role} may {action}{owner_text} (rule {rule.name})"
-        allowed_s = 0.0 if rule.audit else valid_s
-        return Ruling(
-            decision=AccessDecision(allow=True, reason=reason, valid_s=allowed_s, rule=rule.name, **about),
-            rule=rule,
-        )
+        return Ruling(decision=AccessDecision(allow=True, reason=reason, rule=rule.name, **about), rule=rule)
     if any(rule.own and rule.effect == "allow" for rule in matching):
         owner_text = f"it is {owner}'s" if owner else f"no such {action.partition('.')[0]}, or nobody's"
         reason = f"{user.role} {user.name} may {action} only what is theirs; {resource}: {owner_text}"
@@ -274,7 +264,7 @@ def explain(
     policy: AccessPolicy, user: User, action: str, resource: str, owner: str | None
 ) -> AccessExplanation:
     """The decision, and why each rule before the deciding one did not decide."""
-    ruling = decide(policy, user, action, resource, owner, 0.0)
+    ruling = decide(policy, user, action, resource, owner)
     return AccessExplanation(
         user=user.name,
         role=user.role,

@@ -58,7 +58,6 @@ def build_http(door: HttpContext) -> RequestAdmission:
         guard=door.guard,
         metrics=door.metrics,
         load=door.load,
-        reads=door.reads,
         config=door.config,
     )
 

@@ -1,4 +1,4 @@
-"""The context that every route of the HTTP API gets: bus, operations, caches, limits and metrics."""
+"""The context that every route of the HTTP API gets: bus, operations, limits and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
 from entities.gateway.dashboard import Dashboard
 from entities.gateway.http.admission.load import HttpLoad
-from entities.gateway.http.admission.response_cache import ResponseCache
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
 from entities.gateway.http.readiness import ReadinessProbe
@@ -23,7 +22,6 @@ from entities.gateway.http.sse.response import EventStream
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import IdempotencyStore, key_token, request_digest
-from entities.gateway.operations.job_view import JobCache
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.modules import PolicyVersionOperations
 from entities.job_files.node_files import agents_of, files_of
@@ -43,7 +41,6 @@ class HttpContext:
     hub: EventHub
     kept: IdempotencyStore
     load: HttpLoad
-    reads: ResponseCache
     probe: ReadinessProbe
     metrics: HttpMetrics
     dashboard: Dashboard
@@ -52,12 +49,6 @@ class HttpContext:
     @property
     def guard(self) -> AccessClient:
         return self.desk.guard
-
-    @property
-    def view(self) -> JobCache:
-        """This gateway's copy of the job records."""
-        assert self.desk.view is not None  # set wherever there is an HTTP API
-        return self.desk.view
 
     @property
     def records(self) -> Mapping[str, ServiceRecord]:

@@ -21,10 +21,6 @@ class HttpMetrics:
     records: Callable[[], Collection[ServiceRecord]]
     answered: Counter[int] = field(default_factory=Counter)
 
-    def refused(self) -> None:
-        """Counts a request that was refused before it was parsed."""
-        self.answered[503] += 1
-
     def readings(self) -> Iterator[MetricReading]:
         for status, count in self.answered.items():
             yield HTTP_REQUESTS(count, gateway=self.gateway, status=str(status))

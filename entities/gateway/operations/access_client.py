@@ -1,7 +1,7 @@
-"""Type 3 at the gateway (draft §4.3): asks the authorizer, and caches a permission for as long as it says.
+"""Type 3 at the gateway (draft §4.3): asks the authorizer about each request; no answer outlives its request.
 
-A permission ends at once when its token is revoked: the gateway watches revocations itself, and checks cached
-and fresh answers against them.
+The gateway watches revocations itself and checks each answer against them: an authorizer that has not
+received a revocation yet can't let its token in, and open streams end at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from schemas.signals import AccessDecision, AccessRequest
 
 @dataclass(frozen=True, kw_only=True)
 class AccessClientConfig:
-    """Timeouts and cache size of the access client."""
+    """Timeouts of the access client."""
 
     # For the authorizer's answer; without one the request fails. Longer than the authorizer may take to
     # record an act (8 s, while the bus's servers elect a leader), shorter than a client waits for us (10 s).
@@ -33,16 +33,16 @@ class AccessClientConfig:
     # Between repetitions of the request, under one id: while somebody taps the subject, NATS does not report
     # that the authorizer is away.
     repeat_s: float = 1.0
-    remembered: int = 4096  # decisions cached; the least recently used are dropped
-    recheck_s: float = 1.0  # between two checks of an open stream; a cached answer costs nothing
+    recheck_s: float = 1.0  # between two checks of an open stream; streams of one permission share them
+    users: int = 4096  # tokens whose users are known to the rate limits; the least recently used are dropped
 
 
 @dataclass(slots=True)
-class _Lasting:
+class _Streams:
     """The open streams that depend on the same permission."""
 
     ends: list[Callable[[str], None]] = field(default_factory=list)
-    looking: asyncio.Task[None] = field(init=False)
+    checks: asyncio.Task[None] = field(init=False)
 
     def end(self, why: str) -> None:
         ends, self.ends = self.ends, []
@@ -57,13 +57,10 @@ class AccessClient:
         self._bus = bus
         self._gateway = gateway
         self._config = config or AccessClientConfig()
-        self._known: OrderedDict[tuple[str, str, str], tuple[float, AccessDecision]] = OrderedDict()
-        self._bearers: OrderedDict[str, AccessDecision] = OrderedDict()
-        self._asking: dict[tuple[str, str, str], asyncio.Future[AccessDecision]] = {}
+        self._users: OrderedDict[str, str] = OrderedDict()  # by digest of the token
         self._revoked: dict[str, Revocation] = {}  # by its key in the bucket
-        self._lasting: dict[tuple[str, str, str], _Lasting] = {}
-        self._news = asyncio.Event()  # replaced at each revocation
-        self.asked = 0
+        self._streams: dict[tuple[str, str, str], _Streams] = {}
+        self._revocation = asyncio.Event()  # replaced at each revocation
 
     @contextlib.asynccontextmanager
     async def following(self, bus: Bus) -> AsyncIterator[None]:
@@ -77,30 +74,17 @@ class AccessClient:
     async def _changed(self, change: Change) -> None:
         if isinstance(change.message, Revocation):
             self._revoked[change.key] = change.message
-            news, self._news = self._news, asyncio.Event()
-            news.set()
+            revocation, self._revocation = self._revocation, asyncio.Event()
+            revocation.set()
         elif change.key:
             self._revoked.pop(change.key, None)
 
-    def remembered(self, token: str, action: str, resource: str) -> bool:
-        """Whether `check` would permit this from the cache alone."""
-        known = self._known.get((token_digest(token), action, resource))
-        return known is not None and time.monotonic() < known[0] and not self.void(known[1])
-
     def user_of(self, token: str) -> str | None:
         """The token's user by its last decision, for rate limits; it says nothing of permissions."""
-        decision = self.bearer(token)
-        return None if decision is None else decision.user
-
-    def bearer(self, token: str) -> AccessDecision | None:
-        """The last decision about this token, for any action; a permission is preferred to a refusal.
-
-        `void` says whether the token itself is still valid.
-        """
-        return self._bearers.get(token_digest(token))
+        return self._users.get(token_digest(token))
 
     def void(self, decision: AccessDecision) -> str:
-        """Why a permission is no longer valid (expired or revoked); empty while it is valid."""
+        """Why a decision's token is no longer valid (expired or revoked); empty while it is valid."""
         if decision.expires_at is not None and time.time() >= decision.expires_at:
             return f"this token of {decision.user} has expired; ask for a new one"
         revocation = self._revoked.get(f"token.{decision.token_id}")
@@ -117,109 +101,79 @@ class AccessClient:
     def lasting(self, token: str, action: str, resource: str, end: Callable[[str], None]) -> Iterator[None]:
         """Watches the permission of a stream: within the block, calls `end` with the reason once it ends.
 
-        A revocation or an expiry takes effect at once; any other change within `recheck_s` after the cached
-        answer has expired. While nothing changes, this costs no message.
+        A revocation or an expiry takes effect at once; any other change within `recheck_s`.
         """
         key = (token_digest(token), action, resource)
-        held = self._lasting.get(key)
-        if held is None:
-            held = self._lasting[key] = _Lasting()
-            held.looking = asyncio.create_task(self._look_again(held, token, action, resource))
-            held.looking.add_done_callback(lambda _: self._over(key, held))
-        held.ends.append(end)
+        streams = self._streams.get(key)
+        if streams is None:
+            streams = self._streams[key] = _Streams()
+            streams.checks = asyncio.create_task(self._check_repeatedly(streams, token, action, resource))
+            streams.checks.add_done_callback(lambda _: self._over(key, streams))
+        streams.ends.append(end)
         try:
             yield
         finally:
-            if end in held.ends:
-                held.ends.remove(end)
-            if not held.ends:
-                self._over(key, held)
-                held.looking.cancel()
+            if end in streams.ends:
+                streams.ends.remove(end)
+            if not streams.ends:
+                self._over(key, streams)
+                streams.checks.cancel()
 
-    def _over(self, key: tuple[str, str, str], held: _Lasting) -> None:
-        """Drops `held`, so that later streams start a new check loop."""
-        if self._lasting.get(key) is held:
-            del self._lasting[key]
+    def _over(self, key: tuple[str, str, str], streams: _Streams) -> None:
+        """Drops `streams`, so that later ones start a new check loop."""
+        if self._streams.get(key) is streams:
+            del self._streams[key]
 
-    async def _look_again(self, held: _Lasting, token: str, action: str, resource: str) -> None:
-        """Checks again and again until it is refused or cancelled. An absent authorizer changes nothing."""
+    async def _check_repeatedly(self, streams: _Streams, token: str, action: str, resource: str) -> None:
+        """Checks until it is refused or cancelled. An absent authorizer changes nothing."""
         while True:
-            news = self._news
+            revocation = self._revocation
             left_s = self._config.recheck_s
             try:
                 decision = await self.check(token, action, resource)
                 if decision.expires_at is not None:
                     left_s = min(left_s, max(0.0, decision.expires_at - time.time()))
             except Refused as error:
-                held.end(error.text)
+                streams.end(error.text)
                 return
             except DmscError:
                 pass
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    await news.wait()
+                    await revocation.wait()
 
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
-        """The decision that permits `action` on `resource`, from the cache or from the authorizer.
+        """The authorizer's decision that permits `action` on `resource`.
 
         Raises:
             Refused: the token is unknown (field `user` empty) or its role may not do that.
             Unavailable: the authorizer does not answer.
         """
-        key = (token_digest(token), action, resource)
-        known = self._known.get(key)
-        if known is not None and time.monotonic() < known[0]:
-            why = self.void(known[1])
-            if not why:
-                self._known.move_to_end(key)
-                return known[1]
-        self._known.pop(key, None)
-        decision = await self._ask(key, token)
-        if decision.user:
-            if decision.allow or key[0] not in self._bearers:
-                self._bearers[key[0]] = decision
-            self._bearers.move_to_end(key[0])
-            while len(self._bearers) > self._config.remembered:
-                self._bearers.popitem(last=False)
-        if not decision.allow:
-            raise Refused(decision.reason, user=decision.user)
-        if why := self.void(decision):  # the authorizer that answered had not received the revocation yet
-            raise Refused(why, user="")
-        if decision.valid_s > 0:
-            self._known[key] = (time.monotonic() + decision.valid_s, decision)
-            while len(self._known) > self._config.remembered:
-                self._known.popitem(last=False)
-        return decision
-
-    async def _ask(self, key: tuple[str, str, str], token: str) -> AccessDecision:
-        """The authorizer's answer. Concurrent equal requests share one call: no flood when one expires."""
-        asking = self._asking.get(key)
-        if asking is None:
-            asking = self._asking[key] = asyncio.ensure_future(self._question(key, token))
-            asking.add_done_callback(lambda done: self._asked(key, done))
-        return await asyncio.shield(asking)
-
-    def _asked(self, key: tuple[str, str, str], done: asyncio.Future[AccessDecision]) -> None:
-        del self._asking[key]
-        if not done.cancelled():
-            done.exception()  # marks it as retrieved: the callers have it, or all of them have left
-
-    async def _question(self, key: tuple[str, str, str], token: str) -> AccessDecision:
-        self.asked += 1
-        return await self._bus.request(
+        decision = await self._bus.request(
             subjects.ACCESS,
-            AccessRequest(token=token, action=key[1], resource=key[2], gateway=self._gateway),
+            AccessRequest(token=token, action=action, resource=resource, gateway=self._gateway),
             timeout_s=self._config.timeout_s,
             repeat_s=self._config.repeat_s,
             gateway=self._gateway,
         )
+        if decision.user:
+            digest = token_digest(token)
+            self._users[digest] = decision.user
+            self._users.move_to_end(digest)
+            while len(self._users) > self._config.users:
+                self._users.popitem(last=False)
+        if not decision.allow:
+            raise Refused(decision.reason, user=decision.user)
+        if why := self.void(decision):
+            raise Refused(why, user="")
+        return decision
 
 
 class Bearer:
-    """Whoever made one request, by the request's token. Each question is asked once while the request lasts.
+    """The sender of one request, by the request's token. Each question is asked once for the request.
 
-    An operation and what stands around it (a kept answer, an event stream) may so ask for the same right, and
-    what is audited stands in the audit once. Nothing of it outlives the request.
+    An operation and what surrounds it (a stored answer, an event stream) may ask for the same right, and an
+    audited act is recorded once. Nothing of it outlives the request.
     """
 
     def __init__(self, token: str, client: AccessClient) -> None:

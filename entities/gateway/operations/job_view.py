@@ -23,7 +23,6 @@ class JobCache:
     def __init__(self, bus: Bus) -> None:
         self.current = asyncio.Event()
         self._bucket = bus.bucket(subjects.JOB_RECORD)
-        self.revision = 0  # rises with each change
         self._records: dict[str, JobRecord] = {}
 
     async def run(self) -> None:
@@ -45,15 +44,14 @@ class JobCache:
             self.current.set()
         elif isinstance(change.message, JobRecord):
             self.take(change.message)
-        elif self._records.pop(change.key, None) is not None:
-            self.revision += 1
+        else:
+            self._records.pop(change.key, None)
 
     def take(self, record: JobRecord) -> None:
         """Stores a record from the bucket or from an answer; one older than the known record is ignored."""
         known = self._records.get(record.job)
         if known is None or (known.epoch, known.changed_at) <= (record.epoch, record.changed_at):
             self._records[record.job] = record
-            self.revision += 1
 
     def get(self, job: str) -> JobRecord | None:
         return self._records.get(job)

@@ -1,4 +1,4 @@
-"""What a gateway answers: files with progress, requests by their id, and answers that are still true."""
+"""What a gateway answers: files with progress, requests by their id, and repeated reads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_request_is_found_by_its_id(http: httpx.AsyncClient, smo: StandI
     assert odd.headers["x-request-id"] == smo.origins[-1][0] != 'a"b c'
 
 
-async def test_an_answer_is_repeated_to_whoever_may_have_it_until_the_job_changes(
+async def test_equal_reads_have_equal_answers_until_the_job_changes(
     http: httpx.AsyncClient, smo: StandInOrchestrator
 ) -> None:
     job = (await submit(http)).json()["job"]

@@ -302,7 +302,7 @@ async def test_more_open_than_may_be_is_refused_before_it_is_begun(
             assert b"retry-after: 1\r\n" in told
         return int(told[9:12]), await reader.readexactly(length)
 
-    # Both before it is read and behind the parser, on one connection; probes are answered.
+    # On one connection; probes are answered.
     for method in ("GET", "GET", "POST", "GET"):
         status, body = await answer_to(method, "/v1/jobs")
         assert (status, json.loads(body)["code"]) == (503, "overloaded")

@@ -2,8 +2,8 @@
 
 It is plain ASGI, so that a refusal costs a fraction of an answer. It answers `503` or `429` with
 `Retry-After` while the gateway stops, above an identity's rate, and under overload (`HttpLoad`). Nothing was
-begun then, so a refused request may be repeated without harm. Answers that still hold are repeated here too
-(`ResponseCache`).
+begun then, so a refused request may be repeated without harm. Under overload the refusal comes before all
+else, without an id, `RateLimit-*` and a line in the log: these would cost more than the refusal.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bus.logs import get_logger
 from bus.wire.correlation import correlated
 from entities.gateway.dashboard.assets import PATH as PAGE
-from entities.gateway.http.admission.early_refusal import BUSY, PROBES
 from entities.gateway.http.admission.load import HttpLoad
-from entities.gateway.http.admission.response_cache import CachedResponse, ResponseCache
 from entities.gateway.http.api_document import PATH as DOCS
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
@@ -35,6 +33,8 @@ from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
 
 log = get_logger("door")
 
+PROBES = frozenset({"/healthz", "/readyz"})
+"""Paths that are answered even under overload, because they report on the gateway's state."""
 QUIET = PROBES | {"/metrics"}
 """Paths that machines poll all day: their log lines are on the debug level."""
 ONCE = frozenset(
@@ -44,6 +44,7 @@ ONCE = frozenset(
     )
 )
 """Headers with a meaning here: a request may have each of them once."""
+BUSY = "more requests come than this gateway can do; come back in a second"
 NO_TOKEN = "no token; send the header Authorization: Bearer TOKEN"
 PAGES = (PAGE, DOCS)
 DATA = [
@@ -67,14 +68,12 @@ class RequestAdmission:
         guard: AccessClient,
         metrics: HttpMetrics,
         load: HttpLoad,
-        reads: ResponseCache,
         config: HttpConfig,
     ) -> None:
         self._app = app
         self._guard = guard
         self._metrics = metrics
         self._load = load
-        self._reads = reads
         self._user_buckets = Buckets(config.rate)
         self._address_buckets = Buckets(config.unknown_rate)
         self._most_stalled = config.stalled_each
@@ -82,6 +81,12 @@ class RequestAdmission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        now = asyncio.get_running_loop().time()
+        if scope["path"] not in PROBES and (reason := self._load.too_much(now)):
+            self._load.shed(reason, now)
+            self._metrics.answered[HTTPStatus.SERVICE_UNAVAILABLE] += 1
+            await _refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, BUSY, 1)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         caller_id, span = asked(headers)
@@ -115,10 +120,6 @@ class RequestAdmission:
                 await _refuse(response, *refusal)
                 return
             await self._load.turn()
-        cached = self._reads.find(scope)
-        if cached is not None and self._guard.remembered(token, cached.action, cached.resource):
-            await _repeat(response, cached)
-            return
         scope["dmsc"] = response.facts = facts
         response.load = self._load
         self._load.enter()
@@ -186,19 +187,16 @@ class RequestAdmission:
     def _refusal(self, grant: RateGrant) -> Refusal | None:
         load = self._load
         if load.draining:
-            reason, text = "draining", "this gateway stops; ask another one"
-        elif not grant.allowed:
+            load.refused["draining"] += 1
+            text = "this gateway stops; ask another one"
+            return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, text, 1
+        if not grant.allowed:
             load.refused["rate"] += 1
             text = (
                 f"more requests than {grant.limit} at once; Retry-After and RateLimit-Reset say when to go on"
             )
             return HTTPStatus.TOO_MANY_REQUESTS, RateLimited.code, text, 0
-        elif reason := load.too_much(asyncio.get_running_loop().time()):
-            text = BUSY
-        else:
-            return None
-        load.refused[reason] += 1
-        return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, text, 1
+        return None
 
 
 class _ResponseHeaders:
@@ -244,11 +242,6 @@ def _repeated_header(scope: Scope) -> Refusal | None:
             text = f"the header {name.decode()} stands there {names.count(name)} times; send it once"
             return HTTPStatus.BAD_REQUEST, BadInput.code, text, 0
     return None
-
-
-async def _repeat(send: Send, cached: CachedResponse) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": cached.headers})
-    await send({"type": "http.response.body", "body": cached.body})
 
 
 async def _refuse(send: Send, status: HTTPStatus, code: str, detail: str, retry_after_s: int) -> None:

@@ -47,12 +47,8 @@ def with_deadlines(protocol: type[Any], connections: OpenConnections) -> type[An
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self._is_owing() and not self.transport.is_closing():
-                self.answered()
-
-        def answered(self) -> None:
-            """Starts the deadline of the next request."""
-            self._received = 0
-            connections.owes(self)
+                self._received = 0
+                connections.owes(self)  # the deadline of the next request begins
 
         def pause_writing(self) -> None:
             self._paused_at = self.loop.time()

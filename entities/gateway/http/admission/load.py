@@ -23,13 +23,9 @@ log = get_logger("door")
 
 TURN = 8
 """Requests that begin in one turn of the event loop."""
-CALM_S = 0.05
-"""The queue must have been empty for this long to count as new; a shorter gap leaves it a standing queue."""
 STANDING_SHARE = 8
 """A standing queue may have 1/8 of a burst's length: of many that come at once, the first one's wait says
 nothing yet."""
-LOG_EVERY_S = 1.0
-"""Between two log lines about refusals that have no line of their own."""
 
 
 @dataclass(slots=True)
@@ -42,13 +38,13 @@ class AdmissionQueue:
     most: int
     burst_s: float
     standing_s: float
+    calm_s: float = 0.05  # a gap that is shorter leaves it a standing queue
     came: deque[float] = field(default_factory=deque)
-    unread: int = 0  # requests that came in this turn of the loop and do not wait yet
     since: float = 0.0  # since when the queue has not been empty
     left_at: float = float("-inf")  # when a request last left the queue
 
     def join(self, now: float) -> None:
-        if not self.came and now - self.left_at > CALM_S:
+        if not self.came and now - self.left_at > self.calm_s:
             self.since = now
         self.came.append(now)
 
@@ -59,7 +55,7 @@ class AdmissionQueue:
 
     def is_too_long(self, now: float) -> bool:
         """Whether one more request is to be refused."""
-        waiting = len(self.came) + self.unread
+        waiting = len(self.came)
         if waiting >= self.most:
             return True
         if not self.came:
@@ -83,9 +79,10 @@ class HttpLoad:
         self._most_open = config.open_requests
         self._turns: deque[asyncio.Future[None]] = deque()
         self._begun = 0
-        self._idle = asyncio.Event()
+        self._log_every_s = config.log_every_s
         self._unlogged = 0
         self._logged_at = float("-inf")
+        self._idle = asyncio.Event()
 
     # --- which requests may begin ------------------------------------------------------------------------
     def too_much(self, now: float) -> str:
@@ -93,15 +90,6 @@ class HttpLoad:
         if self.open - self.stalled.total() >= self._most_open:
             return "open"
         return "queue" if self.queue.is_too_long(now) else ""
-
-    def comes(self) -> None:
-        """Counts a request that was read, and whose task runs in the loop's next turn."""
-        if not self.queue.unread:
-            asyncio.get_running_loop().call_soon(self._all_joined)
-        self.queue.unread += 1
-
-    def _all_joined(self) -> None:
-        self.queue.unread = 0
 
     async def turn(self) -> None:
         """Waits until this request may begin."""
@@ -130,11 +118,11 @@ class HttpLoad:
                 self._begin(loop)
                 first.set_result(None)
 
-    def refuse_unread(self, reason: str, now: float) -> None:
-        """Counts a request that was refused before it was parsed."""
+    def shed(self, reason: str, now: float) -> None:
+        """Counts a request that was refused under overload, and logs the number from time to time."""
         self.refused[reason] += 1
         self._unlogged += 1
-        if now - self._logged_at >= LOG_EVERY_S:
+        if now - self._logged_at >= self._log_every_s:
             log.warning("more requests than this gateway can do", refused=self._unlogged)
             self._unlogged, self._logged_at = 0, now
 

@@ -61,21 +61,14 @@ def jobs(door: HttpContext) -> APIRouter:
     ) -> Response:
         """The mesh's jobs in the order of their submission."""
         jobs = (await desk.list(bearer)).jobs
-        revision = door.view.revision
         matches = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
         part, after = cut(matches, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
-        page_of_jobs = paged(request, JobPage(jobs=part, next=after))
-        if not door.view.current.is_set():
-            return page_of_jobs
-        return door.reads.keep(
-            request, page_of_jobs, "job.list", "jobs", revision, lambda: door.view.revision
-        )
+        return paged(request, JobPage(jobs=part, next=after))
 
     @router.get("/{job}", response_model=JobRecord)
-    async def read(request: Request, job: JobId, bearer: HttpBearer) -> Response:
+    async def read(job: JobId, bearer: HttpBearer) -> Response:
         """The job's record."""
-        record = await desk.read(bearer, job)
-        return door.reads.keep(request, answer(record), "job.read", job, record, lambda: door.view.get(job))
+        return answer(await desk.read(bearer, job))
 
     @router.get("/{job}/load", response_model=JobLoad)
     async def load(job: JobId, bearer: HttpBearer) -> Response:

@@ -48,7 +48,7 @@ ACTIONS = QUIET | PRIVILEGED | {"user.add", "user.token", "user.remove", "anythi
 
 @pytest.mark.parametrize(("role", "action"), list(itertools.product(Role, sorted(ACTIONS))))
 def test_the_default_rules(role: Role, action: str) -> None:
-    ruling = decide(DEFAULT, user(role), action, "x", None, 5.0)
+    ruling = decide(DEFAULT, user(role), action, "x", None)
     decision = ruling.decision
     assert decision.allow is (role is Role.ADMIN or action in ALLOWED[role])
     assert decision.reason
@@ -56,52 +56,51 @@ def test_the_default_rules(role: Role, action: str) -> None:
     assert (decision.user, decision.role) == ("ann", role)
     privileged = action not in QUIET
     assert ruling.audited is (privileged or not decision.allow)
-    assert decision.valid_s == (5.0 if decision.allow and not privileged else 0.0)
 
 
 def test_a_researcher_ends_only_what_is_theirs() -> None:
     ann = user(Role.RESEARCHER)
     assert needs_owner(DEFAULT, ann, "job.cancel", "j")
-    mine = decide(DEFAULT, ann, "job.cancel", "j", "ann", 5.0)
+    mine = decide(DEFAULT, ann, "job.cancel", "j", "ann")
     assert (mine.decision.allow, mine.decision.rule, mine.audited) == (True, "own-jobs", False)
-    theirs = decide(DEFAULT, ann, "job.cancel", "j", "bob", 5.0).decision
+    theirs = decide(DEFAULT, ann, "job.cancel", "j", "bob").decision
     assert not theirs.allow
     assert theirs.reason == "researcher ann may job.cancel only what is theirs; j: it is bob's"
-    assert not decide(DEFAULT, ann, "job.cancel", "j", None, 5.0).decision.allow
+    assert not decide(DEFAULT, ann, "job.cancel", "j", None).decision.allow
     assert not needs_owner(DEFAULT, user(Role.VIEWER), "job.cancel", "j")
 
 
 def test_an_operators_hand_on_others_jobs_is_recorded_and_on_their_own_is_not() -> None:
     olga = user(Role.OPERATOR, "olga")
-    assert decide(DEFAULT, olga, "job.cancel", "j", "bob", 5.0).audited
-    assert not decide(DEFAULT, olga, "job.cancel", "j", "olga", 5.0).audited
+    assert decide(DEFAULT, olga, "job.cancel", "j", "bob").audited
+    assert not decide(DEFAULT, olga, "job.cancel", "j", "olga").audited
 
 
 def test_weights_and_checkpoints_are_their_owners_an_operators_and_who_a_rule_lets() -> None:
     ann, folder = user(Role.RESEARCHER), "bus://artifacts/team/checkpoints"
-    assert decide(DEFAULT, ann, "artifact.read", "j", "ann", 5.0).decision.allow
-    theirs = decide(DEFAULT, ann, "artifact.read", "j", "bob", 5.0).decision
+    assert decide(DEFAULT, ann, "artifact.read", "j", "ann").decision.allow
+    theirs = decide(DEFAULT, ann, "artifact.read", "j", "bob").decision
     assert theirs.reason == "researcher ann may artifact.read only what is theirs; j: it is bob's"
-    assert not decide(DEFAULT, ann, "artifact.read", folder, None, 5.0).decision.allow
-    assert decide(DEFAULT, user(Role.OPERATOR), "artifact.read", folder, None, 5.0).decision.allow
+    assert not decide(DEFAULT, ann, "artifact.read", folder, None).decision.allow
+    assert decide(DEFAULT, user(Role.OPERATOR), "artifact.read", folder, None).decision.allow
     shares = """
 rules:
   - {name: shared, roles: [researcher], actions: [artifact.read], resources: ["bus://artifacts/team/*"]}
 """
-    assert decide(parse_policy(shares, "f"), ann, "artifact.read", folder, None, 5.0).decision.allow
+    assert decide(parse_policy(shares, "f"), ann, "artifact.read", folder, None).decision.allow
 
 
 @pytest.mark.parametrize("action", ["policy.write", "policy.promote", "policy.rollback"])
 def test_a_researchers_own_modules(action: str) -> None:
     ann = user(Role.RESEARCHER)
-    assert decide(DEFAULT, ann, action, "mine", "ann", 5.0).decision.allow
-    assert not decide(DEFAULT, ann, action, "theirs", "bob", 5.0).decision.allow
-    assert not decide(DEFAULT, ann, action, "meshs", None, 5.0).decision.allow
+    assert decide(DEFAULT, ann, action, "mine", "ann").decision.allow
+    assert not decide(DEFAULT, ann, action, "theirs", "bob").decision.allow
+    assert not decide(DEFAULT, ann, action, "meshs", None).decision.allow
 
 
 def test_everyone_may_revoke_what_is_their_own() -> None:
-    assert decide(DEFAULT, user(Role.VIEWER), "user.revoke", "ann", "ann", 5.0).decision.allow
-    assert not decide(DEFAULT, user(Role.OPERATOR), "user.revoke", "bob", "bob", 5.0).decision.allow
+    assert decide(DEFAULT, user(Role.VIEWER), "user.revoke", "ann", "ann").decision.allow
+    assert not decide(DEFAULT, user(Role.OPERATOR), "user.revoke", "bob", "bob").decision.allow
 
 
 FILE = """
@@ -119,12 +118,12 @@ rules:
 
 def test_the_first_rule_that_matches_decides() -> None:
     policy = parse_policy(FILE, "f")
-    assert decide(policy, user(Role.RESEARCHER), "job.cancel", "day-1", None, 5.0).decision.allow
-    denied = decide(policy, user(Role.RESEARCHER), "job.cancel", "night-1", None, 5.0).decision
-    assert (denied.allow, denied.rule, denied.valid_s) == (False, "not-at-night", 0.0)
+    assert decide(policy, user(Role.RESEARCHER), "job.cancel", "day-1", None).decision.allow
+    denied = decide(policy, user(Role.RESEARCHER), "job.cancel", "night-1", None).decision
+    assert (denied.allow, denied.rule) == (False, "not-at-night")
     assert denied.reason == "rule not-at-night denies researcher ann job.cancel"
-    assert decide(policy, user(Role.RESEARCHER, "bob"), "job.cancel", "night-1", None, 5.0).decision.allow
-    assert not decide(policy, user(Role.ADMIN), "job.cancel", "day-1", None, 5.0).decision.allow
+    assert decide(policy, user(Role.RESEARCHER, "bob"), "job.cancel", "night-1", None).decision.allow
+    assert not decide(policy, user(Role.ADMIN), "job.cancel", "day-1", None).decision.allow
 
 
 def test_the_explanation_names_each_rule_and_why() -> None:
