@@ -107,7 +107,7 @@ class Gateway:
         self._idempotency = IdempotencyStore(
             bus, lambda: registry.view.records if registry.informed else None
         )
-        self.desk = JobOperations(
+        self.jobs = JobOperations(
             bus, self.backends, config.sid, access_client, self._last_compute, self._idempotency
         )
         self._bus = bus
@@ -136,12 +136,12 @@ class Gateway:
         """Serves until cancelled. Raises `BadInput` with one line where the HTTP port can't be bound."""
         config = self.config
         subscriptions: list[Subscription] = []
-        async with self.desk.guard.following(self._bus), self._http(), asyncio.TaskGroup() as tasks:
+        async with self.jobs.access.following(self._bus), self._http(), asyncio.TaskGroup() as tasks:
             try:
                 subscriptions += [
                     await self._bus.serve(subjects.QOS_POLICY, self._on_policy, sid=config.sid),
                     await self._bus.serve(subjects.STEP_BEGIN, self._dispatcher.begin, gateway=config.sid),
-                    await self._bus.serve(subjects.DOOR, self.desk.answer, queue_group=QUEUE_GROUP),
+                    await self._bus.serve(subjects.DOOR, self.jobs.answer, queue_group=QUEUE_GROUP),
                     await self._bus.subscribe(subjects.COMPUTE, self._on_compute),
                 ]
                 for work in (
@@ -179,7 +179,6 @@ class Gateway:
         from entities.gateway.http.metrics import HttpMetrics
         from entities.gateway.http.readiness import ReadinessProbe
         from entities.gateway.http.sse.hub import EventHub
-        from entities.gateway.operations.modules import PolicyVersionOperations
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower
@@ -189,19 +188,18 @@ class Gateway:
         hub = self._hub = EventHub(self._bus, self.config.sid, config.events)
         load = self._load = HttpLoad(config)
         connections = self._connections = OpenConnections(config)
-        view = self.desk.view = JobCache(self._bus)
+        view = self.jobs.view = JobCache(self._bus)
         probe = ReadinessProbe(self._bus, self.follower)
         dashboard = self.dashboard = Dashboard(
-            self._bus, self.desk.guard, self.config.sid, lambda: registry.view.records.values()
+            self._bus, self.config.sid, lambda: registry.view.records.values()
         )
         context = HttpContext(
             bus=self._bus,
-            desk=self.desk,
-            promotions=PolicyVersionOperations(self.backends, self.desk.guard),
+            jobs=self.jobs,
             backends=self.backends,
             follower=self.follower,
             hub=hub,
-            kept=self._idempotency,
+            idempotency=self._idempotency,
             load=load,
             probe=probe,
             metrics=self._metrics,

@@ -12,8 +12,7 @@ from entities.gateway.dashboard.logs import LogSearch
 from entities.gateway.dashboard.tap_stream import TapSessions
 from entities.gateway.dashboard.view_model import PAGE, OverviewPart
 from entities.gateway.dashboard.viewers import sse
-from entities.gateway.operations.access import TapOperations
-from entities.gateway.operations.access_client import AccessClient, Bearer
+from entities.gateway.operations.access_client import Bearer
 from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 
@@ -37,17 +36,14 @@ class Dashboard:
     def __init__(
         self,
         bus: Bus,
-        guard: AccessClient,
         gateway: str,
         records: Callable[[], Collection[ServiceRecord]],
         config: AggregatorConfig | None = None,
     ) -> None:
-        self.guard = guard
         self.gateway = gateway
         self.feed = DashboardAggregator(bus, lambda: {record.sid: record for record in records()}, config)
         self.logs = LogSearch(bus)
         self.taps = TapSessions(bus)
-        self.scopes = TapOperations(guard)
 
     async def close(self) -> None:
         await self.feed.close()

@@ -55,7 +55,7 @@ def build_http(door: HttpContext) -> RequestAdmission:
     """The application, wrapped in its admission layer."""
     return RequestAdmission(
         build_app(door),
-        guard=door.guard,
+        access=door.access,
         metrics=door.metrics,
         load=door.load,
         config=door.config,
@@ -74,7 +74,7 @@ def build_app(door: HttpContext) -> FastAPI:
         separate_input_output_schemas=False,
         redirect_slashes=False,
     )
-    app.state.access_client = door.guard
+    app.state.access_client = door.access
     explain_errors(app)
     for resource in RESOURCES:
         app.include_router(resource(door))

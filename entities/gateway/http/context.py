@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 from fastapi import Request, Response
 
@@ -16,14 +17,14 @@ from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
 from entities.gateway.http.readiness import ReadinessProbe
 from entities.gateway.http.request_facts import RequestFacts
-from entities.gateway.http.requests import Act, Keyed, read_body, sent
+from entities.gateway.http.requests import Keyed, P, read_body, sent
 from entities.gateway.http.sse.hub import EventHub
 from entities.gateway.http.sse.response import EventStream
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
-from entities.gateway.operations.idempotency import IdempotencyStore, key_token, request_digest
+from entities.gateway.operations.idempotency import Answer, IdempotencyStore, request_digest
 from entities.gateway.operations.jobs import JobOperations
-from entities.gateway.operations.modules import PolicyVersionOperations
+from entities.gateway.operations.operation import Operation
 from entities.job_files.node_files import agents_of, files_of
 from entities.presence.registry_view import RegistryFollower
 from schemas.registry import ServiceRecord
@@ -34,12 +35,11 @@ class HttpContext:
     """All state of the HTTP API. The routes keep none."""
 
     bus: Bus
-    desk: JobOperations
-    promotions: PolicyVersionOperations
+    jobs: JobOperations
     backends: Backends
     follower: RegistryFollower
     hub: EventHub
-    kept: IdempotencyStore
+    idempotency: IdempotencyStore
     load: HttpLoad
     probe: ReadinessProbe
     metrics: HttpMetrics
@@ -47,8 +47,8 @@ class HttpContext:
     config: HttpConfig
 
     @property
-    def guard(self) -> AccessClient:
-        return self.desk.guard
+    def access(self) -> AccessClient:
+        return self.jobs.access
 
     @property
     def records(self) -> Mapping[str, ServiceRecord]:
@@ -80,37 +80,33 @@ class HttpContext:
         Raises `RateLimited` or `Overloaded`.
         """
         facts: RequestFacts = request.scope["dmsc"]
-        facts.identity = f"user {self.guard.user_of(bearer.token)}"
+        facts.identity = f"user {self.access.user_of(bearer.token)}"
         return EventStream(
-            facts, self.hub, partial(self.guard.lasting, bearer.token, action, resource), pieces
+            facts, self.hub, partial(self.access.lasting, bearer.token, action, resource), pieces
         )
 
-    async def once(
+    async def command(
         self,
         keyed: Keyed,
         bearer: Bearer,
-        action: str,
-        resource: str,
-        act: Act,
+        operation: Operation[P],
         body: bytes = b"",
-        *,
-        always: bool = False,
+        status: int = HTTPStatus.OK,
+        location: Callable[[P], str] = lambda _: "",
     ) -> Response:
-        """Runs `act` and returns its answer; with an `Idempotency-Key`, its first answer.
+        """The answer of the operation; with an `Idempotency-Key`, the first one to a request with that key.
 
-        `action` on `resource` is what `act` itself has checked by the AAM. It is checked here too, so that a
-        stored answer goes only to a bearer who may do the action now. `always`: see `IdempotencyStore.once`.
+        Access is checked in either case, so a stored answer goes only to a bearer who may do it now.
+        `location`: the URL of what the operation has created.
         """
+        access = await bearer.check(operation.action, operation.resource)
+
+        async def act() -> Answer:
+            result = await operation.act(access)
+            return Answer(result.model_dump_json(), int(status), location(result))
+
         if keyed.key is None:
             return sent(await act())
-        access = await bearer.check(action, resource)
         request = keyed.request
         digest = request_digest(request.method, request.url.path, request.url.query, body)
-        return sent(await self.kept.once(access.user, keyed.key, digest, act, always=always))
-
-    async def cause(self, keyed: Keyed, bearer: Bearer, action: str, resource: str) -> str | None:
-        """An id of a command, derived from its key and equal at every gateway; None without a key."""
-        if keyed.key is None:
-            return None
-        user = (await bearer.check(action, resource)).user
-        return f"key.{key_token(user, keyed.key)}"
+        return sent(await self.idempotency.once(access.user, keyed.key, digest, act, always=operation.frees))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
@@ -223,14 +222,6 @@ def paged(request: Request, page: Page) -> Response:
     return answer(page, headers=headers)
 
 
-def made(part: Part, location: str = "", status: int = HTTPStatus.OK) -> Answer:
-    """The answer to a POST, in a form that can be stored."""
-    return Answer(part.model_dump_json(), int(status), location)
-
-
 def sent(reply: Answer) -> Response:
     headers = {"Location": reply.location} if reply.location else None
     return Response(reply.body, reply.status, headers, "application/json")
-
-
-Act = Callable[[], Awaitable[Answer]]

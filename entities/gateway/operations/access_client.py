@@ -18,6 +18,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.messaging.key_value import Change
 from entities.gateway.operations.backends import Asks
+from entities.gateway.operations.operation import Operation, Result_co
 from schemas.access import Revocation
 from schemas.errors import DmscError, Refused
 from schemas.signals import AccessDecision, AccessRequest
@@ -188,6 +189,10 @@ class Bearer:
             decision = await self._client.check(self.token, action, resource)
             self._decisions[action, resource] = decision
         return decision
+
+    async def run(self, operation: Operation[Result_co]) -> Result_co:
+        """Carries out the operation, if the bearer may. Raises what `check` and the operation raise."""
+        return await operation.act(await self.check(operation.action, operation.resource))
 
 
 def token_digest(token: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -11,9 +11,11 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.subject import Reply, Request, Subject
 from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
+from entities.gateway.operations.operation import Operation
 from entities.metrics import BREAKER_OPENED, BREAKER_STATE, BUDGET_REFUSED, MetricReading
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BusUnreachable, Overloaded, Unavailable
+from schemas.signals import AccessDecision
 
 log = get_logger("gateway")
 
@@ -83,6 +85,23 @@ class Backends:
                 may_repeat=lambda: self._budget.spend(time.monotonic()),
                 **tokens,
             )
+
+    def operation(
+        self,
+        action: str,
+        resource: str,
+        row: Subject[Request, Reply],
+        message: Callable[[AccessDecision], Request],
+        deadline_s: float,
+        *,
+        frees: bool = False,
+    ) -> Operation[Reply]:
+        """The operation that sends the command that `message` makes of the bearer's access."""
+
+        async def act(access: AccessDecision) -> Reply:
+            return await self.command(row, message(access), deadline_s=deadline_s, always=frees)
+
+        return Operation(action, resource, act, frees)
 
     def state(self, kind: EntityKind) -> BreakerState:
         return self._breakers[kind].state

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bus import subjects
@@ -17,7 +18,7 @@ from bus.subject import Reply, Request, Subject
 from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
-from entities.gateway.operations.idempotency import Answer, IdempotencyStore, request_digest
+from entities.gateway.operations.idempotency import Answer, IdempotencyStore, key_token, request_digest
 from entities.gateway.operations.job_urls import (
     READ_ARTIFACT,
     named_things,
@@ -26,7 +27,8 @@ from entities.gateway.operations.job_urls import (
     refuse_urls,
 )
 from entities.gateway.operations.job_view import JobCache
-from entities.gateway.operations.modules import ModuleOperations, resource_of
+from entities.gateway.operations.modules import ModuleOperations
+from entities.gateway.operations.operation import Operation
 from entities.gateway.operations.secrets import SecretOperations
 from entities.gateway.storage.usage import StoredUse
 from schemas.base import Message
@@ -54,18 +56,22 @@ from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, Refused
 from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
-from schemas.module_status import OrderBody, QuestionBody
 from schemas.policy import ModuleLifecycle
-from schemas.signals import ComputeEntry
+from schemas.signals import AccessDecision, ComputeEntry
 from schemas.urls import bus_name
 
-Body = TypeVar("Body", OrderBody, QuestionBody)
+Value = TypeVar("Value")
 
 log = get_logger("gateway")
 
-TIMEOUT_S = 3.0  # one query to the orchestrator, repeated while nobody leads: longer than a failover
-PAUSE_S = 0.1  # between two checks whether another gateway has answered the same request
-DEADLINE_S = 15.0  # one command to the orchestrator, repeated until answered
+
+@dataclass(frozen=True, kw_only=True)
+class OperationTimes:
+    """Deadlines, in seconds."""
+
+    query_s: float = 3.0  # one query to the orchestrator, repeated while nobody leads: longer than a failover
+    command_s: float = 15.0  # one command to the orchestrator, repeated until answered
+    pause_s: float = 0.1  # between two checks whether another gateway has answered the same request
 
 
 class JobOperations:
@@ -79,43 +85,57 @@ class JobOperations:
         bus: Bus,
         backends: Backends,
         gateway: str,
-        guard: AccessClient,
+        access: AccessClient,
         compute: Callable[[], Mapping[str, tuple[ComputeEntry, ...]]],
-        kept: IdempotencyStore,
+        idempotency: IdempotencyStore,
+        times: OperationTimes = OperationTimes(),
     ) -> None:
-        self.guard = guard
-        self.modules = ModuleOperations(bus, backends, guard)
-        self.secrets = SecretOperations(bus, guard)
+        self.access = access
+        self.modules = ModuleOperations(bus, backends)
+        self.secrets = SecretOperations(bus)
         self.view: JobCache | None = None
         self.stored = StoredUse(bus, lambda: () if self.view is None else self.view.all())
         self._compute = compute
-        self._kept = kept
+        self._idempotency = idempotency
         self._bus = bus
         self._backends = backends
         self._gateway = gateway
+        self._times = times
 
-    async def submit(self, bearer: Bearer, spec: JobSpec, cause: Envelope | str | None = None) -> JobRecord:
+    def submit(
+        self, bearer: Bearer, spec: JobSpec, *, cause: Envelope | None = None, key: str | None = None
+    ) -> Operation[JobRecord]:
         """Submits a job.
 
-        `cause` identifies the client's own command: a repetition through another gateway is recognised by it.
+        A repetition through another gateway is recognised by the client's own command, `cause`, or by the
+        request's idempotency key.
         """
+
         if current() is None:  # a client on the bus that sent no correlation
             correlate(new_correlation(), cause=current_cause())
-        access = await bearer.check("job.submit", spec.name)
-        refuse_urls(spec)
-        may_read = await self._let_read(bearer, spec, access.user)
-        spec = await self.secrets.keep(spec, access.user)
-        await self.stored.admit_job(access)
-        message = SubmitJob(
-            spec=spec,
-            user=access.user,
-            gateway=self._gateway,
-            caller_span=caller_span(),
-            quota=access.quota,
-            may_read=may_read,
-        )
-        record = await self._backends.command(subjects.SUBMIT, message, deadline_s=DEADLINE_S, cause=cause)
-        return self._learn(record)
+
+        async def act(access: AccessDecision) -> JobRecord:
+            refuse_urls(spec)
+            may_read = await self._let_read(bearer, spec, access.user)
+            recorded = await self.secrets.keep(spec, access.user)
+            await self.stored.admit_job(access)
+            message = SubmitJob(
+                spec=recorded,
+                user=access.user,
+                gateway=self._gateway,
+                caller_span=caller_span(),
+                quota=access.quota,
+                may_read=may_read,
+            )
+            record = await self._backends.command(
+                subjects.SUBMIT,
+                message,
+                deadline_s=self._times.command_s,
+                cause=cause if key is None else f"key.{key_token(access.user, key)}",
+            )
+            return self._learn(record)
+
+        return Operation("job.submit", spec.name, act)
 
     async def _let_read(self, bearer: Bearer, spec: JobSpec, user: str) -> tuple[str, ...]:
         """The bus URLs that the job reads and its user may read.
@@ -128,34 +148,30 @@ class JobOperations:
         if names_folders(spec):
             jobs = {record.job: record for record in (await self._all()).jobs}
             refuse_others_folder(spec, user, jobs)
-        found = named_things(spec, jobs)
-        for one in found:
+        things = named_things(spec, jobs)
+        for thing in things:
             try:
-                await bearer.check(one.action, one.resource)
+                await bearer.check(thing.action, thing.resource)
             except Refused as error:
                 remedy = (
                     "its owner or an administrator may name it, and access rules share it"
-                    if one.action == READ_ARTIFACT
+                    if thing.action == READ_ARTIFACT
                     else "ask an administrator, who keeps the access rules"
                 )
-                raise Refused(f"{one.key}: {one.url}: {error.text}; {remedy}", **error.fields) from None
-        return tuple(one.url for one in found if bus_name(one.url))
+                raise Refused(f"{thing.key}: {thing.url}: {error.text}; {remedy}", **error.fields) from None
+        return tuple(thing.url for thing in things if bus_name(thing.url))
 
-    async def list(self, bearer: Bearer) -> JobList:
-        await bearer.check("job.list", "jobs")
-        return await self._all()
+    def list(self) -> Operation[JobList]:
+        return Operation("job.list", "jobs", lambda _: self._all())
 
-    async def read(self, bearer: Bearer, job: str) -> JobRecord:
-        await bearer.check("job.read", job)
-        return await self.look(job)
+    def read(self, job: str, action: str = "job.read") -> Operation[JobRecord]:
+        """The job's record. `action`: `READ_ARTIFACT` for a bearer who fetches weights or checkpoints.
 
-    async def files_of(self, bearer: Bearer, job: str) -> JobRecord:
-        """The record of a job, for a bearer who may fetch its weights and checkpoints."""
-        await bearer.check(READ_ARTIFACT, job)
-        return await self.look(job)
+        Raises `NotFound`.
+        """
+        return Operation(action, job, lambda _: self._look(job))
 
-    async def look(self, job: str) -> JobRecord:
-        """The job's record, for a request whose access was checked already. Raises `NotFound`."""
+    async def _look(self, job: str) -> JobRecord:
         known = self.view.get(job) if self.view is not None else None
         if known is not None:
             return known
@@ -165,71 +181,99 @@ class JobOperations:
                 return record
         raise NotFound(f"there is no job {job}; list them to see which there are", job=job)
 
-    async def load(self, bearer: Bearer, job: str) -> JobLoad:
+    def load(self, job: str) -> Operation[JobLoad]:
         """The last measurements of the job's instances; empty for a job that has no instances."""
-        await bearer.check("job.read", job)
-        told = (entry for entries in self._compute().values() for entry in entries if entry.job == job)
-        return JobLoad(job=job, entries=tuple(sorted(told, key=lambda entry: entry.sid)))
 
-    async def scale(self, bearer: Bearer, job: str, replicas: int, stage: int | None) -> Ack:
-        access = await bearer.check("job.change", job)
-        message = ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user, quota=access.quota)
-        return await self._backends.command(subjects.SCALE, message, deadline_s=DEADLINE_S)
+        async def act(_: AccessDecision) -> JobLoad:
+            entries = (entry for cluster in self._compute().values() for entry in cluster if entry.job == job)
+            return JobLoad(job=job, entries=tuple(sorted(entries, key=lambda entry: entry.sid)))
 
-    async def change_stage(self, bearer: Bearer, job: str, sid: str, stage: int) -> Ack:
-        access = await bearer.check("job.change", job)
-        message = ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
-        return await self._backends.command(subjects.CHANGE_STAGE, message, deadline_s=DEADLINE_S)
+        return Operation("job.read", job, act)
 
-    async def cancel(self, bearer: Bearer, job: str, reason: str) -> JobRecord:
-        access = await bearer.check("job.cancel", job)
-        message = CancelJob(job=job, user=access.user, reason=reason)
-        return await self._free(subjects.CANCEL, message)
+    def scale(self, job: str, replicas: int, stage: int | None) -> Operation[Ack]:
+        def message(access: AccessDecision) -> ScaleJob:
+            return ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user, quota=access.quota)
 
-    async def park(self, bearer: Bearer, job: str, reason: str) -> JobRecord:
-        access = await bearer.check("job.park", job)
-        message = ParkJob(job=job, user=access.user, reason=reason)
-        return await self._free(subjects.PARK, message)
+        return self._command("job.change", job, subjects.SCALE, message)
 
-    async def resume(self, bearer: Bearer, job: str) -> JobRecord:
-        access = await bearer.check("job.resume", job)
-        message = ResumeJob(job=job, user=access.user)
-        return self._learn(await self._backends.command(subjects.RESUME, message, deadline_s=DEADLINE_S))
+    def change_stage(self, job: str, sid: str, stage: int) -> Operation[Ack]:
+        def message(access: AccessDecision) -> ChangeStage:
+            return ChangeStage(job=job, sid=sid, stage=stage, user=access.user)
 
-    async def mesh(self, bearer: Bearer) -> MeshStatus:
-        await bearer.check("mesh.read", "mesh")
-        return await self._backends.command(subjects.MESH_QUERY, MeshQuery(), deadline_s=TIMEOUT_S)
+        return self._command("job.change", job, subjects.CHANGE_STAGE, message)
 
-    async def cordon(
-        self, bearer: Bearer, node: str, slot: int | None, reason: str, *, drain: bool
-    ) -> Cordons:
+    def cancel(self, job: str, reason: str) -> Operation[JobRecord]:
+        def message(access: AccessDecision) -> CancelJob:
+            return CancelJob(job=job, user=access.user, reason=reason)
+
+        return self._learning(self._command("job.cancel", job, subjects.CANCEL, message, frees=True))
+
+    def park(self, job: str, reason: str) -> Operation[JobRecord]:
+        def message(access: AccessDecision) -> ParkJob:
+            return ParkJob(job=job, user=access.user, reason=reason)
+
+        return self._learning(self._command("job.park", job, subjects.PARK, message, frees=True))
+
+    def resume(self, job: str) -> Operation[JobRecord]:
+        def message(access: AccessDecision) -> ResumeJob:
+            return ResumeJob(job=job, user=access.user)
+
+        return self._learning(self._command("job.resume", job, subjects.RESUME, message))
+
+    def mesh(self) -> Operation[MeshStatus]:
+        return self._backends.operation(
+            "mesh.read", "mesh", subjects.MESH_QUERY, lambda _: MeshQuery(), self._times.query_s
+        )
+
+    def cordon(self, node: str, slot: int | None, reason: str, *, drain: bool = False) -> Operation[Cordons]:
         """Keeps new instances off a node or a slot; with `drain`, moves those that run there elsewhere."""
-        access = await bearer.check("node.drain" if drain else "node.cordon", node)
-        message = CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
-        return await self._backends.command(subjects.CORDON_PLACE, message, deadline_s=DEADLINE_S)
 
-    async def uncordon(self, bearer: Bearer, node: str, slot: int | None) -> Cordons:
-        access = await bearer.check("node.uncordon", node)
-        message = UncordonPlace(node=node, slot=slot, user=access.user)
-        return await self._backends.command(subjects.UNCORDON_PLACE, message, deadline_s=DEADLINE_S)
+        def message(access: AccessDecision) -> CordonPlace:
+            return CordonPlace(node=node, slot=slot, reason=reason, user=access.user, drain=drain)
 
-    async def faults(self, bearer: Bearer, job: str | None) -> FaultList:
+        return self._command("node.drain" if drain else "node.cordon", node, subjects.CORDON_PLACE, message)
+
+    def uncordon(self, node: str, slot: int | None) -> Operation[Cordons]:
+        def message(access: AccessDecision) -> UncordonPlace:
+            return UncordonPlace(node=node, slot=slot, user=access.user)
+
+        return self._command("node.uncordon", node, subjects.UNCORDON_PLACE, message)
+
+    def faults(self, job: str | None) -> Operation[FaultList]:
         """The last record of each fault, from the queue's stream. `job` None: of all jobs and the mesh."""
-        await bearer.check("fault.read", job or "faults")
-        last: dict[str, FaultRecord] = {}
-        tokens: dict[str, Any] = {} if job is None else {"job": job}
-        async for recorded in self._bus.history(subjects.FAULT_RECORD, **tokens):
-            if isinstance(recorded.message, FaultRecord):
-                last[recorded.message.id] = recorded.message
-        found = sorted(last.values(), key=lambda fault: fault.opened_at)
-        return FaultList(faults=tuple(found))
+
+        async def act(_: AccessDecision) -> FaultList:
+            last: dict[str, FaultRecord] = {}
+            tokens: dict[str, Any] = {} if job is None else {"job": job}
+            async for recorded in self._bus.history(subjects.FAULT_RECORD, **tokens):
+                if isinstance(recorded.message, FaultRecord):
+                    last[recorded.message.id] = recorded.message
+            return FaultList(faults=tuple(sorted(last.values(), key=lambda fault: fault.opened_at)))
+
+        return Operation("fault.read", job or "faults", act)
 
     def has_ended(self, job: str) -> bool:
         """Whether this gateway knows that the job has ended."""
         return self.view is not None and self.view.has_ended(job)
 
-    async def _free(self, row: Subject[Request, JobRecord], message: Request) -> JobRecord:
-        return self._learn(await self._backends.command(row, message, deadline_s=DEADLINE_S, always=True))
+    def _command(
+        self,
+        action: str,
+        resource: str,
+        row: Subject[Request, Reply],
+        message: Callable[[AccessDecision], Request],
+        *,
+        frees: bool = False,
+    ) -> Operation[Reply]:
+        return self._backends.operation(action, resource, row, message, self._times.command_s, frees=frees)
+
+    def _learning(self, command: Operation[JobRecord]) -> Operation[JobRecord]:
+        """The command; this gateway's own reads show its answer at once."""
+
+        async def act(access: AccessDecision) -> JobRecord:
+            return self._learn(await command.act(access))
+
+        return replace(command, act=act)
 
     def _learn(self, record: JobRecord) -> JobRecord:
         if self.view is not None:
@@ -242,7 +286,7 @@ class JobOperations:
         return await self._query(None)
 
     async def _query(self, job: str | None) -> JobList:
-        return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=TIMEOUT_S)
+        return await self._backends.command(subjects.QUERY, JobQuery(job=job), deadline_s=self._times.query_s)
 
     # --- the NATS request API --------------------------------------------------------------------------
     async def answer(self, request: DoorRequest, envelope: Envelope) -> Message:
@@ -269,73 +313,66 @@ class JobOperations:
     async def _act(self, request: DoorRequest, envelope: Envelope) -> Message:
         if request.action == DOOR_KEY:
             return DoorKey(key=self._bus.keyring.of_kind(EntityKind.GATEWAY))
-        bearer = Bearer(request.token, self.guard)
-        actions: dict[str, Callable[[], Awaitable[Message]]] = {
-            "job.submit": lambda: self.submit(bearer, _spec(request), envelope),
-            "job.list": lambda: self.list(bearer),
-            "job.read": lambda: self.read(bearer, _job(request)),
-            "job.cancel": lambda: self.cancel(bearer, _job(request), "asked for at the NATS door"),
-            "job.park": lambda: self.park(bearer, _job(request), "asked for at the NATS door"),
-            "job.resume": lambda: self.resume(bearer, _job(request)),
-            "mesh.read": lambda: self.mesh(bearer),
-            "policy.list": lambda: self.modules.modules(bearer),
-            "policy.order": lambda: self._order(bearer, request, envelope),
-            "policy.ask": lambda: self.modules.ask(
-                bearer, _module(request), _given(request, request.question)
+        bearer = Bearer(request.token, self.access)
+        modules = self.modules
+        operations: dict[str, Callable[[], Operation[Message]]] = {
+            "job.submit": lambda: self.submit(bearer, _spec(request), cause=envelope),
+            "job.list": self.list,
+            "job.read": lambda: self.read(_job(request)),
+            "job.cancel": lambda: self.cancel(_job(request), "asked for at the NATS door"),
+            "job.park": lambda: self.park(_job(request), "asked for at the NATS door"),
+            "job.resume": lambda: self.resume(_job(request)),
+            "mesh.read": self.mesh,
+            "policy.list": modules.modules,
+            "policy.order": lambda: modules.order(
+                _module(request), _given(request, request.order, "order", "its body")
             ),
-            "observation.write": lambda: self._observe(bearer, request, envelope),
+            "policy.ask": lambda: modules.ask(
+                _module(request), _given(request, request.question, "ask", "its body")
+            ),
+            "observation.write": lambda: modules.observe(bearer, request.observations),
         }
-        action = actions.get(request.action)
-        if action is None:
-            raise BadInput(f"{request.action}: unknown action; there are {', '.join(actions)}")
-        reply = await action()
+        if request.action not in operations:
+            raise BadInput(f"{request.action}: unknown action; there are {', '.join(operations)}")
+        operation = operations[request.action]()
+        answers = _ONCE.get(request.action)
+        if answers is not None:
+            return await self._once(bearer, request, envelope, operation, answers)
+        reply = await bearer.run(operation)
         return JobList(jobs=(reply,)) if isinstance(reply, JobRecord) else reply
-
-    async def _order(self, bearer: Bearer, request: DoorRequest, envelope: Envelope) -> Message:
-        module, body = _module(request), _given(request, request.order)
-
-        async def act() -> ModuleLifecycle:
-            return await self.modules.order(bearer, module, body)
-
-        return await self._once(bearer, request, envelope, "policy.write", module, ModuleLifecycle, act)
-
-    async def _observe(self, bearer: Bearer, request: DoorRequest, envelope: Envelope) -> Message:
-        async def act() -> Ack:
-            return await self.modules.observe(bearer, request.observations)
-
-        about = resource_of(request.observations)
-        return await self._once(bearer, request, envelope, "observation.write", about, Ack, act)
 
     async def _once(
         self,
         bearer: Bearer,
         request: DoorRequest,
         envelope: Envelope,
-        action: str,
-        resource: str,
-        answers: type[Reply],
-        act: Callable[[], Awaitable[Reply]],
-    ) -> Reply:
-        """Runs `act` and returns its answer; a repetition, through any gateway, gets the first answer.
+        operation: Operation[Message],
+        answers: type[Message],
+    ) -> Message:
+        """Runs the operation and returns its answer; a repetition, through any gateway, gets the first one.
 
         The request's secrets are bound to the envelope's id: an eavesdropper could only repeat the request.
         """
-        access = await bearer.check(action, resource)
+        access = await bearer.check(operation.action, operation.resource)
         body = request.model_dump_json(exclude={"token"}).encode()
         digest = request_digest("NATS", request.action, "", body)
 
-        async def acted() -> Answer:
-            return Answer((await act()).model_dump_json())
+        async def act() -> Answer:
+            return Answer((await operation.act(access)).model_dump_json())
 
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + self._times.command_s
         while True:
             try:
-                kept = await self._kept.once(access.user, f"door {envelope.id}", digest, acted)
-                return answers.model_validate_json(kept.body)
+                stored = await self._idempotency.once(access.user, f"door {envelope.id}", digest, act)
+                return answers.model_validate_json(stored.body)
             except InProgress:  # another gateway is answering this request: wait for its answer
                 if time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._times.pause_s)
+
+
+_ONCE: dict[str, type[Message]] = {"policy.order": ModuleLifecycle, "observation.write": Ack}
+"""Actions over NATS that are done once, however often the request comes, with the types of their answers."""
 
 
 def _spec(request: DoorRequest) -> JobSpec:
@@ -345,18 +382,14 @@ def _spec(request: DoorRequest) -> JobSpec:
 
 
 def _job(request: DoorRequest) -> str:
-    if request.job is None:
-        raise BadInput(f"job: missing; {request.action} needs a job's id")
-    return request.job
+    return _given(request, request.job, "job", "a job's id")
 
 
 def _module(request: DoorRequest) -> str:
-    if request.module is None:
-        raise BadInput(f"module: missing; {request.action} needs a module's name")
-    return request.module
+    return _given(request, request.module, "module", "a module's name")
 
 
-def _given(request: DoorRequest, body: Body | None) -> Body:
-    if body is None:
-        raise BadInput(f"{request.action.removeprefix('policy.')}: missing; {request.action} needs its body")
-    return body
+def _given(request: DoorRequest, value: Value | None, name: str, what: str) -> Value:
+    if value is None:
+        raise BadInput(f"{name}: missing; {request.action} needs {what}")
+    return value

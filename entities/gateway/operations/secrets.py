@@ -7,50 +7,57 @@ import time
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.operations.access_client import AccessClient, Bearer
+from entities.gateway.operations.operation import Operation
 from schemas.base import is_token
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, BadInput, BadJob, Conflict, NotFound
 from schemas.job import JobSpec
 from schemas.secrets import GENERATED, SecretInfo, SecretList, StoredSecret, about, references_of, taken_out
+from schemas.signals import AccessDecision
 
 
 class SecretOperations:
     """A user's own secrets: nobody lists, changes or names another user's."""
 
-    def __init__(self, bus: Bus, guard: AccessClient) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._guard = guard
 
-    async def put(self, bearer: Bearer, name: str, value: str) -> Ack:
+    def put(self, name: str, value: str) -> Operation[Ack]:
         """Stores a secret, in place of one of the same name.
 
         Raises:
             BadInput: the value names another secret, or something on the bus.
             Conflict: the bus has no keys to seal with.
         """
-        access = await bearer.check("secret.write", name)
-        if value.startswith(("secret://", "bus://")):
-            raise BadInput(
-                f"secret {name}: its value is what is secret, a text or a whole URL, not a name of it"
-            )
-        await self._store(_owner(access.user), name, value)
-        return Ack(note=f"{name} stored; a job names it secret://{name}")
 
-    async def list(self, bearer: Bearer) -> SecretList:
-        access = await bearer.check("secret.read", "secrets")
-        entries = await self._bus.bucket(subjects.SECRET).entries(user=_owner(access.user))
-        found = [entry.message for entry in entries if isinstance(entry.message, StoredSecret)]
-        infos = [SecretInfo(name=one.name, stored_at=one.stored_at) for one in found]
-        return SecretList(secrets=tuple(sorted(infos, key=lambda info: info.name)))
+        async def act(access: AccessDecision) -> Ack:
+            if value.startswith(("secret://", "bus://")):
+                raise BadInput(
+                    f"secret {name}: its value is what is secret, a text or a whole URL, not a name of it"
+                )
+            await self._store(_owner(access.user), name, value)
+            return Ack(note=f"{name} stored; a job names it secret://{name}")
 
-    async def remove(self, bearer: Bearer, name: str) -> Ack:
-        access = await bearer.check("secret.write", name)
-        bucket, user = self._bus.bucket(subjects.SECRET), _owner(access.user)
-        if await bucket.get(leader=True, user=user, name=name) is None:
-            raise NotFound(f"you have no secret {name}; `dmsc secret list` shows which there are")
-        await bucket.delete(user=user, name=name)
-        return Ack(note=f"{name} removed")
+        return Operation("secret.write", name, act)
+
+    def list(self) -> Operation[SecretList]:
+        async def act(access: AccessDecision) -> SecretList:
+            entries = await self._bus.bucket(subjects.SECRET).entries(user=_owner(access.user))
+            secrets = (entry.message for entry in entries if isinstance(entry.message, StoredSecret))
+            infos = [SecretInfo(name=secret.name, stored_at=secret.stored_at) for secret in secrets]
+            return SecretList(secrets=tuple(sorted(infos, key=lambda info: info.name)))
+
+        return Operation("secret.read", "secrets", act)
+
+    def remove(self, name: str) -> Operation[Ack]:
+        async def act(access: AccessDecision) -> Ack:
+            bucket, user = self._bus.bucket(subjects.SECRET), _owner(access.user)
+            if await bucket.get(leader=True, user=user, name=name) is None:
+                raise NotFound(f"you have no secret {name}; `dmsc secret list` shows which there are")
+            await bucket.delete(user=user, name=name)
+            return Ack(note=f"{name} removed")
+
+        return Operation("secret.write", name, act)
 
     async def keep(self, spec: JobSpec, user: str) -> JobSpec:
         """The job in the form that may be recorded: credentials in its URLs and arguments become secrets.

@@ -278,7 +278,7 @@ async def test_a_revoked_token_ends_the_stream(
         async def refuse(*_: Any) -> None:
             raise Refused("the token was revoked", user="vera")
 
-        monkeypatch.setattr(gateway.desk.guard, "check", refuse)
+        monkeypatch.setattr(gateway.jobs.access, "check", refuse)
         assert (await viewer.until("refused"))["detail"] == "the token was revoked"
         with pytest.raises(StopAsyncIteration):
             await viewer.until("delta")

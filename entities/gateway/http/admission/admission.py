@@ -65,13 +65,13 @@ class RequestAdmission:
         self,
         app: ASGIApp,
         *,
-        guard: AccessClient,
+        access: AccessClient,
         metrics: HttpMetrics,
         load: HttpLoad,
         config: HttpConfig,
     ) -> None:
         self._app = app
-        self._guard = guard
+        self._access = access
         self._metrics = metrics
         self._load = load
         self._user_buckets = Buckets(config.rate)
@@ -106,7 +106,7 @@ class RequestAdmission:
         is_probe = scope["path"] in PROBES
         bearer = _BEARER.match(headers.get(b"authorization", b""))
         token = bearer.group(1).decode("latin-1") if bearer is not None else ""
-        user = self._guard.user_of(token) if token else None
+        user = self._access.user_of(token) if token else None
         client = scope.get("client")
         facts = RequestFacts(f"user {user}" if user is not None else f"address {client[0] if client else ''}")
         if not is_probe:
@@ -128,7 +128,7 @@ class RequestAdmission:
                 if user is None and (refusal := await self._unknown_user_refusal(token)) is not None:
                     await _refuse(response, *refusal)
                     return
-                receive = self._stalling(receive, self._guard.user_of(token) or facts.identity)
+                receive = self._stalling(receive, self._access.user_of(token) or facts.identity)
             await self._app(scope, receive, response)
         finally:
             response.leave()
@@ -138,7 +138,7 @@ class RequestAdmission:
         if not token:
             return HTTPStatus.UNAUTHORIZED, Refused.code, NO_TOKEN, 0
         try:
-            await self._guard.check(token, "self.read", "self")
+            await self._access.check(token, "self.read", "self")
         except Refused as error:
             if not error.fields.get("user"):
                 return HTTPStatus.UNAUTHORIZED, error.code, error.text, 0

@@ -35,22 +35,22 @@ class NewUser(Part):
 def access(door: HttpContext) -> APIRouter:
     """The routes below `/v1/users`, `/v1/access`, `/v1/audit`, and `/v1/whoami`."""
     router = APIRouter(prefix="/v1")
-    desk = AccessOperations(door.bus, door.guard, door.metrics.gateway, door.desk.stored)
+    operations = AccessOperations(door.bus, door.metrics.gateway, door.jobs.stored)
 
     @router.get("/whoami", response_model=WhoAmI, tags=["users"])
     async def whoami(bearer: HttpBearer) -> Response:
         """Whose token this is, with which role, and until when."""
-        return _json(await desk.who(bearer))
+        return _json(await bearer.run(operations.who()))
 
     @router.get("/users", response_model=UserAnswer, tags=["users"])
     async def users(bearer: HttpBearer) -> Response:
         """All users, with the ids and times of their tokens."""
-        return _json(await desk.command(bearer, "list"))
+        return _json(await operations.command(bearer, "list"))
 
     @router.post("/users", status_code=201, response_model=UserAnswer, tags=["users"])
     async def add(new: NewUser, bearer: HttpBearer) -> Response:
         """Add a user. The answer shows the user's first token, this one time."""
-        answer = await desk.command(bearer, "add", new.name, role=new.role, expires_s=new.expires_s)
+        answer = await operations.command(bearer, "add", new.name, role=new.role, expires_s=new.expires_s)
         return _json(answer, 201)
 
     @router.post("/users/{name}/tokens", status_code=201, response_model=UserAnswer, tags=["users"])
@@ -60,7 +60,7 @@ def access(door: HttpContext) -> APIRouter:
         expires_s: Annotated[Seconds | None, Query(gt=0, description="default: 8 h")] = None,
     ) -> Response:
         """Make another token of a user. The answer shows it, this one time."""
-        return _json(await desk.command(bearer, "token", name, expires_s=expires_s), 201)
+        return _json(await operations.command(bearer, "token", name, expires_s=expires_s), 201)
 
     @router.post("/users/{name}/revoke", response_model=UserAnswer, tags=["users"])
     async def revoke(
@@ -72,12 +72,12 @@ def access(door: HttpContext) -> APIRouter:
         """Revoke one token of a user, or all of them, at once and everywhere."""
         if token_id is not None and not is_token(token_id):
             raise NotFound("there is no such token; an id has only letters, digits, _ and -")
-        return _json(await desk.command(bearer, "revoke", name, token_id=token_id, reason=reason))
+        return _json(await operations.command(bearer, "revoke", name, token_id=token_id, reason=reason))
 
     @router.delete("/users/{name}", response_model=UserAnswer, tags=["users"])
     async def remove(name: UserName, bearer: HttpBearer, reason: Reason = "") -> Response:
         """Remove a user, with all their tokens."""
-        return _json(await desk.command(bearer, "remove", name, reason=reason))
+        return _json(await operations.command(bearer, "remove", name, reason=reason))
 
     @router.get("/access/explain", response_model=AccessExplanation, tags=["users"])
     async def explain(
@@ -87,7 +87,7 @@ def access(door: HttpContext) -> APIRouter:
         resource: Annotated[str, Query(max_length=512, description="a job, node, module, …")] = "",
     ) -> Response:
         """Explain which rule permits a user an action on a resource, or why none does."""
-        return _json(await desk.explain(bearer, user, action, resource))
+        return _json(await operations.explain(bearer, user, action, resource))
 
     @router.get("/audit", response_model=AuditPage, tags=["audit"])
     async def audit(
@@ -98,8 +98,7 @@ def access(door: HttpContext) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=PAGE)] = 100,
     ) -> Response:
         """The audit stream, hash-chained: refusals and privileged acts, from `start` on or the latest."""
-        page = await (desk.latest(bearer, limit) if start is None else desk.audit(bearer, start, limit))
-        return _json(page)
+        return _json(await bearer.run(operations.audit(start, limit)))
 
     return router
 

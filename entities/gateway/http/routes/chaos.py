@@ -7,27 +7,30 @@ recovery reads: faults of this API before they are injected, those of `dmsc chao
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from fastapi import APIRouter, Response
 
 from bus import subjects
 from bus.logs import get_logger
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.requests import HttpBearer, IdempotencyKey, body_of, made, parse
-from entities.gateway.operations.idempotency import Answer
+from entities.gateway.http.requests import HttpBearer, IdempotencyKey, body_of, parse
+from entities.gateway.operations.operation import Operation
 from schemas.cluster import Strike, Struck
 from schemas.errors import Conflict, NotFound
 from schemas.names import agent_name
 from schemas.pages import OutsideFault, StrikeBody
 from schemas.registry import InstanceState
+from schemas.signals import AccessDecision
 
 log = get_logger("door")
 
-TIMEOUT_S = 5.0
-"""For the agent's answer. The request is never repeated: a repeated fault would be another fault."""
 
+def chaos(door: HttpContext, timeout_s: float = 5.0) -> APIRouter:
+    """`/v1/chaos/faults`, `/v1/chaos/outside`.
 
-def chaos(door: HttpContext) -> APIRouter:
-    """`/v1/chaos/faults`, `/v1/chaos/outside`."""
+    `timeout_s`: for the agent's answer. The request is never repeated: that would be another fault.
+    """
     router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
 
     @router.post("/faults", status_code=202, response_model=Struck, openapi_extra=body_of(StrikeBody))
@@ -36,8 +39,7 @@ def chaos(door: HttpContext) -> APIRouter:
         text = await door.body(keyed)
         body = parse(StrikeBody, text)
 
-        async def act() -> Answer:
-            access = await bearer.check("chaos.strike", body.sid)
+        async def act(access: AccessDecision) -> Struck:
             record = door.records.get(body.sid)
             over = (InstanceState.FAULTED, InstanceState.GONE)
             if record is None or record.job is None or record.state in over:
@@ -46,11 +48,12 @@ def chaos(door: HttpContext) -> APIRouter:
                 raise Conflict(f"{body.sid} is {record.incarnation} by now, not {body.incarnation}")
             agent = agent_name(record.endpoint.cluster, record.endpoint.node)
             order = Strike(sid=body.sid, incarnation=record.incarnation, fault=body.fault, user=access.user)
-            struck = await door.backends.request(subjects.STRIKE, order, timeout_s=TIMEOUT_S, agent=agent)
+            struck = await door.backends.request(subjects.STRIKE, order, timeout_s=timeout_s, agent=agent)
             log.warning("fault ordered", fault=body.fault, sid=body.sid, user=access.user, agent=agent)
-            return made(struck, status=202)
+            return struck
 
-        return await door.once(keyed, bearer, "chaos.strike", body.sid, act, text)
+        operation = Operation("chaos.strike", body.sid, act)
+        return await door.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
 
     @router.post(
         "/outside", status_code=202, response_model=OutsideFault, openapi_extra=body_of(OutsideFault)
@@ -62,13 +65,12 @@ def chaos(door: HttpContext) -> APIRouter:
         """
         text = await door.body(keyed)
         body = parse(OutsideFault, text)
-        struck = f"{body.victim} ({body.fault})"
 
-        async def act() -> Answer:
-            access = await bearer.check("chaos.outside", struck)
+        async def act(access: AccessDecision) -> OutsideFault:
             log.warning("fault from outside", fault=body.fault, victim=body.victim, user=access.user)
-            return made(body, status=202)
+            return body
 
-        return await door.once(keyed, bearer, "chaos.outside", struck, act, text)
+        operation = Operation("chaos.outside", f"{body.victim} ({body.fault})", act)
+        return await door.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
 
     return router

@@ -18,6 +18,7 @@ from entities.gateway.http.requests import (
     answer,
     paged,
 )
+from entities.gateway.operations.job_urls import READ_ARTIFACT
 from entities.job_files.checkpoint_catalog import PublishedCheckpoints, read_manifest
 from schemas.checkpoint import (
     MANIFEST_NAME,
@@ -46,7 +47,7 @@ def checkpoints(door: HttpContext) -> APIRouter:
     @router.get("", response_model=CheckpointPage)
     async def published(job: JobId, request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """The job's checkpoints that exist, the newest first, each with its manifest."""
-        store = PublishedCheckpoints(door.files, folder_of(await door.desk.read(bearer, job)))
+        store = PublishedCheckpoints(door.files, folder_of(await bearer.run(door.jobs.read(job))))
         folders = {str(folder): folder for folder in await store.published()}
         names, after = cut(
             folders,
@@ -66,7 +67,7 @@ def checkpoints(door: HttpContext) -> APIRouter:
     @router.get("/{name}", response_model=PublishedCheckpoint)
     async def one(job: JobId, name: CheckpointName, bearer: HttpBearer) -> Response:
         """One checkpoint of the job, with its manifest."""
-        url = folder_of(await door.desk.read(bearer, job))
+        url = folder_of(await bearer.run(door.jobs.read(job)))
         manifest = await manifest_of(url, job, name)
         return answer(PublishedCheckpoint(name=name, url=f"{url}/{name}", manifest=manifest))
 
@@ -75,7 +76,7 @@ def checkpoints(door: HttpContext) -> APIRouter:
         job: JobId, name: CheckpointName, path: str, bearer: HttpBearer, byte_range: ByteRange = None
     ) -> Response:
         """One file of a checkpoint, or a range of its bytes. `path`: as the manifest names the file."""
-        url = folder_of(await door.desk.files_of(bearer, job))
+        url = folder_of(await bearer.run(door.jobs.read(job, READ_ARTIFACT)))
         if path != MANIFEST_NAME and path not in (await manifest_of(url, job, name)).files:
             raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)
         return await file_answer(door.files(f"{url}/{name}"), path, byte_range)

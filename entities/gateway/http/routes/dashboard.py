@@ -21,6 +21,7 @@ from entities.gateway.dashboard.view_model import PAGE, OverviewPart
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.requests import HttpBearer, WantedInstance, WantedJob
 from entities.gateway.http.sse.response import STREAM, EventStream
+from entities.gateway.operations.access import tap_scope
 from entities.gateway.operations.access_client import Bearer
 from schemas.errors import NotFound
 
@@ -123,7 +124,7 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
         replies: Annotated[bool, Query(description="also the answers to requests")] = False,
     ) -> EventStream:
         """Server-sent events: `ready`, then `messages` in batches, decoded, secrets as `***`."""
-        scope = await desk.scopes.scope(bearer)
+        scope = await tap_scope(bearer)
         patterns = subject or ["signal.>"]
         left_out(scope, patterns)
         frames = desk.taps.stream(patterns, where or [], replies, scope, bearer.token)

@@ -66,7 +66,7 @@ def datasets(door: HttpContext) -> APIRouter:
         access = await bearer.check("dataset.write", name)
         limit = door.config.max_dataset_bytes
         stated_bytes = check_length(request, limit)
-        async with door.desk.stored.upload(access, name, stated_bytes, door.config.upload_hold_s) as upload:
+        async with door.jobs.stored.upload(access, name, stated_bytes, door.config.upload_hold_s) as upload:
             body = upload.within(BoundedBody(request, limit).pieces())
             info = await objects.put(f"{FOLDER}/{name}", body, upload.nuid)
             await upload.stored()
@@ -85,7 +85,7 @@ def datasets(door: HttpContext) -> APIRouter:
         access = await bearer.check("dataset.delete", name)
         if not await objects.delete(f"{FOLDER}/{name}"):
             raise NotFound(f"there is no dataset {name}")
-        await door.desk.stored.removed(name)
+        await door.jobs.stored.removed(name)
         log.info("dataset removed", name=name, user=access.user)
         return answer(Ack(note=f"{name} removed"))
 

@@ -39,9 +39,8 @@ def faults(door: HttpContext) -> APIRouter:
         state: FaultState | None = None,
     ) -> Response:
         """Each fault as it stands now, oldest first."""
-        matches = [
-            fault for fault in (await door.desk.faults(bearer, job)).faults if state in (None, fault.state)
-        ]
+        records = (await bearer.run(door.jobs.faults(job))).faults
+        matches = [fault for fault in records if state in (None, fault.state)]
         part, after = cut(matches, lambda fault: (fault.opened_at, fault.id), page.limit, page.cursor)
         return paged(request, FaultPage(faults=part, next=after))
 
@@ -63,7 +62,7 @@ def faults(door: HttpContext) -> APIRouter:
     @router.get("/{fault}", response_model=FaultRecord)
     async def read(fault: FaultId, bearer: HttpBearer) -> Response:
         """One fault as it stands now."""
-        for record in (await door.desk.faults(bearer, None)).faults:
+        for record in (await bearer.run(door.jobs.faults(None))).faults:
             if record.id == fault:
                 return answer(record)
         raise NotFound(f"there is no fault {fault}; GET /v1/faults lists them")

@@ -20,13 +20,11 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
     body_of,
-    made,
     paged,
     parse,
 )
 from entities.gateway.http.sse.format import first_sequence, job_line
 from entities.gateway.http.sse.response import STREAM, EventStream
-from entities.gateway.operations.idempotency import Answer
 from schemas.door import JobLoad
 from schemas.errors import Ack, BadJob
 from schemas.job import JobRecord, JobSpec, JobState
@@ -36,20 +34,17 @@ from schemas.pages import JobPage
 def jobs(door: HttpContext) -> APIRouter:
     """The routes below `/v1/jobs` that are about the job itself."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    desk = door.desk
+    operations = door.jobs
 
     @router.post("", status_code=201, response_model=JobRecord, openapi_extra=body_of(JobSpec))
     async def submit(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Submit a job: a JobSpec as JSON."""
         text = await door.body(keyed)
         spec = parse(JobSpec, text, BadJob)
-        cause = await door.cause(keyed, bearer, "job.submit", spec.name)
-
-        async def act() -> Answer:
-            record = await desk.submit(bearer, spec, cause)
-            return made(record, f"/v1/jobs/{record.job}", HTTPStatus.CREATED)
-
-        return await door.once(keyed, bearer, "job.submit", spec.name, act, text)
+        operation = operations.submit(bearer, spec, key=keyed.key)
+        return await door.command(
+            keyed, bearer, operation, text, HTTPStatus.CREATED, lambda record: f"/v1/jobs/{record.job}"
+        )
 
     @router.get("", response_model=JobPage)
     async def list_jobs(
@@ -60,7 +55,7 @@ def jobs(door: HttpContext) -> APIRouter:
         user: Annotated[str | None, Query(max_length=200, description="only this user's")] = None,
     ) -> Response:
         """The mesh's jobs in the order of their submission."""
-        jobs = (await desk.list(bearer)).jobs
+        jobs = (await bearer.run(operations.list())).jobs
         matches = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
         part, after = cut(matches, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
         return paged(request, JobPage(jobs=part, next=after))
@@ -68,12 +63,12 @@ def jobs(door: HttpContext) -> APIRouter:
     @router.get("/{job}", response_model=JobRecord)
     async def read(job: JobId, bearer: HttpBearer) -> Response:
         """The job's record."""
-        return answer(await desk.read(bearer, job))
+        return answer(await bearer.run(operations.read(job)))
 
     @router.get("/{job}/load", response_model=JobLoad)
     async def load(job: JobId, bearer: HttpBearer) -> Response:
         """Queue, service time and latency of each of its instances at this moment."""
-        return answer(await desk.load(bearer, job))
+        return answer(await bearer.run(operations.load(job)))
 
     @router.post("/{job}/scale", response_model=Ack)
     async def scale(
@@ -84,11 +79,7 @@ def jobs(door: HttpContext) -> APIRouter:
         stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
     ) -> Response:
         """Set the number of working replicas of one stage, or of each; they join and leave between steps."""
-
-        async def act() -> Answer:
-            return made(await desk.scale(bearer, job, replicas, stage))
-
-        return await door.once(keyed, bearer, "job.change", job, act)
+        return await door.command(keyed, bearer, operations.scale(job, replicas, stage))
 
     @router.post("/{job}/move", response_model=Ack)
     async def move(
@@ -99,38 +90,22 @@ def jobs(door: HttpContext) -> APIRouter:
         stage: Annotated[int, Query(ge=0, le=100_000)],
     ) -> Response:
         """Take an instance out of its stage at the end of the step; its slot then hosts one of `stage`."""
-
-        async def act() -> Answer:
-            return made(await desk.change_stage(bearer, job, sid, stage))
-
-        return await door.once(keyed, bearer, "job.change", job, act)
+        return await door.command(keyed, bearer, operations.change_stage(job, sid, stage))
 
     @router.post("/{job}/park", response_model=JobRecord)
     async def park(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:
         """Park a job: it waits without slots until it is resumed. Users park their own, operators any."""
-
-        async def act() -> Answer:
-            return made(await desk.park(bearer, job, reason))
-
-        return await door.once(keyed, bearer, "job.park", job, act, always=True)
+        return await door.command(keyed, bearer, operations.park(job, reason))
 
     @router.post("/{job}/resume", response_model=JobRecord)
     async def resume(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Resume a parked job as soon as slots are free. Users resume their own, operators any."""
-
-        async def act() -> Answer:
-            return made(await desk.resume(bearer, job))
-
-        return await door.once(keyed, bearer, "job.resume", job, act)
+        return await door.command(keyed, bearer, operations.resume(job))
 
     @router.post("/{job}/cancel", response_model=JobRecord)
     async def cancel(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:
         """Cancel a job. Users cancel their own, operators any."""
-
-        async def act() -> Answer:
-            return made(await desk.cancel(bearer, job, reason or "asked for over HTTP"))
-
-        return await door.once(keyed, bearer, "job.cancel", job, act, always=True)
+        return await door.command(keyed, bearer, operations.cancel(job, reason or "asked for over HTTP"))
 
     @router.get("/{job}/events", response_class=EventStream, responses=STREAM)
     async def events(
@@ -141,13 +116,13 @@ def jobs(door: HttpContext) -> APIRouter:
         last_event_id: LastEventId = None,
     ) -> EventStream:
         """Server-sent events: those so far, then each new one until the job has ended (docs/gateway.md)."""
-        await desk.read(bearer, job)
+        await bearer.run(operations.read(job))
         records = door.hub.follow(
             subjects.JOB_EVENT,
             {"job": job},
             job_line,
             first_sequence(start, last_event_id),
-            lambda: desk.has_ended(job),
+            lambda: operations.has_ended(job),
         )
         return door.stream(request, bearer, "job.read", job, records)
 

@@ -15,10 +15,8 @@ from entities.gateway.http.requests import (
     PageAsked,
     Reason,
     answer,
-    made,
     paged,
 )
-from entities.gateway.operations.idempotency import Answer
 from schemas.door import Cordons, MeshStatus
 from schemas.errors import NotFound
 from schemas.pages import NodePage, NodeView
@@ -29,25 +27,25 @@ Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; defa
 def nodes(door: HttpContext) -> APIRouter:
     """The routes below `/v1/nodes`, and `/v1/mesh`."""
     router = APIRouter(prefix="/v1")
-    desk = door.desk
+    jobs = door.jobs
 
     @router.get("/mesh", response_model=MeshStatus, tags=["mesh"])
     async def mesh(bearer: HttpBearer) -> Response:
         """Services, nodes, jobs and cordons at a glance, as the leading orchestrator sees them."""
-        return answer(await desk.mesh(bearer))
+        return answer(await bearer.run(jobs.mesh()))
 
     @router.get("/nodes", response_model=NodePage, tags=["nodes"])
     async def list_nodes(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """The node agents, their slots and their cordons."""
         part, after = cut(
-            _views(await desk.mesh(bearer)), lambda view: (view.status.sid,), page.limit, page.cursor
+            _views(await bearer.run(jobs.mesh())), lambda view: (view.status.sid,), page.limit, page.cursor
         )
         return paged(request, NodePage(nodes=part, next=after))
 
     @router.get("/nodes/{node}", response_model=NodeView, tags=["nodes"])
     async def read(node: NodeName, bearer: HttpBearer) -> Response:
         """One node, by the SID of its agent."""
-        for view in _views(await desk.mesh(bearer)):
+        for view in _views(await bearer.run(jobs.mesh())):
             if view.status.sid == node:
                 return answer(view)
         raise NotFound(f"there is no node {node}; GET /v1/nodes lists them")
@@ -57,33 +55,21 @@ def nodes(door: HttpContext) -> APIRouter:
         node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, slot: Slot = None, reason: Reason = ""
     ) -> Response:
         """Keep new instances off this node, or off one of its slots."""
-
-        async def act() -> Answer:
-            return made(await desk.cordon(bearer, node, slot, reason, drain=False))
-
-        return await door.once(keyed, bearer, "node.cordon", node, act)
+        return await door.command(keyed, bearer, jobs.cordon(node, slot, reason))
 
     @router.post("/nodes/{node}/drain", response_model=Cordons, tags=["nodes"])
     async def drain(
         node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
     ) -> Response:
         """Cordon a node and move its instances elsewhere. Answers at once; `/v1/mesh` shows the progress."""
-
-        async def act() -> Answer:
-            return made(await desk.cordon(bearer, node, None, reason, drain=True))
-
-        return await door.once(keyed, bearer, "node.drain", node, act)
+        return await door.command(keyed, bearer, jobs.cordon(node, None, reason, drain=True))
 
     @router.post("/nodes/{node}/uncordon", response_model=Cordons, tags=["nodes"])
     async def uncordon(
         node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, slot: Slot = None
     ) -> Response:
         """Let new instances start there again."""
-
-        async def act() -> Answer:
-            return made(await desk.uncordon(bearer, node, slot))
-
-        return await door.once(keyed, bearer, "node.uncordon", node, act)
+        return await door.command(keyed, bearer, jobs.uncordon(node, slot))
 
     return router
 

@@ -17,13 +17,10 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
     body_of,
-    made,
     paged,
     parse,
     read_body,
 )
-from entities.gateway.operations.idempotency import Answer
-from entities.gateway.operations.modules import resource_of
 from schemas.errors import Ack
 from schemas.module_status import ModuleAnswer, OrderBody, QuestionBody
 from schemas.observation import ObservationBatch
@@ -36,12 +33,12 @@ Version = Annotated[str, Query(min_length=1, max_length=100, description="as `dm
 def policies(door: HttpContext) -> APIRouter:
     """The routes below `/v1/policies`, and `/v1/observations`."""
     router = APIRouter(prefix="/v1", tags=["policies"])
-    desk = door.desk.modules
+    modules = door.jobs.modules
 
     @router.get("/policies", response_model=PolicyPage)
-    async def modules(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
+    async def list_modules(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
         """The functional modules that run, with their state and counts."""
-        running = (await desk.modules(bearer)).modules
+        running = (await bearer.run(modules.modules())).modules
         part, after = cut(
             running, lambda module: (module.module, module.version, module.sid or ""), page.limit, page.cursor
         )
@@ -54,11 +51,7 @@ def policies(door: HttpContext) -> APIRouter:
         """Activate, shadow or drain a module, or enable or disable it for jobs. Answers its new state."""
         text = await door.body(keyed)
         body = parse(OrderBody, text)
-
-        async def act() -> Answer:
-            return made(await desk.order(bearer, module, body))
-
-        return await door.once(keyed, bearer, "policy.write", module, act, text)
+        return await door.command(keyed, bearer, modules.order(module, body), text)
 
     @router.post(
         "/policies/{module}/questions", response_model=ModuleAnswer, openapi_extra=body_of(QuestionBody)
@@ -66,7 +59,7 @@ def policies(door: HttpContext) -> APIRouter:
     async def question(module: ModuleName, request: Request, bearer: HttpBearer) -> Response:
         """Ask a module what it suggests for a job at this moment. The suggestion is not adopted."""
         body = parse(QuestionBody, await read_body(request, door.config.max_job_bytes))
-        return answer(await desk.ask(bearer, module, body))
+        return answer(await bearer.run(modules.ask(module, body)))
 
     @router.post(
         "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)
@@ -75,12 +68,8 @@ def policies(door: HttpContext) -> APIRouter:
         """Send observations of a system outside the mesh to the modules that subscribe to them."""
         text = await door.body(keyed)
         batch = parse(ObservationBatch, text)
-
-        async def act() -> Answer:
-            return made(await desk.observe(bearer, batch.observations), status=HTTPStatus.ACCEPTED)
-
-        resource = resource_of(batch.observations)
-        return await door.once(keyed, bearer, "observation.write", resource, act, text)
+        operation = modules.observe(bearer, batch.observations)
+        return await door.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
 
     @router.post("/policies/{module}/promote", response_model=PolicySwitch)
     async def promote(
@@ -91,21 +80,13 @@ def policies(door: HttpContext) -> APIRouter:
         reason: Reason = "",
     ) -> Response:
         """Make this running version the active one. The former one runs on in shadow; both are scored."""
-
-        async def act() -> Answer:
-            return made(await door.promotions.promote(bearer, module, version, reason))
-
-        return await door.once(keyed, bearer, "policy.promote", module, act)
+        return await door.command(keyed, bearer, modules.promote(module, version, reason))
 
     @router.post("/policies/{module}/rollback", response_model=PolicySwitch)
     async def rollback(
         module: ModuleName, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
     ) -> Response:
         """Make the version active again that was active before the last promotion."""
-
-        async def act() -> Answer:
-            return made(await door.promotions.roll_back(bearer, module, reason))
-
-        return await door.once(keyed, bearer, "policy.rollback", module, act)
+        return await door.command(keyed, bearer, modules.roll_back(module, reason))
 
     return router

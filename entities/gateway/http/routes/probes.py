@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.metrics import scrape_targets
 from entities.gateway.http.requests import HttpBearer, answer
-from entities.gateway.operations.access import TapOperations
+from entities.gateway.operations.access import tap_scope
 from schemas.door import TapScope
 from schemas.errors import NotFound
 from schemas.pages import Health, Readiness, ScrapeTarget
@@ -19,7 +19,6 @@ from schemas.pages import Health, Readiness, ScrapeTarget
 def probes(door: HttpContext) -> APIRouter:
     """`/healthz`, `/readyz`, `/metrics`, `/v1/metrics/targets`, `/v1/tap/scope`."""
     router = APIRouter()
-    tap = TapOperations(door.guard)
     metrics = door.metrics
 
     @router.get("/healthz", response_model=Health, tags=["probes"])
@@ -58,6 +57,6 @@ def probes(door: HttpContext) -> APIRouter:
     @router.get("/v1/tap/scope", response_model=TapScope, tags=["mesh"])
     async def scope(bearer: HttpBearer) -> Response:
         """Which messages of the bus the bearer may tap."""
-        return answer(await tap.scope(bearer))
+        return answer(await tap_scope(bearer))
 
     return router

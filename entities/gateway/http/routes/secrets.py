@@ -19,22 +19,22 @@ SecretName = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), 
 def secrets(door: HttpContext) -> APIRouter:
     """The routes below `/v1/secrets`."""
     router = APIRouter(prefix="/v1/secrets", tags=["secrets"])
-    desk = door.desk.secrets
+    operations = door.jobs.secrets
 
     @router.get("", response_model=SecretList)
     async def list_secrets(bearer: HttpBearer) -> Response:
         """Your secrets, without their values."""
-        return answer(await desk.list(bearer))
+        return answer(await bearer.run(operations.list()))
 
     @router.put("/{name}", response_model=Ack, openapi_extra=body_of(SecretValue))
     async def store(name: SecretName, request: Request, bearer: HttpBearer) -> Response:
         """Store a secret, in place of one of the same name; a job names it `secret://NAME` as a URL."""
         value = parse(SecretValue, await read_body(request, MOST_BYTES), BadInput)
-        return answer(await desk.put(bearer, name, value.value))
+        return answer(await bearer.run(operations.put(name, value.value)))
 
     @router.delete("/{name}", response_model=Ack)
     async def remove(name: SecretName, bearer: HttpBearer) -> Response:
         """Remove a secret. Running jobs go on; jobs that start later and name it fail."""
-        return answer(await desk.remove(bearer, name))
+        return answer(await bearer.run(operations.remove(name)))
 
     return router

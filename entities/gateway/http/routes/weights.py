@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import DOCUMENTED, File, file_answer
 from entities.gateway.http.requests import ByteRange, HttpBearer, JobId, answer
+from entities.gateway.operations.job_urls import READ_ARTIFACT
 from schemas.errors import NotFound
 from schemas.job import JobRecord, WeightsManifest
 
@@ -24,12 +25,12 @@ def weights(door: HttpContext) -> APIRouter:
     @router.get("", response_model=WeightsManifest)
     async def manifest(job: JobId, bearer: HttpBearer) -> Response:
         """Shards, index, and the SHA-256 over all tensors."""
-        return answer(manifest_of(await door.desk.read(bearer, job)))
+        return answer(manifest_of(await bearer.run(door.jobs.read(job))))
 
     @router.get("/{shard}", response_class=File, responses=DOCUMENTED)
     async def shard(job: JobId, shard: str, bearer: HttpBearer, byte_range: ByteRange = None) -> Response:
         """One safetensors file, or a range of its bytes."""
-        weights = manifest_of(await door.desk.files_of(bearer, job))
+        weights = manifest_of(await bearer.run(door.jobs.read(job, READ_ARTIFACT)))
         if shard not in weights.shards:
             raise NotFound(f"{job} has no shard {shard}; it has {', '.join(weights.shards)}", job=job)
         return await file_answer(door.files(weights.url), shard, byte_range)
