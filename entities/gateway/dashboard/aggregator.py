@@ -23,7 +23,8 @@ from bus.subject import Subject
 from bus.tap.sampled_subscription import SampledSubscription
 from bus.tasks import cancel
 from entities.gateway.dashboard.view_model import PAGE, MeshViewModel, OverviewPart
-from entities.gateway.dashboard.viewers import Viewer, sse
+from entities.gateway.dashboard.viewers import Viewer
+from entities.gateway.server_sent_events import encode_event
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, RouteTable
 from schemas.door import MeshQuery, MeshStatus
@@ -122,7 +123,7 @@ class DashboardAggregator:
             return self.view_model.whole(time.time(), parts)
 
     def whole_frame(self) -> bytes:
-        return sse("overview", self.view_model.whole(time.time()), self.view_model.sequence)
+        return encode_event("overview", self.view_model.whole(time.time()), self.view_model.sequence)
 
     @property
     def watched(self) -> int:
@@ -312,6 +313,6 @@ class DashboardAggregator:
                 log.error("no delta", exc_info=error)
                 continue
             if delta is not None and self._viewers:
-                frame = sse("delta", delta, delta["sequence"])
+                frame = encode_event("delta", delta, delta["sequence"])
                 for viewer in self._viewers:
                     viewer.offer(frame)

@@ -11,8 +11,8 @@ from entities.gateway.dashboard.aggregator import AggregatorConfig, DashboardAgg
 from entities.gateway.dashboard.logs import LogSearch
 from entities.gateway.dashboard.tap_stream import TapSessions
 from entities.gateway.dashboard.view_model import PAGE, OverviewPart
-from entities.gateway.dashboard.viewers import sse
 from entities.gateway.operations.access_client import Bearer
+from entities.gateway.server_sent_events import KEEPALIVE, encode_event
 from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 
@@ -61,7 +61,7 @@ class Dashboard:
     async def live(self, access: AccessDecision) -> AsyncGenerator[bytes, None]:
         """Frames for one browser: the whole view, then deltas, until it disconnects."""
         async with self.feed.viewer() as viewer:
-            yield sse("you", self.you(access))
+            yield encode_event("you", self.you(access))
             quiet_since = time.monotonic()
             while not self.feed.closed:
                 frame = await viewer.next(LOOKED_S)
@@ -71,4 +71,4 @@ class Dashboard:
                     yield frame
                 elif now - quiet_since >= KEEPALIVE_S:
                     quiet_since = now
-                    yield b": waiting\n\n"
+                    yield KEEPALIVE

@@ -21,7 +21,7 @@ from bus.tap.message import TappedMessage
 from bus.tap.rendering import as_json, render
 from bus.tap.scope import may, shown
 from bus.tasks import cancel
-from entities.gateway.dashboard.viewers import sse
+from entities.gateway.server_sent_events import KEEPALIVE, encode_event
 from schemas.door import TapScope
 from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
@@ -86,7 +86,7 @@ class TapSessions:
                     limit=self.config.pending,
                 )
                 async with tap:
-                    yield sse(
+                    yield encode_event(
                         "ready",
                         {
                             "patterns": patterns,
@@ -135,10 +135,10 @@ class TapSessions:
                 if batch:
                     quiet = 0.0
                     data = {"messages": batch, "seen": tap.seen, "dropped": tap.dropped + skipped}
-                    yield sse("messages", data)
+                    yield encode_event("messages", data)
                 elif (quiet := quiet + config.every_s) >= config.keepalive_s:
                     quiet = 0.0
-                    yield b": listening\n\n"
+                    yield KEEPALIVE
         finally:
             await cancel(reader)
 

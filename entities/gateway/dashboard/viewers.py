@@ -7,10 +7,8 @@ as it reads again. Nothing ever waits for a viewer.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 QUEUED = 8
 """Frames that may wait for one viewer: two seconds' worth."""
@@ -55,9 +53,3 @@ class Viewer:
         if not self._frames:
             self._news.clear()
         return frame
-
-
-def sse(event: str, data: Any, sequence: int | None = None) -> bytes:
-    """One server-sent event; `data` becomes JSON in one line."""
-    head = "" if sequence is None else f"id: {sequence}\n"
-    return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -1,9 +1,12 @@
-"""Errors in HTTP form: a status and an `application/problem+json` body (RFC 9457). Pure."""
+"""Errors in HTTP form: a status and an `application/problem+json` body (RFC 9457)."""
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 from typing import Any
+
+from fastapi.responses import JSONResponse
 
 from schemas.errors import (
     BadInput,
@@ -69,3 +72,17 @@ def problem(status: HTTPStatus, detail: str, code: str, **more: Any) -> dict[str
         "code": code,
         **more,
     }
+
+
+def problem_response(
+    status: HTTPStatus, detail: str, code: str, *, retry_after_s: float = 0.0, **more: Any
+) -> JSONResponse:
+    """The answer with the problem. `retry_after_s` 0: without `Retry-After`."""
+    headers = {}
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if retry_after_s > 0:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        headers["Connection"] = "close"  # otherwise the rest of the body would be read, at any length
+    return JSONResponse(problem(status, detail, code, **more), int(status), headers, MEDIA_TYPE)

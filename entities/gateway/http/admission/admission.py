@@ -9,13 +9,11 @@ else, without an id, `RateLimit-*` and a line in the log: these would cost more 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
-from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
 
+from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bus.logs import get_logger
@@ -25,7 +23,7 @@ from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.api_document import PATH as DOCS
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
-from entities.gateway.http.problems import MEDIA_TYPE, problem, status_of
+from entities.gateway.http.problems import problem_response, status_of
 from entities.gateway.http.rate_limit import Buckets, RateGrant
 from entities.gateway.http.request_facts import HEADERS, RequestFacts, asked
 from entities.gateway.operations.access_client import AccessClient
@@ -44,7 +42,6 @@ ONCE = frozenset(
     )
 )
 """Headers with a meaning here: a request may have each of them once."""
-BUSY = "more requests come than this gateway can do; come back in a second"
 NO_TOKEN = "no token; send the header Authorization: Bearer TOKEN"
 PAGES = (PAGE, DOCS)
 DATA = [
@@ -53,9 +50,6 @@ DATA = [
 ]
 """Headers of every answer but our pages: a browser then runs nothing that a job or a data set contains."""
 _BEARER = re.compile(rb"^bearer +(\S+) *$", re.IGNORECASE)
-
-Refusal = tuple[HTTPStatus, str, str, int]
-"""Status, code, text, and seconds for `Retry-After` (0: none, or `RateGrant.headers` has it)."""
 
 
 class RequestAdmission:
@@ -86,7 +80,7 @@ class RequestAdmission:
         if scope["path"] not in PROBES and (reason := self._load.too_much(now)):
             self._load.shed(reason, now)
             self._metrics.answered[HTTPStatus.SERVICE_UNAVAILABLE] += 1
-            await _refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, BUSY, 1)
+            await BUSY(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         caller_id, span = asked(headers)
@@ -115,9 +109,9 @@ class RequestAdmission:
             buckets = self._user_buckets if user is not None or is_page else self._address_buckets
             grant = buckets.take(facts.identity, time.monotonic())
             response.extra += grant.headers()
-            refusal = self._refusal(grant) or _repeated_header(scope)
+            refusal = self._limit_refusal(grant) or _repeated_header(scope)
             if refusal is not None:
-                await _refuse(response, *refusal)
+                await refusal(scope, receive, response)
                 return
             await self._load.turn()
         scope["dmsc"] = response.facts = facts
@@ -126,24 +120,24 @@ class RequestAdmission:
         try:
             if has_body(headers) and not is_probe:
                 if user is None and (refusal := await self._unknown_user_refusal(token)) is not None:
-                    await _refuse(response, *refusal)
+                    await refusal(scope, receive, response)
                     return
                 receive = self._stalling(receive, self._access.user_of(token) or facts.identity)
             await self._app(scope, receive, response)
         finally:
             response.leave()
 
-    async def _unknown_user_refusal(self, token: str) -> Refusal | None:
+    async def _unknown_user_refusal(self, token: str) -> JSONResponse | None:
         """Why the body of an unknown user is not read; None if it is to be read."""
         if not token:
-            return HTTPStatus.UNAUTHORIZED, Refused.code, NO_TOKEN, 0
+            return _refusal(HTTPStatus.UNAUTHORIZED, NO_TOKEN, Refused.code)
         try:
             await self._access.check(token, "self.read", "self")
         except Refused as error:
             if not error.fields.get("user"):
-                return HTTPStatus.UNAUTHORIZED, error.code, error.text, 0
+                return _refusal(HTTPStatus.UNAUTHORIZED, error.text, error.code)
         except DmscError as error:
-            return status_of(error), error.code, error.text, 1
+            return _refusal(status_of(error), error.text, error.code, 1.0)
         return None
 
     def _stalling(self, receive: Receive, identity: str) -> Receive:
@@ -184,18 +178,18 @@ class RequestAdmission:
             ms=round(1e3 * (time.monotonic() - begun), 1),
         )
 
-    def _refusal(self, grant: RateGrant) -> Refusal | None:
+    def _limit_refusal(self, grant: RateGrant) -> JSONResponse | None:
         load = self._load
         if load.draining:
             load.refused["draining"] += 1
             text = "this gateway stops; ask another one"
-            return HTTPStatus.SERVICE_UNAVAILABLE, Overloaded.code, text, 1
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, text, Overloaded.code, 1.0)
         if not grant.allowed:
             load.refused["rate"] += 1
             text = (
                 f"more requests than {grant.limit} at once; Retry-After and RateLimit-Reset say when to go on"
             )
-            return HTTPStatus.TOO_MANY_REQUESTS, RateLimited.code, text, 0
+            return _refusal(HTTPStatus.TOO_MANY_REQUESTS, text, RateLimited.code)
         return None
 
 
@@ -234,32 +228,25 @@ def has_body(headers: dict[bytes, bytes]) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
 
 
-def _repeated_header(scope: Scope) -> Refusal | None:
+def _repeated_header(scope: Scope) -> JSONResponse | None:
     """Refuses a header given twice: a proxy, or another part of the gateway, might read the other value."""
     names = [name for name, _ in scope["headers"] if name in ONCE]
     for name in names:
         if names.count(name) > 1:
             text = f"the header {name.decode()} stands there {names.count(name)} times; send it once"
-            return HTTPStatus.BAD_REQUEST, BadInput.code, text, 0
+            return _refusal(HTTPStatus.BAD_REQUEST, text, BadInput.code)
     return None
 
 
-async def _refuse(send: Send, status: HTTPStatus, code: str, detail: str, retry_after_s: int) -> None:
-    body, headers = _refusal_parts(status, code, detail, retry_after_s)
-    start: dict[str, Any] = {"type": "http.response.start", "status": int(status), "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
-
-
-@lru_cache(maxsize=64)
-def _refusal_parts(
-    status: HTTPStatus, code: str, detail: str, retry_after_s: int
-) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]]:
+def _refusal(status: HTTPStatus, text: str, code: str, retry_after_s: float = 0.0) -> JSONResponse:
+    """A refusal. `retry_after_s` 0: without `Retry-After`, or `RateGrant.headers` has it."""
     retryable = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    body = json.dumps(problem(status, detail, code, retryable=retryable)).encode()
-    headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", b"%d" % len(body))]
-    if status is HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if retry_after_s:
-        headers.append((b"retry-after", b"%d" % retry_after_s))
-    return body, tuple(headers)
+    return problem_response(status, text, code, retry_after_s=retry_after_s, retryable=retryable)
+
+
+BUSY = _refusal(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "more requests come than this gateway can do; come back in a second",
+    Overloaded.code,
+    1.0,
+)

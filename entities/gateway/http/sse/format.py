@@ -1,11 +1,11 @@
-"""The text format of server-sent events, and the sequence at which a client's stream begins. Pure."""
+"""Records and notices as server-sent events, and the sequence at which a client's stream begins. Pure."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from bus.messaging.streams import StreamRecord
+from entities.gateway.server_sent_events import encode_event
 from schemas.fault import FaultRecord
 from schemas.job import ENDED, JobEvent
 
@@ -43,7 +43,7 @@ def job_line(recorded: StreamRecord) -> EventLine | None:
     event = recorded.message
     if not isinstance(event, JobEvent):
         return None
-    data = sse_record(recorded.sequence, event.kind, event.model_dump_json(exclude_none=True))
+    data = encode_event(event.kind, event.model_dump_json(exclude_none=True), recorded.sequence)
     return EventLine(recorded.sequence, data, event.state in ENDED)
 
 
@@ -51,32 +51,25 @@ def fault_line(recorded: StreamRecord) -> EventLine | None:
     fault = recorded.message
     if not isinstance(fault, FaultRecord):
         return None
-    return EventLine(
-        recorded.sequence,
-        sse_record(recorded.sequence, "fault", fault.model_dump_json(exclude_none=True)),
-    )
-
-
-def sse_record(sequence: int, event: str, data: str) -> bytes:
-    """One server-sent event. `id` is the stream sequence; `data` is JSON in one line."""
-    return f"id: {sequence}\nevent: {event}\ndata: {data}\n\n".encode()
+    data = encode_event("fault", fault.model_dump_json(exclude_none=True), recorded.sequence)
+    return EventLine(recorded.sequence, data)
 
 
 def lagged(position: int) -> bytes:
     """The last event for a client that read too slowly: it has everything up to `position`."""
-    body = json.dumps({"last": position, "detail": "read too slowly; come back with Last-Event-ID"})
-    return f"event: lagged\ndata: {body}\n\n".encode()
+    detail = "read too slowly; come back with Last-Event-ID"
+    return encode_event("lagged", {"last": position, "detail": detail})
 
 
 def closing() -> bytes:
     """The last event from a gateway that stops; `retry` makes browsers reconnect soon (milliseconds)."""
-    body = json.dumps({"detail": "this gateway stops; come back with Last-Event-ID, also at another"})
-    return f"retry: 200\nevent: closing\ndata: {body}\n\n".encode()
+    detail = "this gateway stops; come back with Last-Event-ID, also at another"
+    return b"retry: 200\n" + encode_event("closing", {"detail": detail})
 
 
 def refused_record(why: str) -> bytes:
     """The last event for a client whose token, or whose permission to read, has ended."""
-    return f"event: refused\ndata: {json.dumps({'detail': why})}\n\n".encode()
+    return encode_event("refused", {"detail": why})
 
 
 def first_sequence(start: int | None, last_event_id: str | None) -> int:

@@ -19,13 +19,13 @@ from bus.logs import get_logger
 from bus.messaging.streams import StreamRecord
 from bus.subject import Subject
 from entities.gateway.http.sse.format import EventLine, EventsConfig, closing, lagged
+from entities.gateway.server_sent_events import KEEPALIVE
 from entities.metrics import EVENT_FEEDS, EVENT_STREAMS, STREAMS_LAGGED, MetricReading
 from schemas.errors import Overloaded, RateLimited
 
 log = get_logger("gateway")
 
 Render = Callable[[StreamRecord], EventLine | None]
-KEEPALIVE = b": waiting\n\n"
 PIECE_BYTES = 64 << 10
 """Bytes given to a client's connection at once; the next piece waits until the connection took this one."""
 

@@ -13,7 +13,8 @@ import pytest
 from entities.gateway.dispatch.dispatcher import DispatcherConfig, StepKey, supersedes
 from entities.gateway.http.files import parse_range
 from entities.gateway.http.problems import NotSatisfiable, TooLarge, problem, status_of
-from entities.gateway.http.sse.format import first_sequence, sse_record
+from entities.gateway.http.sse.format import first_sequence
+from entities.gateway.server_sent_events import encode_event
 from entities.gateway.service import GatewayConfig
 from entities.qos.fault_reporter import FaultLedger, FaultReporterConfig
 from entities.router.service import RouterConfig
@@ -88,7 +89,7 @@ def test_where_an_event_stream_begins(start: int | None, last: str | None, first
 
 def test_an_event_is_one_record_even_with_line_breaks_in_it() -> None:
     event = JobEvent(job="j", kind="sample", at=1.0, sample="def f():\n\n    pass", state=JobState.DONE)
-    lines = sse_record(7, event.kind, event.model_dump_json()).decode().split("\n")
+    lines = encode_event(event.kind, event.model_dump_json(), 7).decode().split("\n")
     assert lines[:2] == ["id: 7", "event: sample"]
     assert json.loads(lines[2].removeprefix("data: "))["sample"] == "def f():\n\n    pass"
     assert lines[3:] == ["", ""]

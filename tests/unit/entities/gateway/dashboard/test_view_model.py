@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from entities.gateway.dashboard.view_model import MOVES, POINTS, JobCurve, MeshViewModel
-from entities.gateway.dashboard.viewers import QUEUED, Viewer, sse
+from entities.gateway.dashboard.viewers import QUEUED, Viewer
+from entities.gateway.server_sent_events import encode_event
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.door import JobSummary, MeshStatus
 from schemas.fault import FaultRecord, FaultState, FaultTask
@@ -295,7 +296,7 @@ async def test_a_viewer_that_lags_gets_the_whole_picture_instead() -> None:
 
 
 def test_an_event_is_one_record_whatever_is_in_it() -> None:
-    record = sse("delta", {"text": "two\nlines\r\n\n<script>"}, 7).decode()
+    record = encode_event("delta", {"text": "two\nlines\r\n\n<script>"}, 7).decode()
     assert record.startswith("id: 7\nevent: delta\ndata: ")
     assert record.count("\n\n") == 1
     assert json.loads(record.split("data: ", 1)[1])["text"] == "two\nlines\r\n\n<script>"
