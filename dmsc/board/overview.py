@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from entities.gateway.dashboard.view_model import OverviewPart
 
 NO_GATEWAY = "no gateway answers; reading the bus"
-PATIENCE_S = 3.0
-"""How long a gateway that is too busy is asked again before the bus is read."""
-HEARD_S = 2.5
-"""A single picture waits this long, at most, for everybody's next sample: they come once a second."""
-LINKS_S = 6.5
-"""… and so long where links are asked for: their figures come every five seconds if they do not change."""
-AGAIN_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderTimes:
+    """Patience of a reader, in seconds."""
+
+    gateway_s: float = 3.0  # a gateway that is too busy is asked again for so long; then the bus is read
+    samples_s: float = 2.5  # for the next sample of all: they come once a second
+    links_s: float = 6.5  # the same for links, whose figures come every five seconds if they do not change
+    again_s: float = 0.25  # between two readings meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,14 @@ class MeshAddresses:
 class OverviewReader:
     """Reads parts of the overview; use it with `async with`. Once it reads the bus, it goes on doing so."""
 
-    def __init__(self, addresses: MeshAddresses, parts: tuple[OverviewPart, ...]) -> None:
+    def __init__(
+        self,
+        addresses: MeshAddresses,
+        parts: tuple[OverviewPart, ...],
+        times: ReaderTimes = ReaderTimes(),
+    ) -> None:
         self._addresses = addresses
+        self._times = times
         self._parts = parts
         self._stack = AsyncExitStack()
         self._client: AsyncClient | None = None
@@ -64,11 +73,12 @@ class OverviewReader:
         await self._stack.aclose()
 
     async def settle(self) -> Overview:
-        """The overview once everybody who takes part has said how they are, or after a while without."""
-        overview = await self.read()  # whoever serves it listens from now on
-        deadline = time.monotonic() + (LINKS_S if "links" in self._parts else HEARD_S)
+        """The overview once all instances and nodes have reported, or after a while without."""
+        overview = await self.read()  # the gateway, or this process, listens from now on
+        times = self._times
+        deadline = time.monotonic() + (times.links_s if "links" in self._parts else times.samples_s)
         while silent(overview) and time.monotonic() < deadline:
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(times.again_s)
             overview = await self.read()
         return overview
 
@@ -91,7 +101,8 @@ class OverviewReader:
     async def _ask_gateway(self) -> Overview:
         at = self._addresses
         if self._client is None:
-            client = AsyncClient(at.gateway, token=at.token, state=at.state, patience_s=PATIENCE_S)
+            patience_s = self._times.gateway_s
+            client = AsyncClient(at.gateway, token=at.token, state=at.state, patience_s=patience_s)
             self._client = await self._stack.enter_async_context(client)
         return await self._client.overview(self._parts)
 

@@ -61,6 +61,8 @@ class AggregatorConfig:
     pending: int = 8192  # messages of one subject row that may wait; more are dropped
     viewers: int = 1000  # at a time; one more is refused
     patience_s: float = 3.0  # timeout for the orchestrator's answer, and for the first route tables
+    keepalive_s: float = 15.0  # a comment is sent to a browser after this long without a frame
+    check_s: float = 1.0  # how often a stream checks whether the aggregator was closed
     streams: tuple[Subject, ...] = STREAMED  # whose past is read, and then new messages
 
 

@@ -23,10 +23,14 @@ from schemas.telemetry import InstanceSample, LinkFigures, NodeSample
 
 Row = dict[str, Any]
 
-FRESH_S = 15.0
-"""A sample older than this is not shown any more."""
-RATE_S = 3.0
-"""Time constant of the exponential smoothing of a link's bytes to a rate."""
+
+@dataclass(frozen=True, kw_only=True)
+class ViewTimes:
+    """Over which times the view looks back, in seconds."""
+
+    fresh_s: float = 15.0  # a sample older than this is not shown any more
+    rate_s: float = 3.0  # time constant of the exponential smoothing of a link's bytes to a rate
+    changes_s: float = 60.0  # over which changes of route tables are counted
 
 
 @dataclass
@@ -45,24 +49,25 @@ class LastReport:
     at: float
     sample: InstanceSample
     links: dict[str, LinkRate] = field(default_factory=dict)
+    times: ViewTimes = ViewTimes()
 
     def take(self, sample: InstanceSample, at: float) -> None:
         """Takes in one more sample; a sample of another incarnation drops the links' rates."""
         if sample.incarnation != self.sample.incarnation:
             self.links.clear()
-        faded = exp(-max(0.0, at - self.at) / RATE_S)
+        faded = exp(-max(0.0, at - self.at) / self.times.rate_s)
         for rate in self.links.values():
             rate.per_s *= faded
         for link in sample.links:
             rate = self.links.setdefault(link.peer, LinkRate())
-            rate.per_s += link.sent_bytes / RATE_S
+            rate.per_s += link.sent_bytes / self.times.rate_s
             if link.figures is not None:
                 rate.figures, rate.at = link.figures, at
         self.at, self.sample = at, sample
 
     def says_of(self, record: ServiceRecord, now: float) -> bool:
         """Whether the sample is of this record's incarnation, and not old."""
-        return now - self.at <= FRESH_S and self.sample.incarnation == record.incarnation
+        return now - self.at <= self.times.fresh_s and self.sample.incarnation == record.incarnation
 
 
 def significant(value: float | None, digits: int = 3) -> float | None:
@@ -149,7 +154,7 @@ def link_rows(job: str, report: LastReport, stages: Mapping[str, int | None], no
         job: the sender's.
         report: its last sample and its links.
         stages: the stage of each instance that is there.
-        now: seconds since the epoch; figures that are older than `FRESH_S` give no row.
+        now: seconds since the epoch; figures that are older than `fresh_s` give no row.
     """
     per_s: dict[int, float] = defaultdict(float)
     fresh: dict[int, dict[str, LinkRate]] = defaultdict(dict)
@@ -157,7 +162,7 @@ def link_rows(job: str, report: LastReport, stages: Mapping[str, int | None], no
         stage = stages.get(receiver)
         if stage is not None:
             per_s[stage] += rate.per_s
-            if now - rate.at <= FRESH_S:
+            if now - rate.at <= report.times.fresh_s:
                 fresh[stage][receiver] = rate
     rows = []
     for stage, rates in sorted(fresh.items()):

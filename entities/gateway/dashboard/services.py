@@ -16,10 +16,6 @@ from entities.gateway.server_sent_events import KEEPALIVE, encode_event
 from schemas.registry import ServiceRecord
 from schemas.signals import AccessDecision
 
-KEEPALIVE_S = 15.0
-"""A comment is sent to a browser after this long without a frame."""
-LOOKED_S = 1.0
-"""How often a stream checks whether the aggregator was closed."""
 _NEEDS = (
     ("job.list", "jobs", frozenset({"jobs", "curves", "events", "progress"})),
     ("fault.read", "faults", frozenset({"events", "faults"})),
@@ -64,11 +60,11 @@ class Dashboard:
             yield encode_event("you", self.you(access))
             quiet_since = time.monotonic()
             while not self.feed.closed:
-                frame = await viewer.next(LOOKED_S)
+                frame = await viewer.next(self.feed.config.check_s)
                 now = time.monotonic()
                 if frame is not None:
                     quiet_since = now
                     yield frame
-                elif now - quiet_since >= KEEPALIVE_S:
+                elif now - quiet_since >= self.feed.config.keepalive_s:
                     quiet_since = now
                     yield KEEPALIVE

@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 
 from entities.gateway.dashboard.incidents import Incidents
 from entities.gateway.dashboard.rows import (
-    FRESH_S,
     LastReport,
     Row,
+    ViewTimes,
     entity_row,
     instance_row,
     job_row,
@@ -45,8 +45,6 @@ LARGE = 250
 """From so many instances on, an instance's figures come in every fourth delta only; its state, at once."""
 TURNS = 4
 """Deltas over which the instances' figures are spread then."""
-MINUTE_S = 60.0
-"""Changes of route tables are counted over this time."""
 NOTICES = 8192
 """Notices remembered, because each is repeated until it is answered."""
 CHANGES = 10_000
@@ -79,7 +77,8 @@ class _Changes:
 class MeshViewModel:
     """The state of the mesh by all messages so far. Times are seconds since the epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: ViewTimes = ViewTimes()) -> None:
+        self._times = times
         self.sequence = 0
         self.incidents = Incidents()
         self._records: dict[str, ServiceRecord] = {}
@@ -121,7 +120,7 @@ class MeshViewModel:
     def take_sample(self, sample: InstanceSample, at: float) -> None:
         report = self._reports.get(sample.sid)
         if report is None:
-            report = self._reports[sample.sid] = LastReport(at, sample)
+            report = self._reports[sample.sid] = LastReport(at, sample, times=self._times)
         report.take(sample, at)
         self._changes.figures.add(sample.sid)
 
@@ -328,7 +327,7 @@ class MeshViewModel:
         }
 
     def _progress(self, job: str, now: float) -> Row:
-        changes = sum(now - at <= MINUTE_S for at in self._route_changes.get(job, ()))
+        changes = sum(now - at <= self._times.changes_s for at in self._route_changes.get(job, ()))
         return progress_row(job, self._steps.get(job, ()), changes)
 
     def _reporting(self, now: float) -> list[tuple[ServiceRecord, LastReport]]:
@@ -383,18 +382,21 @@ class MeshViewModel:
 
     def _age(self, now: float) -> None:
         """Gives silent instances a row without figures, and drops old samples of instances and nodes."""
-        if now - self._aged_at < FRESH_S / 3:
+        if now - self._aged_at < self._times.fresh_s / 3:
             return
         self._aged_at = now
         sent = self._sent_rows["instances"]
-        silent = [sid for sid, report in self._reports.items() if now - report.at > FRESH_S]
+        silent = [sid for sid, report in self._reports.items() if now - report.at > self._times.fresh_s]
         for sid in silent:
             if "busy" in sent.get(sid, ()):
                 self._changes.instances.add(sid)
             if sid not in self._records:
                 del self._reports[sid]
-        self._nodes = {
-            place: (at, sample) for place, (at, sample) in self._nodes.items() if now - at <= FRESH_S
+        self._nodes = {place: self._nodes[place] for place in self._fresh_nodes(now)}
+
+    def _fresh_nodes(self, now: float) -> dict[tuple[str, str], NodeSample]:
+        return {
+            place: sample for place, (at, sample) in self._nodes.items() if now - at <= self._times.fresh_s
         }
 
     def _entity_rows(self) -> dict[str, Row]:
@@ -405,7 +407,7 @@ class MeshViewModel:
         }
 
     def _node_rows(self, now: float) -> dict[str, Row]:
-        fresh = {place: sample for place, (at, sample) in self._nodes.items() if now - at <= FRESH_S}
+        fresh = self._fresh_nodes(now)
         places = sorted(self._node_status.keys() | fresh.keys())
         if not places:
             return {}

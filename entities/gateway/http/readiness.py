@@ -14,10 +14,6 @@ from schemas.errors import DmscError, NotFound
 from schemas.pages import Readiness
 from schemas.registry import InstanceState
 
-TIMEOUT_S = 1.0
-"""For the orchestrator's answer; a slower one counts as not ready."""
-VALID_S = 1.0
-"""How long a result is reused: the probe needs no token, so frequent probes must not load the bus."""
 NO_WRITES = (
     "The bus's store takes no writes: is its disk full, or was it deleted? Jobs wait, and nothing is lost; "
     "make room there. A server of `dmsc up` goes on by itself then, any other one has to be started again"
@@ -27,10 +23,18 @@ NO_JOB = "readiness-probe"
 
 
 class ReadinessProbe:
-    """Probes the mesh at most once in `VALID_S`, and gives concurrent callers the same result."""
+    """Probes the mesh at most once in `valid_s`, and gives concurrent callers the same result.
 
-    def __init__(self, bus: Bus, follower: RegistryFollower) -> None:
+    The probe needs no token, so frequent probes must not load the bus. An orchestrator that takes longer
+    than `timeout_s` to answer counts as not ready.
+    """
+
+    def __init__(
+        self, bus: Bus, follower: RegistryFollower, *, timeout_s: float = 1.0, valid_s: float = 1.0
+    ) -> None:
         self.draining = False
+        self._timeout_s = timeout_s
+        self._valid_s = valid_s
         self._bus = bus
         self._follower = follower
         self._result: dict[str, str] = {}
@@ -41,7 +45,7 @@ class ReadinessProbe:
         async with self._lock:
             if time.monotonic() >= self._valid_until:
                 self._result = await self._missing()
-                self._valid_until = time.monotonic() + VALID_S
+                self._valid_until = time.monotonic() + self._valid_s
         waiting = dict(self._result)
         if self.draining:
             waiting["gateway"] = "it stops"
@@ -54,7 +58,7 @@ class ReadinessProbe:
         if not self._follower.informed:
             missing["registry"] = "no service registry has been heard of yet"
         try:
-            await self._bus.request(subjects.QUERY, JobQuery(job=NO_JOB), timeout_s=TIMEOUT_S)
+            await self._bus.request(subjects.QUERY, JobQuery(job=NO_JOB), timeout_s=self._timeout_s)
         except NotFound:
             pass
         except DmscError as error:
@@ -67,7 +71,7 @@ class ReadinessProbe:
         sender = self._bus.sender
         note = KeptAnswer(request=NO_JOB, gateway=sender.name, incarnation=sender.incarnation)
         try:
-            await self._bus.bucket(subjects.KEPT_ANSWER).put(note, ttl_s=TIMEOUT_S, key=NO_JOB)
+            await self._bus.bucket(subjects.KEPT_ANSWER).put(note, ttl_s=self._timeout_s, key=NO_JOB)
         except DmscError as error:
             return {"store": f"{error.text}. {NO_WRITES}"}
         return {}

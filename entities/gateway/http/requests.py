@@ -24,10 +24,6 @@ from schemas.pages import Page
 
 P = TypeVar("P", bound=Part)
 
-DISCARDED_BYTES = 4 << 20
-DISCARD_S = 1.0
-"""How much of a refused body is still read, and for how long, so that the client gets the answer."""
-
 _bearer = HTTPBearer(auto_error=False, description="a user's token, from the operator of the mesh")
 
 
@@ -172,11 +168,11 @@ def too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is above this door's limit of {limit} bytes")
 
 
-async def discard(request: Request) -> None:
+async def discard(request: Request, most_bytes: int = 4 << 20, most_s: float = 1.0) -> None:
     """Reads some of what the client still sends: closing the connection at once would lose our answer."""
-    left = DISCARDED_BYTES
+    left = most_bytes
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
+        async with asyncio.timeout(most_s):
             while left > 0:
                 event = await request.receive()
                 if event["type"] != "http.request" or not event.get("more_body", False):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
@@ -22,12 +23,14 @@ from schemas.door import KeptAnswer
 from schemas.errors import BadInput, Conflict, DmscError, InProgress, Unavailable, UnreadableRecord
 from schemas.registry import InstanceState, ServiceRecord
 
-KEPT_S = 86_400.0
-"""How long an answer is kept: a day, as is usual."""
-CLAIM_S = 60.0
-"""How long a claim holds without an answer while its gateway lives: longer than any command's deadline."""
-MOST_BYTES = 512 << 10
-"""An answer above this is not kept (messages end at 1 MiB); the repetition is then refused."""
+
+@dataclass(frozen=True, kw_only=True)
+class IdempotencyConfig:
+    """How long answers and claims last, and which answers are stored."""
+
+    answer_s: float = 86_400.0  # a day, as is usual
+    claim_s: float = 60.0  # without an answer, while its gateway lives: longer than any command's deadline
+    most_bytes: int = 512 << 10  # of a stored answer (messages end at 1 MiB); else a repetition is refused
 
 
 class KeyReused(BadInput):
@@ -79,7 +82,13 @@ def next_step(
 class IdempotencyStore:
     """Stores answers by key. `records` returns the registry's records by SID, None while none are known."""
 
-    def __init__(self, bus: Bus, records: Callable[[], Mapping[str, ServiceRecord] | None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        records: Callable[[], Mapping[str, ServiceRecord] | None],
+        config: IdempotencyConfig = IdempotencyConfig(),
+    ) -> None:
+        self._config = config
         self._bus = bus
         self._bucket = bus.bucket(subjects.KEPT_ANSWER)
         self._records = records
@@ -135,9 +144,11 @@ class IdempotencyStore:
             return _answer(entry)
         try:
             if step == "act":
-                return await self._bucket.create(claim, ttl_s=CLAIM_S, key=token)
+                return await self._bucket.create(claim, ttl_s=self._config.claim_s, key=token)
             assert entry is not None
-            return await self._bucket.update(claim, revision=entry.revision, ttl_s=CLAIM_S, key=token)
+            return await self._bucket.update(
+                claim, revision=entry.revision, ttl_s=self._config.claim_s, key=token
+            )
         except Conflict:
             raise _in_progress() from None
 
@@ -153,7 +164,7 @@ class IdempotencyStore:
         return step
 
     async def _keep(self, claim: KeptAnswer, answer: Answer, revision: int, token: str) -> None:
-        if len(answer.body) > MOST_BYTES:
+        if len(answer.body) > self._config.most_bytes:
             return  # the claim expires; until then a repetition is answered that it is in progress
         kept = claim.model_copy(
             update={
@@ -162,16 +173,12 @@ class IdempotencyStore:
                 "body": json.loads(answer.body),
             }
         )
-        try:
-            await self._bucket.update(kept, revision=revision, ttl_s=KEPT_S, key=token)
-        except DmscError:  # the claim expires, and a repetition then acts again, which is idempotent
-            return
+        with suppress(DmscError):  # the claim expires, and a repetition then acts again, which is idempotent
+            await self._bucket.update(kept, revision=revision, ttl_s=self._config.answer_s, key=token)
 
     async def _release(self, token: str, revision: int) -> None:
-        try:
+        with suppress(DmscError):  # the claim expires, or another gateway has taken it over
             await self._bucket.delete(revision=revision, key=token)
-        except DmscError:  # the claim expires, or another gateway has taken it over
-            return
 
 
 def _answer(entry: KeyValueEntry) -> Answer:

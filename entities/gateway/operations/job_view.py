@@ -13,14 +13,15 @@ from schemas.job import ENDED, JobRecord
 
 log = get_logger("gateway")
 
-RETRY_S = 0.5
-"""Between attempts to begin the watch while the bus is not ready."""
-
 
 class JobCache:
-    """Job records by id, moments behind the orchestrator; a running job's figures lag at most a second."""
+    """Job records by id, moments behind the orchestrator; a running job's figures lag at most a second.
 
-    def __init__(self, bus: Bus) -> None:
+    `retry_s`: between attempts to begin the watch while the bus is not ready.
+    """
+
+    def __init__(self, bus: Bus, retry_s: float = 0.5) -> None:
+        self._retry_s = retry_s
         self.current = asyncio.Event()
         self._bucket = bus.bucket(subjects.JOB_RECORD)
         self._records: dict[str, JobRecord] = {}
@@ -33,7 +34,7 @@ class JobCache:
                 break
             except DmscError as error:
                 log.info("jobs can't be watched yet", code=error.code, error=error.text)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._retry_s)
         try:
             await asyncio.get_running_loop().create_future()
         finally:

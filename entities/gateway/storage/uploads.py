@@ -40,8 +40,6 @@ MOST_HOLDS = 256
 """Uploads of one user at a time."""
 ATTEMPTS = 40
 """Attempts to write a user's record that other gateways write too."""
-PAUSE_S = 0.05
-"""The longest random pause between two such attempts."""
 
 Count = Callable[[str, tuple[UploadHold, ...]], Awaitable[tuple[QuotaUse, frozenset[str]]]]
 """From a user and their reservations to their use with these counted in, and the names of their data sets."""
@@ -53,9 +51,13 @@ def key_of(name: str) -> str:
 
 
 class Uploads:
-    """The uploads of one gateway. All gateways write the same records."""
+    """The uploads of one gateway. All gateways write the same records.
 
-    def __init__(self, bus: Bus, count: Count) -> None:
+    `pause_s`: the longest random pause before a record is written again that another gateway has changed.
+    """
+
+    def __init__(self, bus: Bus, count: Count, pause_s: float = 0.05) -> None:
+        self._pause_s = pause_s
         self._bus = bus
         self._bucket = bus.bucket(subjects.UPLOADS)
         self._owners = bus.bucket(subjects.DATASET_OWNER)
@@ -200,7 +202,7 @@ class Uploads:
             else:
                 await self._bucket.delete(revision=revision, key=key)
         except Conflict:
-            await asyncio.sleep(random.uniform(0, PAUSE_S))
+            await asyncio.sleep(random.uniform(0, self._pause_s))
             return False
         return True
 

@@ -20,7 +20,6 @@ from entities.http_server.acceptor import Acceptor
 from entities.http_server.connection_limits import OpenConnections
 from schemas.errors import BadInput
 
-GRACE_S = 1  # whole seconds from the end of the drain until open connections are closed
 BACKLOG = 1024
 _ANYWHERE = {"0.0.0.0", "::", ""}
 
@@ -71,7 +70,10 @@ def url_of(sock: socket.socket, host: str, advertised_host: str = "", protocol: 
 
 
 def configured(
-    app: ASGIApp, tls: tuple[Path, Path] | None = None, proxies: Sequence[str] = ()
+    app: ASGIApp,
+    tls: tuple[Path, Path] | None = None,
+    proxies: Sequence[str] = (),
+    grace_s: int = 1,
 ) -> uvicorn.Config:
     """Uvicorn's configuration for `app`.
 
@@ -79,6 +81,7 @@ def configured(
         app: the ASGI application.
         tls: paths of certificate and key; None: plain HTTP.
         proxies: addresses or networks of proxies whose `X-Forwarded-For` is trusted; no other's is.
+        grace_s: whole seconds from the end of the drain until open connections are closed.
 
     Raises:
         BadInput: with one line, if certificate and key can't be used.
@@ -93,7 +96,7 @@ def configured(
         server_header=False,
         proxy_headers=bool(proxies),
         forwarded_allow_ips=list(proxies),
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=grace_s,
         ssl_certfile=None if tls is None else str(tls[0]),
         ssl_keyfile=None if tls is None else str(tls[1]),
     )

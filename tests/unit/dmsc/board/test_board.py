@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dmsc.board.documents import LINKS_PARTS, TOP_PARTS, Row, routes_document, silent, top_document
 from dmsc.board.view import MOST_LINES, routes_text, top_text
-from entities.gateway.dashboard.rows import FRESH_S
+from entities.gateway.dashboard.rows import ViewTimes
 from entities.gateway.dashboard.view_model import STEPS, MeshViewModel
 from schemas.data_plane import RouteEntry, RouteTable
 from schemas.door import JobSummary, MeshStatus
@@ -175,7 +175,7 @@ def test_who_is_left_out_of_the_last_steps_has_no_share_any_more() -> None:
 
 
 def test_an_old_sample_says_nothing_about_now() -> None:
-    (stage,) = routes(view_model(), NOW + FRESH_S + 1)["stages"]
+    (stage,) = routes(view_model(), NOW + ViewTimes().fresh_s + 1)["stages"]
     assert stage["instances"][0]["service_ms"] is None
 
 
