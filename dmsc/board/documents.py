@@ -80,10 +80,10 @@ def _route_rows(tables: dict[str, Row], rows: dict[str, Row]) -> list[Row]:
     for cluster, table in sorted(tables.items()):
         for entry in table["entries"]:
             entries[entry["sid"]][cluster] = entry
-    found = []
+    route_rows = []
     for sid, by_cluster in sorted(entries.items()):
         row, entry = rows.get(sid, {}), next(iter(by_cluster.values()))
-        found.append(
+        route_rows.append(
             {
                 "sid": sid,
                 "cluster": entry["cluster"],
@@ -95,7 +95,7 @@ def _route_rows(tables: dict[str, Row], rows: dict[str, Row]) -> list[Row]:
                 "in_flight": row.get("open"),
             }
         )
-    return found
+    return route_rows
 
 
 def _of(job: str | None, rows: list[Row]) -> list[Row]:

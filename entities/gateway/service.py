@@ -26,7 +26,6 @@ from entities.gateway.http.config import HttpConfig
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import IdempotencyStore
-from entities.gateway.operations.job_view import JobCache
 from entities.gateway.operations.jobs import JobOperations
 from entities.http_server.connection_limits import OpenConnections
 from entities.metrics import MetricReading, Render
@@ -50,10 +49,7 @@ from schemas.step import MicrobatchClaim
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
-    from entities.gateway.dashboard import Dashboard
-    from entities.gateway.http.admission.load import HttpLoad
-    from entities.gateway.http.metrics import HttpMetrics
-    from entities.gateway.http.sse.hub import EventHub
+    from entities.gateway.http.context import HttpContext
 
 log = get_logger("gateway")
 
@@ -88,7 +84,7 @@ class GatewayConfig:
 
 
 class Gateway:
-    """The gateway's service. `url` is the address of its HTTP API, once `run` is ready.
+    """The gateway's service. `url` is the address of its HTTP API, and `http` its parts, once `run` is ready.
 
     `exposition` renders the metrics of this process for `/metrics`; the code that runs the gateway sets it.
     """
@@ -97,8 +93,7 @@ class Gateway:
         self.config = config
         self.url: str | None = None
         self.exposition: Render | None = None
-        self._metrics: HttpMetrics | None = None
-        self.dashboard: Dashboard | None = None
+        self.http: HttpContext | None = None
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self.backends = Backends(bus, config.sid)
@@ -111,9 +106,6 @@ class Gateway:
             bus, self.backends, config.sid, access_client, self._last_compute, self._idempotency
         )
         self._bus = bus
-        self._hub: EventHub | None = None
-        self._load: HttpLoad | None = None
-        self._connections: OpenConnections | None = None
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
@@ -146,6 +138,7 @@ class Gateway:
                 ]
                 for work in (
                     self.follower.follow(),
+                    self.jobs.cache.run(),
                     self._faults.run(),
                     self._claims.run(self._cluster_instances),
                     self._samples.run(self._data_instances),
@@ -182,49 +175,38 @@ class Gateway:
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower
-        self._metrics = HttpMetrics(
-            self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
-        )
-        hub = self._hub = EventHub(self._bus, self.config.sid, config.events)
-        load = self._load = HttpLoad(config)
-        connections = self._connections = OpenConnections(config)
-        view = self.jobs.view = JobCache(self._bus)
-        probe = ReadinessProbe(self._bus, self.follower)
-        dashboard = self.dashboard = Dashboard(
-            self._bus, self.config.sid, lambda: registry.view.records.values()
-        )
-        context = HttpContext(
+        context = self.http = HttpContext(
             bus=self._bus,
             jobs=self.jobs,
             backends=self.backends,
             follower=self.follower,
-            hub=hub,
+            hub=EventHub(self._bus, self.config.sid, config.events),
             idempotency=self._idempotency,
-            load=load,
-            probe=probe,
-            metrics=self._metrics,
-            dashboard=dashboard,
+            load=HttpLoad(config),
+            connections=OpenConnections(config),
+            probe=ReadinessProbe(self._bus, self.follower),
+            metrics=HttpMetrics(
+                self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
+            ),
+            dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
             config=config,
         )
 
         async def drain() -> None:
             """Refuses new requests, ends the streams, and waits up to `drain_s` for open requests."""
-            load.draining = probe.draining = True
-            hub.drain()
-            await dashboard.close()
-            await load.drained(config.drain_s)
+            context.load.draining = context.probe.draining = True
+            context.hub.drain()
+            await context.dashboard.close()
+            await context.load.drained(config.drain_s)
 
         protocol = "http" if self.config.tls is None else "https"
         server_config = configured(build_http(context), self.config.tls, self.config.proxies)
-        server_config.http_protocol_class = with_deadlines(server_config.http_protocol_class, connections)
-        async with asyncio.TaskGroup() as tasks:
-            cache_task = tasks.create_task(view.run())
-            try:
-                async with serving(server_config, sock, drain, connections):
-                    self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
-                    yield
-            finally:
-                cache_task.cancel()
+        server_config.http_protocol_class = with_deadlines(
+            server_config.http_protocol_class, context.connections
+        )
+        async with serving(server_config, sock, drain, context.connections):
+            self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
+            yield
 
     # --- Type 2 and Type 4: the registry and the routers' load --------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
@@ -271,13 +253,14 @@ class Gateway:
 
     def readings(self) -> Iterable[MetricReading]:
         """The gateway's metrics, for the process's exposition."""
-        if self._metrics is None or self._hub is None or self._load is None or self._connections is None:
+        http, sid = self.http, self.config.sid
+        if http is None:
             return self.backends.readings()
         return chain(
-            self._metrics.readings(),
-            self._load.readings(self.config.sid),
-            self._connections.readings(self.config.sid),
-            self._hub.readings(),
+            http.metrics.readings(),
+            http.load.readings(sid),
+            http.connections.readings(sid),
+            http.hub.readings(),
             self.backends.readings(),
         )
 

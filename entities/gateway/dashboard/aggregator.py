@@ -54,7 +54,7 @@ class AggregatorConfig:
     """Rates and limits of the aggregation."""
 
     every_s: float = 0.25  # between two deltas, at least
-    look_s: float = 2.0  # between two queries to the orchestrator
+    poll_s: float = 2.0  # between two queries to the orchestrator
     past_s: float = 6 * 3600.0  # how far back curves and the time line begin
     lingers_s: float = 20.0  # it runs on for so long after the last viewer, so that a reload finds it running
     notices_per_s: int = 400  # hops that are shown; the others are only counted; 0: none is listened to
@@ -257,7 +257,7 @@ class DashboardAggregator:
                     count += 1
                     if count % 200 == 0:
                         await asyncio.sleep(0)  # a long past must not delay other tasks
-        await self._look()
+        await self._refresh()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.patience_s):
                 await self._tables_current.wait()
@@ -266,10 +266,10 @@ class DashboardAggregator:
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(self.config.look_s)
-            await self._look()
+            await asyncio.sleep(self.config.poll_s)
+            await self._refresh()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         if self._mesh is not None:
             self.view_model.take_mesh(self._mesh())
         else:

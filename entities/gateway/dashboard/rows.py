@@ -248,19 +248,12 @@ def entity_row(record: ServiceRecord) -> Row:
     }
 
 
+_JOB = dict.fromkeys(("job", "name", "state", "step", "steps", "reason"), True)
+
+
 def job_row(summary: JobSummary) -> Row:
-    return {
-        "job": summary.job,
-        "name": summary.name,
-        "state": summary.state,
-        "step": summary.step,
-        "steps": summary.steps,
-        "reason": summary.reason,
-        "alerts": [
-            {"kind": alert.kind.value, "subject": alert.subject, "text": alert.text}
-            for alert in summary.alerts
-        ],
-    }
+    alerts = {"__all__": {"kind", "subject", "text"}}
+    return summary.model_dump(mode="json", include={**_JOB, "alerts": alerts})
 
 
 def progress_row(job: str, steps: Sequence[StepResult], route_changes: int) -> Row:
@@ -278,39 +271,26 @@ def progress_row(job: str, steps: Sequence[StepResult], route_changes: int) -> R
     }
 
 
+_FAULT = {"id", "state", "kind", "reporter", "verdict", "reason", "action", "attempts", "limit"}
+
+
 def fault_row(fault: FaultRecord) -> Row:
     return {
-        "id": fault.id,
-        "state": fault.state.value,
-        "kind": fault.kind,
-        "job": fault.task.job,
-        "sid": fault.task.sid,
-        "stage": fault.task.stage,
-        "step": fault.task.step,
-        "reporter": fault.reporter,
-        "verdict": fault.verdict,
-        "reason": fault.reason,
-        "action": fault.action,
-        "attempts": fault.attempts,
-        "limit": fault.limit,
+        **fault.model_dump(mode="json", include=_FAULT),
+        **fault.task.model_dump(mode="json", include={"job", "sid", "stage", "step"}),
         "opened_at": round(fault.opened_at, 3),
         "changed_at": round(fault.changed_at, 3),
     }
 
 
+_MODULE = {
+    *("module", "version", "state", "alive"),
+    *("suggestions", "adopted", "declined", "strikes", "reason"),
+}
+
+
 def module_row(status: ModuleStatus) -> Row:
-    fields = {
-        "module",
-        "version",
-        "state",
-        "alive",
-        "suggestions",
-        "adopted",
-        "declined",
-        "strikes",
-        "reason",
-    }
-    return status.model_dump(mode="json", include=fields)
+    return status.model_dump(mode="json", include=_MODULE)
 
 
 def describe(action: Action) -> str:

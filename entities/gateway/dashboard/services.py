@@ -37,14 +37,16 @@ class Dashboard:
         config: AggregatorConfig | None = None,
     ) -> None:
         self.gateway = gateway
-        self.feed = DashboardAggregator(bus, lambda: {record.sid: record for record in records()}, config)
+        self.aggregator = DashboardAggregator(
+            bus, lambda: {record.sid: record for record in records()}, config
+        )
         self.logs = LogSearch(bus)
         self.taps = TapSessions(bus)
 
     async def close(self) -> None:
-        await self.feed.close()
+        await self.aggregator.close()
 
-    async def may_look(self, bearer: Bearer, parts: Collection[OverviewPart] = PAGE) -> AccessDecision:
+    async def check_access(self, bearer: Bearer, parts: Collection[OverviewPart] = PAGE) -> AccessDecision:
         """The bearer's access. Raises `Refused` unless the bearer may see all that these parts contain."""
         for action, resource, guarded in _NEEDS:
             if not guarded.isdisjoint(parts):
@@ -56,15 +58,15 @@ class Dashboard:
 
     async def live(self, access: AccessDecision) -> AsyncGenerator[bytes, None]:
         """Frames for one browser: the whole view, then deltas, until it disconnects."""
-        async with self.feed.viewer() as viewer:
+        async with self.aggregator.viewer() as viewer:
             yield encode_event("you", self.you(access))
             quiet_since = time.monotonic()
-            while not self.feed.closed:
-                frame = await viewer.next(self.feed.config.check_s)
+            while not self.aggregator.closed:
+                frame = await viewer.next(self.aggregator.config.check_s)
                 now = time.monotonic()
                 if frame is not None:
                     quiet_since = now
                     yield frame
-                elif now - quiet_since >= self.feed.config.keepalive_s:
+                elif now - quiet_since >= self.aggregator.config.keepalive_s:
                     quiet_since = now
                     yield KEEPALIVE

@@ -28,7 +28,7 @@ from schemas.errors import Unavailable
 
 TAPS = 16
 """Taps of one gateway at a time; each has subscriptions of its own."""
-LOOKED = 400
+DECODED = 400
 """Messages that are decoded between two batches, at most."""
 
 
@@ -118,7 +118,7 @@ class TapSessions:
                 async for tapped in items:
                     waiting.append(tapped)
                     decoded += 1
-                    if decoded % LOOKED == 0:  # wait: the tap then drops the excess before it costs anything
+                    if decoded % DECODED == 0:  # wait: the tap then drops the excess before it costs anything
                         turn.clear()
                         await turn.wait()
 

@@ -51,18 +51,18 @@ RESOURCES = (
 """Functions that each make a resource's router from the `HttpContext`."""
 
 
-def build_http(door: HttpContext) -> RequestAdmission:
+def build_http(context: HttpContext) -> RequestAdmission:
     """The application, wrapped in its admission layer."""
     return RequestAdmission(
-        build_app(door),
-        access=door.access,
-        metrics=door.metrics,
-        load=door.load,
-        config=door.config,
+        build_app(context),
+        access=context.access,
+        metrics=context.metrics,
+        load=context.load,
+        config=context.config,
     )
 
 
-def build_app(door: HttpContext) -> FastAPI:
+def build_app(context: HttpContext) -> FastAPI:
     """The application. All its state is in the `HttpContext`."""
     app = FastAPI(
         title="DMSC gateway",
@@ -74,10 +74,10 @@ def build_app(door: HttpContext) -> FastAPI:
         separate_input_output_schemas=False,
         redirect_slashes=False,
     )
-    app.state.access_client = door.access
+    app.state.access_client = context.access
     explain_errors(app)
     for resource in RESOURCES:
-        app.include_router(resource(door))
+        app.include_router(resource(context))
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

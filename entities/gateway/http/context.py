@@ -25,6 +25,7 @@ from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import Answer, IdempotencyStore, request_digest
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.operation import Operation
+from entities.http_server.connection_limits import OpenConnections
 from entities.job_files.node_files import agents_of, files_of
 from entities.presence.registry_view import RegistryFollower
 from schemas.registry import ServiceRecord
@@ -41,6 +42,7 @@ class HttpContext:
     hub: EventHub
     idempotency: IdempotencyStore
     load: HttpLoad
+    connections: OpenConnections
     probe: ReadinessProbe
     metrics: HttpMetrics
     dashboard: Dashboard

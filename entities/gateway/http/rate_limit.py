@@ -45,15 +45,15 @@ class RateGrant:
 
 
 class Buckets:
-    """One bucket per identity, at most `kept` of them; the least recently used ones are dropped.
+    """One bucket per identity, at most `most` of them; the least recently used ones are dropped.
 
     A dropped bucket is full again when it comes back: with many identities the limit gets laxer, never
     stricter.
     """
 
-    def __init__(self, rate: RequestRate, kept: int = 10_000) -> None:
+    def __init__(self, rate: RequestRate, most: int = 10_000) -> None:
         self._rate = rate
-        self._kept = kept
+        self._most = most
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, identity: str, now: float) -> RateGrant:
@@ -64,7 +64,7 @@ class Buckets:
         allowed = level >= 1.0
         level -= allowed
         self._levels[identity] = (level, now)
-        while len(self._levels) > self._kept:
+        while len(self._levels) > self._most:
             self._levels.popitem(last=False)
         return RateGrant(
             allowed=allowed,

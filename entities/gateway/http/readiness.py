@@ -41,7 +41,7 @@ class ReadinessProbe:
         self._valid_until = 0.0
         self._lock = asyncio.Lock()
 
-    async def look(self) -> Readiness:
+    async def check(self) -> Readiness:
         async with self._lock:
             if time.monotonic() >= self._valid_until:
                 self._result = await self._missing()

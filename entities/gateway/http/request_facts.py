@@ -24,7 +24,7 @@ class RequestFacts:
     is_stream: bool = False
 
 
-def asked(headers: Mapping[bytes, bytes]) -> tuple[str | None, str]:
+def caller_correlation(headers: Mapping[bytes, bytes]) -> tuple[str | None, str]:
     """The caller's correlation (None without a usable one) and span. `headers`: with lower-case names."""
     trace = headers.get(b"traceparent")
     if trace is not None and (parsed := parse_traceparent(trace.decode("latin-1"))) is not None:

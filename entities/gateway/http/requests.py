@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
@@ -13,7 +13,7 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import AfterValidator, ValidationError
 
-from entities.gateway.http.paging import MOST, USUAL
+from entities.gateway.http.paging import MOST, USUAL, Key, T, cut
 from entities.gateway.http.problems import TooLarge
 from entities.gateway.operations.access_client import Bearer
 from entities.gateway.operations.idempotency import Answer
@@ -78,20 +78,44 @@ LastEventId = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """The requested page: its size, and the cursor behind which it begins."""
+    """The requested page of a list: its size, and the cursor behind which it begins."""
 
+    request: Request
     limit: int
     cursor: str | None
 
+    def of(
+        self, kind: type[Page], items: Iterable[T], key: Callable[[T], Key], *, descending: bool = False
+    ) -> Response:
+        """The answer with this page of the items, in the order of `key`.
+
+        `kind` has one field beside `next`, which holds the items.
+        """
+        part, following = cut(items, key, self.limit, self.cursor, descending=descending)
+        (name,) = kind.model_fields.keys() - {"next"}
+        return self.answer(kind.model_validate({name: part, "next": following}))
+
+    def answer(self, page: Page) -> Response:
+        """The answer with the page, and a `Link` to the next one (RFC 8288) where there is one."""
+        headers = {}
+        if page.next is not None:
+            query = [
+                (key, value) for key, value in self.request.query_params.multi_items() if key != "cursor"
+            ]
+            target = f"{self.request.url.path}?{urlencode([*query, ('cursor', page.next)])}"
+            headers["Link"] = f'<{target}>; rel="next"'
+        return answer(page, headers=headers)
+
 
 async def _paging(
+    request: Request,
     limit: Annotated[int, Query(ge=1, le=MOST, description="at most so many")] = USUAL,
     cursor: Annotated[
         str | None,
         Query(max_length=1000, description="`next` of the page before; default: from the beginning"),
     ] = None,
 ) -> Paging:
-    return Paging(limit, cursor)
+    return Paging(request, limit, cursor)
 
 
 PageAsked = Annotated[Paging, Depends(_paging)]
@@ -206,16 +230,6 @@ BODIES: set[type[Part]] = set()
 def answer(message: Part, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An answer with the message as JSON, serialized by pydantic itself."""
     return Response(message.model_dump_json(), int(status), headers, "application/json")
-
-
-def paged(request: Request, page: Page) -> Response:
-    """An answer with the page, and with a `Link` to the next one (RFC 8288) where there is one."""
-    headers = {}
-    if page.next is not None:
-        query = [(key, value) for key, value in request.query_params.multi_items() if key != "cursor"]
-        target = f"{request.url.path}?{urlencode([*query, ('cursor', page.next)])}"
-        headers["Link"] = f'<{target}>; rel="next"'
-    return answer(page, headers=headers)
 
 
 def sent(reply: Answer) -> Response:

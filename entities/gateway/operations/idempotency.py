@@ -63,19 +63,19 @@ Step = Literal["act", "take over", "repeat", "in progress", "other request"]
 
 
 def next_step(
-    kept: KeptAnswer | None, digest: str, claimant: ServiceRecord | None, *, registry_known: bool
+    stored: KeptAnswer | None, digest: str, claimant: ServiceRecord | None, *, registry_known: bool
 ) -> Step:
     """What to do with a request whose key holds `kept`. `claimant`: the record of the claiming gateway."""
-    if kept is None:
+    if stored is None:
         return "act"
-    if kept.request != digest:
+    if stored.request != digest:
         return "other request"
-    if kept.status:
+    if stored.status:
         return "repeat"
     if not registry_known:
         return "in progress"
     over = (InstanceState.FAULTED, InstanceState.GONE)
-    lives = claimant is not None and claimant.incarnation == kept.incarnation and claimant.state not in over
+    lives = claimant is not None and claimant.incarnation == stored.incarnation and claimant.state not in over
     return "in progress" if lives else "take over"
 
 
@@ -153,10 +153,10 @@ class IdempotencyStore:
             raise _in_progress() from None
 
     def _step(self, entry: KeyValueEntry | None, digest: str) -> Step:
-        kept = entry.message if entry is not None and isinstance(entry.message, KeptAnswer) else None
+        stored = entry.message if entry is not None and isinstance(entry.message, KeptAnswer) else None
         records = self._records()
-        claimant = None if records is None or kept is None else records.get(kept.gateway)
-        step = next_step(kept, digest, claimant, registry_known=records is not None)
+        claimant = None if records is None or stored is None else records.get(stored.gateway)
+        step = next_step(stored, digest, claimant, registry_known=records is not None)
         if step == "other request":
             raise KeyReused("Idempotency-Key: it came with another request before; take a new one")
         if step == "in progress":
@@ -166,7 +166,7 @@ class IdempotencyStore:
     async def _keep(self, claim: KeptAnswer, answer: Answer, revision: int, token: str) -> None:
         if len(answer.body) > self._config.most_bytes:
             return  # the claim expires; until then a repetition is answered that it is in progress
-        kept = claim.model_copy(
+        stored = claim.model_copy(
             update={
                 "status": int(answer.status),
                 "location": answer.location,
@@ -174,7 +174,7 @@ class IdempotencyStore:
             }
         )
         with suppress(DmscError):  # the claim expires, and a repetition then acts again, which is idempotent
-            await self._bucket.update(kept, revision=revision, ttl_s=self._config.answer_s, key=token)
+            await self._bucket.update(stored, revision=revision, ttl_s=self._config.answer_s, key=token)
 
     async def _release(self, token: str, revision: int) -> None:
         with suppress(DmscError):  # the claim expires, or another gateway has taken it over
@@ -182,9 +182,9 @@ class IdempotencyStore:
 
 
 def _answer(entry: KeyValueEntry) -> Answer:
-    kept = entry.message
-    assert isinstance(kept, KeptAnswer)
-    return Answer(json.dumps(kept.body), kept.status, kept.location)
+    stored = entry.message
+    assert isinstance(stored, KeptAnswer)
+    return Answer(json.dumps(stored.body), stored.status, stored.location)
 
 
 def _in_progress() -> InProgress:

@@ -74,16 +74,16 @@ def named_things(spec: JobSpec, jobs: Mapping[str, JobRecord]) -> list[Named]:
     resource). Elsewhere: files in a job's folder, and folders in which jobs have theirs.
     `jobs`: all known jobs by id.
     """
-    found = []
+    things = []
     for key, url in _read(spec):
         name = bus_name(url)
         if name.startswith(f"{DATA_SETS}/"):
-            found.append(Named(key, url, READ_DATA_SET, name.split("/")[1]))
+            things.append(Named(key, url, READ_DATA_SET, name.split("/")[1]))
         elif (job := job_of(url, jobs)) is not None:
-            found.append(Named(key, url, READ_ARTIFACT, job.job))
+            things.append(Named(key, url, READ_ARTIFACT, job.job))
         elif name or any(place(record.spec.artifacts) == place(url) for record in jobs.values()):
-            found.append(Named(key, url, READ_ARTIFACT, place(url)))
-    return found
+            things.append(Named(key, url, READ_ARTIFACT, place(url)))
+    return things
 
 
 def refuse_others_folder(spec: JobSpec, user: str, jobs: Mapping[str, JobRecord]) -> None:

@@ -77,7 +77,7 @@ class OperationTimes:
 class JobOperations:
     """Operations on jobs, nodes and faults. `compute` returns the last Type 4 entries by cluster.
 
-    `view`, where it is set (with an HTTP API), answers reads without a message to the orchestrator.
+    `cache` answers reads without a message to the orchestrator; `Gateway.run` keeps it current.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class JobOperations:
         self.access = access
         self.modules = ModuleOperations(bus, backends)
         self.secrets = SecretOperations(bus)
-        self.view: JobCache | None = None
-        self.stored = StoredUse(bus, lambda: () if self.view is None else self.view.all())
+        self.cache = JobCache(bus)
+        self.stored = StoredUse(bus, self.cache.all)
         self._compute = compute
         self._idempotency = idempotency
         self._bus = bus
@@ -133,7 +133,8 @@ class JobOperations:
                 deadline_s=self._times.command_s,
                 cause=cause if key is None else f"key.{key_token(access.user, key)}",
             )
-            return self._learn(record)
+            self.cache.take(record)
+            return record
 
         return Operation("job.submit", spec.name, act)
 
@@ -172,7 +173,7 @@ class JobOperations:
         return Operation(action, job, lambda _: self._look(job))
 
     async def _look(self, job: str) -> JobRecord:
-        known = self.view.get(job) if self.view is not None else None
+        known = self.cache.get(job)
         if known is not None:
             return known
         answer = await self._query(job)
@@ -252,10 +253,6 @@ class JobOperations:
 
         return Operation("fault.read", job or "faults", act)
 
-    def has_ended(self, job: str) -> bool:
-        """Whether this gateway knows that the job has ended."""
-        return self.view is not None and self.view.has_ended(job)
-
     def _command(
         self,
         action: str,
@@ -271,18 +268,15 @@ class JobOperations:
         """The command; this gateway's own reads show its answer at once."""
 
         async def act(access: AccessDecision) -> JobRecord:
-            return self._learn(await command.act(access))
+            record = await command.act(access)
+            self.cache.take(record)
+            return record
 
         return replace(command, act=act)
 
-    def _learn(self, record: JobRecord) -> JobRecord:
-        if self.view is not None:
-            self.view.take(record)
-        return record
-
     async def _all(self) -> JobList:
-        if self.view is not None and self.view.current.is_set():
-            return JobList(jobs=self.view.all())
+        if self.cache.current.is_set():
+            return JobList(jobs=self.cache.all())
         return await self._query(None)
 
     async def _query(self, job: str | None) -> JobList:

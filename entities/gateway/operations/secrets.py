@@ -65,13 +65,13 @@ class SecretOperations:
         Raises:
             BadJob: the job names a secret that its owner does not have.
         """
-        recorded, made = taken_out(spec, user, lambda: f"{GENERATED}{secrets.token_hex(8)}")
-        if made and not self._bus.keyring.of_kind(EntityKind.ORCHESTRATOR):
+        recorded, generated = taken_out(spec, user, lambda: f"{GENERATED}{secrets.token_hex(8)}")
+        if generated and not self._bus.keyring.of_kind(EntityKind.ORCHESTRATOR):
             return spec  # the bus is not guarded: the bus's one token opens everything anyway
-        for name, value in made.items():
+        for name, value in generated.items():
             await self._store(_owner(user), name, value)
         for owner, name in references_of(recorded).values():
-            if name in made:
+            if name in generated:
                 continue
             if await self._bus.bucket(subjects.SECRET).get(leader=True, user=owner, name=name) is None:
                 raise BadJob(f"{user} has no secret {name}; `dmsc secret set {name}` stores one")

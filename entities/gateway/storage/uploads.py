@@ -81,7 +81,7 @@ class Uploads:
             Refused: the data set is another user's.
         """
         claim = await self._claim(access, name, hold_s)
-        upload = Upload(self, access, name, size, hold_s, claim)
+        upload = Upload(self, access, name, hold_s, claim)
         try:
             await upload.take(max(1, size))
             async with background(upload.keep()):
@@ -132,6 +132,7 @@ class Uploads:
             await self._owners.delete(revision=revision, key=key_of(name))
 
     async def removed(self, name: str) -> None:
+        """Drops the ownership of a data set that was deleted."""
         await self._owners.delete(key=key_of(name))
 
     # --- reservations ---------------------------------------------------------------------------------------
@@ -218,14 +219,13 @@ class Upload:
     """One upload under way, made by `Uploads.begin`. Without a quota it reserves nothing."""
 
     def __init__(
-        self, uploads: Uploads, access: AccessDecision, name: str, size: int, hold_s: float, claim: int | None
+        self, uploads: Uploads, access: AccessDecision, name: str, hold_s: float, claim: int | None
     ) -> None:
         self.nuid = uploads.new_nuid()
         self._uploads = uploads
         self._user = access.user
         self._quota = access.quota
         self._name = name
-        self._stated_bytes = size
         self._hold_s = hold_s
         self._claim = claim
         self._reserved_bytes = 0

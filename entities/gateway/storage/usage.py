@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
 
 from bus import subjects
 from bus.connection import Bus
-from entities.gateway.storage.uploads import Upload, Uploads
+from entities.gateway.storage.uploads import Uploads
 from schemas.door import UploadHold
 from schemas.errors import OverQuota
 from schemas.job import JobRecord
@@ -25,7 +24,7 @@ class StoredUse:
         self._bus = bus
         self._owners = bus.bucket(subjects.DATASET_OWNER)
         self._records = records
-        self._uploads = Uploads(bus, self._count)
+        self.uploads = Uploads(bus, self._count)
 
     async def of(self, user: str) -> QuotaUse:
         """The user's jobs, slots, data sets, and bytes on the bus."""
@@ -67,17 +66,7 @@ class StoredUse:
         """
         if access.quota is None or access.quota.stored_bytes is None:
             return
-        use, _ = await self._count(access.user, await self._uploads.of(access.user))
+        use, _ = await self._count(access.user, await self.uploads.of(access.user))
         excess = access.quota.excess(use, QuotaUse(stored_bytes=1))
         if excess:
             raise OverQuota(excess, user=access.user)
-
-    def upload(
-        self, access: AccessDecision, name: str, size: int, hold_s: float
-    ) -> AbstractAsyncContextManager[Upload]:
-        """See `Uploads.begin`."""
-        return self._uploads.begin(access, name, size, hold_s)
-
-    async def removed(self, name: str) -> None:
-        """Drops the ownership of a data set that was deleted."""
-        await self._uploads.removed(name)

@@ -298,5 +298,5 @@ def _has(delta: dict[str, Any], sid: str, **fields: Any) -> bool:
 
 
 def _feed(gateway: Gateway) -> DashboardAggregator:
-    assert gateway.dashboard is not None
-    return gateway.dashboard.feed
+    assert gateway.http is not None
+    return gateway.http.dashboard.aggregator

@@ -269,7 +269,7 @@ async def test_streams_are_bounded_by_identity_and_in_all(
             "overloaded",
             "5",
         )
-    await eventually(lambda: gateway._hub is not None and gateway._hub.open == 0)
+    await eventually(lambda: gateway.http is not None and gateway.http.hub.open == 0)
 
 
 async def test_more_open_than_may_be_is_refused_before_it_is_begun(
@@ -367,15 +367,15 @@ async def test_many_streams_of_a_job_share_one_consumer(
             return [event.sample or str(event.state) async for event in client.events(job)]
 
     collecting = [asyncio.create_task(collect()) for _ in range(20)]
-    await eventually(lambda: gateway._hub is not None and gateway._hub.open == 20)
-    hub = gateway._hub
-    assert hub is not None
-    await eventually(lambda: [feed.followers for feed in hub._feeds.values()] == [20])
+    await eventually(lambda: gateway.http is not None and gateway.http.hub.open == 20)
+    assert gateway.http is not None
+    hub = gateway.http.hub
+    await eventually(lambda: [subject.followers for subject in hub._hubs.values()] == [20])
     await tell(smo, job, "one")
     await smo.tell(job, JobState.DONE)
     for found in await asyncio.gather(*collecting):
         assert found == ["queued", "one", "done"]
-    await eventually(lambda: not hub._feeds and hub.open == 0)
+    await eventually(lambda: not hub._hubs and hub.open == 0)
 
 
 async def test_a_client_that_does_not_read_is_told_that_it_lagged_and_nobody_waits(
@@ -430,7 +430,7 @@ async def test_streams_go_on_at_another_gateway_when_theirs_stops(
 
     collecting, reading = asyncio.create_task(collect()), asyncio.create_task(raw())
     await asyncio.wait_for(seen.wait(), PATIENCE_S)
-    await eventually(lambda: east._hub is not None and east._hub.open == 2)
+    await eventually(lambda: east.http is not None and east.http.hub.open == 2)
     await end(gateways.tasks["east"])
     text = await asyncio.wait_for(reading, PATIENCE_S)
     assert "event: closing" in text
@@ -457,7 +457,7 @@ async def test_what_is_open_is_answered_before_a_gateway_stops_and_nothing_new_i
     asked = asyncio.create_task(http.post(f"{gateway.url}/v1/jobs/{job}/cancel", headers=bearer("ruth")))
     await asyncio.wait_for(begun.wait(), PATIENCE_S)
     stopping = asyncio.create_task(end(gateways.tasks["east"]))
-    await eventually(lambda: gateway._load is not None and gateway._load.draining)
+    await eventually(lambda: gateway.http is not None and gateway.http.load.draining)
     refused = await http.get(f"{gateway.url}/v1/jobs", headers=bearer("ruth"))
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     unready = await http.get(f"{gateway.url}/readyz")

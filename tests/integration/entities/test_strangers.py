@@ -112,8 +112,8 @@ async def test_600_half_open_strangers_keep_nobody_out(
     await strangers.come(gateway.url, 90, HALF_HEAD)
     await strangers.come(gateway.url, 420, *HALF_BODIES)
     assert len(strangers.open) == 600
-    assert gateway._connections is not None
-    assert gateway._connections.cut["room"] >= (450 if bounds else 0)
+    assert gateway.http is not None
+    assert gateway.http.connections.cut["room"] >= (450 if bounds else 0)
     # of those who were never let in before, too: this gateway has seen no token yet
     async with AsyncClient(gateway.url, token="ruth") as client:
         job = (await client.submit(JobSpec.model_validate(JOB))).job
@@ -185,8 +185,8 @@ async def test_strangers_in_a_tls_handshake_keep_nobody_out(
     monkeypatch.setenv(tls_trust.VARIABLE, str(files.ca))
     async with AsyncClient(gateway.url, token="olga") as client:
         assert (await client.whoami()).user == "olga"
-    assert gateway._connections is not None
-    assert gateway._connections.cut["room"] > 0
+    assert gateway.http is not None
+    assert gateway.http.connections.cut["room"] > 0
 
 
 async def test_a_connection_that_owes_something_has_a_deadline(
@@ -218,14 +218,14 @@ async def test_a_connection_that_owes_something_has_a_deadline(
         asking = asyncio.ensure_future(
             loop.sock_sendall(unread, b"GET /v1/openapi.json HTTP/1.1\r\nhost: a\r\n\r\n" * 200)
         )
-        assert gateway._connections is not None
-        cut = gateway._connections.cut
+        assert gateway.http is not None
+        cut = gateway.http.connections.cut
         await eventually(lambda: cut["answer"])
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
     assert (cut["body"], cut["answer"]) == (1, 1)
     assert cut["head"] >= 2
-    await eventually(lambda: not gateway._connections)
+    await eventually(lambda: not gateway.http.connections)
 
 
 async def test_a_head_without_end_is_cut_off(gateway: Gateway) -> None:
@@ -240,7 +240,7 @@ async def test_a_head_without_end_is_cut_off(gateway: Gateway) -> None:
                 async with asyncio.timeout(0.001):
                     if not await reader.read(1000):
                         break
-    await eventually(lambda: not gateway._connections)
+    await eventually(lambda: not gateway.http.connections)
     writer.close()
 
 

@@ -25,7 +25,7 @@ from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.metrics import HttpMetrics
 from entities.gateway.http.problems import problem_response, status_of
 from entities.gateway.http.rate_limit import Buckets, RateGrant
-from entities.gateway.http.request_facts import HEADERS, RequestFacts, asked
+from entities.gateway.http.request_facts import HEADERS, RequestFacts, caller_correlation
 from entities.gateway.operations.access_client import AccessClient
 from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
 
@@ -83,7 +83,7 @@ class RequestAdmission:
             await BUSY(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        caller_id, span = asked(headers)
+        caller_id, span = caller_correlation(headers)
         with correlated(caller_id, span=span) as correlation:
             response = _ResponseHeaders(send, [(name, correlation.encode()) for name in HEADERS])
             if not scope["path"].startswith(PAGES):  # pages have a policy of their own

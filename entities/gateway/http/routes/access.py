@@ -32,10 +32,10 @@ class NewUser(Part):
     expires_s: Seconds | None = Field(None, gt=0, description="how long the first token lasts; default: 8 h")
 
 
-def access(door: HttpContext) -> APIRouter:
+def access(context: HttpContext) -> APIRouter:
     """The routes below `/v1/users`, `/v1/access`, `/v1/audit`, and `/v1/whoami`."""
     router = APIRouter(prefix="/v1")
-    operations = AccessOperations(door.bus, door.metrics.gateway, door.jobs.stored)
+    operations = AccessOperations(context.bus, context.metrics.gateway, context.jobs.stored)
 
     @router.get("/whoami", response_model=WhoAmI, tags=["users"])
     async def whoami(bearer: HttpBearer) -> Response:

@@ -26,7 +26,7 @@ from schemas.signals import AccessDecision
 log = get_logger("door")
 
 
-def chaos(door: HttpContext, timeout_s: float = 5.0) -> APIRouter:
+def chaos(context: HttpContext, timeout_s: float = 5.0) -> APIRouter:
     """`/v1/chaos/faults`, `/v1/chaos/outside`.
 
     `timeout_s`: for the agent's answer. The request is never repeated: that would be another fault.
@@ -36,11 +36,11 @@ def chaos(door: HttpContext, timeout_s: float = 5.0) -> APIRouter:
     @router.post("/faults", status_code=202, response_model=Struck, openapi_extra=body_of(StrikeBody))
     async def strike(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Kill, freeze or resume an instance; for operators. `/v1/faults` shows what the mesh detects."""
-        text = await door.body(keyed)
+        text = await context.body(keyed)
         body = parse(StrikeBody, text)
 
         async def act(access: AccessDecision) -> Struck:
-            record = door.records.get(body.sid)
+            record = context.records.get(body.sid)
             over = (InstanceState.FAULTED, InstanceState.GONE)
             if record is None or record.job is None or record.state in over:
                 raise NotFound(f"no instance {body.sid} runs; GET /v1/instances lists them")
@@ -48,12 +48,12 @@ def chaos(door: HttpContext, timeout_s: float = 5.0) -> APIRouter:
                 raise Conflict(f"{body.sid} is {record.incarnation} by now, not {body.incarnation}")
             agent = agent_name(record.endpoint.cluster, record.endpoint.node)
             order = Strike(sid=body.sid, incarnation=record.incarnation, fault=body.fault, user=access.user)
-            struck = await door.backends.request(subjects.STRIKE, order, timeout_s=timeout_s, agent=agent)
+            struck = await context.backends.request(subjects.STRIKE, order, timeout_s=timeout_s, agent=agent)
             log.warning("fault ordered", fault=body.fault, sid=body.sid, user=access.user, agent=agent)
             return struck
 
         operation = Operation("chaos.strike", body.sid, act)
-        return await door.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
+        return await context.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
 
     @router.post(
         "/outside", status_code=202, response_model=OutsideFault, openapi_extra=body_of(OutsideFault)
@@ -63,7 +63,7 @@ def chaos(door: HttpContext, timeout_s: float = 5.0) -> APIRouter:
 
         `dmsc chaos` does so for each fault that it injects. Nothing else follows from it.
         """
-        text = await door.body(keyed)
+        text = await context.body(keyed)
         body = parse(OutsideFault, text)
 
         async def act(access: AccessDecision) -> OutsideFault:
@@ -71,6 +71,6 @@ def chaos(door: HttpContext, timeout_s: float = 5.0) -> APIRouter:
             return body
 
         operation = Operation("chaos.outside", f"{body.victim} ({body.fault})", act)
-        return await door.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
+        return await context.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
 
     return router

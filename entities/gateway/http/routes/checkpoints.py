@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import DOCUMENTED, File, file_answer
@@ -16,7 +16,6 @@ from entities.gateway.http.requests import (
     JobId,
     PageAsked,
     answer,
-    paged,
 )
 from entities.gateway.operations.job_urls import READ_ARTIFACT
 from entities.job_files.checkpoint_catalog import PublishedCheckpoints, read_manifest
@@ -31,7 +30,7 @@ from schemas.job import JobRecord
 from schemas.pages import CheckpointPage
 
 
-def checkpoints(door: HttpContext) -> APIRouter:
+def checkpoints(context: HttpContext) -> APIRouter:
     """The routes below `/v1/jobs/{job}/checkpoints`."""
     router = APIRouter(prefix="/v1/jobs/{job}/checkpoints", tags=["checkpoints"])
 
@@ -40,14 +39,14 @@ def checkpoints(door: HttpContext) -> APIRouter:
 
     async def manifest_of(url: str, job: str, name: str) -> CheckpointManifest:
         folder = f"{url}/{name}"
-        if not await door.files(folder).exists(MANIFEST_NAME):
+        if not await context.files(folder).exists(MANIFEST_NAME):
             raise NotFound(f"{job} has no checkpoint {name}", job=job)
-        return await read_manifest(door.files, folder)
+        return await read_manifest(context.files, folder)
 
     @router.get("", response_model=CheckpointPage)
-    async def published(job: JobId, request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
+    async def published(job: JobId, bearer: HttpBearer, page: PageAsked) -> Response:
         """The job's checkpoints that exist, the newest first, each with its manifest."""
-        store = PublishedCheckpoints(door.files, folder_of(await bearer.run(door.jobs.read(job))))
+        store = PublishedCheckpoints(context.files, folder_of(await bearer.run(context.jobs.read(job))))
         folders = {str(folder): folder for folder in await store.published()}
         names, after = cut(
             folders,
@@ -60,14 +59,14 @@ def checkpoints(door: HttpContext) -> APIRouter:
         for name in names:
             url = store.url_of(folders[name])
             with contextlib.suppress(DamagedCheckpoint):  # damaged, or removed meanwhile
-                manifest = await read_manifest(door.files, url)
+                manifest = await read_manifest(context.files, url)
                 page_items.append(PublishedCheckpoint(name=name, url=url, manifest=manifest))
-        return paged(request, CheckpointPage(checkpoints=tuple(page_items), next=after))
+        return page.answer(CheckpointPage(checkpoints=tuple(page_items), next=after))
 
     @router.get("/{name}", response_model=PublishedCheckpoint)
     async def one(job: JobId, name: CheckpointName, bearer: HttpBearer) -> Response:
         """One checkpoint of the job, with its manifest."""
-        url = folder_of(await bearer.run(door.jobs.read(job)))
+        url = folder_of(await bearer.run(context.jobs.read(job)))
         manifest = await manifest_of(url, job, name)
         return answer(PublishedCheckpoint(name=name, url=f"{url}/{name}", manifest=manifest))
 
@@ -76,9 +75,9 @@ def checkpoints(door: HttpContext) -> APIRouter:
         job: JobId, name: CheckpointName, path: str, bearer: HttpBearer, byte_range: ByteRange = None
     ) -> Response:
         """One file of a checkpoint, or a range of its bytes. `path`: as the manifest names the file."""
-        url = folder_of(await bearer.run(door.jobs.read(job, READ_ARTIFACT)))
+        url = folder_of(await bearer.run(context.jobs.read(job, READ_ARTIFACT)))
         if path != MANIFEST_NAME and path not in (await manifest_of(url, job, name)).files:
             raise NotFound(f"checkpoint {name} of {job} has no file {path}", job=job)
-        return await file_answer(door.files(f"{url}/{name}"), path, byte_range)
+        return await file_answer(context.files(f"{url}/{name}"), path, byte_range)
 
     return router

@@ -26,12 +26,12 @@ from entities.gateway.operations.access_client import Bearer
 from schemas.errors import NotFound
 
 
-def dashboard(door: HttpContext) -> APIRouter:
+def dashboard(context: HttpContext) -> APIRouter:
     """The routes of the page's files and of the data that the page shows."""
     router = APIRouter()
     _files(router)
-    _views(router, door)
-    _searches(router, door)
+    _views(router, context)
+    _searches(router, context)
     return router
 
 
@@ -55,8 +55,8 @@ def _files(router: APIRouter) -> None:
         return Response(asset.body, headers=headers, media_type=asset.media_type)
 
 
-def _views(router: APIRouter, door: HttpContext) -> None:
-    desk = door.dashboard
+def _views(router: APIRouter, context: HttpContext) -> None:
+    service = context.dashboard
 
     @router.get("/v1/overview", tags=["dashboard"])
     async def overview(
@@ -68,9 +68,9 @@ def _views(router: APIRouter, door: HttpContext) -> None:
     ) -> JSONResponse:
         """All that a page needs, in one call: the first event of `/v1/live`."""
         parts = part or PAGE
-        access = await desk.may_look(bearer, parts)
-        whole = await desk.feed.whole(parts)
-        return JSONResponse({"you": desk.you(access), **whole}, headers={"Cache-Control": "no-store"})
+        access = await service.check_access(bearer, parts)
+        whole = await service.aggregator.whole(parts)
+        return JSONResponse({"you": service.you(access), **whole}, headers={"Cache-Control": "no-store"})
 
     @router.get("/v1/live", response_class=EventStream, responses=STREAM, tags=["dashboard"])
     async def live(request: Request, bearer: HttpBearer) -> EventStream:
@@ -78,12 +78,12 @@ def _views(router: APIRouter, door: HttpContext) -> None:
 
         A client that lags eight deltas behind gets an `overview` in their place.
         """
-        access = await desk.may_look(bearer)
-        return await _streaming(door, request, bearer, "mesh.read", "mesh", desk.live(access))
+        access = await service.check_access(bearer)
+        return await _streaming(context, request, bearer, "mesh.read", "mesh", service.live(access))
 
 
-def _searches(router: APIRouter, door: HttpContext) -> None:
-    desk = door.dashboard
+def _searches(router: APIRouter, context: HttpContext) -> None:
+    service = context.dashboard
 
     @router.get("/v1/logs", tags=["dashboard"])
     async def logs(
@@ -111,7 +111,7 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
             start=start,
             limit=limit,
         )
-        return JSONResponse(await desk.logs.search(search), headers={"Cache-Control": "no-store"})
+        return JSONResponse(await service.logs.search(search), headers={"Cache-Control": "no-store"})
 
     @router.get("/v1/tap", response_class=EventStream, responses=STREAM, tags=["dashboard"])
     async def tap(
@@ -127,12 +127,12 @@ def _searches(router: APIRouter, door: HttpContext) -> None:
         scope = await tap_scope(bearer)
         patterns = subject or ["signal.>"]
         left_out(scope, patterns)
-        frames = desk.taps.stream(patterns, where or [], replies, scope, bearer.token)
-        return await _streaming(door, request, bearer, "tap.read", "bus", frames)
+        frames = service.taps.stream(patterns, where or [], replies, scope, bearer.token)
+        return await _streaming(context, request, bearer, "tap.read", "bus", frames)
 
 
 async def _streaming(
-    door: HttpContext,
+    context: HttpContext,
     request: Request,
     bearer: Bearer,
     action: str,
@@ -148,4 +148,4 @@ async def _streaming(
             async for frame in frames:
                 yield frame
 
-    return door.stream(request, bearer, action, resource, all_frames())
+    return context.stream(request, bearer, action, resource, all_frames())

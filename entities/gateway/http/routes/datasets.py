@@ -12,7 +12,6 @@ from bus.logs import get_logger
 from bus.messaging.object_store import ObjectInfo
 from entities.gateway.http.context import HttpContext
 from entities.gateway.http.files import BYTES, DOCUMENTED, File, file_answer
-from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     BoundedBody,
     ByteRange,
@@ -20,7 +19,6 @@ from entities.gateway.http.requests import (
     PageAsked,
     answer,
     check_length,
-    paged,
 )
 from entities.gateway.storage.usage import DATASETS
 from schemas.errors import Ack, BadInput, NotFound
@@ -47,26 +45,25 @@ def _checked(name: str) -> str:
 Name = Annotated[str, Path(json_schema_extra={"pattern": PATTERN}), AfterValidator(_checked)]
 
 
-def datasets(door: HttpContext) -> APIRouter:
+def datasets(context: HttpContext) -> APIRouter:
     """The routes below `/v1/datasets`."""
     router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
-    objects = door.bus.objects
+    objects, uploads = context.bus.objects, context.jobs.stored.uploads
 
     @router.get("", response_model=DatasetPage)
-    async def list_datasets(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
+    async def list_datasets(bearer: HttpBearer, page: PageAsked) -> Response:
         """The stored datasets, by name."""
         await bearer.check("dataset.read", "datasets")
         infos = await objects.list(f"{FOLDER}/")
-        part, after = cut(infos, lambda info: (info.name,), page.limit, page.cursor)
-        return paged(request, DatasetPage(datasets=tuple(map(_dataset, part)), next=after))
+        return page.of(DatasetPage, map(_dataset, infos), lambda dataset: (f"{FOLDER}/{dataset.name}",))
 
     @router.put("/{name}", status_code=201, response_model=Dataset, openapi_extra=UPLOAD)
     async def store(name: Name, request: Request, bearer: HttpBearer) -> Response:
         """Store a dataset, in place of one of the same name; a job then names it as `data.source`."""
         access = await bearer.check("dataset.write", name)
-        limit = door.config.max_dataset_bytes
+        limit = context.config.max_dataset_bytes
         stated_bytes = check_length(request, limit)
-        async with door.jobs.stored.upload(access, name, stated_bytes, door.config.upload_hold_s) as upload:
+        async with uploads.begin(access, name, stated_bytes, context.config.upload_hold_s) as upload:
             body = upload.within(BoundedBody(request, limit).pieces())
             info = await objects.put(f"{FOLDER}/{name}", body, upload.nuid)
             await upload.stored()
@@ -77,7 +74,7 @@ def datasets(door: HttpContext) -> APIRouter:
     async def load(name: Name, bearer: HttpBearer, byte_range: ByteRange = None) -> Response:
         """The dataset's bytes, or a range of them."""
         await bearer.check("dataset.read", name)
-        return await file_answer(door.files(URL), name, byte_range)
+        return await file_answer(context.files(URL), name, byte_range)
 
     @router.delete("/{name}", response_model=Ack)
     async def delete(name: Name, bearer: HttpBearer) -> Response:
@@ -85,7 +82,7 @@ def datasets(door: HttpContext) -> APIRouter:
         access = await bearer.check("dataset.delete", name)
         if not await objects.delete(f"{FOLDER}/{name}"):
             raise NotFound(f"there is no dataset {name}")
-        await door.jobs.stored.removed(name)
+        await uploads.removed(name)
         log.info("dataset removed", name=name, user=access.user)
         return answer(Ack(note=f"{name} removed"))
 

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request, Response
 
 from bus import subjects
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     FaultId,
     FirstEvent,
@@ -17,7 +16,6 @@ from entities.gateway.http.requests import (
     PageAsked,
     WantedJob,
     answer,
-    paged,
 )
 from entities.gateway.http.sse.format import fault_line, first_sequence
 from entities.gateway.http.sse.response import STREAM, EventStream
@@ -26,23 +24,21 @@ from schemas.fault import FaultRecord, FaultState
 from schemas.pages import FaultPage
 
 
-def faults(door: HttpContext) -> APIRouter:
+def faults(context: HttpContext) -> APIRouter:
     """The routes below `/v1/faults`."""
     router = APIRouter(prefix="/v1/faults", tags=["faults"])
 
     @router.get("", response_model=FaultPage)
     async def list_faults(
-        request: Request,
         bearer: HttpBearer,
         page: PageAsked,
         job: WantedJob = None,
         state: FaultState | None = None,
     ) -> Response:
         """Each fault as it stands now, oldest first."""
-        records = (await bearer.run(door.jobs.faults(job))).faults
+        records = (await bearer.run(context.jobs.faults(job))).faults
         matches = [fault for fault in records if state in (None, fault.state)]
-        part, after = cut(matches, lambda fault: (fault.opened_at, fault.id), page.limit, page.cursor)
-        return paged(request, FaultPage(faults=part, next=after))
+        return page.of(FaultPage, matches, lambda fault: (fault.opened_at, fault.id))
 
     @router.get("/events", response_class=EventStream, responses=STREAM)
     async def follow(
@@ -56,13 +52,13 @@ def faults(door: HttpContext) -> APIRouter:
         await bearer.check("fault.read", job or "faults")
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         first = first_sequence(start, last_event_id)
-        records = door.hub.follow(subjects.FAULT_RECORD, tokens, fault_line, first)
-        return door.stream(request, bearer, "fault.read", job or "faults", records)
+        records = context.hub.follow(subjects.FAULT_RECORD, tokens, fault_line, first)
+        return context.stream(request, bearer, "fault.read", job or "faults", records)
 
     @router.get("/{fault}", response_model=FaultRecord)
     async def read(fault: FaultId, bearer: HttpBearer) -> Response:
         """One fault as it stands now."""
-        for record in (await bearer.run(door.jobs.faults(None))).faults:
+        for record in (await bearer.run(context.jobs.faults(None))).faults:
             if record.id == fault:
                 return answer(record)
         raise NotFound(f"there is no fault {fault}; GET /v1/faults lists them")

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Request, Response
 
 from bus import subjects
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     FirstEvent,
     HttpBearer,
@@ -20,7 +19,6 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
     body_of,
-    paged,
     parse,
 )
 from entities.gateway.http.sse.format import first_sequence, job_line
@@ -31,24 +29,23 @@ from schemas.job import JobRecord, JobSpec, JobState
 from schemas.pages import JobPage
 
 
-def jobs(door: HttpContext) -> APIRouter:
+def jobs(context: HttpContext) -> APIRouter:
     """The routes below `/v1/jobs` that are about the job itself."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    operations = door.jobs
+    operations = context.jobs
 
     @router.post("", status_code=201, response_model=JobRecord, openapi_extra=body_of(JobSpec))
     async def submit(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Submit a job: a JobSpec as JSON."""
-        text = await door.body(keyed)
+        text = await context.body(keyed)
         spec = parse(JobSpec, text, BadJob)
         operation = operations.submit(bearer, spec, key=keyed.key)
-        return await door.command(
+        return await context.command(
             keyed, bearer, operation, text, HTTPStatus.CREATED, lambda record: f"/v1/jobs/{record.job}"
         )
 
     @router.get("", response_model=JobPage)
     async def list_jobs(
-        request: Request,
         bearer: HttpBearer,
         page: PageAsked,
         state: Annotated[JobState | None, Query(description="only jobs in this state")] = None,
@@ -57,8 +54,7 @@ def jobs(door: HttpContext) -> APIRouter:
         """The mesh's jobs in the order of their submission."""
         jobs = (await bearer.run(operations.list())).jobs
         matches = [record for record in jobs if state in (None, record.state) and user in (None, record.user)]
-        part, after = cut(matches, lambda record: (record.submitted_at, record.job), page.limit, page.cursor)
-        return paged(request, JobPage(jobs=part, next=after))
+        return page.of(JobPage, matches, lambda record: (record.submitted_at, record.job))
 
     @router.get("/{job}", response_model=JobRecord)
     async def read(job: JobId, bearer: HttpBearer) -> Response:
@@ -79,7 +75,7 @@ def jobs(door: HttpContext) -> APIRouter:
         stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
     ) -> Response:
         """Set the number of working replicas of one stage, or of each; they join and leave between steps."""
-        return await door.command(keyed, bearer, operations.scale(job, replicas, stage))
+        return await context.command(keyed, bearer, operations.scale(job, replicas, stage))
 
     @router.post("/{job}/move", response_model=Ack)
     async def move(
@@ -90,22 +86,22 @@ def jobs(door: HttpContext) -> APIRouter:
         stage: Annotated[int, Query(ge=0, le=100_000)],
     ) -> Response:
         """Take an instance out of its stage at the end of the step; its slot then hosts one of `stage`."""
-        return await door.command(keyed, bearer, operations.change_stage(job, sid, stage))
+        return await context.command(keyed, bearer, operations.change_stage(job, sid, stage))
 
     @router.post("/{job}/park", response_model=JobRecord)
     async def park(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:
         """Park a job: it waits without slots until it is resumed. Users park their own, operators any."""
-        return await door.command(keyed, bearer, operations.park(job, reason))
+        return await context.command(keyed, bearer, operations.park(job, reason))
 
     @router.post("/{job}/resume", response_model=JobRecord)
     async def resume(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Resume a parked job as soon as slots are free. Users resume their own, operators any."""
-        return await door.command(keyed, bearer, operations.resume(job))
+        return await context.command(keyed, bearer, operations.resume(job))
 
     @router.post("/{job}/cancel", response_model=JobRecord)
     async def cancel(job: JobId, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = "") -> Response:
         """Cancel a job. Users cancel their own, operators any."""
-        return await door.command(keyed, bearer, operations.cancel(job, reason or "asked for over HTTP"))
+        return await context.command(keyed, bearer, operations.cancel(job, reason or "asked for over HTTP"))
 
     @router.get("/{job}/events", response_class=EventStream, responses=STREAM)
     async def events(
@@ -117,13 +113,13 @@ def jobs(door: HttpContext) -> APIRouter:
     ) -> EventStream:
         """Server-sent events: those so far, then each new one until the job has ended (docs/gateway.md)."""
         await bearer.run(operations.read(job))
-        records = door.hub.follow(
+        records = context.hub.follow(
             subjects.JOB_EVENT,
             {"job": job},
             job_line,
             first_sequence(start, last_event_id),
-            lambda: operations.has_ended(job),
+            lambda: operations.cache.has_ended(job),
         )
-        return door.stream(request, bearer, "job.read", job, records)
+        return context.stream(request, bearer, "job.read", job, records)
 
     return router

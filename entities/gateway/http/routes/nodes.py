@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     HttpBearer,
     IdempotencyKey,
@@ -15,7 +14,6 @@ from entities.gateway.http.requests import (
     PageAsked,
     Reason,
     answer,
-    paged,
 )
 from schemas.door import Cordons, MeshStatus
 from schemas.errors import NotFound
@@ -24,10 +22,10 @@ from schemas.pages import NodePage, NodeView
 Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; default: the whole node")]
 
 
-def nodes(door: HttpContext) -> APIRouter:
+def nodes(context: HttpContext) -> APIRouter:
     """The routes below `/v1/nodes`, and `/v1/mesh`."""
     router = APIRouter(prefix="/v1")
-    jobs = door.jobs
+    jobs = context.jobs
 
     @router.get("/mesh", response_model=MeshStatus, tags=["mesh"])
     async def mesh(bearer: HttpBearer) -> Response:
@@ -35,12 +33,9 @@ def nodes(door: HttpContext) -> APIRouter:
         return answer(await bearer.run(jobs.mesh()))
 
     @router.get("/nodes", response_model=NodePage, tags=["nodes"])
-    async def list_nodes(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
+    async def list_nodes(bearer: HttpBearer, page: PageAsked) -> Response:
         """The node agents, their slots and their cordons."""
-        part, after = cut(
-            _views(await bearer.run(jobs.mesh())), lambda view: (view.status.sid,), page.limit, page.cursor
-        )
-        return paged(request, NodePage(nodes=part, next=after))
+        return page.of(NodePage, _views(await bearer.run(jobs.mesh())), lambda view: (view.status.sid,))
 
     @router.get("/nodes/{node}", response_model=NodeView, tags=["nodes"])
     async def read(node: NodeName, bearer: HttpBearer) -> Response:
@@ -55,21 +50,21 @@ def nodes(door: HttpContext) -> APIRouter:
         node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, slot: Slot = None, reason: Reason = ""
     ) -> Response:
         """Keep new instances off this node, or off one of its slots."""
-        return await door.command(keyed, bearer, jobs.cordon(node, slot, reason))
+        return await context.command(keyed, bearer, jobs.cordon(node, slot, reason))
 
     @router.post("/nodes/{node}/drain", response_model=Cordons, tags=["nodes"])
     async def drain(
         node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
     ) -> Response:
         """Cordon a node and move its instances elsewhere. Answers at once; `/v1/mesh` shows the progress."""
-        return await door.command(keyed, bearer, jobs.cordon(node, None, reason, drain=True))
+        return await context.command(keyed, bearer, jobs.cordon(node, None, reason, drain=True))
 
     @router.post("/nodes/{node}/uncordon", response_model=Cordons, tags=["nodes"])
     async def uncordon(
         node: NodeName, bearer: HttpBearer, keyed: IdempotencyKey, slot: Slot = None
     ) -> Response:
         """Let new instances start there again."""
-        return await door.command(keyed, bearer, jobs.uncordon(node, slot))
+        return await context.command(keyed, bearer, jobs.uncordon(node, slot))
 
     return router
 

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     HttpBearer,
     IdempotencyKey,
@@ -17,7 +16,6 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
     body_of,
-    paged,
     parse,
     read_body,
 )
@@ -30,46 +28,43 @@ from schemas.policy import ModuleLifecycle, PolicySwitch
 Version = Annotated[str, Query(min_length=1, max_length=100, description="as `dmsc policy list` shows it")]
 
 
-def policies(door: HttpContext) -> APIRouter:
+def policies(context: HttpContext) -> APIRouter:
     """The routes below `/v1/policies`, and `/v1/observations`."""
     router = APIRouter(prefix="/v1", tags=["policies"])
-    modules = door.jobs.modules
+    operations = context.jobs.modules
 
     @router.get("/policies", response_model=PolicyPage)
-    async def list_modules(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
+    async def modules(bearer: HttpBearer, page: PageAsked) -> Response:
         """The functional modules that run, with their state and counts."""
-        running = (await bearer.run(modules.modules())).modules
-        part, after = cut(
-            running, lambda module: (module.module, module.version, module.sid or ""), page.limit, page.cursor
-        )
-        return paged(request, PolicyPage(modules=part, next=after))
+        running = (await bearer.run(operations.modules())).modules
+        return page.of(PolicyPage, running, lambda module: (module.module, module.version, module.sid or ""))
 
     @router.post(
         "/policies/{module}/orders", response_model=ModuleLifecycle, openapi_extra=body_of(OrderBody)
     )
     async def order(module: ModuleName, bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Activate, shadow or drain a module, or enable or disable it for jobs. Answers its new state."""
-        text = await door.body(keyed)
+        text = await context.body(keyed)
         body = parse(OrderBody, text)
-        return await door.command(keyed, bearer, modules.order(module, body), text)
+        return await context.command(keyed, bearer, operations.order(module, body), text)
 
     @router.post(
         "/policies/{module}/questions", response_model=ModuleAnswer, openapi_extra=body_of(QuestionBody)
     )
     async def question(module: ModuleName, request: Request, bearer: HttpBearer) -> Response:
         """Ask a module what it suggests for a job at this moment. The suggestion is not adopted."""
-        body = parse(QuestionBody, await read_body(request, door.config.max_job_bytes))
-        return answer(await bearer.run(modules.ask(module, body)))
+        body = parse(QuestionBody, await read_body(request, context.config.max_job_bytes))
+        return answer(await bearer.run(operations.ask(module, body)))
 
     @router.post(
         "/observations", status_code=202, response_model=Ack, openapi_extra=body_of(ObservationBatch)
     )
     async def observe(bearer: HttpBearer, keyed: IdempotencyKey) -> Response:
         """Send observations of a system outside the mesh to the modules that subscribe to them."""
-        text = await door.body(keyed)
+        text = await context.body(keyed)
         batch = parse(ObservationBatch, text)
-        operation = modules.observe(bearer, batch.observations)
-        return await door.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
+        operation = operations.observe(bearer, batch.observations)
+        return await context.command(keyed, bearer, operation, text, HTTPStatus.ACCEPTED)
 
     @router.post("/policies/{module}/promote", response_model=PolicySwitch)
     async def promote(
@@ -80,13 +75,13 @@ def policies(door: HttpContext) -> APIRouter:
         reason: Reason = "",
     ) -> Response:
         """Make this running version the active one. The former one runs on in shadow; both are scored."""
-        return await door.command(keyed, bearer, modules.promote(module, version, reason))
+        return await context.command(keyed, bearer, operations.promote(module, version, reason))
 
     @router.post("/policies/{module}/rollback", response_model=PolicySwitch)
     async def rollback(
         module: ModuleName, bearer: HttpBearer, keyed: IdempotencyKey, reason: Reason = ""
     ) -> Response:
         """Make the version active again that was active before the last promotion."""
-        return await door.command(keyed, bearer, modules.roll_back(module, reason))
+        return await context.command(keyed, bearer, operations.roll_back(module, reason))
 
     return router

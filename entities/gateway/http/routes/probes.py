@@ -16,10 +16,10 @@ from schemas.errors import NotFound
 from schemas.pages import Health, Readiness, ScrapeTarget
 
 
-def probes(door: HttpContext) -> APIRouter:
+def probes(context: HttpContext) -> APIRouter:
     """`/healthz`, `/readyz`, `/metrics`, `/v1/metrics/targets`, `/v1/tap/scope`."""
     router = APIRouter()
-    metrics = door.metrics
+    metrics = context.metrics
 
     @router.get("/healthz", response_model=Health, tags=["probes"])
     async def healthz() -> Response:
@@ -34,7 +34,7 @@ def probes(door: HttpContext) -> APIRouter:
     )
     async def readyz() -> Response:
         """Readiness probe: whether the bus, a registry and a leading orchestrator are there. No token."""
-        readiness = await door.probe.look()
+        readiness = await context.probe.check()
         headers = {"Cache-Control": "no-store"} | ({} if readiness.ready else {"Retry-After": "1"})
         return answer(readiness, 200 if readiness.ready else 503, headers)
 

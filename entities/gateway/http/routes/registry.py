@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from bus import subjects
 from entities.gateway.http.context import HttpContext
-from entities.gateway.http.paging import cut
 from entities.gateway.http.requests import (
     ClusterName,
     HttpBearer,
@@ -18,7 +17,6 @@ from entities.gateway.http.requests import (
     PageAsked,
     WantedJob,
     answer,
-    paged,
 )
 from entities.gateway.operations.access_client import Bearer
 from schemas.data_plane import RouteTable
@@ -30,22 +28,21 @@ from schemas.registry import InstanceState, ServiceRecord
 Name = Annotated[str | None, Query(max_length=120)]
 
 
-def registry(door: HttpContext) -> APIRouter:
+def registry(context: HttpContext) -> APIRouter:
     """`/v1/clusters`, `/v1/instances`, `/v1/routes`."""
     router = APIRouter(prefix="/v1")
 
     async def checked_records(bearer: Bearer, resource: str) -> Iterable[ServiceRecord]:
         await bearer.check("mesh.read", resource)
-        if not door.follower.informed:
+        if not context.follower.informed:
             raise Unavailable("no service registry has been heard of yet; come back in a second")
-        return door.records.values()
+        return context.records.values()
 
     @router.get("/clusters", response_model=ClusterPage, tags=["clusters"])
-    async def clusters(request: Request, bearer: HttpBearer, page: PageAsked) -> Response:
+    async def clusters(bearer: HttpBearer, page: PageAsked) -> Response:
         """Each cluster's services, nodes and jobs, and its instances by state."""
         views = cluster_views(await checked_records(bearer, "clusters"))
-        part, after = cut(views, lambda view: (view.cluster,), page.limit, page.cursor)
-        return paged(request, ClusterPage(clusters=part, next=after))
+        return page.of(ClusterPage, views, lambda view: (view.cluster,))
 
     @router.get("/clusters/{cluster}", response_model=ClusterView, tags=["clusters"])
     async def cluster(cluster: ClusterName, bearer: HttpBearer) -> Response:
@@ -57,7 +54,6 @@ def registry(door: HttpContext) -> APIRouter:
 
     @router.get("/instances", response_model=InstancePage, tags=["instances"])
     async def instances(
-        request: Request,
         bearer: HttpBearer,
         page: PageAsked,
         job: WantedJob = None,
@@ -75,32 +71,28 @@ def registry(door: HttpContext) -> APIRouter:
             and stage in (None, record.stage)
             and state in (None, record.state)
         ]
-        part, after = cut(matches, lambda record: (record.sid,), page.limit, page.cursor)
-        return paged(request, InstancePage(instances=part, next=after))
+        return page.of(InstancePage, matches, lambda record: (record.sid,))
 
     @router.get("/instances/{sid}", response_model=ServiceRecord, tags=["instances"])
     async def instance(sid: InstanceId, bearer: HttpBearer) -> Response:
         """The registry's record of one instance or service."""
         await checked_records(bearer, "instances")
-        record = door.records.get(sid)
+        record = context.records.get(sid)
         if record is None:
             raise NotFound(f"the registry knows no {sid}")
         return answer(record)
 
     @router.get("/routes", response_model=RoutePage, tags=["routes"])
     async def routes(
-        request: Request, bearer: HttpBearer, page: PageAsked, job: WantedJob = None, cluster: Name = None
+        bearer: HttpBearer, page: PageAsked, job: WantedJob = None, cluster: Name = None
     ) -> Response:
         """The routers' tables: weighted next hops of each stage, for the senders of each cluster."""
         await bearer.check("mesh.read", "routes")
         tokens: dict[str, Any] = {} if job is None else {"job": job}
-        entries = await door.bus.bucket(subjects.ROUTE_TABLE).entries(**tokens)
+        entries = await context.bus.bucket(subjects.ROUTE_TABLE).entries(**tokens)
         tables = [entry.message for entry in entries if isinstance(entry.message, RouteTable)]
         matches = [table for table in tables if cluster in (None, table.cluster)]
-        part, after = cut(
-            matches, lambda table: (table.job, table.cluster, table.stage), page.limit, page.cursor
-        )
-        return paged(request, RoutePage(routes=part, next=after))
+        return page.of(RoutePage, matches, lambda table: (table.job, table.cluster, table.stage))
 
     return router
 

@@ -16,10 +16,10 @@ MOST_BYTES = 64 << 10
 SecretName = Annotated[str, Path(json_schema_extra={"pattern": TOKEN_PATTERN}), named("secret")]
 
 
-def secrets(door: HttpContext) -> APIRouter:
+def secrets(context: HttpContext) -> APIRouter:
     """The routes below `/v1/secrets`."""
     router = APIRouter(prefix="/v1/secrets", tags=["secrets"])
-    operations = door.jobs.secrets
+    operations = context.jobs.secrets
 
     @router.get("", response_model=SecretList)
     async def list_secrets(bearer: HttpBearer) -> Response:

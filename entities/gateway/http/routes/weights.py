@@ -12,7 +12,7 @@ from schemas.errors import NotFound
 from schemas.job import JobRecord, WeightsManifest
 
 
-def weights(door: HttpContext) -> APIRouter:
+def weights(context: HttpContext) -> APIRouter:
     """The routes below `/v1/jobs/{job}/weights`."""
     router = APIRouter(prefix="/v1/jobs/{job}/weights", tags=["weights"])
 
@@ -25,14 +25,14 @@ def weights(door: HttpContext) -> APIRouter:
     @router.get("", response_model=WeightsManifest)
     async def manifest(job: JobId, bearer: HttpBearer) -> Response:
         """Shards, index, and the SHA-256 over all tensors."""
-        return answer(manifest_of(await bearer.run(door.jobs.read(job))))
+        return answer(manifest_of(await bearer.run(context.jobs.read(job))))
 
     @router.get("/{shard}", response_class=File, responses=DOCUMENTED)
     async def shard(job: JobId, shard: str, bearer: HttpBearer, byte_range: ByteRange = None) -> Response:
         """One safetensors file, or a range of its bytes."""
-        weights = manifest_of(await bearer.run(door.jobs.read(job, READ_ARTIFACT)))
+        weights = manifest_of(await bearer.run(context.jobs.read(job, READ_ARTIFACT)))
         if shard not in weights.shards:
             raise NotFound(f"{job} has no shard {shard}; it has {', '.join(weights.shards)}", job=job)
-        return await file_answer(door.files(weights.url), shard, byte_range)
+        return await file_answer(context.files(weights.url), shard, byte_range)
 
     return router

@@ -27,7 +27,7 @@ class EventsConfig:
 
     def __post_init__(self) -> None:
         if self.read_lines > self.kept_lines or self.read_bytes > self.kept_bytes:
-            raise ValueError("a feed must keep at least what is read at once")
+            raise ValueError("a hub must keep at least what is read at once")
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class EventHub:
         self.draining = False
         self._bus = bus
         self._gateway = gateway
-        self._feeds: dict[tuple[Any, ...], SubjectHub] = {}
+        self._hubs: dict[tuple[Any, ...], SubjectHub] = {}
         self._readers = asyncio.Semaphore(config.readers)
         self._open: Counter[str] = Counter()
         self._lagged = 0
@@ -164,17 +164,17 @@ class EventHub:
         key = (row.name, *tokens.items())
         position = start - 1
         yield b": " + row.name.encode() + b"\n\n"
-        while (feed := self._feeds.get(key)) is None or position + 1 < feed.floor:
+        while (hub := self._hubs.get(key)) is None or position + 1 < hub.floor:
             if self.draining:
                 yield closing()
                 return
-            limit = None if feed is None else feed.floor
+            limit = None if hub is None else hub.floor
             began = position + 1
             lines, whole = await self._past(row, tokens, render, began, limit)
-            present = self._feeds.get(key)
+            present = self._hubs.get(key)
             if whole and present is None and not (lines and lines[-1].last):
                 # No record is missing between the past just read and those that will come.
-                feed = self._begin(key, row, tokens, render, began, lines)
+                hub = self._begin(key, row, tokens, render, began, lines)
                 break
             if lines:
                 yield b"".join(line.data for line in lines)
@@ -183,22 +183,22 @@ class EventHub:
                     return
             if whole and limit is not None:
                 position = max(position, limit - 1)
-        async with contextlib.aclosing(self._live(key, feed, position, has_ended)) as pieces:
+        async with contextlib.aclosing(self._live(key, hub, position, has_ended)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def _live(
-        self, key: tuple[Any, ...], feed: SubjectHub, position: int, has_ended: Callable[[], bool]
+        self, key: tuple[Any, ...], hub: SubjectHub, position: int, has_ended: Callable[[], bool]
     ) -> AsyncGenerator[bytes, None]:
-        feed.followers += 1
-        number = feed.number_behind(position)
+        hub.followers += 1
+        number = hub.number_behind(position)
         try:
             while True:
-                if number < feed.low:
+                if number < hub.low:
                     self._lagged += 1
                     yield lagged(position)
                     return
-                piece, number, last = feed.take(number)
+                piece, number, last = hub.take(number)
                 if last is not None:
                     position = last.sequence
                     yield piece
@@ -208,19 +208,19 @@ class EventHub:
                 if self.draining:
                     yield closing()
                     return
-                if feed.over:
+                if hub.over:
                     return  # the subscription failed for good: the client comes back with Last-Event-ID
                 ended = has_ended()
-                if not await feed.wait(self.config.tail_s if ended else self.config.keepalive_s):
+                if not await hub.wait(self.config.tail_s if ended else self.config.keepalive_s):
                     if ended:
                         return  # the job has ended, and no more records came
                     yield KEEPALIVE
         finally:
-            feed.followers -= 1
-            if not feed.followers and self._feeds.get(key) is feed:
-                del self._feeds[key]
-                if feed.task is not None:
-                    feed.task.cancel()
+            hub.followers -= 1
+            if not hub.followers and self._hubs.get(key) is hub:
+                del self._hubs[key]
+                if hub.task is not None:
+                    hub.task.cancel()
 
     def _begin(
         self,
@@ -232,7 +232,7 @@ class EventHub:
         lines: list[EventLine],
     ) -> SubjectHub:
         """Starts a subject hub that has `lines` already and reads on behind them."""
-        feed = self._feeds[key] = SubjectHub(floor, lines, self.config)
+        hub = self._hubs[key] = SubjectHub(floor, lines, self.config)
         start = lines[-1].sequence + 1 if lines else floor
 
         async def read() -> None:
@@ -240,17 +240,17 @@ class EventHub:
                 async for recorded in self._bus.history(row, start=start, follow=True, **tokens):
                     line = render(recorded)
                     if line is not None:
-                        feed.add(line)
-                        feed.wake()
+                        hub.add(line)
+                        hub.wake()
             finally:
-                feed.over = True
-                if self._feeds.get(key) is feed:
-                    del self._feeds[key]
-                feed.wake()
+                hub.over = True
+                if self._hubs.get(key) is hub:
+                    del self._hubs[key]
+                hub.wake()
 
-        feed.task = asyncio.create_task(read(), name=f"event feed {key}")
-        feed.task.add_done_callback(_log_failure)
-        return feed
+        hub.task = asyncio.create_task(read(), name=f"event hub {key}")
+        hub.task.add_done_callback(_log_failure)
+        return hub
 
     async def _past(
         self, row: Subject, tokens: dict[str, Any], render: Render, start: int, limit: int | None
@@ -276,12 +276,12 @@ class EventHub:
     def drain(self) -> None:
         """Ends every stream with `closing`."""
         self.draining = True
-        for feed in self._feeds.values():
-            feed.wake()
+        for hub in self._hubs.values():
+            hub.wake()
 
     def readings(self) -> Iterator[MetricReading]:
         yield EVENT_STREAMS(self.open, gateway=self._gateway)
-        yield EVENT_FEEDS(len(self._feeds), gateway=self._gateway)
+        yield EVENT_FEEDS(len(self._hubs), gateway=self._gateway)
         yield STREAMS_LAGGED(self._lagged, gateway=self._gateway)
 
 
@@ -292,4 +292,4 @@ def _settle(future: asyncio.Future[bool], outcome: bool) -> None:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.warning("event feed ended", feed=task.get_name(), error=str(task.exception()))
+        log.warning("event hub ended", hub=task.get_name(), error=str(task.exception()))

@@ -86,7 +86,7 @@ def test_no_more_than_the_rate_and_a_burst(gaps: list[float]) -> None:
 
 
 def test_identities_are_bounded() -> None:
-    buckets = Buckets(RequestRate(per_s=1, burst=1), kept=3)
+    buckets = Buckets(RequestRate(per_s=1, burst=1), most=3)
     for number in range(10):
         buckets.take(str(number), 0.0)
     assert len(buckets) == 3
