@@ -1,7 +1,8 @@
 """The gateway's operations: what a client may ask of the mesh, the same over NATS and over HTTP.
 
-Each operation first asks the authorizer (Type 3) whether the bearer of the token may do it. It then sends one
-command to the entity that carries it out, or reads a stream or bucket of the bus.
+Each operation is a value (`operation.py`): the action and the resource that the bearer of the token must be
+permitted (Type 3), and what is done then: one command to the entity that carries it out, or a stream or
+bucket of the bus is read.
 The operations decide what a job may name (`job_urls.py`), how a repeated request gets its first answer
 (`idempotency.py`), and when an entity that does not answer is left alone (`breaker.py`, `backends.py`).
 

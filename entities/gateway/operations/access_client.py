@@ -1,4 +1,4 @@
-"""Type 3 at the gateway (draft §4.3): asks the authorizer about each request (ADR-0044).
+"""Type 3 at the gateway (draft §4.3): asks the authorizer about each request (ADR-0045).
 
 The gateway watches revocations itself and checks each answer against them: an authorizer that has not
 received a revocation yet can't let its token in, and open streams end at once.
