@@ -1,10 +1,7 @@
 """The orchestrator's part of the step transaction, pure (DESIGN §5): `decide(event, now) -> effects`.
 
-No I/O and no clock of its own: the shell (`step_loop`) carries the effects out and brings the answers back
-as events; `tests/sim` runs the same code under a virtual clock, on a bus that drops and reorders.
-
-The package's docstring says what happens in each phase; `states` has all legal transitions: those of the step
-(phase, progress, dispatch, fencing), of its open fence round, and of each stage's group and each newcomer.
+The shell (`step_loop`) carries the effects out, and brings the answers back as events. The docstring of the
+package says what happens in each phase; `states` has all states and their transitions.
 """
 
 from __future__ import annotations
@@ -30,6 +27,10 @@ from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedg
 from schemas.errors import IllegalTransition
 from schemas.step import Member, Phase, StepDecision, StepFenced, StepVote
 from schemas.task_graph import is_data
+
+CLOSED, GATHERING = Phase.CLOSED, Phase.GATHERING
+RUNNING, FORMED = ProgressState.RUNNING, GroupState.FORMED
+"""Looked up once, as they are asked most often: an enum's member takes Python 3.11 as long as a call."""
 
 
 class StepMachine:
@@ -67,7 +68,7 @@ class StepMachine:
         self._data = list(data)
         self._newcomers = Newcomers()
         self._transfer_numbers = transfers or itertools.count(1)
-        self._phase = PhaseLifecycle(Phase.CLOSED)
+        self._phase = PhaseLifecycle(CLOSED)
         self._progress = ProgressLifecycle(ProgressState.STARTING)
         self._dispatch = DispatchLifecycle(DispatchState.PENDING)
         self._fencing = Fencing()
@@ -175,7 +176,7 @@ class StepMachine:
     @property
     def _still(self) -> bool:
         """Membership may change: neither a decision nor a restart is under way. True at a boundary, too."""
-        return self._progress.state is ProgressState.RUNNING and self.phase in (Phase.GATHERING, Phase.CLOSED)
+        return self._progress.state is RUNNING and self._phase.state in (GATHERING, CLOSED)
 
     def _enter(self, transition: Callable[[], None]) -> None:
         """Changes the phase by one of its transitions, and notes the new one in the history."""
@@ -275,7 +276,7 @@ class StepMachine:
 
     def _mend(self) -> list[ev.Effect]:
         """Starts a round; if a data instance was lost while the gateway dispatched, the step begins again."""
-        if self.phase is Phase.GATHERING and self._dispatch.state is DispatchState.TORN:
+        if self.phase is GATHERING and self._dispatch.state is DispatchState.TORN:
             return self._restart("a data instance was lost while the step was dispatched")
         return self._start_round()
 
@@ -338,7 +339,7 @@ class StepMachine:
         for answer in answers:
             for claim in answer.claims:
                 self.ledger.claim(claim)
-        if self.phase is Phase.CLOSED:
+        if self.phase is CLOSED:
             self._fencing.close_round()
             return []  # no step is open, so there are no paths to repair
         dispatched = fence.dispatched
@@ -373,8 +374,7 @@ class StepMachine:
         if is_data(stage):
             if member not in self._data:
                 self._data.append(member)
-            # the gateway may have dispatched to a fenced instance: its microbatches go to this one
-            return self._require_round()
+            return self._require_round()  # it takes over what was dispatched to a fenced instance
         if member in self._groups[stage].members:
             return []  # it has joined since this retry was scheduled
         self._newcomers.arrived(member, stage)
@@ -430,11 +430,11 @@ class StepMachine:
 
     def _prepare_ready(self) -> list[ev.Effect]:
         """Has each stage prepare whose microbatches are all in members' sums and whose group is formed."""
-        if self.phase is not Phase.GATHERING or not self._still:
+        if self._phase.state is not GATHERING or self._progress.state is not RUNNING:
             return []
         effects: list[ev.Effect] = []
         for stage, group in enumerate(self._groups):
-            if group.state is not GroupState.FORMED or self._newcomers.is_receiving(stage):
+            if group.state is not FORMED or self._newcomers.is_receiving(stage):
                 continue
             if not self.ledger.complete(stage) or self._any_dead(group.members):
                 continue
@@ -443,7 +443,7 @@ class StepMachine:
         return effects
 
     def _voted(self, stage: int, vote: StepVote) -> list[ev.Effect]:
-        if self.phase is not Phase.GATHERING or not self._still:
+        if self._phase.state is not GATHERING or self._progress.state is not RUNNING:
             return []
         decision = self.ledger.decide() if self.ledger.vote(stage, vote) else None
         if decision is None:
@@ -494,7 +494,7 @@ class StepMachine:
             self._regroup(group, group.members)
         self._fresh_step()
         self._fencing.require_round()  # fences again, and finds a stage that has no member
-        if self.phase is Phase.CLOSED:
+        if self.phase is CLOSED:
             return self._go_on()
         self._enter(self._phase.open_attempt)
         return [ev.Begin(self.step, self.attempt), *self._go_on()]
