@@ -39,9 +39,9 @@ from bus.server.embedded import EmbeddedServer
 from entities.gateway import Gateway, GatewayConfig
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
-from schemas.door import JobSummary, MeshStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack
+from schemas.gateway_api import JobSummary, MeshStatus
 from schemas.job import JobEvent, StepResult
 from schemas.module_status import ModuleList
 from schemas.registry import Endpoint, InstanceState, ServiceRecord

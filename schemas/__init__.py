@@ -8,7 +8,7 @@ subject.
 
 - `base`, `envelope`, `marks`, `errors`, `limits`: what all messages, or two sides of the mesh, share
 - `signals`, `registry`, `step`, `job`, `task_graph`, `data_plane`, `cluster`, `fault`, `policy`: the mesh
-- `door`, `pages`, `access`, `audit`, `quota`, `urls`, `secrets`: clients and users
+- `gateway_api`, `pages`, `access`, `audit`, `quota`, `urls`, `secrets`: clients and users
 - `explain`, `redaction`: explain input errors, hide secrets
 - `stored_values`, `former_names`: read records and names of older versions
 """

@@ -35,6 +35,7 @@ FORMER = {
     "policies.numerics.logistic": "policies.contrib.logistic",
     "policies.store_reads": "policies.kit.store_reads",
     "policies.view": "policies.kit.view",
+    "schemas.door": "schemas.gateway_api",
     "schemas.kept": "schemas.stored_values",
     "workers.balancers": "workers.routing.balancers",
     "workers.expected_completion": "workers.routing.expected_completion",

@@ -14,9 +14,9 @@ from bus.subject import Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
 from schemas.base import Message
-from schemas.door import DOOR_KEY, DoorKey, DoorRequest
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, BusUnreachable, NoResponders
+from schemas.gateway_api import DOOR_KEY, DoorKey, DoorRequest
 
 
 class RequestSealer:

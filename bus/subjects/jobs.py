@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.subject import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
-from schemas import broker, door, job, module_status, policy
+from schemas import broker, gateway_api, job, module_status, policy
 from schemas.errors import Ack
 
 __all__ = [
@@ -30,13 +30,13 @@ __all__ = [
 DOOR = Subject(
     "door",
     "door.{action}",
-    door.DoorRequest,
+    gateway_api.DoorRequest,
     CLIENT,
     MG,
     "a client's request at any gateway (queue group)",
-    reply=door.JobList,
+    reply=gateway_api.JobList,
     other_replies=(
-        *(Ack, door.DoorKey, door.MeshStatus),
+        *(Ack, gateway_api.DoorKey, gateway_api.MeshStatus),
         *(module_status.ModuleAnswer, policy.ModuleLifecycle, module_status.ModuleList),
     ),
     answer_bytes=RECORDS_BYTES,
@@ -44,33 +44,35 @@ DOOR = Subject(
 KEPT_ANSWER = Subject(
     "kept answer",
     "{key}",
-    door.KeptAnswer,
+    gateway_api.KeptAnswer,
     MG,
     MG,
     "what was answered to a request with an idempotency key",
     bucket="answers",
 )
 DATASET_OWNER = Subject(
-    "dataset owner", "{key}", door.DatasetOwner, MG, MG, "who stored which data set", bucket="datasets"
+    "dataset owner", "{key}", gateway_api.DatasetOwner, MG, MG, "who stored which data set", bucket="datasets"
 )
 UPLOADS = Subject(
-    "uploads", "{key}", door.UserUploads, MG, MG, "room for data sets on their way", bucket="uploads"
+    "uploads", "{key}", gateway_api.UserUploads, MG, MG, "room for data sets on their way", bucket="uploads"
 )
 SUBMIT = Subject(
     "submit",
     "job.command.submit",
-    door.SubmitJob,
+    gateway_api.SubmitJob,
     MG,
     SMO,
     "queue a job",
     reply=job.JobRecord,
     answer_bytes=RECORDS_BYTES,
 )
-SCALE = Subject("scale", "job.command.scale", door.ScaleJob, MG, SMO, "more or fewer replicas", reply=Ack)
+SCALE = Subject(
+    "scale", "job.command.scale", gateway_api.ScaleJob, MG, SMO, "more or fewer replicas", reply=Ack
+)
 CHANGE_STAGE = Subject(
     "change stage",
     "job.command.change_stage",
-    door.ChangeStage,
+    gateway_api.ChangeStage,
     MG,
     SMO,
     "an instance is to change its stage",
@@ -79,7 +81,7 @@ CHANGE_STAGE = Subject(
 CANCEL = Subject(
     "cancel",
     "job.command.cancel",
-    door.CancelJob,
+    gateway_api.CancelJob,
     MG,
     SMO,
     "end a job",
@@ -89,7 +91,7 @@ CANCEL = Subject(
 PARK = Subject(
     "park",
     "job.command.park",
-    door.ParkJob,
+    gateway_api.ParkJob,
     MG,
     SMO,
     "a job gives its slots back and waits",
@@ -99,7 +101,7 @@ PARK = Subject(
 RESUME = Subject(
     "resume",
     "job.command.resume",
-    door.ResumeJob,
+    gateway_api.ResumeJob,
     MG,
     SMO,
     "a parked job goes on",
@@ -109,40 +111,40 @@ RESUME = Subject(
 QUERY = Subject(
     "query",
     "job.command.query",
-    door.JobQuery,
+    gateway_api.JobQuery,
     MG,
     SMO,
     "jobs and records",
-    reply=door.JobList,
+    reply=gateway_api.JobList,
     answer_bytes=RECORDS_BYTES,
 )
 MESH_QUERY = Subject(
     "mesh query",
     "mesh.query",
-    door.MeshQuery,
+    gateway_api.MeshQuery,
     MG,
     SMO,
     "the mesh at a glance",
-    reply=door.MeshStatus,
+    reply=gateway_api.MeshStatus,
     answer_bytes=RECORDS_BYTES,
 )
 CORDON_PLACE = Subject(
     "cordon place",
     "mesh.command.cordon",
-    door.CordonPlace,
+    gateway_api.CordonPlace,
     MG,
     SMO,
     "no new instances there; drain: and none of the old",
-    reply=door.Cordons,
+    reply=gateway_api.Cordons,
 )
 UNCORDON_PLACE = Subject(
     "uncordon place",
     "mesh.command.uncordon",
-    door.UncordonPlace,
+    gateway_api.UncordonPlace,
     MG,
     SMO,
     "new instances may go there again",
-    reply=door.Cordons,
+    reply=gateway_api.Cordons,
 )
 JOB_RECORD = Subject("job record", "{job}", job.JobRecord, SMO, ALL, "the orchestrator's jobs", bucket="jobs")
 JOB_EVENT = Subject(

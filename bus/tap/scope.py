@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from bus import subjects
 from bus.tap import pattern as tap_pattern
-from schemas.door import TapScope
 from schemas.errors import Refused
+from schemas.gateway_api import TapScope
 
 
 def may(scope: TapScope) -> Callable[[str], bool] | None:

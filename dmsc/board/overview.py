@@ -119,8 +119,8 @@ async def _on_the_bus(address: BusAddress) -> AsyncIterator[DashboardAggregator]
     from bus import subjects
     from bus.connection import Bus
     from entities.gateway.dashboard.aggregator import AggregatorConfig, DashboardAggregator
-    from schemas.door import JobSummary, MeshStatus
     from schemas.envelope import EntityKind
+    from schemas.gateway_api import JobSummary, MeshStatus
 
     config = AggregatorConfig(notices_per_s=0, streams=(subjects.JOB_EVENT,))
     async with (

@@ -22,9 +22,9 @@ from dmsc.state.settings import find_gateway
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest, PublishedCheckpoint
 from schemas.cluster import Struck
 from schemas.data_plane import RouteTable
-from schemas.door import Cordons, JobLoad, MeshStatus, TapScope
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultRecord
+from schemas.gateway_api import Cordons, JobLoad, MeshStatus, TapScope
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, WeightsManifest
 from schemas.module_status import ModuleAnswer, ModuleStatus
 from schemas.observation import Observation

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from schemas.door import JobLoad
+from schemas.gateway_api import JobLoad
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, LiveInstanceView, StepResult
 
 _recent_steps = 10

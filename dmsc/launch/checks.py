@@ -24,9 +24,9 @@ from dmsc.state.cleartext_notice import in_the_clear
 from dmsc.state.settings import BusAddress, find_bus, find_gateway
 from dmsc.state.state_folder import StateFolder
 from schemas.cluster import NodeStatus
-from schemas.door import MeshStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
+from schemas.gateway_api import MeshStatus
 from schemas.registry import Heartbeat, InstanceState
 from workers.sandbox.confinement import ConfinementMethod
 

@@ -32,8 +32,8 @@ from dmsc.launch.tenancy import HostsBus, hosts_bus, not_one_mesh
 from dmsc.process.composition import own_address
 from dmsc.process.sandboxing import sentence, way_here
 from dmsc.state.state_folder import MeshFile, StateFolder
-from schemas.door import MeshStatus
 from schemas.errors import BadInput, DmscError, Unavailable
+from schemas.gateway_api import MeshStatus
 from schemas.registry import InstanceState
 from workers.sandbox.confinement import ConfinementMethod
 

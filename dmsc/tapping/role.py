@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from dmsc.console.option_groups import GatewayOptions
-from schemas.door import TapScope
 from schemas.errors import Unavailable
+from schemas.gateway_api import TapScope
 
 
 def given_token(token: str | None) -> str | None:

@@ -24,9 +24,9 @@ from dmsc.state.settings import BusAddress
 from dmsc.tapping import role as tap_role
 from dmsc.tapping.printing import Printer, note
 from dmsc.tapping.request import TapRequest
-from schemas.door import TapScope
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, NotFound, Refused
+from schemas.gateway_api import TapScope
 
 EVERYTHING = (">", "$KV.>")
 """The subjects of a tree of causes, beside replies."""

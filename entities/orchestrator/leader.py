@@ -34,14 +34,14 @@ from entities.orchestrator.policy.promotion_rules import PromotionConfig
 from entities.orchestrator.policy.promotion_service import PromotionService
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus, SampleWritten
-from schemas.door import (
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, DmscError, NewerRecord
+from schemas.fault import FaultReport
+from schemas.gateway_api import (
     JobSummary,
     MeshQuery,
     MeshStatus,
 )
-from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, DmscError, NewerRecord
-from schemas.fault import FaultReport
 from schemas.job import JobRecord
 from schemas.policy import DirectModule, ModuleLifecycle, ModuleOp
 from schemas.registry import ServiceRecord

@@ -11,7 +11,7 @@ from dmsc.console.options import JobArgument, print_json, print_table
 
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
-    from schemas.door import MeshStatus
+    from schemas.gateway_api import MeshStatus
     from schemas.job import JobRecord
 
 

@@ -15,7 +15,7 @@ from dmsc.console.running import leave
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
     from schemas.cluster import Cordon
-    from schemas.door import Cordons, MeshStatus
+    from schemas.gateway_api import Cordons, MeshStatus
 
 _help = "The name of a node or of its agent, or NODE/SLOT for one slot; see `dmsc nodes`."
 PlaceArgument = Annotated[str, argument("NODE[/SLOT]", _help)]
@@ -123,8 +123,8 @@ async def _drain(
     client: AsyncClient, node: str, reason: str, timeout_s: float, poll_s: float = 0.5
 ) -> tuple[Cordons, str]:
     """Request the drain and wait. Returns the node's cordons and the instances left there ('' if none)."""
-    from schemas.door import Cordons
     from schemas.errors import DmscError
+    from schemas.gateway_api import Cordons
 
     answer = await client.drain(node, reason=reason)
     deadline = time.monotonic() + timeout_s

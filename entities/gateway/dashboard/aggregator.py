@@ -27,10 +27,10 @@ from entities.gateway.dashboard.viewers import Viewer
 from entities.gateway.server_sent_events import encode_event
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, RouteTable
-from schemas.door import MeshQuery, MeshStatus
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, Unavailable
 from schemas.fault import FaultRecord
+from schemas.gateway_api import MeshQuery, MeshStatus
 from schemas.job import JobEvent
 from schemas.module_status import ModuleList, ModuleQuery
 from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch

@@ -13,8 +13,8 @@ from typing import Any
 
 from schemas.cluster import Cordon, NodeStatus
 from schemas.data_plane import RouteEntry
-from schemas.door import JobSummary
 from schemas.fault import FaultRecord
+from schemas.gateway_api import JobSummary
 from schemas.job import StepResult
 from schemas.module_status import ModuleStatus
 from schemas.policy import Action, AvoidInstance, ExpectFailures, MoveInstance, NoAction, SetWeights

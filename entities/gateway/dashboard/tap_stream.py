@@ -22,9 +22,9 @@ from bus.tap.rendering import as_json, render
 from bus.tap.scope import may, shown
 from bus.tasks import cancel
 from entities.gateway.server_sent_events import KEEPALIVE, encode_event
-from schemas.door import TapScope
 from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
+from schemas.gateway_api import TapScope
 
 TAPS = 16
 """Taps of one gateway at a time; each has subscriptions of its own."""

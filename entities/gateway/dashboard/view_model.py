@@ -28,9 +28,9 @@ from entities.gateway.dashboard.rows import (
 )
 from schemas.cluster import Cordon, NodeStatus
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
-from schemas.door import MeshStatus
 from schemas.envelope import EntityKind
 from schemas.fault import FaultRecord
+from schemas.gateway_api import MeshStatus
 from schemas.job import JobEvent, StepResult
 from schemas.module_status import ModuleList
 from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch

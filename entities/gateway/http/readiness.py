@@ -8,9 +8,9 @@ import time
 from bus import subjects
 from bus.connection import Bus
 from entities.presence.registry_view import RegistryFollower
-from schemas.door import JobQuery, KeptAnswer
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, NotFound
+from schemas.gateway_api import JobQuery, KeptAnswer
 from schemas.pages import Readiness
 from schemas.registry import InstanceState
 

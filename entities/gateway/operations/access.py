@@ -19,8 +19,8 @@ from schemas.access import (
     answer_about,
 )
 from schemas.audit import AuditEntry, AuditPage, AuditRecord
-from schemas.door import TapScope
 from schemas.errors import Refused
+from schemas.gateway_api import TapScope
 from schemas.signals import AccessDecision, Role
 
 

@@ -19,8 +19,8 @@ from typing import Literal
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.key_value import KeyValueEntry
-from schemas.door import KeptAnswer
 from schemas.errors import BadInput, Conflict, DmscError, InProgress, Unavailable, UnreadableRecord
+from schemas.gateway_api import KeptAnswer
 from schemas.registry import InstanceState, ServiceRecord
 
 

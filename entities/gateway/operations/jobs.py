@@ -32,7 +32,10 @@ from entities.gateway.operations.operation import Operation
 from entities.gateway.operations.secrets import SecretOperations
 from entities.gateway.storage.usage import StoredUse
 from schemas.base import Message
-from schemas.door import (
+from schemas.envelope import EntityKind, Envelope
+from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, Refused
+from schemas.fault import FaultRecord
+from schemas.gateway_api import (
     DOOR_KEY,
     CancelJob,
     ChangeStage,
@@ -52,9 +55,6 @@ from schemas.door import (
     SubmitJob,
     UncordonPlace,
 )
-from schemas.envelope import EntityKind, Envelope
-from schemas.errors import Ack, BadInput, BadJob, DmscError, InProgress, NotFound, Refused
-from schemas.fault import FaultRecord
 from schemas.job import JobRecord, JobSpec
 from schemas.policy import ModuleLifecycle
 from schemas.signals import AccessDecision, ComputeEntry

@@ -20,7 +20,6 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.tasks import background
-from schemas.door import DatasetOwner, UploadHold, UserUploads
 from schemas.errors import (
     Conflict,
     DmscError,
@@ -29,6 +28,7 @@ from schemas.errors import (
     Unavailable,
     UnreadableRecord,
 )
+from schemas.gateway_api import DatasetOwner, UploadHold, UserUploads
 from schemas.quota import Quota, QuotaUse
 from schemas.signals import AccessDecision, Role
 

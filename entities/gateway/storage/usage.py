@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from bus import subjects
 from bus.connection import Bus
 from entities.gateway.storage.uploads import Uploads
-from schemas.door import UploadHold
 from schemas.errors import OverQuota
+from schemas.gateway_api import UploadHold
 from schemas.job import JobRecord
 from schemas.quota import QuotaUse, used_by
 from schemas.signals import AccessDecision

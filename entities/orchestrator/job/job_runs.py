@@ -21,9 +21,18 @@ from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.queue.admission import JobAdmission
 from entities.orchestrator.queue.slot_demand import SlotDemand
 from schemas import names
-from schemas.door import CancelJob, ChangeStage, JobList, JobQuery, ParkJob, ResumeJob, ScaleJob, SubmitJob
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, DmscError, Fenced, NotFound, Unavailable
+from schemas.gateway_api import (
+    CancelJob,
+    ChangeStage,
+    JobList,
+    JobQuery,
+    ParkJob,
+    ResumeJob,
+    ScaleJob,
+    SubmitJob,
+)
 from schemas.job import ENDED, JobRecord, JobState
 
 log = get_logger("orchestrator")

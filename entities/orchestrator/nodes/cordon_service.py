@@ -17,10 +17,10 @@ from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.mesh.cordons import affected_slots, find_node, works_on
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.cluster import Cordon, NodeStatus
-from schemas.door import CordonPlace, Cordons, UncordonPlace
 from schemas.envelope import Envelope
 from schemas.errors import BadInput, NotFound
 from schemas.fault import FaultReport, FaultTask, FaultVerdict
+from schemas.gateway_api import CordonPlace, Cordons, UncordonPlace
 from schemas.step import Member
 from schemas.task_graph import Placement
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from schemas.door import ScaleJob, SubmitJob
 from schemas.errors import OverQuota
+from schemas.gateway_api import ScaleJob, SubmitJob
 from schemas.job import JobRecord
 from schemas.quota import Quota, QuotaUse, asked_for, used_by, wider_by
 

@@ -8,7 +8,10 @@ from bus.files.artifacts import open_artifacts
 from bus.messaging.handlers import Server
 from bus.subject import Subject
 from schemas.base import Message
-from schemas.door import (
+from schemas.envelope import Envelope
+from schemas.errors import Ack, Conflict, NotFound
+from schemas.fault import FaultReport
+from schemas.gateway_api import (
     CancelJob,
     JobList,
     JobQuery,
@@ -19,9 +22,6 @@ from schemas.door import (
     ResumeJob,
     SubmitJob,
 )
-from schemas.envelope import Envelope
-from schemas.errors import Ack, Conflict, NotFound
-from schemas.fault import FaultReport
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, WeightsManifest
 from schemas.signals import CommunicationPolicy, NodeRegistration
 from tests.entity_records import service

@@ -12,10 +12,10 @@ from entities.orchestrator.faults.fault_queue import FaultQueue
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.cordon_service import CordonService
 from schemas.cluster import Cordon, NodeStatus, Slot
-from schemas.door import CordonPlace, UncordonPlace
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import NotFound
 from schemas.fault import DeviceErrors, FaultReport
+from schemas.gateway_api import CordonPlace, UncordonPlace
 from schemas.registry import Endpoint
 from schemas.task_graph import Placement
 from tests.entity_records import instance

@@ -19,8 +19,8 @@ from entities.gateway import Gateway
 from entities.gateway.dashboard.aggregator import DashboardAggregator
 from entities.gateway.dashboard.assets import assets
 from schemas.data_plane import RouteEntry, RouteTable
-from schemas.door import DoorRequest
 from schemas.envelope import EntityKind
+from schemas.gateway_api import DoorRequest
 from schemas.job import JobEvent, StepResult
 from schemas.telemetry import LogLine
 from tests.entity_records import instance, sample, spec

@@ -21,9 +21,9 @@ from bus.server.embedded import EmbeddedServer
 from bus.subject import Delivery
 from bus.subjects import DEAD_LETTER, DOOR, JOB_EVENT, MODULE_QUESTION, SUBJECTS
 from bus.wire import codec
-from schemas.door import DoorRequest, MeshStatus
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, BusUnreachable, DeadlineExceeded, Refused, Unavailable
+from schemas.gateway_api import DoorRequest, MeshStatus
 from schemas.module_status import ModuleAnswer, QuestionBody
 from schemas.policy import ModuleState
 from schemas.telemetry import DeadLetter

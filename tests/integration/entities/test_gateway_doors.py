@@ -21,9 +21,9 @@ from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.sse.format import EventsConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.base import Message
-from schemas.door import Cordons
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadInput
+from schemas.gateway_api import Cordons
 from schemas.job import JobState
 from schemas.signals import AccessRequest, ComputeNotification
 from tests.entity_records import compute

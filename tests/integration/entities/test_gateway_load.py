@@ -26,9 +26,9 @@ from entities.gateway.operations.idempotency import key_token, request_digest
 from entities.service_registry.service import ServiceRegistry
 from schemas.cluster import Strike, Struck
 from schemas.data_plane import RouteTable
-from schemas.door import KeptAnswer
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Overloaded, Unavailable
+from schemas.gateway_api import KeptAnswer
 from schemas.job import JobEvent, JobState
 from schemas.signals import Registration
 from tests.entity_records import instance
@@ -321,7 +321,7 @@ async def test_an_entity_that_does_not_answer_is_left_alone_for_a_while(
     dial: Dial, start: Start, authorizer: Authorizer
 ) -> None:
     from entities.gateway.operations.backends import Backends
-    from schemas.door import JobQuery
+    from schemas.gateway_api import JobQuery
 
     config = BreakerConfig(failures=2, open_s=0.2, longest_open_s=0.2)
     backends = Backends(await dial("gateway-east", EntityKind.GATEWAY), "gateway-east", config)

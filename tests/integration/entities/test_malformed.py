@@ -20,9 +20,9 @@ from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.router.service import Router, RouterConfig
 from entities.service_registry.service import ServiceRegistry
-from schemas.door import DoorRequest
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders
+from schemas.gateway_api import DoorRequest
 from schemas.registry import Resolve
 from schemas.signals import AccessRequest
 from tests.bad_messages import bad_messages

@@ -13,9 +13,9 @@ from bus.connection import Bus
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.service_registry.service import ServiceRegistry
-from schemas.door import DoorRequest, JobList, MeshStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadInput, NotFound, Refused
+from schemas.gateway_api import DoorRequest, JobList, MeshStatus
 from schemas.job import JobState
 from schemas.module_status import ModuleAnswer, ModuleQuestion
 from schemas.observation import Observation

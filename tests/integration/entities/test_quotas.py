@@ -23,9 +23,9 @@ from entities.authorizer.access.access_policy import default_text
 from entities.gateway import Gateway, GatewayConfig
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.service_registry.service import ServiceRegistry
-from schemas.door import DoorRequest, UploadHold
 from schemas.envelope import EntityKind
 from schemas.errors import OverQuota, Refused
+from schemas.gateway_api import DoorRequest, UploadHold
 from schemas.job import JobSpec, JobState
 from schemas.quota import GIB
 from tests.entity_records import job

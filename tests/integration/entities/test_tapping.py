@@ -22,9 +22,9 @@ from dmsc.tapping.printing import Printer
 from dmsc.tapping.request import TapRequest
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
-from schemas.door import DoorRequest
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadInput, Refused, Unavailable
+from schemas.gateway_api import DoorRequest
 from schemas.registry import ReleaseJob
 from schemas.signals import AccessDecision, AccessRequest
 from schemas.telemetry import LogLine

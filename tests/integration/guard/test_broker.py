@@ -27,10 +27,10 @@ from bus.wire import codec
 from entities.broker import Broker, brokering
 from policies.kit.instance_store import InstanceStore
 from schemas.broker import BrokerRequest
-from schemas.door import TapScope
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender
 from schemas.errors import BadInput, DmscError, NotFound, RateLimited, Refused
+from schemas.gateway_api import TapScope
 from schemas.job import JobEvent, JobState
 from schemas.signals import Role
 from schemas.step import Member

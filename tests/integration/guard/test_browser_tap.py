@@ -16,10 +16,10 @@ from bus.guard.permissions import PRIVATE
 from bus.security.credentials import issue
 from bus.security.identity import Identity
 from entities.gateway.dashboard.tap_stream import TapSessions
-from schemas.door import MeshQuery, MeshStatus, TapScope
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope
 from schemas.errors import Refused
+from schemas.gateway_api import MeshQuery, MeshStatus, TapScope
 from schemas.registry import Heartbeat, InstanceState
 from schemas.signals import Role
 from tests.integration.guard.conftest import TOKENS, Guarded

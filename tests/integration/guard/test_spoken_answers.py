@@ -15,10 +15,10 @@ from bus.connection import Bus
 from bus.messaging.key_value import Change
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
-from schemas.door import JobQuery, MeshQuery, MeshStatus, SubmitJob
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import Ack, BadMessage
+from schemas.gateway_api import JobQuery, MeshQuery, MeshStatus, SubmitJob
 from schemas.job import JobRecord, JobState
 from schemas.registry import Endpoint
 from schemas.signals import NodeRegistration

@@ -19,10 +19,10 @@ from bus.security.identity import Identity
 from bus.security.nats_jwt import SigningKeys
 from bus.wire import codec
 from entities.authorizer.disconnection import Disconnections
-from schemas.door import CancelJob
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Envelope, Sender
 from schemas.errors import DmscError, Refused
+from schemas.gateway_api import CancelJob
 from schemas.names import MESH
 from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role

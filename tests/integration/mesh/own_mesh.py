@@ -26,9 +26,9 @@ from bus.connection import Bus
 from bus.messaging import streams
 from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
-from schemas.door import DoorRequest, JobList, MeshStatus
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders, Overloaded, Unavailable
+from schemas.gateway_api import DoorRequest, JobList, MeshStatus
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
 from tests.integration.mesh.conftest import USER_MODELS

@@ -20,8 +20,8 @@ from bus import subjects
 from bus.connection import Bus
 from bus.wire import codec
 from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS
-from schemas.door import DoorRequest, JobList, SubmitJob
 from schemas.envelope import EntityKind, Envelope
+from schemas.gateway_api import DoorRequest, JobList, SubmitJob
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import dmsc, running, wait_for

@@ -15,10 +15,10 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from schemas.cluster import NodeStatus
-from schemas.door import MeshStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, NotFound
 from schemas.fault import FaultState
+from schemas.gateway_api import MeshStatus
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.registry import InstanceState
 from schemas.telemetry import DeviceSample, InstanceSample

@@ -15,7 +15,7 @@ from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster, copies
 from entities.service_registry.core import RegistrationLeaseConfig
-from schemas.door import MeshStatus
+from schemas.gateway_api import MeshStatus
 from schemas.job import JobSpec, JobState
 from tests.integration.bus.records import until
 from tests.integration.mesh.conftest import padded, tiny_job

@@ -13,8 +13,8 @@ from bus import subjects
 from bus.server.embedded import EmbeddedServer
 from bus.tap.live_tap import Tap
 from schemas.cluster import InstanceStart
-from schemas.door import ScaleJob
 from schemas.errors import Conflict
+from schemas.gateway_api import ScaleJob
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness

@@ -26,9 +26,9 @@ from bus.subject import Names, Subject
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from schemas.base import Message
-from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind, Envelope
 from schemas.fault import FaultReport, FaultVerdict
+from schemas.gateway_api import DoorRequest, JobList
 from schemas.job import ENDED, JobEvent, JobRecord, JobState
 from schemas.names import MESH
 from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicySuggestion, SetWeights

@@ -24,9 +24,9 @@ from bus.server.embedded import find_binary
 from dmsc.client.async_client import AsyncClient
 from dmsc.client.client import Client
 from entities.orchestrator.job_state.link_secret import link_secret
-from schemas.door import DoorRequest, JobList
 from schemas.envelope import EntityKind as K
 from schemas.errors import DmscError
+from schemas.gateway_api import DoorRequest, JobList
 from schemas.job import JobState
 from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh

@@ -16,8 +16,8 @@ from dmsc.launch.mesh import running_mesh
 from dmsc.launch.mesh_options import MeshOptions
 from dmsc.state.settings import find_gateway
 from dmsc.state.state_folder import MeshFile, StateFolder
-from schemas.door import MeshStatus
 from schemas.errors import BadInput, Refused
+from schemas.gateway_api import MeshStatus
 from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import Running, dmsc, running, wait_for

@@ -21,9 +21,9 @@ from bus.subject import Subject
 from bus.wire import codec
 from schemas.access import Revocation, StoredUser
 from schemas.cluster import Cordon
-from schemas.door import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import Ack, BadMessage, Conflict, Unavailable
+from schemas.gateway_api import DatasetOwner, KeptAnswer, MeshStatus, UserUploads
 from schemas.job import JobSpec, JobState
 from schemas.policy import ModuleRecord
 from schemas.secrets import StoredSecret

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bus.server.embedded import EmbeddedServer
-from schemas.door import MeshStatus
+from schemas.gateway_api import MeshStatus
 from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import OwnMesh, Witness

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.door import JobLoad
+from schemas.gateway_api import JobLoad
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, LiveInstanceView, StepResult
 from tests.entity_records import compute
 

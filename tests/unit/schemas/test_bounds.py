@@ -10,8 +10,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.base import Part
-from schemas.door import ChangeStage, DoorRequest, ScaleJob
 from schemas.explain import explain
+from schemas.gateway_api import ChangeStage, DoorRequest, ScaleJob
 from schemas.job import JobSpec
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import ObservationBatch

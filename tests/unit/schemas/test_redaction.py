@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 
 from schemas.base import MESSAGE_TYPES, Part
-from schemas.door import DoorRequest
+from schemas.gateway_api import DoorRequest
 from schemas.job import JobRecord, JobSpec
 from schemas.marks import HOLDS_USER_VALUES, SECRET, EnvelopeId, Secret, Url
 from schemas.policy import PolicyDecision

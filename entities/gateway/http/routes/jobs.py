@@ -23,8 +23,8 @@ from entities.gateway.http.requests import (
 )
 from entities.gateway.http.sse.format import first_sequence, job_line
 from entities.gateway.http.sse.response import STREAM, EventStream
-from schemas.door import JobLoad
 from schemas.errors import Ack, BadJob
+from schemas.gateway_api import JobLoad
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.pages import JobPage
 

@@ -15,8 +15,8 @@ from entities.gateway.http.requests import (
     Reason,
     answer,
 )
-from schemas.door import Cordons, MeshStatus
 from schemas.errors import NotFound
+from schemas.gateway_api import Cordons, MeshStatus
 from schemas.pages import NodePage, NodeView
 
 Slot = Annotated[int | None, Query(ge=0, le=100_000, description="one slot; default: the whole node")]

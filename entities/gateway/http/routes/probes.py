@@ -11,8 +11,8 @@ from entities.gateway.http.context import HttpContext
 from entities.gateway.http.metrics import scrape_targets
 from entities.gateway.http.requests import HttpBearer, answer
 from entities.gateway.operations.access import tap_scope
-from schemas.door import TapScope
 from schemas.errors import NotFound
+from schemas.gateway_api import TapScope
 from schemas.pages import Health, Readiness, ScrapeTarget
 
 

@@ -13,10 +13,10 @@ from bus.security.sealing import Keyring, Unsealable, is_sealed, secrets_of
 from bus.wire import codec
 from schemas.base import MESSAGE_TYPES
 from schemas.cluster import LinkSecret
-from schemas.door import DoorRequest
 from schemas.envelope import EntityKind as K
 from schemas.envelope import Sender
 from schemas.errors import BadMessage
+from schemas.gateway_api import DoorRequest
 from schemas.signals import AccessRequest
 
 ROOT = new_root()

@@ -12,8 +12,8 @@ from dmsc.board.view import MOST_LINES, routes_text, top_text
 from entities.gateway.dashboard.rows import ViewTimes
 from entities.gateway.dashboard.view_model import STEPS, MeshViewModel
 from schemas.data_plane import RouteEntry, RouteTable
-from schemas.door import JobSummary, MeshStatus
 from schemas.envelope import EntityKind
+from schemas.gateway_api import JobSummary, MeshStatus
 from schemas.job import JobEvent, StepResult
 from schemas.registry import Endpoint, InstanceState, ServiceRecord
 from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample, NodeSample

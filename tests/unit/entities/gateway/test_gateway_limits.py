@@ -17,8 +17,8 @@ from entities.gateway.http.sse.format import EventLine, EventsConfig
 from entities.gateway.http.sse.hub import PIECE_BYTES, SubjectHub
 from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
 from entities.gateway.operations.idempotency import key_token, next_step, request_digest
-from schemas.door import KeptAnswer
 from schemas.errors import BadInput
+from schemas.gateway_api import KeptAnswer
 from schemas.registry import InstanceState
 from tests.entity_records import service
 

@@ -13,8 +13,8 @@ from entities.gateway.dashboard.view_model import MOVES, POINTS, JobCurve, MeshV
 from entities.gateway.dashboard.viewers import QUEUED, Viewer
 from entities.gateway.server_sent_events import encode_event
 from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
-from schemas.door import JobSummary, MeshStatus
 from schemas.fault import FaultRecord, FaultState, FaultTask
+from schemas.gateway_api import JobSummary, MeshStatus
 from schemas.job import JobEvent, JobState, StepResult
 from schemas.policy import AvoidInstance, PolicyDecision, PolicySuggestion
 from schemas.registry import InstanceState, ServiceRecord
