@@ -28,7 +28,7 @@ HISTORY = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreTimes:
+class JobStoreTimes:
     """When a job's record is written, in seconds."""
 
     retry_s: float = 0.2
@@ -53,7 +53,7 @@ class JobStore:
         record: JobRecord,
         revision: int = 0,
         confirmed: Callable[[], Awaitable[None]] | None = None,
-        times: StoreTimes = StoreTimes(),
+        times: JobStoreTimes = JobStoreTimes(),
     ) -> None:
         self._times = times
         self._bus = bus
