@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from entities.orchestrator.transaction import step_events as ev
-from entities.orchestrator.transaction.takeover_rules import Settled, settle
+from entities.orchestrator.transaction.takeover_rules import ResumePoint, find_resume_point
 from schemas.step import (
     Adopted,
     Member,
@@ -97,22 +97,24 @@ class Faults:
 
         def adopted(answers: dict[Member, Adopted]) -> None:
             roles = {member: self._world.nodes[member].stage for member in targets}
-            settled = settle(decision, tuple(answers.values()), roles, self._world.plan.stages, new.epoch)
+            resume_point = find_resume_point(
+                decision, tuple(answers.values()), roles, self._world.plan.stages, new.epoch
+            )
             for member in targets:
-                if member not in settled.everyone and member not in new.lost:
+                if member not in resume_point.everyone and member not in new.lost:
                     new.lost.add(member)
-            self._recommit(new, settled, decision)
+            self._recommit(new, resume_point, decision)
 
         new.order_all(targets, lambda node: node.adopt(new.epoch), adopted, skip_lost=True)
 
-    def _recommit(self, new: Leader, settled: Settled, decision: StepDecision | None) -> None:
+    def _recommit(self, new: Leader, resume_point: ResumePoint, decision: StepDecision | None) -> None:
         def abort(_: Any) -> None:
-            effect = ev.Restart(settled.attempt, tuple(sorted(new.lost, key=str)), (), "takeover")
-            living = tuple(member for member in settled.everyone if member not in new.lost)
+            effect = ev.Restart(resume_point.attempt, tuple(sorted(new.lost, key=str)), (), "takeover")
+            living = tuple(member for member in resume_point.everyone if member not in new.lost)
             new.order_all(living, lambda node: node.restart(effect), lambda _: begin(), skip_lost=True)
 
         def begin() -> None:
-            new.start(settled)
+            new.start(resume_point)
             for member in sorted(new.lost, key=str):
                 new.event(ev.IncarnationLost(member))
                 if self._world.nodes[member].member in newest_lost:
@@ -121,10 +123,10 @@ class Faults:
             for event in backlog:
                 new.event(event)
 
-        present = {member.sid for member in settled.everyone}
+        present = {member.sid for member in resume_point.everyone}
         newest_lost = {member for member in new.lost if member.sid not in present}
-        if settled.recommit and decision is not None:
+        if resume_point.recommit and decision is not None:
             order = decision.model_copy(update={"epoch": new.epoch})
-            new.order_all(settled.recommit, lambda node: node.commit(order), abort, skip_lost=True)
+            new.order_all(resume_point.recommit, lambda node: node.commit(order), abort, skip_lost=True)
         else:
             abort(None)

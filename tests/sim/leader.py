@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dmsc.simulation.leader import Answers, SimulatedLeader
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.step import (
     Member,
     StepVote,
@@ -34,21 +34,21 @@ class Leader(SimulatedLeader):
         self.backlog: list[ev.Event] = []
         self.transfers = itertools.count(1)
 
-    def start(self, settled: Settled) -> None:
+    def start(self, resume_point: ResumePoint) -> None:
         plan = self.world.plan
         self.machine = StepMachine(
             job=JOB,
             epoch=self.epoch,
             microbatches=plan.microbatches,
             clip_norm=None,
-            stages=settled.stages,
-            data=settled.data,
+            stages=resume_point.stages,
+            data=resume_point.data,
             pauses=lambda step: step >= plan.steps or bool(plan.pause_every and step % plan.pause_every == 0),
-            generation=settled.generation,
+            generation=resume_point.generation,
             transfers=self.transfers,
         )
         self.started = True
-        self.event(ev.Opened(settled.step, settled.attempt))
+        self.event(ev.Opened(resume_point.step, resume_point.attempt))
 
     def event(self, event: ev.Event) -> None:
         if not self.alive:

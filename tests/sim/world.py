@@ -18,7 +18,7 @@ from typing import Any
 
 from dmsc.simulation.kernel import Kernel
 from entities.orchestrator.transaction import step_events as ev
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.data_plane import RouteEntry, RouteTable
 from schemas.step import (
     Member,
@@ -110,7 +110,7 @@ class World(Kernel):
         for stage, members in enumerate(stages):
             self.snapshots[stage, 0] = self.nodes[members[0]].weights
             self.admit(stage, members)
-        self.leader.start(Settled(step=0, attempt=0, generation=0, stages=stages, data=data))
+        self.leader.start(ResumePoint(step=0, attempt=0, generation=0, stages=stages, data=data))
 
     # --- time and the bus ---
     @property

@@ -368,7 +368,7 @@ class JobRun:
             return False
         self.job.instances.graph = record.graph
         takeover = TakeoverService(self.job)
-        resume_point = await self._outages.outlast("looking for its instances", takeover.settle)
+        resume_point = await self._outages.outlast("looking for its instances", takeover.find_resume_point)
         if resume_point is None:
             if self.job.decisions.unknown:
                 text = "the last decision can't be read: all back to the checkpoint"

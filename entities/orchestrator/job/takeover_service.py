@@ -9,7 +9,7 @@ from bus.logs import get_logger
 from bus.subjects import ADOPT, REGISTRY_RECORD
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.step.member_orders import MemberOrders
-from entities.orchestrator.transaction.takeover_rules import Settled, outsiders, settle
+from entities.orchestrator.transaction.takeover_rules import ResumePoint, find_resume_point, outsiders
 from schemas.errors import DmscError, NewerRecord, UnreadableRecord
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import Adopt, Adopted, Member, StepDecision
@@ -26,7 +26,7 @@ class TakeoverService:
         self._job = job
         self._orders = MemberOrders(job)
 
-    async def settle(self) -> Settled | None:
+    async def find_resume_point(self) -> ResumePoint | None:
         """Takes the record, adopts instances that answer, commits the last decision, clears the open step.
 
         Returns:
@@ -44,24 +44,24 @@ class TakeoverService:
         answers = [answer for answer in await asyncio.gather(*map(self._adopt, members)) if answer]
         roles = {member: self._job.instances.graph.unit(member.sid).stage for member in members}
         stages = 1 + max(unit.stage for unit in self._job.instances.units)
-        settled = settle(decision, answers, roles, stages, self._job.epoch)
-        if not any(settled.stages):
+        resume_point = find_resume_point(decision, answers, roles, stages, self._job.epoch)
+        if not any(resume_point.stages):
             return None
-        fenced = outsiders(map(_member, records), settled)
+        fenced = outsiders(map(_member, records), resume_point)
         if decision is not None:
             attempts = {answer.member: answer.attempt for answer in answers}
             await asyncio.gather(
                 *(
                     self._commit(decision, roles[member], member, attempts[member], fenced)
-                    for member in settled.recommit
+                    for member in resume_point.recommit
                 )
             )
-        everyone = settled.everyone
+        everyone = resume_point.everyone
         self._job.instances.members = {member.sid: member for member in everyone}
         await self._orders.abort(
             everyone,
-            step=settled.step,
-            attempt=settled.attempt,
+            step=resume_point.step,
+            attempt=resume_point.attempt,
             fenced=fenced,
             on_silent=self._silent,
             moving=True,
@@ -70,10 +70,10 @@ class TakeoverService:
             "job adopted",
             job=self._job.name,
             epoch=self._job.epoch,
-            step=settled.step,
+            step=resume_point.step,
             instances=len(everyone),
         )
-        return settled
+        return resume_point
 
     async def _registered(self) -> list[ServiceRecord]:
         """The newest incarnation of each unit, as the registry has it."""

@@ -34,7 +34,7 @@ from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
 from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.step_events import RecomputationNoted, in_order
 from entities.orchestrator.transaction.step_ledger import StepLedger
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.alert import Alert
 from schemas.errors import Conflict, DmscError
 from schemas.job import JobState, StepResult
@@ -134,7 +134,7 @@ class Training:
         await self._open(resume_point)
         self._joining.introduce(resume_point)
 
-    async def go_on(self, resume_point: Settled) -> None:
+    async def go_on(self, resume_point: ResumePoint) -> None:
         """Goes on with training by the living instances of an earlier orchestrator."""
         self._step_owner.step = resume_point.step
         self.failures.taken_over(resume_point.step)
@@ -347,7 +347,7 @@ class Training:
         log.warning("member lost: it did not leave the step out", sid=member.sid, reason=str(error))
         self.failures.losing([member], str(error))
 
-    async def _open(self, resume_point: Settled) -> None:
+    async def _open(self, resume_point: ResumePoint) -> None:
         await self._step_owner.open(resume_point)
         self._keep_copies()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.job import MicrobatchFault
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import StepDecision
@@ -128,19 +128,19 @@ def _bad(fault: MicrobatchFault) -> BadMicrobatch:
     )
 
 
-def skip_decision(job: str, epoch: int, settled: Settled, bad: BadMicrobatch) -> StepDecision:
-    """The decision to leave out a step, for the members of `settled`, which have forgotten all of the step.
+def skip_decision(job: str, epoch: int, resume_point: ResumePoint, bad: BadMicrobatch) -> StepDecision:
+    """The decision to leave out a step, for the members of `resume_point`, which have forgotten it.
 
     No member has prepared anything of that attempt, so the decision has no votes to match.
     """
     return StepDecision(
         job=job,
         epoch=epoch,
-        step=settled.step,
-        attempt=settled.attempt,
-        generations=(settled.generation,) * len(settled.stages),
-        membership=tuple(tuple(members) for members in settled.stages),
-        checksums=("",) * len(settled.stages),
+        step=resume_point.step,
+        attempt=resume_point.attempt,
+        generations=(resume_point.generation,) * len(resume_point.stages),
+        membership=tuple(tuple(members) for members in resume_point.stages),
+        checksums=("",) * len(resume_point.stages),
         gradient_norm=0.0,
         clip=1.0,
         action="skip",

@@ -9,7 +9,7 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked, Unrecoverable
 from entities.orchestrator.membership.replacement import Replacement
 from entities.orchestrator.step.step_owner import StepOwner
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.step import Member
 
 
@@ -126,12 +126,12 @@ class JoiningMembers:
             await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
         return None
 
-    def introduce(self, settled: Settled) -> None:
-        """Tells the new step loop of members that are ready but not among `settled`.
+    def introduce(self, resume_point: ResumePoint) -> None:
+        """Tells the new step loop of members that are ready but not among `resume_point`.
 
         They became ready while no loop ran, or had not joined the loop before.
         """
-        present = set(settled.everyone) | self._job.instances.lost
+        present = set(resume_point.everyone) | self._job.instances.lost
         for unit in self._job.instances.units:
             member, task = self._job.instances.members.get(unit.sid), self._coming.get(unit.sid)
             if member is not None and member not in present and (task is None or task.done()):

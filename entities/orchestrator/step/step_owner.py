@@ -13,7 +13,7 @@ from entities.orchestrator.step.step_loop import StepLoop
 from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.transaction.step_events import NewcomerReady, in_order
 from entities.orchestrator.transaction.step_machine import StepMachine
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.step import Member
 from schemas.task_graph import UnitKind
 
@@ -36,31 +36,31 @@ class StepOwner:
         """Numbers of state transfers to newcomers."""
 
     # --- the loop -------------------------------------------------------------------------------------
-    async def open(self, settled: Settled) -> None:
+    async def open(self, resume_point: ResumePoint) -> None:
         machine = StepMachine(
             job=self._job.name,
             epoch=self._job.epoch,
             microbatches=self._job.spec.training.microbatches,
             clip_norm=self._job.spec.training.clip_norm,
-            stages=settled.stages,
-            data=settled.data,
+            stages=resume_point.stages,
+            data=resume_point.data,
             pauses=self._pauses,
-            generation=settled.generation,
+            generation=resume_point.generation,
             transfers=self.transfers,
         )
-        machine.attempt = settled.attempt
+        machine.attempt = resume_point.attempt
         self._loop = StepLoop(self._job, machine, self._observer)
         await self._open_loop.enter_async_context(self._loop)
         for member in in_order(self._job.instances.lost):
             self._loop.lost(member)
 
-    async def close(self) -> Settled:
+    async def close(self) -> ResumePoint:
         """Ends the loop; returns where the next begins: new attempt, new generations, the same members."""
         loop, self._loop = self.loop, None
         machine = loop.machine
         self._last_attempt = machine.attempt
         await self._open_loop.aclose()
-        return Settled(
+        return ResumePoint(
             step=self.step,
             attempt=machine.attempt + 1,
             generation=max(machine.generations) + 1,
@@ -115,11 +115,11 @@ class StepOwner:
     def data(self) -> tuple[Member, ...]:
         return self._living(self.loop.machine.data)
 
-    def afresh(self, crew: Collection[Member], attempt: int = 0, generation: int = 0) -> Settled:
+    def afresh(self, crew: Collection[Member], attempt: int = 0, generation: int = 0) -> ResumePoint:
         """Where a loop begins whose members are `crew`: at the present step, of which nothing was begun."""
         members = self._job.instances.members
         data = [members.get(unit.sid) for unit in self._job.instances.units if unit.kind is UnitKind.DATA]
-        return Settled(
+        return ResumePoint(
             step=self.step,
             attempt=attempt,
             generation=generation,
@@ -127,12 +127,12 @@ class StepOwner:
             data=[member for member in data if member is not None and member in crew],
         )
 
-    def living(self, settled: Settled) -> Settled:
-        """The same as `settled`, without members that are lost."""
+    def living(self, resume_point: ResumePoint) -> ResumePoint:
+        """The same as `resume_point`, without members that are lost."""
         return replace(
-            settled,
-            stages=tuple(self._living(members) for members in settled.stages),
-            data=self._living(settled.data),
+            resume_point,
+            stages=tuple(self._living(members) for members in resume_point.stages),
+            data=self._living(resume_point.data),
         )
 
     def _living(self, members: Iterable[Member]) -> tuple[Member, ...]:

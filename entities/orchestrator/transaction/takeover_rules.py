@@ -15,7 +15,7 @@ from schemas.task_graph import is_data
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class ResumePoint:
     """Where the job goes on. `recommit`: members that have prepared the decided step but not applied it.
 
     `generation` and `attempt` are above any that an instance has seen.
@@ -33,13 +33,13 @@ class Settled:
         return (*(member for members in self.stages for member in members), *self.data)
 
 
-def settle(
+def find_resume_point(
     decision: StepDecision | None,
     answers: Sequence[Adopted],
     roles: Mapping[Member, int],
     stages: int,
     epoch: int,
-) -> Settled:
+) -> ResumePoint:
     """Who goes on, and where.
 
     A stage instance goes on if it is at the step after the decision, or can get there: it is at the decided
@@ -66,7 +66,7 @@ def settle(
         elif decision is not None and _can_follow(answer, decision, stage):
             stage_members[stage].append(answer.member)
             recommit.append(answer.member)
-    return Settled(
+    return ResumePoint(
         step=step,
         attempt=1 + max((answer.attempt for answer in answers), default=0),
         generation=1 + max((answer.generation for answer in answers), default=0),
@@ -76,13 +76,13 @@ def settle(
     )
 
 
-def outsiders(known: Iterable[Member], settled: Settled) -> tuple[Member, ...]:
+def outsiders(known: Iterable[Member], resume_point: ResumePoint) -> tuple[Member, ...]:
     """Those of `known` that do not go on: dead instances, and newcomers that had not joined yet.
 
     All others are ordered to fence them: a state on its way to one of them would hold up the next commit.
     """
     return tuple(
-        sorted(set(known) - set(settled.everyone), key=lambda member: (member.sid, member.incarnation))
+        sorted(set(known) - set(resume_point.everyone), key=lambda member: (member.sid, member.incarnation))
     )
 
 

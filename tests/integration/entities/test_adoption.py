@@ -99,11 +99,11 @@ async def test_a_dead_newcomer_is_fenced_before_anybody_waits_for_its_state(dial
     instances = JobInstances(bus, MeshView(), record)
     instances.graph = GRAPH
     decisions = DecisionRecord(bus, "j", 2)
-    settled = await TakeoverService(
+    resume_point = await TakeoverService(
         job_context(record, bus=bus, mesh=MeshView(), instances=instances, decisions=decisions)
-    ).settle()
-    assert settled is not None
-    assert settled.stages == ((SENDER, BESIDE),)
+    ).find_resume_point()
+    assert resume_point is not None
+    assert resume_point.stages == ((SENDER, BESIDE),)
     adopt, fence, commit, abort = sender.told
     assert isinstance(adopt, Adopt)
     assert isinstance(fence, StepFence)

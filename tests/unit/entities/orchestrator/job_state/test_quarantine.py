@@ -6,7 +6,7 @@ import pytest
 
 from entities.orchestrator.job_state.quarantine import SKIPS_IN_A_ROW, Quarantine, skip_decision
 from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS, RetryLimits, StepBroken, Unrecoverable
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.envelope import EntityKind
 from schemas.registry import Culprit, Endpoint, InstanceState, ServiceRecord
 from schemas.step import Member
@@ -129,8 +129,8 @@ def test_the_decision_names_whom_it_is_for_and_needs_no_prepare() -> None:
         (Member(sid="s0r0", incarnation="a"), Member(sid="s0r1", incarnation="b")),
         (Member(sid="s1r0", incarnation="c"),),
     )
-    settled = Settled(step=3, attempt=4, generation=5, stages=members, data=())
-    decision = skip_decision("j", 2, settled, bad)
+    resume_point = ResumePoint(step=3, attempt=4, generation=5, stages=members, data=())
+    decision = skip_decision("j", 2, resume_point, bad)
     assert (decision.action, decision.quarantined, decision.checksums) == ("skip", (1,), ("", ""))
     assert (decision.epoch, decision.step, decision.attempt) == (2, 3, 4)
     assert (decision.membership, decision.generations) == (members, (5, 5))
