@@ -236,7 +236,7 @@ class Binder:
             self._outstanding[sid] = outstanding - 1
         self._update_all(sid, load)
 
-    def heard(self, member: Member, load: HopLoad) -> None:
+    def load_reported(self, member: Member, load: HopLoad) -> None:
         """Takes the load that `member` reported with its answer to an offer."""
         for stage in self._stages.values():
             candidate = stage.candidates.get(member.sid)
