@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from schemas.limits import MOST_MS
 from schemas.signals import ComputeEntry
 from schemas.telemetry import InstanceSample
 
@@ -96,7 +97,7 @@ class LoadStatistics:
         self._figures.pop(sid, None)
 
 
-def is_plausible(ms: float, most_ms: float = 1e7) -> bool:
+def is_plausible(ms: float, most_ms: float = MOST_MS) -> bool:
     """Whether this can be a duration in milliseconds: a number, not negative, at most `most_ms`."""
     return math.isfinite(ms) and 0 <= ms <= most_ms
 

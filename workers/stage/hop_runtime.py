@@ -87,7 +87,7 @@ class HopRuntime(ABC):
             received=self.received,
             broken=context.broken,
             load=self.own_load,
-            on_load=self.binder.heard,
+            on_load=self.binder.load_reported,
             config=context.links,
         )
 

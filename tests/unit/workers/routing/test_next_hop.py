@@ -128,8 +128,8 @@ def test_what_a_receiver_says_in_passing_counts_at_once() -> None:
     binder = Binder("a", clock=Clock())
     binder.update(table(entry("a1", window=9), entry("a2", window=9)))
     talked_to(binder, "a1", "a2")
-    binder.heard(Member(sid="a1", incarnation="i"), load(10.0, open=6))
-    binder.heard(Member(sid="a2", incarnation="i"), load(10.0))
+    binder.load_reported(Member(sid="a1", incarnation="i"), load(10.0, open=6))
+    binder.load_reported(Member(sid="a2", incarnation="i"), load(10.0))
     assert bind(binder, 4) == ["a2"] * 4, "others keep a1 busy"
     binder.returned("a2", load(80.0, open=3))
     assert bind(binder, 2) == ["a1", "a1"], "a2 has become slow"
@@ -140,9 +140,9 @@ def test_an_absurd_report_changes_nothing(absurd: float) -> None:
     binder = Binder("a", clock=Clock())
     binder.update(table(entry("a1", window=9, service_ms=10), entry("a2", window=9, service_ms=10)))
     for sid in ("a1", "a2"):
-        binder.heard(Member(sid=sid, incarnation="i"), load(10.0))
+        binder.load_reported(Member(sid=sid, incarnation="i"), load(10.0))
     talked_to(binder, "a1", "a2")
-    binder.heard(Member(sid="a1", incarnation="i"), load(absurd, open=-7))
+    binder.load_reported(Member(sid="a1", incarnation="i"), load(absurd, open=-7))
     assert Counter(bind(binder, 8)) == {"a1": 4, "a2": 4}
 
 
@@ -150,7 +150,7 @@ def test_a_report_of_another_incarnation_is_not_ours() -> None:
     binder = Binder("a", clock=Clock())
     binder.update(table(entry("a1", window=9), entry("a2", window=9)))
     talked_to(binder, "a1", "a2")
-    binder.heard(Member(sid="a1", incarnation="old"), load(10.0, open=50))
+    binder.load_reported(Member(sid="a1", incarnation="old"), load(10.0, open=50))
     assert Counter(bind(binder, 8)) == {"a1": 4, "a2": 4}
 
 
