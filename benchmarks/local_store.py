@@ -28,8 +28,8 @@ from schemas.errors import Ack
 from schemas.step import Member, StepApplied, StepCommit, StepPrepare
 from schemas.store import StoreQuery
 from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
-from workers.store.local_store import LocalStore
-from workers.store.recorder import StoreRecorder
+from workers.local_store.local_store import LocalStore
+from workers.local_store.recorder import StoreRecorder
 
 ME = Member(sid="job-s0-r0", incarnation="i")
 SMO = Envelope(

@@ -79,7 +79,7 @@ IN_FILE = {
     ): "over a pipe from a process of one's own, with the user's own code in it",
     ("policies/module/inference_process.py", "B301"): "over a pipe from the parent, with the user's own code",
     (
-        "workers/store/store_file.py",
+        "workers/local_store/store_file.py",
         "B608",
     ): "names of tables and columns are constants of the schema; values are bound",
 }

@@ -49,13 +49,13 @@ from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
 from workers.links.link_config import LinkConfig
 from workers.links.link_shaping import Shaping
+from workers.local_store.local_store import LocalStore
+from workers.local_store.recorder import StoreRecorder
 from workers.process.url_rules import restrict_urls
 from workers.stage.data_runtime import DataRuntime
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.stage_runtime import StageRuntime
 from workers.stage.startup_progress import StartupConfig, reporting_progress
-from workers.store.local_store import LocalStore
-from workers.store.recorder import StoreRecorder
 from workers.telemetry.instance_telemetry import InstanceTelemetry, TelemetryConfig
 from workers.transport.link_authentication import secret_of
 from workers.user_code import code_digest, describe

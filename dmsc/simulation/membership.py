@@ -247,7 +247,9 @@ class JobMembers(ABC):
             return  # the receiver's SID may belong to another incarnation now
         target.arrived(as_notice(notice))
         if notice.direction == "forward" and isinstance(target, StageInstance):
-            sender.binder.load_reported(notice.receiver, as_load(target.load()))  # the answer carries the load
+            sender.binder.load_reported(
+                notice.receiver, as_load(target.load())
+            )  # the answer carries the load
 
     def _stage_instance(self, member: Member) -> StageInstance:
         instance = self.by_sid[member.sid]  # faster than a look-up by member, and mostly right

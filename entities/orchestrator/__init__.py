@@ -11,7 +11,8 @@ job/            one job's life, and its training loop
 job_state/      what is recorded and counted of one job; its instances
 step/           the service around the step transaction: orders, answers, repair of lost claims
 transaction/    the step transaction itself; pure, no I/O: the protocol is described there
-membership/     who works in a running job: replacement, joining, scaling, drain, partitions, copies
+recovery/       from a loss to a replacement that works: joining, node partitions, copies at peers
+membership/     members that come and go by wish: scaling, drain, a change of stage
 checkpointing/  when checkpoints are taken; writing, publishing, restoring and removing them
 planning/       segmentation, placement, task graph, numbers of replicas; pure
 queue/          quotas, and the line of jobs that wait for slots

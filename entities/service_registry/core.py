@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bus.wire.packed import Packed, pack
-from entities.service_registry.index import ContentGroup, RegistryIndex, RouteIds
+from entities.service_registry.content_index import ContentGroup, RegistryIndex, RouteIds
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (

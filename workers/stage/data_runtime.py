@@ -28,8 +28,8 @@ from schemas.step import (
 )
 from workers.compute.data import Prefetcher, Split, open_dataset
 from workers.links.hop_exchange import COPIES, TensorTransfer
+from workers.local_store.recorder import Order
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
-from workers.store.recorder import Order
 from workers.transaction.data_machine import DataMachine, Send
 
 VALIDATION_STEP = 0

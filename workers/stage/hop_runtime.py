@@ -26,9 +26,9 @@ from schemas.telemetry import LinkSample
 from workers.links.hop_exchange import Direction, HopExchange, Outcome, TensorTransfer
 from workers.links.link_config import LinkConfig
 from workers.links.peer_copy import ReplicaBuffer
+from workers.local_store.recorder import Order
 from workers.routing.algorithms import balancer
 from workers.routing.next_hop import Binder
-from workers.store.recorder import Order
 from workers.transaction.data_machine import DataMachine
 from workers.transaction.stage_machine import StageMachine
 from workers.user_code import describe

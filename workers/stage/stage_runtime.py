@@ -72,12 +72,12 @@ from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import COPIES
 from workers.links.peer_copy import CopySource
+from workers.local_store.recorder import Order
 from workers.stage.followers import Followers
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.stage_flow import StageFlow
 from workers.stage.stage_reduction import StageReduction
 from workers.state.stage_state import StageState
-from workers.store.recorder import Order
 from workers.transaction.stage_machine import Effect, StageMachine
 from workers.transport.pinned_buffers import HostCopy
 

@@ -1,6 +1,6 @@
 """The training of one job: steps, boundaries, roll-backs, and steps that are left out.
 
-`membership.failure_handling` judges what breaks a step; `membership.joining` and
+`recovery.failure_handling` judges what breaks a step; `recovery.joining` and
 `membership.membership_changes` say who comes and goes; the step machine decides about the open step.
 """
 
@@ -19,16 +19,16 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import MemberLost
 from entities.orchestrator.job_state.quarantine import BadMicrobatch, skip_decision
 from entities.orchestrator.job_state.retry_limits import Parked, StepBroken, Unrecoverable
-from entities.orchestrator.membership.failure_handling import FailureHandling
-from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.membership.membership_changes import MembershipChanges
-from entities.orchestrator.membership.node_partitions import NodePartitions
-from entities.orchestrator.membership.peer_copies import PeerCopies
 from entities.orchestrator.membership.rebalancing import Rebalancing
-from entities.orchestrator.membership.replacement import Replacement
-from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.monitoring.alerts import Alerts
 from entities.orchestrator.monitoring.job_figures import JobFigures, step_result
+from entities.orchestrator.recovery.failure_handling import FailureHandling
+from entities.orchestrator.recovery.joining import JoiningMembers
+from entities.orchestrator.recovery.node_partitions import NodePartitions
+from entities.orchestrator.recovery.peer_copies import PeerCopies
+from entities.orchestrator.recovery.replacement import Replacement
+from entities.orchestrator.recovery.standbys import Standbys
 from entities.orchestrator.step.member_orders import MemberOrders
 from entities.orchestrator.step.step_loop import StageGone, StepGivenUp
 from entities.orchestrator.step.step_owner import StepOwner

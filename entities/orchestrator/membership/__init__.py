@@ -1,18 +1,11 @@
-"""Who works in a running job, and how members come and go (DESIGN §5 rules 8 to 10).
+"""Members of a running job that come and go by wish, not by a loss (DESIGN §5 rules 9 and 10).
 
-It decides which instance is lost to a job, where its replacement starts, which side of a network partition is
-kept, who keeps a copy of whose state, and when a member may leave without a loss. `job.training` creates and
-calls these services; they report losses and newcomers to the step machine through `step.StepOwner`. They
-never decide about the open step itself, and start nothing on a cordoned slot.
+It decides when replicas are added or dismissed, when a member may leave its node without a loss, and how an
+instance changes its stage. `job.training` creates and calls these services; new members join through
+`recovery.joining`, and the step machine learns of them through `step.StepOwner`. It never decides about the
+open step itself; what is lost against anybody's wish is `recovery`'s matter.
 
-failure_handling.py    `FailureHandling`: every loss and every broken attempt; applies the retry limits
-joining.py             `JoiningMembers`: new incarnations on their way into the job
-replacement.py         `Replacement`: finds a slot for a unit and starts its next incarnation
 membership_changes.py  `MembershipChanges`: scaling, and instances that leave their node
 drain_order.py         `DrainOrder`: which of the instances to be drained may go next
 rebalancing.py         `Rebalancing`: an instance changes its stage (ADR-0018)
-standbys.py            `Standbys`: standbys work while no other replica of their stage lives
-peer_copies.py         `PeerCopies`: a stage with one member keeps a copy of its state at a peer
-node_partitions.py     `NodePartitions`: two nodes that do not reach each other (ADR-0020)
-partition.py           the rules for that: what a partition is, which side is kept; pure
 """

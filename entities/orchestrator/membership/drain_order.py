@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.replacement import Replacement
+from entities.orchestrator.recovery.replacement import Replacement
 from schemas.step import Member
 from schemas.task_graph import TaskUnit
 

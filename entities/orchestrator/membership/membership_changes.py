@@ -10,9 +10,9 @@ from bus.logs import get_logger
 from entities.orchestrator.checkpointing.checkpoints import Checkpoints
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.membership.drain_order import DrainOrder
-from entities.orchestrator.membership.joining import JoiningMembers
-from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.planning.scaling import added_replicas, removed_replicas, with_units, without_units
+from entities.orchestrator.recovery.joining import JoiningMembers
+from entities.orchestrator.recovery.standbys import Standbys
 from entities.orchestrator.step.step_loop import StageGone
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import Conflict

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.planning.scaling import added_replicas, with_units, without_units
 from entities.orchestrator.planning.stage_moves import StageMembers, StageMoves, in_words
+from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import Conflict, DmscError
 from schemas.job import StepResult

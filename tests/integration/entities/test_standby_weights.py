@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
-from entities.orchestrator.membership.standbys import Standbys
 from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.policy.arbitration import ArbitrationConfig
 from entities.orchestrator.policy.policy_service import PolicyService
+from entities.orchestrator.recovery.standbys import Standbys
 from schemas.envelope import EntityKind, Envelope
 from schemas.policy import ModuleLifecycle, ModuleState, PolicySuggestion, SetWeights
 from schemas.signals import CommunicationPolicy, StagePolicy

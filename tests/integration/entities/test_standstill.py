@@ -20,8 +20,8 @@ from entities.orchestrator.job.model_analysis import ModelAnalysis
 from entities.orchestrator.job_state.context import JobTimes, MembershipTimes, RunTimes
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Parked
-from entities.orchestrator.membership.joining import JoiningMembers
 from entities.orchestrator.mesh.mesh_view import MeshView
+from entities.orchestrator.recovery.joining import JoiningMembers
 from schemas.cluster import Analyse, AnalysisFailed, NodeStatus, Slot
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadModel, Unavailable

@@ -25,8 +25,8 @@ from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_jo
 from tests.integration.mesh.test_faults import pid_of
 from tests.integration.mesh.user_jobs import user_job, words
 from tests.patience import PATIENCE_S
-from workers.store.store_file import StoreFile
-from workers.store.store_schema import StoreLimits
+from workers.local_store.store_file import StoreFile
+from workers.local_store.store_schema import StoreLimits
 
 HELD_AT = 4
 """The step at which the job is held, so that its instances can be asked and killed in peace."""

@@ -35,8 +35,8 @@ from schemas.step import Member
 from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
 from tests.patience import NEVER_S, PATIENCE_S
-from workers.store.local_store import LocalStore
-from workers.store.recorder import StoreRecorder
+from workers.local_store.local_store import LocalStore
+from workers.local_store.recorder import StoreRecorder
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "my_policy.py"
 

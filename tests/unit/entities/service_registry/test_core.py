@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from entities.service_registry.content_index import RouteIds
 from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
-from entities.service_registry.index import RouteIds
 from schemas.envelope import EntityKind
 from schemas.errors import BadMessage, Fenced, IllegalTransition, NotFound
 from schemas.registry import (

@@ -12,7 +12,7 @@ from policies.kit.instance_store import InstanceStore
 from schemas.errors import NoResponders, NotFound
 from schemas.step import Member
 from schemas.store import StoreQuery, StoreRows
-from workers.store.store_schema import COLUMNS
+from workers.local_store.store_schema import COLUMNS
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from schemas.errors import BadInput
 from schemas.store import StoreQuery, StoreTable
-from workers.store.store_file import FILE_NAME, Row, StoreFile
-from workers.store.store_schema import COLUMNS, ROWS, StoreLimits
+from workers.local_store.store_file import FILE_NAME, Row, StoreFile
+from workers.local_store.store_schema import COLUMNS, ROWS, StoreLimits
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from schemas.step import (
 from schemas.store import StoreQuery, StoreTable
 from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
 from schemas.weights_digest import weights_sha256
-from workers.store import recorder
-from workers.store.local_store import LocalStore
-from workers.store.recorder import StoreRecorder
+from workers.local_store import recorder
+from workers.local_store.local_store import LocalStore
+from workers.local_store.recorder import StoreRecorder
 
 ME, OTHER = Member(sid="job-s0-r0", incarnation="i"), Member(sid="job-s0-r1", incarnation="o")
 SMO = Envelope(

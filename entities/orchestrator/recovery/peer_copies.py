@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from bus.logs import get_logger
 from bus.subjects import COPY_SEND, COPY_STATUS, COPY_TO, STATE_WAIT
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.joining import JoiningMembers
+from entities.orchestrator.recovery.joining import JoiningMembers
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import DmscError, Fenced
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus, CopyTo

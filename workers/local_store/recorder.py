@@ -1,7 +1,7 @@
 """An instance's entries in its local store (draft §6.1): its configuration, its samples, its orders.
 
 `workers.instance` calls it: it wraps order handlers, passes on samples and reports states. Each call only
-appends to a queue (`workers.store.local_store`).
+appends to a queue (`workers.local_store.local_store`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from schemas.step import (
 from schemas.store import StoreQuery, StoreRows
 from schemas.telemetry import InstanceSample
 from schemas.weights_digest import weights_sha256
-from workers.store.local_store import LocalStore
-from workers.store.store_schema import COLUMNS, COMMON
+from workers.local_store.local_store import LocalStore
+from workers.local_store.store_schema import COLUMNS, COMMON
 
 _SAMPLED = COLUMNS["metrics"].keys() - COMMON.keys() - {"links", "device"}
 """Fields of a sample that are recorded as they are."""

@@ -12,8 +12,8 @@ from bus.subjects import STOP_INSTANCE
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.instances import NodeLost, NotReady, StartFailed
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
-from entities.orchestrator.membership.partition import Node, avoided, name
 from entities.orchestrator.planning.placement import NoRoom, is_cordoned, place
+from entities.orchestrator.recovery.partition import Node, avoided, name
 from schemas.cluster import InstanceStop
 from schemas.errors import DmscError
 from schemas.job import NodeCut

@@ -18,10 +18,10 @@ import structlog
 from schemas.errors import BadInput, Unavailable
 from schemas.step import Member
 from schemas.store import StoreQuery, StoreTable
-from workers.store import local_store
-from workers.store.local_store import LocalStore, LocalStoreTimes, fold
-from workers.store.store_file import FILE_NAME, StoreFile
-from workers.store.store_schema import StoreLimits
+from workers.local_store import local_store
+from workers.local_store.local_store import LocalStore, LocalStoreTimes, fold
+from workers.local_store.store_file import FILE_NAME, StoreFile
+from workers.local_store.store_schema import StoreLimits
 
 ONE, TWO = (Member(sid="job-s0-r0", incarnation=name) for name in ("one", "two"))
 
@@ -267,7 +267,7 @@ WRITER = """
 import asyncio, itertools, sys
 from pathlib import Path
 from schemas.step import Member
-from workers.store.local_store import LocalStore
+from workers.local_store.local_store import LocalStore
 
 async def main(folder, incarnation, first):
     async with LocalStore(Path(folder), Member(sid="job-s0-r0", incarnation=incarnation)) as store:

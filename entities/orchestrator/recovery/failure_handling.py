@@ -16,8 +16,8 @@ from bus.logs import get_logger
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.quarantine import BadMicrobatch
 from entities.orchestrator.job_state.retry_limits import StepBroken
-from entities.orchestrator.membership.joining import JoiningMembers
-from entities.orchestrator.membership.standbys import Standbys
+from entities.orchestrator.recovery.joining import JoiningMembers
+from entities.orchestrator.recovery.standbys import Standbys
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.step import Member
 

@@ -24,8 +24,8 @@ from bus.logs import get_logger
 from schemas.errors import Unavailable
 from schemas.step import Member
 from schemas.store import StoreQuery, StoreRows, StoreTable
-from workers.store.store_file import Row, StoreFile, says_damage
-from workers.store.store_schema import SCHEMA_VERSION, StoreLimits
+from workers.local_store.store_file import Row, StoreFile, says_damage
+from workers.local_store.store_schema import SCHEMA_VERSION, StoreLimits
 
 log = get_logger("local-store")
 

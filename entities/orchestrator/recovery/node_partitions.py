@@ -12,8 +12,8 @@ import time
 from bus.logs import get_logger
 from bus.subjects import JUDGE
 from entities.orchestrator.job_state.context import JobContext
-from entities.orchestrator.membership.failure_handling import FailureHandling
-from entities.orchestrator.membership.partition import (
+from entities.orchestrator.recovery.failure_handling import FailureHandling
+from entities.orchestrator.recovery.partition import (
     FailedEdges,
     Node,
     NodePartition,
@@ -21,7 +21,7 @@ from entities.orchestrator.membership.partition import (
     choose_side,
     name,
 )
-from entities.orchestrator.membership.replacement import Replacement
+from entities.orchestrator.recovery.replacement import Replacement
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.cluster import Judge
 from schemas.errors import DmscError

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.retry_limits import Parked, Unrecoverable
-from entities.orchestrator.membership.replacement import Replacement
+from entities.orchestrator.recovery.replacement import Replacement
 from entities.orchestrator.step.step_owner import StepOwner
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.step import Member

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import BadInput
 from schemas.store import Scalar, StoreQuery, StoreTable
-from workers.store.store_schema import APPLICATION_ID, COLUMNS, SCHEMA_VERSION, StoreLimits, statements
+from workers.local_store.store_schema import APPLICATION_ID, COLUMNS, SCHEMA_VERSION, StoreLimits, statements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entities.orchestrator.membership.partition import (
+from entities.orchestrator.recovery.partition import (
     FailedEdges,
     NodePartition,
     Side,

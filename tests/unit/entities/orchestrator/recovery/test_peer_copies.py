@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entities.orchestrator.membership.peer_copies import choose_holders
+from entities.orchestrator.recovery.peer_copies import choose_holders
 from schemas.step import Member
 
 
