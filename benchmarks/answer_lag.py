@@ -25,7 +25,7 @@ from benchmarks.harness.command import bench, command
 from benchmarks.harness.meshes import new_folder
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import EXPORT, STEP_FENCE, STEP_STATUS, STORE_QUERY
 from bus.wire import codec
 from schemas.base import Message

@@ -41,7 +41,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.guard.permissions import of_role
 from bus.nats import reply_subjects
-from bus.subject import Delivery, Subject
+from bus.subject_row import Delivery, Subject
 from bus.subjects import SUBJECTS
 from bus.tap.live_tap import Tap
 from bus.wire import codec

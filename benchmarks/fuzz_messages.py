@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import ANALYSE, START_INSTANCE, SUBMIT, WRITE_SAMPLE
 
 EXTREMES: tuple[Any, ...] = (

@@ -34,7 +34,7 @@ import bus
 from benchmarks import bus_cost, doors
 from bus import subjects
 from bus.connection import Bus
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas.base import Message
 from schemas.data_plane import MicrobatchNotice, TensorMeta
 from schemas.envelope import EntityKind, Envelope

@@ -27,7 +27,7 @@ from bus.nats.client import NatsConnection
 from bus.nats.dialer import ConnectionTimes, Token, inbox_prefix
 from bus.nats.liveness import BusLiveness
 from bus.security.sealing import Keyring
-from bus.subject import Reply, Request, Subject
+from bus.subject_row import Reply, Request, Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
 from bus.wire.request_progress import WANTED, RequestProgress

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy
 from policies.kit.view import JobView

@@ -27,6 +27,7 @@ FORMER = {
     "bus.presence": "bus.mesh.registration",
     "bus.services": "bus.messaging.handlers",
     "bus.streams": "bus.messaging.streams",
+    "bus.subject": "bus.subject_row",
     "policies.built_in.fault_signatures": "policies.contrib.fault_signatures",
     "policies.features": "policies.numerics.features",
     "policies.graph_features": "policies.kit.graph_features",

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bus.messaging.stream_specs import BUCKETS, STREAMS
-from bus.subject import Delivery, Subject
+from bus.subject_row import Delivery, Subject
 from bus.subjects import SUBJECTS
 from entities.orchestrator.transaction.states import STATE_VARIABLES, StateVariable, transitions
 from schemas.base import MESSAGE_TYPES, Message

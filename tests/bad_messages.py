@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 
 
 def envelope(row: Subject, **changes: object) -> bytes:

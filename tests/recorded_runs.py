@@ -9,7 +9,7 @@ from pathlib import Path
 from bus import subjects
 from bus.recording.run_file import RunHeader, write_run
 from bus.recording.run_record import Frame
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender

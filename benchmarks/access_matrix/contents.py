@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from bus.messaging import rendezvous
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import SUBJECTS
 from bus.wire import codec
 from schemas.envelope import EntityKind as K

@@ -42,7 +42,7 @@ from bus.messaging import streams
 from bus.security.credentials import issue, new_root
 from bus.security.identity import Identity
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Delivery, Names
+from bus.subject_row import Delivery, Names
 from bus.subjects import SUBJECTS
 from entities.authorizer.access.authentication import User, Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer

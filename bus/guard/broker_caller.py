@@ -8,7 +8,7 @@ from typing import Any
 
 from bus.nats.reply_subjects import USER, inbox_of
 from bus.security.identity import ANY, Identity
-from bus.subject import ROOT
+from bus.subject_row import ROOT
 from schemas.envelope import EntityKind as K
 from schemas.signals import Role
 

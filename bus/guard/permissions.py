@@ -2,8 +2,8 @@
 
 Each row's senders and receivers give rights to its subjects, to its stream or bucket through JetStream's API,
 and to the inboxes of the parties that it answers (`bus.nats.reply_subjects`). A row's token that names a
-party (`bus.subject.Names`) is filled with the identity's own name, and `{job}` with its job. So an instance
-has the subjects of its own SID and job, and nobody has another's inbox.
+party (`bus.subject_row.Names`) is filled with the identity's own name, and `{job}` with its job. So an
+instance has the subjects of its own SID and job, and nobody has another's inbox.
 
 Two properties of NATS shape these rules:
 
@@ -26,7 +26,7 @@ from bus.messaging import rendezvous, stream_specs, streams
 from bus.nats import reply_subjects
 from bus.nats.reply_subjects import inbox_of
 from bus.security.identity import ANY, Identity
-from bus.subject import Delivery, Names, Subject
+from bus.subject_row import Delivery, Names, Subject
 from bus.subjects import DISCONNECTED, SUBJECTS
 from schemas.base import is_token
 from schemas.envelope import EntityKind as K

@@ -13,7 +13,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas import names
 from schemas.base import Message
 from schemas.envelope import Envelope, Sender

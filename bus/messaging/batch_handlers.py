@@ -13,7 +13,7 @@ from bus.messaging.handlers import Call, Subscription
 from bus.messaging.port import BusPort
 from bus.nats.durable_subscription import DurableSubscription
 from bus.nats.pipelined_publish import Outgoing, send_many
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire.correlation import handling
 from bus.wire.packed import Sendable
 from schemas.envelope import Envelope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bus import subjects
 from bus.logs import get_logger
 from bus.messaging.port import BusPort
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire.redaction import redacted
 from schemas.errors import BadMessage, DmscError
 from schemas.telemetry import DeadLetter

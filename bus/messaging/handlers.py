@@ -19,7 +19,7 @@ from bus.messaging.port import BusPort
 from bus.nats import reply_subjects
 from bus.nats.client import asked_to_end
 from bus.nats.durable_subscription import DurableSubscription
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tasks import TaskSet
 from bus.wire import codec
 from bus.wire.correlation import handling

@@ -25,7 +25,7 @@ from bus.nats import jetstream
 from bus.nats.client import asked_to_end
 from bus.nats.jetstream import DELETION, EXPECTED
 from bus.nats.ordered_consumer import OrderedConsumer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tasks import cancel
 from bus.wire import codec
 from bus.wire.packed import Sendable

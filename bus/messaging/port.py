@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from bus.nats.client import NatsConnection
 from bus.nats.liveness import BusLiveness
 from bus.security.sealing import Keyring
-from bus.subject import Reply, Request, Subject
+from bus.subject_row import Reply, Request, Subject
 from bus.wire.codec import SenderMap
 from bus.wire.packed import Sendable
 from schemas.base import Message

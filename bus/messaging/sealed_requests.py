@@ -10,7 +10,7 @@ from bus.messaging.port import BusPort
 from bus.nats.dialer import Token
 from bus.security import renewal
 from bus.security.sealing import Keyring, secrets_of
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from bus.wire.packed import Sendable
 from schemas.base import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.subject import Delivery
+from bus.subject_row import Delivery
 from bus.subjects import SUBJECTS
 
 

@@ -18,7 +18,7 @@ from bus.nats import jetstream
 from bus.nats.client import NatsConnection
 from bus.nats.jetstream import NANO
 from bus.nats.ordered_consumer import OrderedConsumer
-from bus.subject import ROOT, Subject
+from bus.subject_row import ROOT, Subject
 from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import Envelope

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bus import subjects
 from bus.logs import get_logger
 from bus.messaging.port import BusPort
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas.errors import BadMessage, DmscError, NewerRecord, UnreadableRecord
 from schemas.unreadable import UnreadableValue
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from nats.aio.msg import Msg
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage
 

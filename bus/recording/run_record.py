@@ -21,7 +21,7 @@ from bus.connection import Bus
 from bus.nats import jetstream
 from bus.nats.jetstream import NANO, StreamMessage
 from bus.nats.ordered_consumer import OrderedConsumer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import Envelope

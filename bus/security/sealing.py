@@ -25,7 +25,7 @@ import msgpack
 
 from bus.security.identity import is_credential, is_root
 from bus.security.kind_keys import KindKeys, private_of
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from bus.wire.packed import Packed, Sendable, pack_value
 from schemas.base import Message

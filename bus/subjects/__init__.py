@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import ModuleType
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import faults, jobs, mesh, node_agents, policies, registry, signals, stage_state, step
 
 # Each module's `__all__` says what a star brings, and stands in ours below.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, ALL, CLIENT, MG, MI, SMO, SR, SRD, STREAM
 from schemas import fault, telemetry, unreadable
 from schemas.errors import Ack

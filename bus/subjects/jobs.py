@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects.table import ALL, BROKER, CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, STREAM
 from schemas import broker, gateway_api, job, module_status, policy
 from schemas.errors import Ack

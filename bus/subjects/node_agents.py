@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects.table import MG, MIC, SMO
 from schemas import cluster, files, task_graph
 from schemas.errors import Ack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects.table import CLIENT, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR
 from schemas import module_status, observation, policy, task_graph, telemetry
 from schemas.errors import Ack

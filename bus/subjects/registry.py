@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, ALL, BROKER, FM, MG, MI, MIC, SMO, SR, SRD
 from schemas import registry, signals
 from schemas.errors import Ack

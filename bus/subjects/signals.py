@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects.table import AAM, BROKER, FM, MG, MI, MIC, RECORDS_BYTES, SMO, SR, SRD, STREAM
 from schemas import access, audit, secrets, signals
 from schemas.errors import Ack

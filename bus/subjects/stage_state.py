@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects.table import BROKER, CLIENT, FM, MG, MI, SMO
 from schemas import checkpoint, data_plane, files, peer_copy, step, store
 from schemas.errors import Ack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects.table import FM, MG, MI, SMO, STEP_BYTES
 from schemas import step
 from schemas.errors import Ack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bus.subject import Delivery
+from bus.subject_row import Delivery
 from schemas.envelope import EntityKind as K
 
 RECORDS_BYTES = 8 << 20

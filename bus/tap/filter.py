@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import BadInput

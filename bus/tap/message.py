@@ -9,7 +9,7 @@ import msgpack
 from pydantic import ValidationError
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tap.filter import tree_of
 from bus.wire import codec
 from bus.wire.redaction import may_hold_secrets, redacted

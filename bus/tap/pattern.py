@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from bus import subjects
-from bus.subject import ROOT, Subject
+from bus.subject_row import ROOT, Subject
 from bus.subjects import SUBJECTS
 from schemas.errors import BadInput
 

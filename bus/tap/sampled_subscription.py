@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from bus.connection import Bus
 from bus.nats.durable_subscription import DurableSubscription
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.base import Message
 from schemas.errors import BadMessage

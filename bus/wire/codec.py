@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import msgpack
 from pydantic import ValidationError
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire.correlation import handling
 from bus.wire.packed import Packed, Sendable, pack_value
 from schemas.base import MESSAGE_TYPES, Message

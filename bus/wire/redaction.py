@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.base import MESSAGE_TYPES, Message
 from schemas.redaction import HIDDEN, masks_of, redact

@@ -22,7 +22,7 @@ from schemas.errors import BusUnreachable, Unavailable
 if TYPE_CHECKING:
     from bus.connection import Bus
     from bus.messaging.key_value import Change
-    from bus.subject import Subject
+    from bus.subject_row import Subject
     from entities.gateway.dashboard.aggregator import DashboardAggregator
     from entities.gateway.dashboard.view_model import OverviewPart
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import INSTANCE_SAMPLE, JOB_EVENT
 from entities.orchestrator.planning.task_graph import window
 from entities.router.compute_notification import compute_entries

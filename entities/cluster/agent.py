@@ -23,7 +23,7 @@ from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.security import renewal
 from bus.security.identity import Identity, is_credential, is_root
-from bus.subject import Subject
+from bus.subject_row import Subject
 from entities import metrics
 from entities.cluster.config import ClusterConfig, NodeContext
 from entities.cluster.core import judge_process, offer_slots

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from entities.cluster.file_reach import FileRules
 from entities.cluster.fork_server_client import Confinement, ForkServerClient
 from schemas.base import Message, is_token

@@ -24,7 +24,7 @@ from bus import subjects
 from bus.logs import get_logger
 from bus.security.credentials import Credential, root_of
 from bus.security.identity import is_credential
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tasks import cancel
 from entities.cluster.config import NodeContext
 from entities.cluster.core import Exit, ProcessWork

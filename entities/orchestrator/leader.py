@@ -14,7 +14,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.resealing import Resealing
 from bus.messaging.handlers import Handler, Server, Subscription
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire.packed import Sendable
 from entities import metrics
 from entities.election.leadership import LeaderCandidate

@@ -12,7 +12,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas.envelope import Envelope
 from schemas.errors import DmscError
 from schemas.registry import ServiceRecord

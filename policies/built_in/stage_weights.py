@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import COMPUTE
 from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import InstanceView, JobView

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from policies.kit.inference import Inference, Inferred
 from policies.kit.policy import ALWAYS, INFERENCE, Policy
 from policies.kit.store_reads import StoreRead

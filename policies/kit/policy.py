@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from policies.kit.inference import Inference
 from policies.kit.store_reads import StoreRead
 from policies.kit.view import JobView

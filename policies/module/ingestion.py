@@ -17,7 +17,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.discovery import resolve
 from bus.messaging.handlers import Subscription
-from bus.subject import Subject
+from bus.subject_row import Subject
 from policies.kit.engine import Event, Result
 from policies.kit.policy import Policy
 from policies.module.recent import recent

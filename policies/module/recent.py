@@ -12,7 +12,7 @@ from typing import Any
 
 from bus.connection import Bus
 from bus.messaging.streams import StreamRecord
-from bus.subject import Subject
+from bus.subject_row import Subject
 
 NEAR = 512
 """A range of at most this many messages is read instead of searched."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import FAULT_VERDICT
 from policies.kit.engine import Event, Result
 from policies.kit.view import JobView, Observations, topic

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from entities.orchestrator.planning.stage_moves import StageMembers, StageMoves
 from policies.built_in.stage_rebalancing import StageRebalancing
 from policies.kit.engine import Engine, EngineConfig, Event

@@ -19,7 +19,7 @@ from torch import Tensor
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import NOTICE, NOTICE_ANSWER
 from bus.tasks import TaskSet
 from schemas.data_plane import HopLoad, MicrobatchNotice, NoticeAnswer

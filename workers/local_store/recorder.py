@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import STEP_COMMIT
 from schemas.base import Message
 from schemas.checkpoint import CheckpointWait, CheckpointWritten

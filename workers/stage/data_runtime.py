@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import ADOPT, COPY_SEND, COPY_STATUS, STEP_ABORT, STEP_ASSIGN, STEP_DISPATCH, STEP_FENCE
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack

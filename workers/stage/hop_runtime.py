@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import ADOPT, LINK_FAULT, STEP_STATUS
 from bus.tasks import TaskSet
 from schemas.base import Message

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import (
     ADOPT,
     CHECKPOINT,

@@ -19,7 +19,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.handlers import Subscription
 from bus.messaging.key_value import Change, Watch
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tap.sampled_subscription import SampledSubscription
 from bus.tasks import cancel
 from entities.gateway.dashboard.view_model import PAGE, MeshViewModel, OverviewPart

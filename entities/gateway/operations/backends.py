@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subject import Reply, Request, Subject
+from bus.subject_row import Reply, Request, Subject
 from entities.gateway.operations.breaker import Breaker, BreakerConfig, BreakerState, RetryBudget
 from entities.gateway.operations.operation import Operation
 from entities.metrics import BREAKER_OPENED, BREAKER_STATE, BUDGET_REFUSED, MetricReading

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
-from bus.subject import Reply, Request, Subject
+from bus.subject_row import Reply, Request, Subject
 from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bus.connection import Bus
-from bus.subject import Reply, Request, Subject
+from bus.subject_row import Reply, Request, Subject
 from bus.subjects import START_INSTANCE, STOP_INSTANCE
 from bus.wire.request_progress import RequestProgress
 from entities.orchestrator.job_state.job_secrets import secrets_for

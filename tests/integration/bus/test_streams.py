@@ -11,7 +11,7 @@ from bus.connection import Bus
 from bus.messaging import stream_specs
 from bus.nats import jetstream
 from bus.nats.dialer import ConnectionTimes
-from bus.subject import ROOT
+from bus.subject_row import ROOT
 from schemas.envelope import EntityKind
 from schemas.errors import NotFound
 from schemas.policy import ModuleLifecycle

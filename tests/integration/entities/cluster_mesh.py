@@ -16,7 +16,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
-from bus.subject import Subject
+from bus.subject_row import Subject
 from entities.cluster.agent import ClusterAgent
 from entities.cluster.config import ClusterConfig
 from schemas.base import Message

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig

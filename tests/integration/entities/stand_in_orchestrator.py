@@ -6,7 +6,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.files.artifacts import open_artifacts
 from bus.messaging.handlers import Server
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas.base import Message
 from schemas.envelope import Envelope
 from schemas.errors import Ack, Conflict, NotFound

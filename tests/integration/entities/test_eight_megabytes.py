@@ -18,7 +18,7 @@ from bus.guard.broker_caller import BrokerCaller
 from bus.guard.brokered_jetstream import BrokeredJetStream
 from bus.nats import reply_subjects
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Delivery
+from bus.subject_row import Delivery
 from bus.subjects import DEAD_LETTER, DOOR, JOB_EVENT, MODULE_QUESTION, SUBJECTS
 from bus.wire import codec
 from schemas.envelope import EntityKind

@@ -15,7 +15,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.nats import reply_subjects
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from entities.authorizer import Authorizer
 from entities.gateway import Gateway, GatewayConfig
 from entities.router.service import Router, RouterConfig

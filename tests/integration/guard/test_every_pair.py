@@ -12,7 +12,7 @@ import itertools
 from bus import subjects
 from bus.security.credentials import issue
 from bus.security.identity import Identity
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.subjects import (
     ACCESS,
     DEAD_LETTER,

@@ -11,7 +11,7 @@ from bus.messaging.streams import stream_configs
 from bus.nats import jetstream
 from bus.security.credentials import delegate, issue
 from bus.security.identity import Identity
-from bus.subject import Delivery
+from bus.subject_row import Delivery
 from bus.subjects import SUBJECTS
 from schemas.envelope import EntityKind as K
 from tests.integration.guard.conftest import Guarded

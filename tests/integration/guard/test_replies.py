@@ -14,7 +14,7 @@ from bus.nats import reply_subjects
 from bus.nats.reply_subjects import inbox_of, inbox_of_token
 from bus.security.credentials import delegate, issue
 from bus.security.identity import Identity
-from bus.subject import Delivery
+from bus.subject_row import Delivery
 from bus.subjects import SUBJECTS
 from bus.wire import codec, request_progress
 from bus.wire.request_progress import RequestProgress

@@ -12,7 +12,7 @@ from bus.connection import Bus
 from bus.nats import reply_subjects
 from bus.security.credentials import issue
 from bus.security.identity import Identity
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.base import Message
 from schemas.cluster import AnalysisFailed, NodeStatus

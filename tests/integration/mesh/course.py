@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from entities.orchestrator.job_state.context import StepTimes

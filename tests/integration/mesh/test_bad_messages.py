@@ -22,7 +22,7 @@ from nats.errors import NoRespondersError
 from bus import subjects
 from bus.connection import Bus
 from bus.guard.permissions import of_role
-from bus.subject import ROOT, Delivery, Subject
+from bus.subject_row import ROOT, Delivery, Subject
 from bus.subjects import SUBJECTS, lookup
 from bus.wire import codec
 from schemas.envelope import EntityKind, Envelope

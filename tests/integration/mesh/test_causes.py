@@ -7,7 +7,7 @@ from collections import Counter
 
 from bus import subjects
 from bus.connection import Bus
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tap.causal_tree import CausalTree, TreeNode
 from bus.tap.decoder import INBOXES
 from bus.tap.live_tap import Tap

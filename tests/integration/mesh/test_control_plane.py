@@ -20,7 +20,7 @@ from bus.messaging.key_value import Change, Watch
 from bus.nats import jetstream
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster, copies
-from bus.subject import Subject
+from bus.subject_row import Subject
 from schemas.base import Message
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobRecord, JobSpec, JobState

@@ -9,7 +9,7 @@ import nats
 from benchmarks.fuzz_bus import Storm, memory, report, sweep
 from benchmarks.fuzz_messages import Fuzzer
 from bus.connection import Bus
-from bus.subject import Subject
+from bus.subject_row import Subject
 from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from schemas.job import JobState

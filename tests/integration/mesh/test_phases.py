@@ -22,7 +22,7 @@ import yaml
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Names, Subject
+from bus.subject_row import Names, Subject
 from bus.tap.live_tap import Tap
 from bus.tap.message import TappedMessage
 from schemas.base import Message

@@ -17,7 +17,7 @@ from bus.messaging.key_value import Change
 from bus.nats import jetstream
 from bus.nats.ordered_consumer import OrderedConsumer
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.access import Revocation, StoredUser
 from schemas.cluster import Cordon

@@ -21,7 +21,7 @@ from bus.connection import Bus
 from bus.messaging import rendezvous, streams
 from bus.nats import jetstream
 from bus.nats.ordered_consumer import OrderedConsumer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from dmsc.client.client import Client
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError

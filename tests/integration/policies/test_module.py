@@ -14,7 +14,7 @@ import pytest
 from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
-from bus.subject import Subject
+from bus.subject_row import Subject
 from dmsc.process.policy_loading import load_policy
 from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate, register
 from entities.orchestrator.policy.suggestion_rules import JobFacts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.tap.message import RawMessage, TappedMessage, decode
 from bus.wire import codec
 from schemas.base import Message

@@ -17,7 +17,7 @@ from bus.broker.relay import BrokerRelay
 from bus.connection import Bus
 from bus.guard.broker_caller import BrokerCaller
 from bus.messaging.object_store import CHUNK_BYTES
-from bus.subject import ANSWER_BYTES, Delivery, Subject
+from bus.subject_row import ANSWER_BYTES, Delivery, Subject
 from bus.subjects import STEP_FENCE, STEP_STATUS, SUBJECTS
 from bus.wire import codec
 from schemas.base import MESSAGE_TYPES

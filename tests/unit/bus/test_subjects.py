@@ -7,7 +7,7 @@ import pytest
 from bus import subjects
 from bus.messaging.stream_specs import STREAMS
 from bus.messaging.streams import stream_configs
-from bus.subject import Delivery, Subject
+from bus.subject_row import Delivery, Subject
 from bus.subjects import SUBJECTS, lookup
 from schemas.errors import BadMessage
 

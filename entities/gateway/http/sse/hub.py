@@ -17,7 +17,7 @@ from typing import Any
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.messaging.streams import StreamRecord
-from bus.subject import Subject
+from bus.subject_row import Subject
 from entities.gateway.http.sse.format import EventLine, EventsConfig, closing, lagged
 from entities.gateway.server_sent_events import KEEPALIVE
 from entities.metrics import EVENT_FEEDS, EVENT_STREAMS, STREAMS_LAGGED, MetricReading

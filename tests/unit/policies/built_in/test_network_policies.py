@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from dmsc.process.policy_loading import BUILT_IN, load_policy
 from policies.built_in.checkpoint_interval import CheckpointInterval
 from policies.built_in.routing_bandit import RoutingBandit, RoutingBanditConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bus.subject import Subject
+from bus.subject_row import Subject
 from bus.subjects import CHECKPOINT_WAIT, EXPORT, STEP_ABORT, STEP_COMMIT
 from schemas.checkpoint import CheckpointFile, CheckpointWait, CheckpointWritten, StageCheckpoint
 from schemas.data_plane import RouteEntry, RouteTable
