@@ -41,10 +41,6 @@ log = get_logger("bus.server.embedded")
 
 BINARY_VARIABLE = "DMSC_NATS_SERVER"
 LOOPBACK = "127.0.0.1"
-READY_S = 15.0
-LOCK_PATIENCE_S = 1.0
-"""How long to wait for the lock: a killed server holds its store until its last thread has ended."""
-STOP_S = 10.0
 WATCHDOG = """
 cat >/dev/null; kill -TERM "$0" 2>/dev/null
 for _ in 1 2 3 4 5 6 7 8 9 10; do sleep 0.5; kill -0 "$0" 2>/dev/null || exit 0; done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections import defaultdict
 from pathlib import Path
@@ -69,6 +70,20 @@ def test_no_file_is_longer_than_two_ideas() -> None:
     ).stdout.split()
     lines = {name: len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in listed}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_times_are_their_owners_configuration(structure: Structure) -> None:
+    """No constant of a module is a time, but those in `schemas` that two sides agree on."""
+    found = [
+        f"{name}.{target.id}"
+        for name, path in structure.files.items()
+        if not name.startswith("schemas.")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.BinOp)
+        for target in node.targets
+        if isinstance(target, ast.Name) and re.search(r"(?<!PER)_(S|MS|US|NS)$", target.id)
+    ]
+    assert found == []
 
 
 def test_no_line_is_kept_from_the_formatter() -> None:
