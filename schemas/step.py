@@ -305,14 +305,18 @@ class Adopt(Message, wire="step.adopt"):
     epoch: int
 
 
-class Adopted(Message, wire="step.adopted"):
-    """`prepared` is the step whose reduced gradient waits here for a decision; -1 if there is none."""
+class Adopted(Message, wire="step.adopted", version=(1, 1)):
+    """`prepared` is the step whose reduced gradient waits here for a decision; -1 if there is none.
+
+    `fenced` names the incarnations from which this instance takes nothing any more, by order of whoever led.
+    """
 
     member: Member
     version: int
     attempt: int
     generation: int
     prepared: int = -1
+    fenced: tuple[Member, ...] = ()
 
 
 class StateSend(Message, wire="state.send"):

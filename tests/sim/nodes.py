@@ -234,6 +234,7 @@ class StageNode(StageInstance, Freezing):
             attempt=self.machine.attempt,
             generation=self.generation,
             prepared=self.prepared[0] if self.prepared else -1,
+            fenced=tuple(self.machine.fenced),
         )
 
 
@@ -258,5 +259,9 @@ class DataNode(DataInstance, Freezing):
             return None
         self.machine.epoch = epoch
         return Adopted(
-            member=self.member, version=self.machine.step, attempt=self.machine.attempt, generation=-1
+            member=self.member,
+            version=self.machine.step,
+            attempt=self.machine.attempt,
+            generation=-1,
+            fenced=tuple(self.machine.fenced),
         )

@@ -98,7 +98,13 @@ class DataRuntime(HopRuntime):
     async def adopt(self, order: Adopt) -> Adopted:
         """Obeys the epoch of a new leading orchestrator from now on, and answers with the present step."""
         self._take_epoch(order.epoch)
-        return Adopted(member=self.member, version=self.step, attempt=self.attempt, generation=-1)
+        return Adopted(
+            member=self.member,
+            version=self.step,
+            attempt=self.attempt,
+            generation=-1,
+            fenced=tuple(self.machine.fenced),
+        )
 
     async def abort(self, order: StepAbort) -> StepAborted:
         """Forgets the queued and open microbatches below `order.attempt`. Idempotent."""

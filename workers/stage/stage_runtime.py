@@ -295,6 +295,7 @@ class StageRuntime(HopRuntime):
             attempt=self.attempt,
             generation=self.reduction.generation,
             prepared=self._prepared.vote.step if self._prepared is not None else -1,
+            fenced=tuple(self.machine.fenced),
         )
 
     async def prepare(self, order: StepPrepare) -> StepVote:

@@ -45,7 +45,8 @@ def find_resume_point(
     A stage instance goes on if it is at the step after the decision, or can get there: it is at the decided
     step and has prepared it. Where the step is left out there is nothing to prepare; then the decision must
     name the instance. Before the first decision, an instance at step 0 goes on. A newcomer that was about to
-    join meets none of these conditions, and is left to be replaced.
+    join meets none of these conditions, and is left to be replaced. So is an incarnation from which another
+    one takes nothing any more: a former leader had it fenced, and its microbatches would get nowhere.
 
     Args:
         decision: the last one in the record; None before the first.
@@ -55,9 +56,11 @@ def find_resume_point(
         epoch: the new epoch.
     """
     step = 0 if decision is None else decision.step + 1
+    fenced = {member for answer in answers for member in answer.fenced}
+    standing = [answer for answer in answers if answer.member not in fenced]
     stage_members: list[list[Member]] = [[] for _ in range(stages)]
     recommit = []
-    for answer in sorted(answers, key=lambda answer: answer.member.sid):
+    for answer in sorted(standing, key=lambda answer: answer.member.sid):
         stage = roles[answer.member]
         if is_data(stage):
             continue
@@ -71,7 +74,7 @@ def find_resume_point(
         attempt=1 + max((answer.attempt for answer in answers), default=0),
         generation=1 + max((answer.generation for answer in answers), default=0),
         stages=tuple(tuple(members) for members in stage_members),
-        data=tuple(answer.member for answer in answers if roles[answer.member] < 0),
+        data=tuple(answer.member for answer in standing if is_data(roles[answer.member])),
         recommit=tuple(recommit),
     )
 

@@ -1,4 +1,4 @@
-"""Who goes on after a takeover when the last decision left a step out."""
+"""Who goes on after a takeover."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def test_whom_a_left_out_step_names_goes_on_although_nothing_was_prepared() -> N
 def test_whoever_does_not_go_on_is_named_to_the_others() -> None:
     resume_point = ResumePoint(step=4, attempt=3, generation=7, stages=((A, B),), data=(D,))
     assert outsiders([D, C, B, A], resume_point) == (C,)
+
+
+def test_whom_a_former_leader_had_fenced_does_not_go_on_although_it_is_at_the_step() -> None:
+    """C had not caught up when the former leader began; A takes nothing from it any more."""
+    fencing = Adopted(member=A, version=0, attempt=2, generation=6, fenced=(C, D))
+    answers = [fencing, answer(B, 0, 2), answer(C, 0, 0), answer(D, 0, 0)]
+    resume_point = find_resume_point(None, answers, {A: 0, B: 0, C: 0, D: -1}, 1, 3)
+    assert (resume_point.stages, resume_point.data) == (((A, B),), ())
