@@ -18,6 +18,7 @@ from typing import Any
 
 from dmsc.simulation.kernel import Kernel
 from entities.orchestrator.transaction import step_events as ev
+from entities.orchestrator.transaction.states import DispatchState
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.data_plane import RouteEntry, RouteTable
 from schemas.step import (
@@ -166,15 +167,22 @@ class World(Kernel):
                 self.message(lambda node=node, tell=tell: node.deliver(tell))
 
     def _check(self) -> None:
-        """At most one living, unfenced member of a stage has a microbatch of the open step in its sum."""
+        """At most one living, unfenced member of a stage has a microbatch of the open attempt in its sum.
+
+        A torn dispatch may have handed a microbatch out twice; that attempt ends without a decision.
+        """
         if not self.leader.started or not self.leader.alive:
             return
         machine = self.leader.machine
+        if machine.dispatch.state is DispatchState.TORN:
+            return
         for members in machine.stages:
             seen: set[int] = set()
             for member in members:
                 node = self.nodes[member]
-                if member in machine.dead or not node.alive or node.machine.version != machine.step:
+                if member in machine.dead or not node.alive:
+                    continue
+                if (node.machine.version, node.machine.attempt) != (machine.step, machine.attempt):
                     continue
                 both = seen & set(node.sum)
                 if both:

@@ -70,7 +70,7 @@ class StepMachine:
         self._transfer_numbers = transfers or itertools.count(1)
         self._phase = PhaseLifecycle(CLOSED)
         self._progress = ProgressLifecycle(ProgressState.STARTING)
-        self._dispatch = DispatchLifecycle(DispatchState.PENDING)
+        self.dispatch = DispatchLifecycle(DispatchState.PENDING)
         self._fencing = Fencing()
         self.ledger = self._new_ledger()
 
@@ -206,22 +206,22 @@ class StepMachine:
         self._enter(self._phase.open_step)
         self._fresh_step()
         self._fencing.last_answered = answered
-        if self._dispatch.state is DispatchState.TORN:
+        if self.dispatch.state is DispatchState.TORN:
             return self._go_on()
         return [*self._go_on(), ev.Begin(step, attempt)]
 
     def _begun(self, step: int, attempt: int) -> list[ev.Effect]:
         if (step, attempt) != (self.step, self.attempt):
             return []
-        self._dispatch.finish_dispatch()
+        self.dispatch.finish_dispatch()
         return self._start_round() if self._fencing.is_due and self._still else []
 
     def _fresh_step(self) -> None:
         """Resets the state of the step: a step or an attempt begins."""
         if self._any_dead(self._data):
-            self._dispatch.renew_torn_dispatch()
+            self.dispatch.renew_torn_dispatch()
         else:
-            self._dispatch.renew_dispatch()
+            self.dispatch.renew_dispatch()
         self._fencing.renew()
         for group in self._groups:
             if group.state is GroupState.PREPARING:
@@ -268,7 +268,7 @@ class StepMachine:
         if not self._present() & set(news):
             return []  # it was a newcomer, or left long ago
         if set(self._data) & set(news):
-            self._dispatch.lose_data_instance()
+            self.dispatch.lose_data_instance()
         self._fencing.require_round()
         if not self._still:
             return []  # the decision stands, or the restart will see to it
@@ -276,7 +276,7 @@ class StepMachine:
 
     def _mend(self) -> list[ev.Effect]:
         """Starts a round; if a data instance was lost while the gateway dispatched, the step begins again."""
-        if self.phase is GATHERING and self._dispatch.state is DispatchState.TORN:
+        if self.phase is GATHERING and self.dispatch.state is DispatchState.TORN:
             return self._restart("a data instance was lost while the step was dispatched")
         return self._start_round()
 
@@ -323,7 +323,7 @@ class StepMachine:
     def _start_round(self) -> list[ev.Effect]:
         """Orders a fence at all living members; paths are repaired by what they answer that they hold."""
         effects = self._drop_dead()
-        dispatched = self._dispatch.state is DispatchState.DISPATCHED
+        dispatched = self.dispatch.state is DispatchState.DISPATCHED
         fence = self._fencing.begin(self.step, self.attempt, in_order(self.dead), dispatched=dispatched)
         return [*effects, fence.order(in_order(self._present()))]
 
@@ -343,7 +343,7 @@ class StepMachine:
             self._fencing.close_round()
             return []  # no step is open, so there are no paths to repair
         dispatched = fence.dispatched
-        if self._dispatch.state is DispatchState.DISPATCHED and not dispatched:
+        if self.dispatch.state is DispatchState.DISPATCHED and not dispatched:
             return self._require_round()
         reports = {answer.member: answer.held for answer in answers}
         paths = repair_paths(self.stages, self.data, reports, self._microbatches, dispatched=dispatched)
