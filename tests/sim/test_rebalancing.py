@@ -27,7 +27,7 @@ from schemas.base import Message
 from schemas.job import JobEvent, JobState, StepResult
 from schemas.policy import MoveInstance, PolicySuggestion
 from schemas.stage_move import MoveState, StageMove
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 MICROBATCHES = 48
 STEPS = 3000

@@ -21,7 +21,7 @@ from starlette.middleware.base import RequestResponseEndpoint
 
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec, JobState, WeightsManifest
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_sha256
-from tests.unit.dmsc import events
+from tests.builders import job_events as events
 
 TOKEN = "stand-in-token"
 CONTENT = bytes(range(256)) * 16

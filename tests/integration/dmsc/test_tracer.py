@@ -15,9 +15,9 @@ from dmsc.tracing.spans import TraceSpan
 from dmsc.tracing.tracer import Tracer
 from schemas.errors import BusUnreachable
 from schemas.job import JobEvent, JobState
+from tests.builders import job_events as events
 from tests.conftest import Connect
 from tests.patience import PATIENCE_S
-from tests.unit.dmsc import events
 
 
 async def test_a_job_whose_record_cannot_be_read_just_now_is_traced_nevertheless(

@@ -102,7 +102,7 @@ def test_ctrl_c_on_attach_only_detaches(folder: Path) -> None:
 
 def test_a_failed_job_is_exit_code_1_and_its_reason(folder: Path) -> None:
     from schemas.job import JobState
-    from tests.unit.dmsc import events
+    from tests.builders import job_events as events
 
     script = [*whole_run()[:-1], events.state(JobState.FAILED, "the model's layers do not fit")]
     with StandIn(script).serving() as url:

@@ -15,7 +15,7 @@ from bus.recording.run_record import RECORDED
 from policies.kit.policy import EVENTS
 from schemas.errors import BadInput, DamagedRun, DmscError, NotFound
 from schemas.telemetry import InstanceSample
-from tests import recorded_runs
+from tests.builders import recorded_runs
 
 
 def test_everything_that_a_module_may_take_in_is_recorded() -> None:

@@ -16,7 +16,7 @@ from schemas.names import MESH
 from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
 from schemas.registry import ReleaseJob
 from schemas.telemetry import NodeSample
-from tests.unit.bus.tapped_messages import answer, arrived, look
+from tests.builders.tapped_messages import answer, arrived, look
 
 
 def release(name: str, cause: str | None = None, *, at: float = 1.0) -> TappedMessage:

@@ -11,7 +11,7 @@ from schemas.errors import Ack, BadInput
 from schemas.registry import ReleaseJob
 from schemas.signals import AccessRequest
 from schemas.telemetry import NodeSample
-from tests.unit.bus.tapped_messages import answer, arrived, look
+from tests.builders.tapped_messages import answer, arrived, look
 
 
 def release(name: str, cause: str | None = None) -> RawMessage:

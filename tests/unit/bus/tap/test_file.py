@@ -16,8 +16,8 @@ from bus.wire import codec
 from schemas.errors import Ack, BadInput, DamagedRun
 from schemas.signals import AccessRequest
 from schemas.telemetry import DeadLetter, LogLine
-from tests import recorded_runs
-from tests.unit.bus.tapped_messages import SENDER, answer, arrived, look
+from tests.builders import recorded_runs
+from tests.builders.tapped_messages import SENDER, answer, arrived, look
 
 ACCESS = AccessRequest(token="s3cret", action="job.read", resource="j", gateway="a")
 KEY = subjects.ROUTE_TABLE(job="j", cluster="east", stage=0)

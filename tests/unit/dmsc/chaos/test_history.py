@@ -5,7 +5,8 @@ from __future__ import annotations
 from dmsc.chaos.history import Decided, History, count_work, read
 from schemas.job import JobEvent
 from schemas.step import Member, MicrobatchClaim
-from tests.unit.dmsc.chaos.streams import EVERYONE, MICROBATCHES, clean, step, told
+from tests.builders.job_events import EVERYONE, MICROBATCHES, clean, noticed
+from tests.builders.job_events import committed as step
 
 
 def history(*events: JobEvent, steps: int | None = None, decided: tuple[Decided, ...] = ()) -> History:
@@ -49,9 +50,9 @@ def test_the_same_event_told_twice_is_one_step() -> None:
 
 
 def test_steps_after_a_roll_back_are_redone_and_count_once() -> None:
-    back = told("recovery", "a whole stage was lost: all back to step 1")
+    back = noticed("recovery", "a whole stage was lost: all back to step 1")
     again = [step(number, 10.0 + number, step_s=0.9) for number in range(1, 5)]
-    found = history(*clean(4), told("fault"), back, *again, steps=5)
+    found = history(*clean(4), noticed("fault"), back, *again, steps=5)
     assert (found.count.lost, found.count.doubled, found.undone) == (0, 0, 3)
     # the step that the fault fell into took from the last commit before it to the first one beyond
     last = found.advances[-1]
@@ -72,7 +73,7 @@ def test_shares_that_only_swap_between_replicas_are_right() -> None:
 
 
 def test_shares_in_steps_that_were_rolled_back_do_not_count() -> None:
-    events = [EVERYONE, step(0, 1.0), step(1, 2.0, shares=(1, 1, 1)), told("recovery"), step(1, 4.0)]
+    events = [EVERYONE, step(0, 1.0), step(1, 2.0, shares=(1, 1, 1)), noticed("recovery"), step(1, 4.0)]
     assert history(*events, steps=2).count.lost == 0
 
 

@@ -21,7 +21,8 @@ from dmsc.chaos.report import (
     quantile,
 )
 from schemas.job import JobEvent
-from tests.unit.dmsc.chaos.streams import EVERYONE, MICROBATCHES, clean, step
+from tests.builders.job_events import EVERYONE, MICROBATCHES, clean
+from tests.builders.job_events import committed as step
 
 CLEAN = Clean(step_s=1.0, steps_per_s=1.0, sha256="same", job="clean")
 

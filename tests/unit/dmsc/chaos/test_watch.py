@@ -8,8 +8,8 @@ from typing import cast
 from dmsc.chaos.watch import Watched
 from dmsc.client.async_client import AsyncClient
 from schemas.job import JobEvent, LiveInstanceView
-from tests.unit.dmsc.chaos import streams
-from tests.unit.dmsc.events import JOB
+from tests.builders import job_events
+from tests.builders.job_events import JOB
 
 
 class Told:
@@ -39,8 +39,8 @@ async def follow(*events: JobEvent) -> Watched:
 
 
 async def test_standbys_are_those_of_the_last_crew_that_was_told() -> None:
-    assert (await follow(streams.step(0, 1.0))).standbys == frozenset()
-    watched = await follow(crew(False, True), streams.step(0, 1.0))
+    assert (await follow(job_events.committed(0, 1.0))).standbys == frozenset()
+    watched = await follow(crew(False, True), job_events.committed(0, 1.0))
     assert (watched.standbys, watched.committed) == ({"j-s0-r1"}, 1)
     assert (await follow(crew(False, True), crew(False, True, True))).standbys == {"j-s0-r1", "j-s0-r2"}
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dmsc.follow.curve import RunCurve
 from schemas.job import JobEvent
-from tests.unit.dmsc import events
+from tests.builders import job_events as events
 
 ROOT = Path(__file__).resolve().parents[4]
 

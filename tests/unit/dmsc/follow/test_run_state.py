@@ -9,7 +9,7 @@ from rich.console import Console
 from dmsc.follow.live_view import PlainView, draw
 from dmsc.follow.run_state import RunState, duration, quantity, sparkline
 from schemas.job import JobEvent, JobState
-from tests.unit.dmsc import events
+from tests.builders import job_events as events
 
 
 def run_with(*happened: JobEvent) -> RunState:

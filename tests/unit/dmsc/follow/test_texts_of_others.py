@@ -17,7 +17,7 @@ from dmsc.launch.starting_view import StartingView
 from dmsc.state.state_folder import MeshFile, StateFolder
 from schemas.errors import DmscError, NotFound
 from schemas.job import JobEvent, JobState
-from tests.unit.dmsc import events
+from tests.builders import job_events as events
 
 HOSTILE = "\x1b[2J\x07[red]x[/b][link=http://a]\u202e"
 SHOWN = r"\x1b[2J\x07[red]x[/b][link=http://a]\u202e"

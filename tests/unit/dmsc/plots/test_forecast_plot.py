@@ -15,8 +15,8 @@ from dmsc.plots.forecast import draw_forecasts, link_courses
 from schemas.errors import BadInput
 from schemas.job import JobState
 from schemas.telemetry import LinkFigures, LinkSample
-from tests import recorded_runs
-from tests.unit.policies.builders import sample
+from tests.builders import recorded_runs
+from tests.builders.telemetry import sample
 
 SEED = 4
 

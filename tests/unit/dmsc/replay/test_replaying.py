@@ -14,7 +14,7 @@ from dmsc.replay.recordings import Archive
 from dmsc.replay.session import Session
 from policies.built_in.service_time_weights import ServiceTimeWeights
 from schemas.errors import DamagedRun
-from tests import recorded_runs
+from tests.builders import recorded_runs
 from tests.integration.dmsc.command_line import environment
 from tests.patience import PATIENCE_S
 

@@ -14,7 +14,8 @@ from policies.numerics.link_history import LinkHistory
 from schemas.job import JobState
 from schemas.policy import AvoidInstance, NoAction, PolicySuggestion
 from schemas.telemetry import DeviceSample, LinkFigures, LinkSample
-from tests.unit.policies.builders import job_event, sample
+from tests.builders.jobs import state_event
+from tests.builders.telemetry import sample
 
 SEED = 3
 
@@ -121,7 +122,7 @@ def test_another_incarnation_begins_anew_and_ended_jobs_are_forgotten() -> None:
     for policy in (LinkTrend(), PathFaults(), DeviceRisk()):
         run = Run(policy)
         run.step(links(5, 5, 5), device=device(ecc_errors=1))
-        run.engine.take([Event(row=subjects.JOB_EVENT, message=job_event(JobState.FAILED), id="e", at=9.0)])
+        run.engine.take([Event(row=subjects.JOB_EVENT, message=state_event(JobState.FAILED), id="e", at=9.0)])
         assert list(run.engine.decide(20.0).suggestions) == []
 
 

@@ -21,7 +21,7 @@ from schemas.job import JobEvent, JobState, StepResult
 from schemas.policy import AvoidInstance, ExpectFailures, PolicyDecision, PolicySuggestion, SetWeights
 from schemas.signals import LinkReport, QosReport
 from schemas.telemetry import LinkFigures
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 
 class Run:

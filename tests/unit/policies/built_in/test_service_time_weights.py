@@ -11,7 +11,7 @@ from policies.built_in.service_time_weights import ServiceTimeWeights
 from policies.kit.engine import Engine, EngineConfig, Event
 from schemas.policy import PolicyDecision
 from schemas.signals import ComputeNotification, StageLoad
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 
 class Run:

@@ -16,7 +16,7 @@ from schemas.registry import InstanceState
 from schemas.signals import ComputeEntry, ComputeNotification
 from schemas.stage_move import MoveState, StageMove
 from schemas.telemetry import LinkSample
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 MICROBATCHES = 12
 

@@ -12,7 +12,7 @@ from schemas.errors import BadInput
 from schemas.observation import Observation
 from schemas.step import Member
 from schemas.store import StoreRows
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 
 def event(at: float = 0.0, **more) -> Event:

@@ -10,7 +10,9 @@ from schemas.job import JobState
 from schemas.policy import PolicyDecision
 from schemas.registry import InstanceState
 from schemas.step import Member, MicrobatchClaim
-from tests.unit.policies.builders import advertisement, job_event, record, sample
+from tests.builders.jobs import state_event
+from tests.builders.records import advertisement, instance
+from tests.builders.telemetry import sample
 
 
 def seen(*messages) -> Observations:
@@ -32,7 +34,9 @@ def test_samples_make_the_view_and_its_windows():
 
 def test_only_usable_fresh_and_measured_instances_are_of_a_stage():
     observations = seen(sample(), sample("j-s0-r1"), sample("j-s0-r1"), sample("j-s0-r2"))
-    observations.take(advertisement(record("j-s0-r0", InstanceState.FAULTED), record("j-s0-r1")), 3.0)
+    observations.take(
+        advertisement(instance("j-s0-r0", state=InstanceState.FAULTED), instance("j-s0-r1")), 3.0
+    )
     view = observations.jobs["j"]
     assert [instance.sid for instance in view.stage(0)] == ["j-s0-r1", "j-s0-r2"]
     assert [instance.sid for instance in view.stage(0, samples=2)] == ["j-s0-r1"]
@@ -50,20 +54,20 @@ def test_another_incarnation_starts_afresh_and_the_old_one_is_fenced():
 
 def test_a_late_advertisement_of_a_fenced_incarnation_changes_nothing():
     observations = seen(sample(), sample(incarnation="i2"))
-    observations.take(advertisement(record("j-s0-r0", InstanceState.FAULTED, incarnation="i1")), 2.0)
+    observations.take(advertisement(instance("j-s0-r0", state=InstanceState.FAULTED, incarnation="i1")), 2.0)
     assert observations.jobs["j"].instances["j-s0-r0"].usable
 
 
 def test_a_full_advertisement_ends_what_it_does_not_name():
-    observations = seen(advertisement(record("j-s0-r0"), record("j-s0-r1")), sample(), sample("j-s0-r1"))
-    observations.take(advertisement(record("j-s0-r1"), full=True, revision=9), 3.0)
+    observations = seen(advertisement(instance("j-s0-r0"), instance("j-s0-r1")), sample(), sample("j-s0-r1"))
+    observations.take(advertisement(instance("j-s0-r1"), full=True, revision=9), 3.0)
     assert [instance.sid for instance in observations.jobs["j"].stage(0)] == ["j-s0-r1"]
     observations.take(advertisement(removed=("j-s0-r1",), revision=10), 4.0)
     assert observations.jobs["j"].stage(0) == []
 
 
 def test_an_ended_job_is_forgotten_and_late_samples_do_not_bring_it_back():
-    observations = seen(sample(), job_event(JobState.DONE))
+    observations = seen(sample(), state_event(JobState.DONE))
     assert observations.take(sample(), 9.0) is None
     assert observations.jobs == {}
 

@@ -12,7 +12,7 @@ from entities.orchestrator.policy.arbitration import ArbitrationState, arbitrate
 from entities.orchestrator.policy.suggestion_rules import JobFacts
 from policies.kit.engine import Engine, EngineConfig, Event
 from schemas.policy import ModuleLifecycle, ModuleState
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "my_policy.py"
 

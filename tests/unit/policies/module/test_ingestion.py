@@ -11,7 +11,7 @@ from bus import subjects
 from policies.kit.engine import Event
 from policies.kit.policy import Policy
 from policies.module.ingestion import MANY, Ingestion
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 FOR_EVER = 3_600.0
 TURNS = 10

@@ -12,7 +12,7 @@ from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
 from policies.scoring.replay import PolicyReplay
 from schemas.policy import PolicyDecision, PolicySuggestion
-from tests.unit.policies.builders import sample
+from tests.builders.telemetry import sample
 
 SIDS = ("j-s0-r0", "j-s0-r1")
 EPOCH = 1_790_000_000.0

@@ -22,7 +22,8 @@ from schemas.policy import (
     SetWeights,
 )
 from schemas.stage_move import MoveForecast, MoveState, StageMove
-from tests.unit.policies.builders import job_event, sample
+from tests.builders.jobs import state_event
+from tests.builders.telemetry import sample
 
 FAST, SLOW = "j-s0-r0", "j-s0-r1"
 
@@ -126,7 +127,7 @@ def test_one_whose_job_is_over_at_once_is_not_scored() -> None:
     course = Course()
     course.second()
     course.says(weights(3.0, 1.0))
-    course.happens(job_event(JobState.DONE))
+    course.happens(state_event(JobState.DONE))
     assert [score.score for score in course.board.settle(course.at)] == [None]
 
 
@@ -136,7 +137,7 @@ def test_the_end_of_the_job_ends_everything() -> None:
     course.says(weights(3.0, 1.0))
     for _ in range(3):
         course.second()
-    course.happens(job_event(JobState.DONE))
+    course.happens(state_event(JobState.DONE))
     (score,) = course.board.settle(course.at)
     assert score.right is True
 

@@ -13,10 +13,13 @@ from bus.subject_row import Subject
 from bus.wire import codec
 from schemas.base import Message
 from schemas.envelope import EntityKind, Sender
-from schemas.job import JobEvent, JobState, StepResult
+from schemas.job import JobEvent, JobState
 from schemas.names import MESH
-from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
-from tests.unit.policies.builders import advertisement, record, sample
+from schemas.policy import SetWeights
+from tests.builders.jobs import step_event
+from tests.builders.policies import decision, suggestion
+from tests.builders.records import advertisement, instance
+from tests.builders.telemetry import sample
 
 JOB = "j"
 SIDS = ("j-s0-r0", "j-s0-r1")
@@ -32,28 +35,17 @@ def frame(row: Subject, at: float, message: Message, id: str, **tokens: str) -> 
 
 
 def event(at: float, state: JobState | None = None, step: int | None = None) -> Frame:
-    result = None
-    if step is not None:
-        result = StepResult(
-            step=step,
-            loss=1.0,
-            gradient_norm=1.0,
-            learning_rate=0.1,
-            tokens=64,
-            step_s=1.0,
-            tokens_per_s=64.0,
-            shares=dict.fromkeys(SIDS, 4),
-        )
-    told = JobEvent(
-        job=JOB, kind="step" if result else "state", at=BEGAN + at, state=state, total_steps=60, result=result
-    )
+    if step is None:
+        told = JobEvent(job=JOB, kind="state", at=BEGAN + at, state=state, total_steps=60)
+    else:
+        told = step_event(step, at=BEGAN + at, total_steps=60, tokens=64, shares=dict.fromkeys(SIDS, 4))
     return frame(subjects.JOB_EVENT, at, told, f"e{at}", job=JOB)
 
 
 def frames(seconds: int = 60, *, slow_from: int = 20) -> list[Frame]:
     """The whole run. From `slow_from` on the second instance takes three times as long."""
     found = [
-        frame(subjects.ADVERTISEMENT, 0.0, advertisement(*map(record, SIDS), full=True), "a0"),
+        frame(subjects.ADVERTISEMENT, 0.0, advertisement(*map(instance, SIDS), full=True), "a0"),
         event(0.1, JobState.RUNNING),
     ]
     for second in range(1, seconds):
@@ -71,24 +63,10 @@ def frames(seconds: int = 60, *, slow_from: int = 20) -> list[Frame]:
                 )
             )
         found.append(event(second + 0.5, step=second))
-    said = PolicySuggestion(
-        module="equaliser",
-        version="7",
-        job=JOB,
-        confidence=0.6,
-        reason="always",
-        input_revision=24,
-        action=SetWeights(stage=0, weights=dict.fromkeys(SIDS, 1.0)),
-        valid_s=20.0,
-    )
-    decided = PolicyDecision(
-        module="equaliser",
-        version="7",
-        job=JOB,
-        suggestion="p1",
-        adopted=False,
-        reason="would change nothing",
-    )
+    equaliser = {"module": "equaliser", "version": "7"}
+    wish = SetWeights(stage=0, weights=dict.fromkeys(SIDS, 1.0))
+    said = suggestion(wish, **equaliser, confidence=0.6, reason="always", input_revision=24, valid_s=20.0)
+    decided = decision("p1", **equaliser, reason="would change nothing")
     found.append(frame(subjects.SUGGESTION, 24.7, said, "p1", owner=MESH, module="equaliser"))
     found.append(frame(subjects.POLICY_DECISION, 24.71, decided, "d1", module="equaliser"))
     found.append(event(float(seconds), JobState.DONE))

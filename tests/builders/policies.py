@@ -1,0 +1,59 @@
+"""What functional modules suggest, what becomes of it, and what it was worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.policy import Action, PolicyDecision, PolicyScore, PolicySuggestion
+from schemas.stage_move import MoveForecast, StageMove
+
+
+def suggestion(action: Action, **more: Any) -> PolicySuggestion:
+    """Module m, version 1, wants this of job j, with confidence 0.8."""
+    fields = {
+        "module": "m",
+        "version": "1",
+        "job": "j",
+        "confidence": 0.8,
+        "reason": "why",
+        "input_revision": 1,
+        "valid_s": 60.0,
+    }
+    return PolicySuggestion(action=action, **(fields | more))
+
+
+def decision(on: str = "s1", *, adopted: bool = False, **more: Any) -> PolicyDecision:
+    """The orchestrator's answer to a suggestion of module m."""
+    fields = {"module": "m", "version": "1", "job": "j", "reason": "r"}
+    return PolicyDecision(suggestion=on, adopted=adopted, **(fields | more))
+
+
+def score(version: str, value: float | None, number: int, **more: Any) -> PolicyScore:
+    """What a suggestion of module m was worth."""
+    fields = {
+        "module": "m",
+        "job": "j",
+        "suggestion": f"{version}-{number}",
+        "action": "set_weights",
+        "at": 100.0,
+        "step": 1,
+        "shadow": False,
+        "confidence": 0.9,
+        "adopted": False,
+        "right": None,
+        "reason": "r",
+    }
+    return PolicyScore(version=version, score=value, **(fields | more))
+
+
+def forecast(**more: Any) -> MoveForecast:
+    """Of a move that is worth it."""
+    return MoveForecast(
+        **{"step_before_s": 1.0, "step_after_s": 0.8, "cost_s": 1.0, "gain_s": 10.0, "steps_left": 50} | more
+    )
+
+
+def stage_move(**more: Any) -> StageMove:
+    """A replica of stage 0 goes to stage 1."""
+    fields = {"sid": "j-s0-r1", "newcomer": "j-s1-r1", "from_stage": 0, "to_stage": 1, "step": 3, "by": "m"}
+    return StageMove(**(fields | more))
