@@ -18,7 +18,7 @@ from entities.orchestrator.checkpointing.checkpoint_schedule import (
     loss_trend,
 )
 from entities.orchestrator.monitoring.hardware_risk import hardware_risk
-from schemas.signals import QosReport
+from tests.builders.telemetry import qos_report
 
 TIMES = ScheduleTimes()
 FALLING = [10 * 0.9**step for step in range(TREND_STEPS)]
@@ -110,17 +110,13 @@ def test_trends() -> None:
     assert loss_trend([math.nan] * TREND_STEPS) == "unknown"
 
 
-def report(**figures: Any) -> QosReport:
-    return QosReport(sid="router-a", cluster="a", window_s=1.0, job="j", **figures)
-
-
 def test_hardware_risk() -> None:
     assert hardware_risk([]) == (0.0, "")
-    assert hardware_risk([report(), report(temperature_c=70.0, ecc_errors=0)])[0] == 0.0
-    warm, why = hardware_risk([report(temperature_c=70.0), report(temperature_c=93.0)])
+    assert hardware_risk([qos_report(), qos_report(temperature_c=70.0, ecc_errors=0)])[0] == 0.0
+    warm, why = hardware_risk([qos_report(temperature_c=70.0), qos_report(temperature_c=93.0)])
     assert warm == pytest.approx(0.8)
     assert why == "cluster a: a device at 93 °C"
-    assert hardware_risk([report(temperature_c=93.0, ecc_errors=2)]) == (
+    assert hardware_risk([qos_report(temperature_c=93.0, ecc_errors=2)]) == (
         1.0,
         "cluster a: 2 uncorrected memory errors in this job",
     )

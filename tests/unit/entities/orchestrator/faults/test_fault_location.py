@@ -8,23 +8,12 @@ import pytest
 
 from entities.orchestrator.faults.fault_location import judge_fault
 from schemas.cluster import Judgement
-from schemas.fault import FaultReport
 from schemas.registry import InstanceState
-from schemas.step import Member
+from tests.builders.faults import fault_report
+from tests.builders.steps import member
 
-VICTIM = Member(sid="j-s1-r0", incarnation="i1")
+VICTIM = member()
 Process = Literal["running", "stopped", "gone", "unknown"]
-
-
-def report(kind: Literal["instance", "link", "unreachable", "request"]) -> FaultReport:
-    return FaultReport(
-        reporter="router-east",
-        job="j",
-        sid=VICTIM.sid,
-        incarnation=VICTIM.incarnation,
-        kind=kind,
-        evidence="seen",
-    )
 
 
 def judgement(process: Process) -> Judgement:
@@ -57,4 +46,4 @@ def test_a_broken_link_alone_condemns_nobody(
     process: Process,
     verdict: str,
 ) -> None:
-    assert judge_fault(VICTIM, state, judgement(process), report(kind)).verdict == verdict
+    assert judge_fault(VICTIM, state, judgement(process), fault_report(kind)).verdict == verdict

@@ -7,6 +7,7 @@ import pytest
 from entities.orchestrator.faults.fault_queue import LOG_COLUMNS, LOG_LINES, RETRIES, FaultBook
 from schemas.errors import IllegalTransition
 from schemas.fault import FaultKind, FaultRecord, FaultState, FaultTask, FaultVerdict
+from tests.builders.faults import fault_verdict
 
 
 def task(attempt: int = 0, incarnation: str = "a", **changes: object) -> FaultTask:
@@ -28,18 +29,7 @@ def opened(
 
 
 def verdict(verdict: str = "structural", scope: str = "instance") -> FaultVerdict:
-    return FaultVerdict.model_validate(
-        {
-            "job": "j",
-            "sid": "j-s0-r0",
-            "incarnation": "a",
-            "verdict": verdict,
-            "scope": scope,
-            "action": "replace",
-            "reason": "process gone",
-            "log": ("Killed",),
-        }
-    )
+    return fault_verdict(verdict, scope=scope, incarnation="a", log=("Killed",))
 
 
 def test_a_fault_from_report_to_end() -> None:

@@ -13,7 +13,7 @@ from entities.orchestrator.job_state.context import JobTimes, RunTimes
 from entities.orchestrator.job_state.retry_limits import Parked
 from schemas.errors import Conflict
 from schemas.job import JobRecord, JobState
-from tests.entity_records import job as job_record
+from tests.builders.jobs import job as job_record
 from tests.job_context import job_context
 
 

@@ -10,10 +10,12 @@ from entities.orchestrator.faults.fault_queue import RETRIES, FaultQueue
 from entities.orchestrator.job_state.job_faults import JobFaults
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.mesh.mesh_view import MeshView
-from schemas.envelope import EntityKind
-from schemas.fault import FaultKind, FaultReport, FaultState, FaultVerdict
-from schemas.registry import Culprit, Endpoint, InstanceState, ServiceRecord
+from schemas.fault import FaultKind, FaultState
+from schemas.registry import Culprit, InstanceState, ServiceRecord
 from schemas.step import Member
+from tests.builders.faults import fault_report, fault_verdict
+from tests.builders.records import instance
+from tests.builders.steps import member
 
 SID = "j-s0-r0"
 
@@ -29,53 +31,16 @@ def faults(queue: FaultQueue) -> JobFaults:
     return JobFaults(queue, MeshView(), "j", "orchestrator")
 
 
-def report(kind: str = "instance", incarnation: str = "a") -> FaultReport:
-    return FaultReport.model_validate(
-        {
-            "reporter": "router-a",
-            "job": "j",
-            "sid": SID,
-            "incarnation": incarnation,
-            "kind": kind,
-            "evidence": "registry says faulted",
-        }
-    )
-
-
-def verdict(verdict: str) -> FaultVerdict:
-    return FaultVerdict.model_validate(
-        {
-            "job": "j",
-            "sid": SID,
-            "incarnation": "a",
-            "verdict": verdict,
-            "scope": "instance",
-            "action": "replace",
-            "reason": "process gone",
-        }
-    )
-
-
 def ended(incarnation: str, culprit: Culprit | None = None) -> ServiceRecord:
-    return ServiceRecord(
-        sid=SID,
-        prefix="train/j/stage/0",
-        kind=EntityKind.INSTANCE,
-        incarnation=incarnation,
-        state=InstanceState.FAULTED,
-        endpoint=Endpoint(cluster="a", node="n"),
-        job="j",
-        stage=0,
-        reason="killed by SIGKILL",
-        culprit=culprit,
-    )
+    faulted = InstanceState.FAULTED
+    return instance(SID, incarnation=incarnation, state=faulted, reason="killed by SIGKILL", culprit=culprit)
 
 
 def test_a_reported_fault_is_over_when_its_step_is_committed(queue: FaultQueue, faults: JobFaults) -> None:
-    id = faults.reported(report(), step=3, attempt=0)
-    faults.located(id, verdict("structural"))
-    lost = [Member(sid=SID, incarnation="a")]
-    faults.broke("no answer", lost, [ended("a")], step=3, attempt=0)
+    id = faults.reported(fault_report(), step=3, attempt=0)
+    faults.located(id, fault_verdict("structural"))
+    lost = [member()]
+    faults.broke("no answer", lost, [ended("i1")], step=3, attempt=0)
     (fault,) = queue.of_job("j")
     assert (fault.id, fault.state, fault.attempts) == (id, FaultState.RETRYING, 1)
     faults.recovered("back at step 3")
@@ -86,21 +51,23 @@ def test_a_reported_fault_is_over_when_its_step_is_committed(queue: FaultQueue, 
 
 
 def test_an_unfounded_report_is_over_at_once(queue: FaultQueue, faults: JobFaults) -> None:
-    faults.located(faults.reported(report("link"), step=3, attempt=0), verdict("unfounded"))
+    faults.located(faults.reported(fault_report("link"), step=3, attempt=0), fault_verdict("unfounded"))
     assert queue.of_job("j") == []
 
 
 def test_a_broken_link_between_two_that_live_is_over_with_its_step(
     queue: FaultQueue, faults: JobFaults
 ) -> None:
-    faults.located(faults.reported(report("link"), step=3, attempt=0), verdict("transient"))
+    faults.located(faults.reported(fault_report("link"), step=3, attempt=0), fault_verdict("transient"))
     faults.committed(3)
     assert queue.of_job("j") == []
 
 
 def test_one_that_nobody_reaches_is_a_fault_of_the_instance(queue: FaultQueue, faults: JobFaults) -> None:
-    faults.located(faults.reported(report("unreachable"), step=3, attempt=0), verdict("structural"))
-    faults.broke("no answer", [Member(sid=SID, incarnation="a")], [], step=3, attempt=0)
+    faults.located(
+        faults.reported(fault_report("unreachable"), step=3, attempt=0), fault_verdict("structural")
+    )
+    faults.broke("no answer", [member()], [], step=3, attempt=0)
     (fault,) = queue.of_job("j")
     assert (fault.kind, fault.state) == ("instance", FaultState.RETRYING)
 
@@ -112,7 +79,7 @@ def test_every_kind_has_its_limit() -> None:
 def test_whatever_nobody_reported_is_in_the_queue_too(queue: FaultQueue, faults: JobFaults) -> None:
     faults.broke("no progress for 30 s", [], [], step=3, attempt=0)
     faults.broke("gateway-a did not begin", [], [], step=3, attempt=1, entity="gateway-a")
-    faults.broke("no answer", [Member(sid=SID, incarnation="a")], [ended("a")], step=3, attempt=2)
+    faults.broke("no answer", [member()], [ended("i1")], step=3, attempt=2)
     found = {fault.kind: fault for fault in queue.of_job("j")}
     assert set(found) == {"request", "entity", "instance"}
     assert found["entity"].task.sid == "gateway-a"

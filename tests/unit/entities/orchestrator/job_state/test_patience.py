@@ -10,7 +10,7 @@ import pytest
 from entities.orchestrator.job_state.instances import InstanceTimes, JobInstances
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.limits import SLOWEST_BYTES_PER_S
-from tests.entity_records import job
+from tests.builders.jobs import job
 
 
 def of(*memory_bytes: int) -> JobInstances:

@@ -6,24 +6,19 @@ import pytest
 
 from entities.orchestrator.job_state.quarantine import SKIPS_IN_A_ROW, Quarantine, skip_decision
 from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS, RetryLimits, StepBroken, Unrecoverable
-from entities.orchestrator.transaction.takeover_rules import ResumePoint
-from schemas.envelope import EntityKind
-from schemas.registry import Culprit, Endpoint, InstanceState, ServiceRecord
+from entities.orchestrator.transaction.takeover_rules import Settled
+from schemas.registry import Culprit, InstanceState, ServiceRecord
 from schemas.step import Member
+from tests.builders.records import instance
 
 
 def ended(
     incarnation: str, step: int = 3, microbatch: int = 1, sid: str = "j-s0-r0", culprit: bool = True
 ) -> ServiceRecord:
-    return ServiceRecord(
-        sid=sid,
-        prefix="train/j/stage/0",
-        kind=EntityKind.INSTANCE,
+    return instance(
+        sid,
         incarnation=incarnation,
         state=InstanceState.FAULTED,
-        endpoint=Endpoint(cluster="a", node="n"),
-        job="j",
-        stage=0,
         reason=f"microbatch {microbatch}: LookupError: no such word (users.py:7)",
         fault="microbatch_failed",
         culprit=Culprit(step=step, microbatch=microbatch) if culprit else None,

@@ -12,22 +12,13 @@ from entities.orchestrator.job_state.retry_limits import (
     StepBroken,
     Unrecoverable,
 )
-from schemas.envelope import EntityKind
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import InstanceState, ServiceRecord
+from tests.builders.records import instance
 
 
-def ended(sid: str = "j-s0-r0", stage: int = 0, *, fault: str = "internal") -> ServiceRecord:
-    return ServiceRecord(
-        sid=sid,
-        prefix=f"train/j/stage/{stage}",
-        kind=EntityKind.INSTANCE,
-        incarnation="i",
-        state=InstanceState.FAULTED,
-        endpoint=Endpoint(cluster="a", node="n"),
-        stage=stage,
-        reason="ValueError: no such word (users.py:7)" if fault else "killed by SIGKILL",
-        fault=fault,
-    )
+def ended(sid: str = "j-s0-r0", *, fault: str = "internal") -> ServiceRecord:
+    reason = "ValueError: no such word (users.py:7)" if fault else "killed by SIGKILL"
+    return instance(sid, state=InstanceState.FAULTED, reason=reason, fault=fault)
 
 
 def attempt(setbacks: RetryLimits, step: int, *records: ServiceRecord) -> None:
@@ -58,7 +49,9 @@ def test_a_roll_back_does_not_hide_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [ended(stage=1), ended(fault="gradient_refused"), ended(fault="")], ids=["stage", "code", "kill"]
+    "other",
+    [ended("j-s1-r0"), ended(fault="gradient_refused"), ended(fault="")],
+    ids=["stage", "code", "kill"],
 )
 def test_what_differs_is_tried_again(other: ServiceRecord) -> None:
     setbacks = RetryLimits()

@@ -8,7 +8,8 @@ import pytest
 
 from entities.orchestrator.membership.drain_order import DrainOrder
 from schemas.step import Member
-from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from schemas.task_graph import TaskUnit
+from tests.builders.graphs import graph, unit
 from tests.job_context import job_context
 
 DATA, LONELY, LEFT, RIGHT = (
@@ -21,16 +22,8 @@ class Place:
     """Instances and rooms as far as a hand-over looks at them."""
 
     def __init__(self) -> None:
-        units = tuple(
-            TaskUnit(
-                sid=member.sid, kind=UnitKind.DATA if stage < 0 else UnitKind.STAGE, stage=stage, replica=0
-            )
-            for stage, member in ((-1, DATA), (0, LONELY), (1, LEFT), (1, RIGHT))
-        )
-        self.graph = TaskGraph(
-            units=units, edges=(), constraints=(), placements=(), reason="", code_digest="", layer_count=2
-        )
         self.members = {member.sid: member for member in (DATA, LONELY, LEFT, RIGHT)}
+        self.graph = graph(*map(unit, self.members))
         self.lost: set[Member] = set()
         self.full = ""
         self.lifted = False

@@ -11,14 +11,9 @@ import pytest
 from entities.orchestrator.membership.membership_changes import MembershipChanges
 from schemas.errors import Conflict
 from schemas.step import Member
-from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from schemas.task_graph import TaskUnit
+from tests.builders.graphs import graph, unit
 from tests.job_context import job_context
-
-
-def unit(replica: int) -> TaskUnit:
-    return TaskUnit(
-        sid=f"j-s0-r{replica}", kind=UnitKind.STAGE, stage=0, replica=replica, first_layer=0, last_layer=1
-    )
 
 
 def member(replica: int) -> Member:
@@ -29,15 +24,7 @@ class Crew:
     """One stage, as far as changes look at it; who is ended waits in `ending`."""
 
     def __init__(self, replicas: int) -> None:
-        self.graph = TaskGraph(
-            units=tuple(unit(one) for one in range(replicas)),
-            edges=(),
-            constraints=(),
-            placements=(),
-            reason="",
-            code_digest="",
-            layer_count=1,
-        )
+        self.graph = graph(*(unit(f"j-s0-r{number}") for number in range(replicas)))
         self.members = {one.sid: one for one in map(member, range(replicas))}
         self.lost: set[Member] = set()
         self.stages: tuple[tuple[Member, ...], ...] = (tuple(self.members.values()),)

@@ -13,11 +13,12 @@ from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Unrecoverable
 from entities.orchestrator.membership.rebalancing import Rebalancing
 from schemas.errors import Conflict
-from schemas.job import StepResult
 from schemas.stage_move import MoveForecast, MoveState, StageMove
 from schemas.step import Member
-from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
-from tests.entity_records import job as job_record
+from schemas.task_graph import TaskUnit
+from tests.builders.graphs import graph, placement, unit
+from tests.builders.jobs import job as job_record
+from tests.builders.jobs import step_result
 from tests.job_context import job_context
 
 A0, A1, B0, STANDBY = (
@@ -26,17 +27,10 @@ A0, A1, B0, STANDBY = (
 FORECAST = MoveForecast(step_before_s=0.4, step_after_s=0.2, cost_s=1.0, gain_s=20.0, steps_left=100)
 
 
-def unit(member: Member) -> TaskUnit:
-    stage, replica = (int(part[1:]) for part in member.sid.split("-")[1:])
-    return TaskUnit(
-        sid=member.sid,
-        kind=UnitKind.STAGE,
-        stage=stage,
-        replica=replica,
-        first_layer=stage,
-        tags=(f"replica:{replica}",),
-        standby=member == STANDBY,
-    )
+def unit_of(member: Member) -> TaskUnit:
+    found = unit(member.sid, standby=member == STANDBY)
+    tags = (f"replica:{found.replica}",)
+    return found.model_copy(update={"first_layer": found.stage, "tags": tags})
 
 
 class Job:
@@ -44,13 +38,9 @@ class Job:
 
     def __init__(self) -> None:
         members = (A0, A1, B0, STANDBY)
-        self.graph = TaskGraph(
-            units=tuple(unit(member) for member in members),
-            edges=(),
-            placements=tuple(
-                Placement(sid=member.sid, cluster="a", node="n", slot=slot, device="cpu")
-                for slot, member in enumerate(members)
-            ),
+        self.graph = graph(
+            *map(unit_of, members),
+            placements=tuple(placement(member.sid, slot) for slot, member in enumerate(members)),
         )
         self.members = {member.sid: member for member in members}
         self.stages: tuple[tuple[Member, ...], ...] = ((A0, A1), (B0, STANDBY))
@@ -100,16 +90,7 @@ class Job:
     def decided(self, rebalancing: Rebalancing, count: int = 1) -> None:
         for _ in range(count):
             sids = {member.sid: 3 for stage in self.stages for member in stage}
-            result = StepResult(
-                step=self.step,
-                loss=1.0,
-                gradient_norm=1.0,
-                learning_rate=0.1,
-                tokens=1,
-                step_s=0.4,
-                tokens_per_s=1.0,
-                shares=sids,
-            )
+            result = step_result(self.step, step_s=0.4, shares=sids)
             self.step += 1
             rebalancing.decided(result)
 
@@ -147,9 +128,7 @@ async def test_it_leaves_when_the_step_is_decided_and_its_slot_hosts_the_newcome
     assert [one.sid for one in job.graph.stage(1)] == [B0.sid, STANDBY.sid, "j-s1-r1"]
     newcomer = job.graph.unit("j-s1-r1")
     assert (newcomer.first_layer, newcomer.standby, newcomer.tags) == (1, False, ("replica:1",))
-    assert job.graph.placement("j-s1-r1") == Placement(
-        sid="j-s1-r1", cluster="a", node="n", slot=1, device="cpu"
-    )
+    assert job.graph.placement("j-s1-r1") == placement("j-s1-r1", 1)
     assert len(job.graph.placements) == 4
     assert A1.sid not in job.members
     assert [move.state for move in job.moves] == [MoveState.MOVING]

@@ -6,22 +6,10 @@ import pytest
 
 from entities.orchestrator.mesh.cordons import CordonBook, affected_slots, find_node
 from entities.orchestrator.planning.placement import NoRoom, place
-from schemas.cluster import Cordon, NodeStatus, Slot
+from schemas.cluster import Cordon
 from schemas.errors import BadInput, NotFound
 from schemas.fault import DeviceErrors
-from schemas.task_graph import TaskUnit, UnitKind
-
-
-def node(cluster: str, name: str = "n", devices: tuple[str, ...] = ("cpu", "cpu")) -> NodeStatus:
-    return NodeStatus(
-        sid=f"{cluster}-{name}",
-        cluster=cluster,
-        node=name,
-        incarnation="i",
-        slots=tuple(Slot(index=index, device=device) for index, device in enumerate(devices)),
-        address="127.0.0.1",
-        warm=True,
-    )
+from tests.builders.graphs import node, units
 
 
 def cordon(agent: str, slot: int | None = None, **changes: object) -> Cordon:
@@ -36,11 +24,6 @@ def cordon(agent: str, slot: int | None = None, **changes: object) -> Cordon:
         "at": 1.0,
     }
     return Cordon.model_validate({**base, **changes})
-
-
-def units(stages: int, data: int = 1) -> list[TaskUnit]:
-    found = [TaskUnit(sid=f"d{r}", kind=UnitKind.DATA, stage=-1, replica=r) for r in range(data)]
-    return found + [TaskUnit(sid=f"s{s}", kind=UnitKind.STAGE, stage=s, replica=0) for s in range(stages)]
 
 
 def test_cordoned_slots_stay_empty() -> None:

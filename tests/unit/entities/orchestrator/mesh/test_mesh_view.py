@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bus.messaging.key_value import Change
 from entities.orchestrator.mesh.mesh_view import MeshView
-from tests.entity_records import instance
+from tests.builders.records import instance
 
 
 async def test_a_record_under_anothers_key_leaves_no_ghost() -> None:

@@ -8,34 +8,22 @@ from entities.orchestrator.monitoring.alerts import COOL_C, Alerts
 from entities.orchestrator.monitoring.hardware_risk import WARM_C
 from schemas.alert import Alert, AlertKind
 from schemas.job import StepResult
-from schemas.signals import QosReport
-from schemas.step import Member, MicrobatchClaim
+from schemas.step import MicrobatchClaim
+from tests.builders.jobs import step_result
+from tests.builders.steps import claim, member
+from tests.builders.telemetry import qos_report
 
 
 def step(
     number: int, *, loss: float = 2.0, norm: float = 1.0, ms: Mapping[str, float], incarnation: str = "i1"
 ) -> tuple[StepResult, list[MicrobatchClaim]]:
     """One microbatch and stage for each instance, which took so many milliseconds."""
-    result = StepResult(
-        step=number,
-        loss=loss,
-        gradient_norm=norm,
-        learning_rate=1e-3,
-        tokens=100,
-        step_s=0.1,
-        tokens_per_s=1000.0,
-        shares=dict.fromkeys(ms, 1),
-    )
+    result = step_result(number, loss=loss, gradient_norm=norm, shares=dict.fromkeys(ms, 1))
     claims = [
-        MicrobatchClaim(
-            job="j",
-            epoch=1,
+        claim(
+            owner=member(sid, incarnation),
             step=number,
-            attempt=0,
-            microbatch=0,
             stage=stage,
-            upstream="d",
-            owner=Member(sid=sid, incarnation=incarnation),
             forward_ms=took / 3,
             backward_ms=took * 2 / 3,
         )
@@ -118,7 +106,7 @@ def test_temperature_has_hysteresis_and_takes_more_than_one_report() -> None:
     alerts = Alerts()
 
     def report(temperature_c: float | None) -> list[tuple[AlertKind, str, bool]]:
-        message = QosReport(sid="router-a", cluster="a", window_s=1.0, job="j", temperature_c=temperature_c)
+        message = qos_report(temperature_c=temperature_c)
         return words(alerts.reported(message, step=3))
 
     assert report(None) == []

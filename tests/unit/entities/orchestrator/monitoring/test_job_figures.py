@@ -5,42 +5,20 @@ from __future__ import annotations
 import pytest
 
 from entities.orchestrator.monitoring.job_figures import JobFigures, slope_of
-from schemas.job import JobRecord, JobSpec, StepResult
-from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
+from schemas.job import JobRecord, StepResult
+from schemas.task_graph import TaskGraph
+from tests.builders.graphs import graph, placement, unit
+from tests.builders.jobs import job, spec, step_result
 
-SPEC = JobSpec.model_validate(
-    {
-        "name": "n",
-        "model": {"factory": "m:f"},
-        "data": {"sample_tokens": 10},
-        "training": {"steps": 100, "microbatches": 2, "microbatch_samples": 5},
-    }
-)
+SPEC = spec(data={"sample_tokens": 10}, training={"steps": 100, "microbatches": 2, "microbatch_samples": 5})
 
 
 def record(step: int, graph: TaskGraph | None = None) -> JobRecord:
-    return JobRecord(
-        job="j",
-        spec=SPEC,
-        state="running",
-        submitted_at=0,
-        changed_at=0,
-        step=step,
-        graph=graph,
-        recoveries=2,
-    )
+    return job("j", spec=SPEC, step=step, graph=graph, recoveries=2)
 
 
 def result(step: int, loss: float) -> StepResult:
-    return StepResult(
-        step=step,
-        loss=loss,
-        gradient_norm=0.5,
-        learning_rate=1e-3,
-        tokens=100,
-        step_s=0.1,
-        tokens_per_s=1000.0,
-    )
+    return step_result(step, loss=loss, gradient_norm=0.5, step_s=0.1)
 
 
 def values(figures: JobFigures, held: JobRecord, peak_tflops: float | None = None) -> dict[str, float]:
@@ -68,21 +46,12 @@ def test_convergence_is_the_fall_of_the_loss_per_million_tokens() -> None:
 
 def test_mfu_only_where_the_peak_is_told() -> None:
     """Model FLOP/s by 6 N; the peak counts each device of the stages once, data instances' none."""
-    units = (
-        TaskUnit(sid="d", kind=UnitKind.DATA, stage=-1, replica=0),
-        TaskUnit(sid="s0", kind=UnitKind.STAGE, stage=0, replica=0),
-        TaskUnit(sid="s1", kind=UnitKind.STAGE, stage=1, replica=0),
-        TaskUnit(sid="s2", kind=UnitKind.STAGE, stage=2, replica=0),
-    )
-    devices = {"d": "cpu", "s0": "cuda:0", "s1": "cuda:0", "s2": "cuda:1"}
-    placements = tuple(
-        Placement(sid=sid, cluster="a", node="n", slot=slot, device=device)
-        for slot, (sid, device) in enumerate(devices.items())
-    )
-    graph = TaskGraph(units=units, edges=(), placements=placements, parameters=1_000_000)
+    devices = {"j-data-r0": "cpu", "j-s0-r0": "cuda:0", "j-s1-r0": "cuda:0", "j-s2-r0": "cuda:1"}
+    places = tuple(placement(sid, slot, device=device) for slot, (sid, device) in enumerate(devices.items()))
+    plan = graph(*map(unit, devices), placements=places, parameters=1_000_000)
     figures = JobFigures()
     figures.decided(result(0, 5.0))
-    assert "dmsc_job_mfu_ratio" not in values(figures, record(1, graph))
-    found = values(figures, record(1, graph), peak_tflops=0.1)
+    assert "dmsc_job_mfu_ratio" not in values(figures, record(1, plan))
+    found = values(figures, record(1, plan), peak_tflops=0.1)
     assert found["dmsc_job_model_flops_per_second"] == 6e9
     assert found["dmsc_job_mfu_ratio"] == pytest.approx(6e9 / 2e11)

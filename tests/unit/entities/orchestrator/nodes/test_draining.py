@@ -9,6 +9,7 @@ from entities.orchestrator.mesh.mesh_view import MeshView
 from entities.orchestrator.nodes.draining import EMPTY, Draining
 from schemas.cluster import Cordon
 from schemas.task_graph import Placement
+from tests.builders.graphs import placement
 from tests.job_context import job_context
 
 
@@ -28,10 +29,6 @@ class Run:
         return ""
 
 
-def at(sid: str, slot: int, node: str = "n") -> Placement:
-    return Placement(sid=sid, cluster="a", node=node, slot=slot, device="cpu")
-
-
 def asked(run: Any, slot: int | None) -> str:
     cordon = Cordon(
         agent="a-n",
@@ -49,15 +46,20 @@ def asked(run: Any, slot: int | None) -> str:
 
 
 def test_a_broken_devices_slot_is_emptied_and_its_neighbours_stay() -> None:
-    run = Run(at("j-s0-r0", 0), at("j-s1-r0", 1), at("j-data-r0", -1), at("j-s1-r1", 1, node="m"))
+    run = Run(
+        placement("j-s0-r0", 0),
+        placement("j-s1-r0", 1),
+        placement("j-data-r0", -1),
+        placement("j-s1-r1", 1, node="m"),
+    )
     assert asked(run, 1) == "1 left; j-s1-r0 is moving"
     assert run.asked == ["j-s1-r0"]
 
 
 def test_it_is_over_once_its_own_slot_is_empty() -> None:
-    assert asked(Run(at("j-s0-r0", 0), at("j-data-r0", -1)), 1) == EMPTY
+    assert asked(Run(placement("j-s0-r0", 0), placement("j-data-r0", -1)), 1) == EMPTY
 
 
 def test_a_whole_node_is_emptied_of_data_instances_too() -> None:
-    run = Run(at("j-data-r0", -1))
+    run = Run(placement("j-data-r0", -1))
     assert asked(run, None) == "1 left; j-data-r0 is moving"

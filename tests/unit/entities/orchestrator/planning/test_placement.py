@@ -3,33 +3,8 @@
 from __future__ import annotations
 
 from entities.orchestrator.planning.placement import NoRoom, place
-from schemas.cluster import NodeStatus, Slot
-from schemas.task_graph import Placement, TaskUnit, UnitKind
-
-
-def node(cluster: str, name: str, slots: int, busy: int = 0) -> NodeStatus:
-    return NodeStatus(
-        sid=f"{cluster}-{name}",
-        cluster=cluster,
-        node=name,
-        incarnation="i",
-        slots=tuple(
-            Slot(index=index, device="cpu", busy_with="other" if index < busy else None)
-            for index in range(slots)
-        ),
-        address="127.0.0.1",
-        warm=True,
-    )
-
-
-def units(stages: int, replicas: int, data: int = 1) -> list[TaskUnit]:
-    found = [TaskUnit(sid=f"d{r}", kind=UnitKind.DATA, stage=-1, replica=r) for r in range(data)]
-    for stage in range(stages):
-        for replica in range(replicas):
-            found.append(
-                TaskUnit(sid=f"s{stage}r{replica}", kind=UnitKind.STAGE, stage=stage, replica=replica)
-            )
-    return found
+from schemas.task_graph import Placement
+from tests.builders.graphs import node, placement, units
 
 
 def by_sid(placed: tuple[Placement, ...] | NoRoom) -> dict[str, Placement]:
@@ -39,10 +14,10 @@ def by_sid(placed: tuple[Placement, ...] | NoRoom) -> dict[str, Placement]:
 
 def test_replicas_are_spread_and_pipelines_stay_in_one_cluster() -> None:
     found = by_sid(place(units(2, 2, 2), [node("a", "n", 3), node("b", "n", 3)]))
-    assert found["s0r0"].cluster == found["s1r0"].cluster
-    assert found["s0r1"].cluster == found["s1r1"].cluster
-    assert found["s0r0"].cluster != found["s0r1"].cluster
-    assert {found["d0"].cluster, found["d1"].cluster} == {"a", "b"}
+    assert found["j-s0-r0"].cluster == found["j-s1-r0"].cluster
+    assert found["j-s0-r1"].cluster == found["j-s1-r1"].cluster
+    assert found["j-s0-r0"].cluster != found["j-s0-r1"].cluster
+    assert {found["j-data-r0"].cluster, found["j-data-r1"].cluster} == {"a", "b"}
 
 
 def test_no_two_units_share_a_slot_and_busy_slots_are_left_alone() -> None:
@@ -54,7 +29,7 @@ def test_no_two_units_share_a_slot_and_busy_slots_are_left_alone() -> None:
 
 def test_promised_slots_count_as_taken() -> None:
     nodes = [node("a", "n", 2)]
-    promised = {"a-n": [Placement(sid="x", cluster="a", node="n", slot=0, device="cpu")]}
+    promised = {"a-n": [placement("x")]}
     refused = place(units(2, 1), nodes, occupied=promised)
     assert isinstance(refused, NoRoom)
     assert "needs 2 slots, 1 of 2 free" in refused.reason

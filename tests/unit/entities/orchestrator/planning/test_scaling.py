@@ -12,21 +12,16 @@ from entities.orchestrator.planning.scaling import (
     without_units,
 )
 from schemas.errors import BadInput
-from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
+from schemas.task_graph import TaskUnit
+from tests.builders.graphs import graph, placement, unit
 
 
-def unit(stage: int, replica: int, *, standby: bool = False) -> TaskUnit:
-    return TaskUnit(
-        sid=f"j-s{stage}-r{replica}",
-        kind=UnitKind.STAGE,
-        stage=stage,
-        replica=replica,
-        tags=("job:j", f"stage:{stage}", f"replica:{replica}"),
-        standby=standby,
-    )
+def replica(stage: int, number: int, *, standby: bool = False) -> TaskUnit:
+    tags = ("job:j", f"stage:{stage}", f"replica:{number}")
+    return unit(f"j-s{stage}-r{number}", tags=tags, standby=standby)
 
 
-GRAPH = TaskGraph(units=(unit(0, 0), unit(0, 1, standby=True), unit(1, 0), unit(1, 1)), edges=())
+GRAPH = graph(replica(0, 0), replica(0, 1, standby=True), replica(1, 0), replica(1, 1))
 
 
 def test_added_replicas_take_free_numbers_and_count_no_standby() -> None:
@@ -49,9 +44,7 @@ def test_the_last_that_came_leave_and_one_stays() -> None:
 
 
 def test_what_left_has_no_place_any_more() -> None:
-    placed = GRAPH.model_copy(
-        update={"placements": (Placement(sid="j-s1-r1", cluster="a", node="n", slot=0, device="cpu"),)}
-    )
+    placed = GRAPH.model_copy(update={"placements": (placement("j-s1-r1"),)})
     left = without_units(placed, {"j-s1-r1"})
     assert [one.sid for one in left.stage(1)] == ["j-s1-r0"]
     assert left.placements == ()

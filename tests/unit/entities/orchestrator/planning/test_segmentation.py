@@ -10,21 +10,11 @@ import pytest
 from entities.orchestrator.planning.segmentation import segment
 from schemas.errors import BadJob
 from schemas.task_graph import LayerProfile
+from tests.builders import graphs
 
 
 def layer(index: int, cost_ms: float, output_bytes: int = 0) -> LayerProfile:
-    return LayerProfile(
-        index=index,
-        name=f"layer{index}",
-        kind="Linear",
-        parameters=10,
-        parameter_bytes=40,
-        forward_ms=cost_ms / 3,
-        backward_ms=2 * cost_ms / 3,
-        activation_bytes=100,
-        output=(),
-        output_bytes=output_bytes,
-    )
+    return graphs.layer(index, forward_ms=cost_ms / 3, backward_ms=2 * cost_ms / 3, output_bytes=output_bytes)
 
 
 def test_cuts_balance_measured_time_not_layer_count() -> None:

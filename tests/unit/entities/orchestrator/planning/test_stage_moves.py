@@ -9,6 +9,8 @@ import pytest
 from entities.orchestrator.planning.stage_moves import MoveRules, StageMembers, StageMoves, in_words
 from schemas.job import StepResult
 from schemas.stage_move import MoveForecast, MoveState, StageMove
+from tests.builders.jobs import step_result
+from tests.builders.policies import stage_move
 
 CREW = StageMembers(
     working={0: ["s0-r0", "s0-r1", "s0-r2"], 1: ["s1-r0"], 2: ["s2-r0", "s2-r1"]},
@@ -36,30 +38,12 @@ class Run:
         return news
 
     def _result(self, step_s: float) -> StepResult:
-        return StepResult(
-            step=self.step,
-            loss=1.0,
-            gradient_norm=1.0,
-            learning_rate=0.1,
-            tokens=1,
-            step_s=step_s,
-            tokens_per_s=1.0,
-            shares=dict.fromkeys(self.sids, 2),
-        )
+        return step_result(self.step, step_s=step_s, shares=dict.fromkeys(self.sids, 2))
 
     def begin(self, forecast: MoveForecast | None = WORTH_IT, here: int = 0, there: int = 1) -> StageMove:
         self.sids.remove(AWAY)
-        return self.moves.begin(
-            StageMove(
-                sid=AWAY,
-                newcomer=NEWCOMER,
-                from_stage=here,
-                to_stage=there,
-                step=self.step,
-                by="m",
-                forecast=forecast,
-            )
-        )
+        ends = {"from_stage": here, "to_stage": there, "step": self.step}
+        return self.moves.begin(stage_move(sid=AWAY, newcomer=NEWCOMER, **ends, forecast=forecast))
 
     def join(self) -> None:
         self.sids.append(NEWCOMER)
@@ -236,6 +220,6 @@ def test_no_oscillation_whatever_a_policy_wants(seed: int) -> None:
 def test_only_the_last_moves_are_kept() -> None:
     moves = StageMoves(rules=MoveRules())
     for step in range(40):
-        moves.begin(StageMove(sid=AWAY, newcomer=NEWCOMER, from_stage=0, to_stage=1, step=step, by="m"))
+        moves.begin(stage_move(sid=AWAY, newcomer=NEWCOMER, step=step))
         moves.undo()
     assert [move.step for move in moves.recorded] == list(range(24, 40))

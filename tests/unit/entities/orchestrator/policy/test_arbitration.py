@@ -27,7 +27,7 @@ from schemas.policy import (
     PolicySuggestion,
     SetWeights,
 )
-from schemas.stage_move import MoveForecast
+from tests.builders.policies import forecast, suggestion
 
 FACTS = JobFacts(active={0: ("a", "b"), 1: ("c", "d", "e")}, weights={}, revision=7, step=10)
 
@@ -39,31 +39,16 @@ def lifecycle(module="m", state=ModuleState.ACTIVE, version="1", jobs=()) -> Mod
 def weights(
     stage=0, module="m", version="1", confidence=0.8, valid_s=60.0, revision=10, **by_sid
 ) -> PolicySuggestion:
-    return suggestion(SetWeights(stage=stage, weights=by_sid), module, version, confidence, valid_s, revision)
+    said = {"module": module, "version": version, "confidence": confidence, "valid_s": valid_s}
+    return suggestion(SetWeights(stage=stage, weights=by_sid), **said, input_revision=revision)
 
 
-def avoid(sid: str, module="m", confidence=0.8, valid_s=60.0) -> PolicySuggestion:
-    return suggestion(AvoidInstance(sid=sid), module, "1", confidence, valid_s, 10)
+def avoid(sid: str, **more) -> PolicySuggestion:
+    return suggestion(AvoidInstance(sid=sid), **more)
 
 
 def move(sid: str, stage: int, confidence=0.8) -> PolicySuggestion:
-    forecast = MoveForecast(step_before_s=1, step_after_s=0.5, cost_s=1, gain_s=50, steps_left=100)
-    return suggestion(MoveInstance(sid=sid, stage=stage, forecast=forecast), confidence=confidence)
-
-
-def suggestion(
-    action, module="m", version="1", confidence=0.8, valid_s=60.0, revision=10
-) -> PolicySuggestion:
-    return PolicySuggestion.model_construct(
-        module=module,
-        version=version,
-        job="j",
-        action=action,
-        confidence=confidence,
-        reason="why",
-        input_revision=revision,
-        valid_s=valid_s,
-    )
+    return suggestion(MoveInstance(sid=sid, stage=stage, forecast=forecast()), confidence=confidence)
 
 
 class Mesh:
@@ -354,11 +339,7 @@ def test_expected_failures_are_passed_on_and_nonsense_is_not() -> None:
     [
         SetWeights(stage=0, weights={"a": 1.0, "b": 3.0}),
         AvoidInstance(sid="a"),
-        MoveInstance(
-            sid="c",
-            stage=0,
-            forecast=MoveForecast(step_before_s=1, step_after_s=0.5, cost_s=1, gain_s=50, steps_left=100),
-        ),
+        MoveInstance(sid="c", stage=0, forecast=forecast()),
         ExpectFailures(between_s=600.0),
     ],
     ids=lambda action: action.action,

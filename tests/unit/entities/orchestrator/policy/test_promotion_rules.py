@@ -29,6 +29,7 @@ from schemas.policy import (
     PolicySuggestion,
     SetWeights,
 )
+from tests.builders import policies
 
 CONFIG = PromotionConfig()
 BOTH = {"1": ModuleState.ACTIVE, "2": ModuleState.SHADOW}
@@ -39,21 +40,9 @@ def promoted(standings: dict[str, ModuleState] = BOTH, record: ModuleRecord | No
 
 
 def score(version: str, value: float | None, number: int, at: float = 200.0) -> PolicyScore:
-    return PolicyScore(
-        module="m",
-        version=version,
-        job="j",
-        suggestion=f"{version}-{number}",
-        action="set_weights",
-        at=at,
-        step=1,
-        shadow=version == "1",
-        confidence=0.9,
-        adopted=version == "2",
-        score=value,
-        right=None if value is None else value > 0.5,
-        reason="r",
-    )
+    right = None if value is None else value > 0.5
+    shadow = version == "1"
+    return policies.score(version, value, number, at=at, shadow=shadow, adopted=not shadow, right=right)
 
 
 def trial_of(
@@ -171,16 +160,8 @@ FACTS = JobFacts(active={0: ("j-s0-r0", "j-s0-r1")}, weights={}, revision=1, ste
 
 
 def suggestion(version: str, first: float) -> PolicySuggestion:
-    return PolicySuggestion(
-        module="m",
-        version=version,
-        job="j",
-        confidence=0.9,
-        reason="r",
-        input_revision=5,
-        valid_s=60.0,
-        action=SetWeights(stage=0, weights={"j-s0-r0": first, "j-s0-r1": 1.0}),
-    )
+    action = SetWeights(stage=0, weights={"j-s0-r0": first, "j-s0-r1": 1.0})
+    return policies.suggestion(action, version=version, confidence=0.9, input_revision=5)
 
 
 def test_from_the_switch_on_only_the_promoted_version_is_adopted() -> None:

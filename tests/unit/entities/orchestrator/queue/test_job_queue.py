@@ -5,20 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from entities.orchestrator.queue.job_queue import Waiting, emptied, free_by_cluster, turn
-from schemas.cluster import NodeStatus, Slot
-from schemas.task_graph import Placement
+from tests.builders.graphs import node, placement
 
 
 def waiting(job: str, slots: int, at: float, **more: Any) -> Waiting:
     fields: dict[str, Any] = {"clusters": (), "parked": False, "fits": True} | more
     return Waiting(job=job, slots=slots, submitted_at=at, **fields)
-
-
-def node(sid: str, cluster: str, *busy: str | None) -> NodeStatus:
-    slots = tuple(Slot(index=index, device="cpu", busy_with=one) for index, one in enumerate(busy))
-    return NodeStatus(
-        sid=sid, cluster=cluster, node=sid, address="127.0.0.1", slots=slots, warm=True, incarnation="i"
-    )
 
 
 def test_small_ones_do_not_overtake_a_large_one() -> None:
@@ -51,8 +43,8 @@ def test_jobs_of_other_clusters_are_no_rivals() -> None:
 
 
 def test_free_by_cluster_are_neither_busy_nor_promised_nor_cordoned() -> None:
-    nodes = [node("n1", "a", None, "j-s0-r0", None), node("n2", "b", None, None)]
-    promised = {"n1": [Placement(sid="k-s0-r0", cluster="a", node="n1", slot=0, device="cpu")]}
-    assert free_by_cluster(nodes, promised, {"n2": {1}}) == {"a": 1, "b": 1}
-    assert free_by_cluster(nodes, {}, {"n2": {None}}) == {"a": 2, "b": 0}
+    nodes = [node("a", slots=3, busy=1), node("b")]
+    promised = {"a-n": [placement("k-s0-r0", 1)]}
+    assert free_by_cluster(nodes, promised, {"b-n": {1}}) == {"a": 1, "b": 1}
+    assert free_by_cluster(nodes, {}, {"b-n": {None}}) == {"a": 2, "b": 0}
     assert free_by_cluster(emptied(nodes), {}, {}) == {"a": 3, "b": 2}

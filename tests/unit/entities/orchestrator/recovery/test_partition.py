@@ -13,14 +13,11 @@ from entities.orchestrator.recovery.partition import (
 )
 from schemas.job import NodeCut
 from schemas.step import Member
+from tests.builders.steps import member
 
 REMEMBERED_S = 60.0
 
 A, B, C = ("a", "n"), ("b", "n"), ("c", "n")
-
-
-def member(sid: str, incarnation: str = "1") -> Member:
-    return Member(sid=sid, incarnation=incarnation)
 
 
 A0, A1, B0, B1 = (member(sid) for sid in ("a0", "a1", "b0", "b1"))

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from entities.orchestrator.recovery.peer_copies import choose_holders
-from schemas.step import Member
-
-
-def member(sid: str, incarnation: str = "a") -> Member:
-    return Member(sid=sid, incarnation=incarnation)
-
+from entities.orchestrator.membership.peer_copies import choose_holders
+from tests.builders.steps import member
 
 A, B, C, D, DATA = (member(sid) for sid in ("a", "b", "c", "d", "data"))
 

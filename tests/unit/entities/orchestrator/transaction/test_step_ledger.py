@@ -9,6 +9,7 @@ import pytest
 
 from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger
 from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
+from tests.builders import steps
 
 MEMBERS = (
     (Member(sid="s0r0", incarnation="a"), Member(sid="s0r1", incarnation="b")),
@@ -31,18 +32,13 @@ def ledger(clip_norm: float | None = None) -> StepLedger:
 
 
 def claim(stage: int, number: int, owner: Member, upstream: str, **changes: object) -> MicrobatchClaim:
-    base = {
-        "job": "j",
-        "epoch": 1,
-        "step": 3,
+    fields = {
         "attempt": 2,
-        "microbatch": number,
         "stage": stage,
-        "owner": owner,
         "upstream": upstream,
         "loss": float(number) if stage == 1 else None,
     }
-    return MicrobatchClaim.model_validate({**base, **changes})
+    return steps.claim(number, owner, **fields | changes)
 
 
 def full_claims() -> list[MicrobatchClaim]:
@@ -55,16 +51,8 @@ def full_claims() -> list[MicrobatchClaim]:
 
 
 def vote(stage: int, member: Member, numbers: tuple[int, ...], **changes: object) -> StepVote:
-    base = {
-        "member": member,
-        "step": 3,
-        "attempt": 2,
-        "generation": 5 + stage,
-        "microbatches": numbers,
-        "checksum": f"sum{stage}",
-        "squared_norms": (1.0, 3.0),
-    }
-    return StepVote.model_validate({**base, **changes})
+    fields = {"step": 3, "attempt": 2, "generation": 5 + stage, "checksum": f"sum{stage}"}
+    return steps.vote(member, **fields | {"microbatches": numbers, "squared_norms": (1.0, 3.0)} | changes)
 
 
 def votes() -> list[tuple[int, StepVote]]:

@@ -8,7 +8,8 @@ from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.newcomers import LAST_LAG, LATE_REPORTS
 from entities.orchestrator.transaction.stage_group import StageGroupConfig
 from entities.orchestrator.transaction.step_machine import StepMachine
-from schemas.step import Member, MicrobatchClaim, StepVote
+from schemas.step import Member
+from tests.builders.steps import claim, vote
 
 Edge = tuple[Member, Member]
 PAUSE_S = StageGroupConfig().pause_s
@@ -78,34 +79,18 @@ def summed(machine: StepMachine) -> list[ev.Effect]:
     """The open step's microbatches are in the sums of the first two replicas."""
     effects: list[ev.Effect] = []
     for microbatch, owner in enumerate((FIRST, SECOND)):
-        claim = MicrobatchClaim(
-            job="j",
-            epoch=1,
-            step=machine.step,
-            attempt=machine.attempt,
-            microbatch=microbatch,
-            stage=0,
-            owner=owner,
-            upstream=DATA.sid,
-            loss=1.0,
-        )
-        effects += machine.decide(ev.Claimed(claim), 1.0)
+        at = {"step": machine.step, "attempt": machine.attempt}
+        told = claim(microbatch, owner, **at, upstream=DATA.sid, loss=1.0)
+        effects += machine.decide(ev.Claimed(told), 1.0)
     return effects
 
 
 def voted(machine: StepMachine, prepare: ev.Prepare) -> list[ev.Effect]:
     effects: list[ev.Effect] = []
     for number, member in enumerate(prepare.members):
-        vote = StepVote(
-            member=member,
-            step=prepare.step,
-            attempt=prepare.attempt,
-            generation=prepare.generation,
-            microbatches=(number,) if number < 2 else (),
-            checksum="c",
-            squared_norms=(1.0,),
-        )
-        effects += machine.decide(ev.Voted(0, vote), 1.0)
+        at = {"step": prepare.step, "attempt": prepare.attempt, "generation": prepare.generation}
+        ready = vote(member, **at, microbatches=(number,) if number < 2 else ())
+        effects += machine.decide(ev.Voted(0, ready), 1.0)
     return effects
 
 
