@@ -11,25 +11,12 @@ from dmsc.plots import new_figure, save
 from dmsc.plots.score import draw_scores
 from schemas.errors import BadInput
 from schemas.policy import PolicyScore
+from tests.builders.policies import score
 
 
 def scores(version: str, value: float) -> list[PolicyScore]:
     return [
-        PolicyScore(
-            module="m",
-            version=version,
-            job="j",
-            suggestion=f"{version}-{number}",
-            action="set_weights",
-            at=100.0 + 10 * number,
-            step=number,
-            shadow=False,
-            confidence=0.9,
-            adopted=False,
-            score=None if number == 3 else value + 0.02 * number,
-            right=None,
-            reason="r",
-        )
+        score(version, None if number == 3 else value + 0.02 * number, number, at=100.0 + 10 * number)
         for number in range(8)
     ]
 

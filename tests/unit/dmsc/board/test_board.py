@@ -11,69 +11,44 @@ from dmsc.board.documents import LINKS_PARTS, TOP_PARTS, Row, routes_document, s
 from dmsc.board.view import MOST_LINES, routes_text, top_text
 from entities.gateway.dashboard.rows import ViewTimes
 from entities.gateway.dashboard.view_model import STEPS, MeshViewModel
-from schemas.data_plane import RouteEntry, RouteTable
+from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.gateway_api import JobSummary, MeshStatus
-from schemas.job import JobEvent, StepResult
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.job import JobEvent
+from schemas.registry import Endpoint, ServiceRecord
 from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample, NodeSample
+from tests.builders import telemetry
+from tests.builders.jobs import step_event
+from tests.builders.records import instance, service
+from tests.builders.routes import entry
+from tests.builders.routes import table as route_table
 
 NOW = 1000.0
 SIDS = ("gpt-1-s0-r0", "gpt-1-s0-r1")
 
 
 def table(cluster: str = "a", revision: int = 1, weights: tuple[float, float] = (1.0, 0.25)) -> RouteTable:
-    return RouteTable(
-        job="gpt-1",
-        cluster=cluster,
-        stage=0,
-        revision=revision,
-        router=f"router-{cluster}",
-        entries=tuple(
-            RouteEntry(
-                sid=sid, incarnation="i1", cluster="a", weight=weight, window=2, reason=f"weight {weight:g}"
-            )
-            for sid, weight in zip(SIDS, weights, strict=True)
-        ),
-        reason="two take work",
+    entries = (
+        entry(sid, weight=weight, reason=f"weight {weight:g}")
+        for sid, weight in zip(SIDS, weights, strict=True)
     )
+    names = {"job": "gpt-1", "cluster": cluster, "router": f"router-{cluster}"}
+    return route_table(*entries, **names, stage=0, revision=revision, reason="two take work")
 
 
 def sample(sid: str, **figures: Any) -> InstanceSample:
-    return InstanceSample(
-        job="gpt-1", sid=sid, incarnation="i1", cluster="a", node="n1", stage=0, step=4, **figures
-    )
+    fields = {"cluster": "a", "step": 4, "service_ms": 0.0, "microbatches": 0}
+    return telemetry.sample(sid, **fields | figures)
 
 
 def step(number: int, *shares: int) -> JobEvent:
-    result = StepResult(
-        step=number,
-        loss=2.5,
-        gradient_norm=1.0,
-        learning_rate=1e-3,
-        tokens=800,
-        step_s=0.4,
-        tokens_per_s=2000,
-        shares=dict(zip(SIDS, shares, strict=True)),
-    )
-    return JobEvent(job="gpt-1", kind="step", at=NOW + number, result=result)
+    figures = {"loss": 2.5, "tokens": 800, "step_s": 0.4, "shares": dict(zip(SIDS, shares, strict=True))}
+    return step_event(number, job="gpt-1", at=NOW + number, **figures)
 
 
 def records(*more: ServiceRecord) -> dict[str, ServiceRecord]:
-    instances = [
-        ServiceRecord(
-            sid=sid,
-            prefix="train/gpt-1/stage/0",
-            kind=EntityKind.INSTANCE,
-            incarnation="i1",
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster="a", node="n1"),
-            job="gpt-1",
-            stage=0,
-        )
-        for sid in SIDS
-    ]
-    return {record.sid: record for record in (*instances, *more)}
+    place = Endpoint(cluster="a", node="n1")
+    return {record.sid: record for record in (*(instance(sid, endpoint=place) for sid in SIDS), *more)}
 
 
 def mesh(state: str = "running") -> MeshStatus:
@@ -312,14 +287,7 @@ def test_what_is_gone_is_forgotten() -> None:
 
 
 def test_a_node_whose_agent_is_there_is_waited_for() -> None:
-    agent = ServiceRecord(
-        sid="a-n2",
-        prefix="cluster/a",
-        kind=EntityKind.CLUSTER,
-        incarnation="i1",
-        state=InstanceState.ACTIVE,
-        endpoint=Endpoint(cluster="a", node="n2"),
-    )
+    agent = service("a-n2", kind=EntityKind.CLUSTER, endpoint=Endpoint(cluster="a", node="n2"))
     found = MeshViewModel()
     found.take_records({agent.sid: agent})
     assert silent(found.whole(NOW, TOP_PARTS)) == {"a/n2"}

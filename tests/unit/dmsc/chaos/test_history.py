@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dmsc.chaos.history import Decided, History, count_work, read
 from schemas.job import JobEvent
-from schemas.step import Member, MicrobatchClaim
+from schemas.step import MicrobatchClaim
+from tests.builders import steps
 from tests.builders.job_events import EVERYONE, MICROBATCHES, clean, noticed
 from tests.builders.job_events import committed as step
+from tests.builders.steps import member
 
 
 def history(*events: JobEvent, steps: int | None = None, decided: tuple[Decided, ...] = ()) -> History:
@@ -83,18 +85,7 @@ def test_a_decision_on_the_bus_says_better_than_the_event_when_it_was() -> None:
 
 
 def claim(microbatch: int, owner: str, forward_ms: float, **more: object) -> MicrobatchClaim:
-    body = {
-        "job": "j",
-        "epoch": 1,
-        "step": 3,
-        "attempt": 0,
-        "microbatch": microbatch,
-        "stage": 0,
-        "owner": Member(sid="s", incarnation=owner),
-        "upstream": "d",
-        "forward_ms": forward_ms,
-    }
-    return MicrobatchClaim.model_validate({**body, **more})
+    return steps.claim(microbatch, member("s", owner), forward_ms=forward_ms, **more)
 
 
 def test_work_is_counted_once_however_often_it_is_claimed() -> None:

@@ -45,8 +45,8 @@ def test_shares_are_within_a_stage() -> None:
 
 
 def test_faults_and_recoveries_are_noticed() -> None:
-    fault = JobEvent(job=events.JOB, kind="fault", at=1.0, text="j1-s0-r0 died")
-    recovery = JobEvent(job=events.JOB, kind="recovery", at=2.0, text="j1-s0-r0 replaced")
+    fault = events.noticed("fault", at=1.0, text="j1-s0-r0 died")
+    recovery = events.noticed("recovery", at=2.0, text="j1-s0-r0 replaced")
     run = run_with(fault, recovery)
     assert run.faults == 1
     assert [(kind, text) for _, kind, text in run.notices] == [
@@ -75,7 +75,7 @@ def test_figures() -> None:
 
 def test_the_picture_shows_progress_instances_and_what_happened() -> None:
     views = (("j1-s0-r0", 0, "active"), ("j1-s1-r0", 1, "faulted"), ("j1-data-r0", -1, "active"))
-    fault = JobEvent(job=events.JOB, kind="fault", at=1.0, text="[j1-s1-r0] died")
+    fault = events.noticed("fault", at=1.0, text="[j1-s1-r0] died")
     run = run_with(
         events.state(JobState.RUNNING), events.instances(*views), events.step(0, 4.0, {"j1-s0-r0": 8}), fault
     )
@@ -121,7 +121,7 @@ def test_plain_lines() -> None:
         events.instances(("j1-s0-r0", 0, "active")),
         events.instances(("j1-s0-r0", 0, "active")),
         events.step(0, 4.0),
-        JobEvent(job=events.JOB, kind="policy", at=1.0, text="adopted"),
+        events.noticed("policy", at=1.0, text="adopted"),
     ]
     for event in happened:
         run.apply(event)
@@ -137,10 +137,7 @@ def test_plain_lines() -> None:
 def test_a_standby_is_shown_as_one() -> None:
     out = io.StringIO()
     view, run = PlainView(out), RunState.of(events.record())
-    told = events.instances(("j1-s0-r1", 0, "active"))
-    assert told.instances is not None
-    resting = tuple(one.model_copy(update={"standby": True}) for one in told.instances)
-    event = told.model_copy(update={"instances": resting})
+    event = events.instances(("j1-s0-r1", 0, "active"), standby=True)
     run.apply(event)
     view.show(run, event)
     assert out.getvalue() == "j1-s0-r1  standby on a/n (cpu): active\n"

@@ -14,15 +14,13 @@ from bus.wire.correlation import trace_id
 from dmsc.tracing.spans import JobTrace, TraceSpan
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage
-from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepPhases, StepResult
+from schemas.job import JobEvent, JobState, StepPhases
+from tests.builders.jobs import job, spec, state_event, step_event
 
-SPEC = JobSpec.model_validate(
-    {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 4, "microbatches": 2}}
-)
-RECORD = JobRecord(
-    job="j1",
-    spec=SPEC,
-    state=JobState.QUEUED,
+RECORD = job(
+    "j1",
+    JobState.QUEUED,
+    spec=spec(training={"steps": 4, "microbatches": 2}),
     user="ruth",
     submitted_at=100.0,
     changed_at=100.0,
@@ -32,41 +30,26 @@ RECORD = JobRecord(
 PHASES = StepPhases(begin_s=0.1, claims_s=0.2, prepare_s=0.3, decide_s=0.4)
 
 
-def state(state: JobState, at: float, **fields: object) -> JobEvent:
-    return JobEvent.model_validate({"job": "j1", "kind": "state", "at": at, "state": state, **fields})
-
-
 def step(number: int, at: float, attempt: int = 0, phases: StepPhases | None = PHASES) -> JobEvent:
-    result = StepResult(
-        step=number,
-        loss=1.0,
-        gradient_norm=1.0,
-        learning_rate=0.1,
-        tokens=10,
-        step_s=1.0,
-        tokens_per_s=10.0,
-        attempt=attempt,
-        phases=phases,
-    )
-    return JobEvent(job="j1", kind="step", at=at, result=result)
+    return step_event(number, job="j1", at=at, attempt=attempt, phases=phases)
 
 
 RUN = [
-    state(JobState.QUEUED, 100.1),
-    state(JobState.ANALYSING, 101.0),
-    state(JobState.DEPLOYING, 103.0, plan_s=0.5, text="balanced"),
+    state_event(JobState.QUEUED, at=100.1),
+    state_event(JobState.ANALYSING, at=101.0),
+    state_event(JobState.DEPLOYING, at=103.0, plan_s=0.5, text="balanced"),
     JobEvent(job="j1", kind="instances", at=105.0, instances=()),
-    state(JobState.RUNNING, 105.5),
+    state_event(JobState.RUNNING, at=105.5),
     step(0, 107.0),
     step(1, 108.5),
     JobEvent(job="j1", kind="fault", at=109.0, text="s0-r1: structural"),
-    state(JobState.RECOVERING, 109.5),
+    state_event(JobState.RECOVERING, at=109.5),
     JobEvent(job="j1", kind="recovery", at=110.0, text="replaced"),
-    state(JobState.RUNNING, 110.5),
+    state_event(JobState.RUNNING, at=110.5),
     step(2, 112.0, attempt=1),
     step(3, 114.0, phases=None),
-    state(JobState.FINISHING, 115.0),
-    state(JobState.DONE, 116.0),
+    state_event(JobState.FINISHING, at=115.0),
+    state_event(JobState.DONE, at=116.0),
 ]
 
 
@@ -124,7 +107,7 @@ def test_a_steps_phases_follow_each_other_and_commit_ends_where_the_next_begins(
 
 def test_what_is_told_twice_has_the_same_ids_and_a_failure_says_why() -> None:
     assert traced(RUN) == traced(RUN)
-    failed = traced([*RUN[:5], state(JobState.FAILED, 120.0, text="no room")])[-1]
+    failed = traced([*RUN[:5], state_event(JobState.FAILED, at=120.0, text="no room")])[-1]
     assert (failed.name, failed.error) == ("job", "no room")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from entities.cluster.core import (
@@ -20,36 +22,16 @@ from entities.cluster.core import (
 )
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, Fenced, Refused
-from schemas.job import JobSpec, ModelSpec, TrainingSpec
 from schemas.registry import InstanceState
-from schemas.task_graph import LayerProfile, ModelTopology, TaskUnit, UnitKind
+from tests.builders.graphs import layer, start, topology, unit
 
-SPEC = JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1))
 GIB = 1 << 30
 
 
-def order(
-    sid: str = "j-s1-r0", *, slot: int = 0, incarnation: str = "i1", epoch: int = 1, stage: int = 1
-) -> InstanceStart:
-    unit = TaskUnit(
-        sid=sid,
-        kind=UnitKind.STAGE if stage >= 0 else UnitKind.DATA,
-        stage=stage,
-        replica=0,
-        first_layer=2,
-        last_layer=4,
-    )
-    return InstanceStart(
-        job="j",
-        epoch=epoch,
-        spec=SPEC,
-        unit=unit,
-        incarnation=incarnation,
-        slot=slot,
-        stages=3,
-        layer_count=6,
-        code_digest="abc",
-    )
+def order(sid: str = "j-s1-r0", **more: Any) -> InstanceStart:
+    """Of the second of three stages, if it is of no other."""
+    fields = {"incarnation": "i1", "stages": 3, "layer_count": 6} | more
+    return start(unit(sid, first_layer=2, last_layer=4), **fields)
 
 
 def ledger(slots: int = 2) -> ProcessLedger:
@@ -98,7 +80,7 @@ class TestLedger:
     def test_a_stage_takes_its_slot_and_data_takes_none(self) -> None:
         after, held = admitted(order(slot=1))
         assert (held.slot, busy(after)) == (1, [None, "j-s1-r0"])
-        after, data = admitted(order("j-data-r0", slot=1, stage=-1), after)
+        after, data = admitted(order("j-data-r0", slot=1), after)
         assert (data.slot, busy(after)) == (None, [None, "j-s1-r0"])
 
     def test_a_repeat_changes_nothing(self) -> None:
@@ -195,29 +177,8 @@ def test_an_end_is_a_fault_unless_ordered_or_clean(
     assert explain_exit(after.instances[held.sid], exit) == (InstanceState(state), reason)
 
 
-TOPOLOGY = ModelTopology(
-    job="j",
-    cluster="a",
-    node="n",
-    parameters=1,
-    input_bytes=32,
-    data_tokens=9,
-    code_digest="abc",
-    layers=tuple(
-        LayerProfile(
-            index=index,
-            name=f"l{index}",
-            kind="Linear",
-            parameters=1,
-            parameter_bytes=4,
-            forward_ms=1,
-            backward_ms=1,
-            activation_bytes=1,
-            output=(),
-            output_bytes=100 + index,
-        )
-        for index in range(6)
-    ),
+TOPOLOGY = topology(
+    *(layer(index, name=f"l{index}", output_bytes=100 + index) for index in range(6)), input_bytes=32
 )
 
 
@@ -274,9 +235,9 @@ class TestJudgement:
             "stage 0 -> j-s1-r0: output of layer 1 (l1), 101 bytes a microbatch",
             "j-s1-r0 -> stage 2: output of layer 3 (l3), 103 bytes a microbatch",
         )
-        _, data = admitted(order("j-data-r0", stage=-1))
+        _, data = admitted(order("j-data-r0"))
         assert broken_dependencies(data, TOPOLOGY) == ("j-data-r0 -> stage 0: 32 bytes a microbatch",)
-        _, last = admitted(order("j-s2-r0", stage=2))
+        _, last = admitted(order("j-s2-r0"))
         assert len(broken_dependencies(last, None)) == 1
 
 

@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 from entities.cluster.file_reach import FileRules
-from schemas.job import JobSpec
 from schemas.urls import local_path
-
-
-def spec(**sections: object) -> JobSpec:
-    given = {"name": "j", "model": {"factory": "mine:build"}, "training": {"steps": 1}}
-    return JobSpec.model_validate({**given, **sections})
+from tests.builders.jobs import spec
 
 
 def test_a_job_reads_what_it_names_and_writes_below_its_own_folder(tmp_path: Path) -> None:

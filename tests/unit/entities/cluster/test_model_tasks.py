@@ -17,11 +17,11 @@ from schemas.base import Message
 from schemas.cluster import Analyse
 from schemas.envelope import EntityKind as K
 from schemas.errors import Refused, Unavailable
-from schemas.job import JobSpec, ModelSpec, TrainingSpec
+from schemas.job import JobSpec
+from tests.builders.jobs import spec
 from tests.patience import PATIENCE_S
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
-SPEC = JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1))
 
 
 class Failing(ShortLivedWorkers):
@@ -71,7 +71,7 @@ async def test_a_root_that_was_replaced_meanwhile_is_no_verdict_on_the_job(
     codes: list[str], renewed_at: int | None, attempts: int
 ) -> None:
     workers = Failing(codes, renewed_at)
-    workers.analyse(Analyse(job="j1", spec=SPEC), "cpu")
+    workers.analyse(Analyse(job="j1", spec=spec()), "cpu")
     async with asyncio.timeout(PATIENCE_S):
         failed = await workers.told.get()
     assert workers.attempts == attempts

@@ -20,7 +20,7 @@ from entities.gateway.operations.idempotency import key_token, next_step, reques
 from schemas.errors import BadInput
 from schemas.gateway_api import KeptAnswer
 from schemas.registry import InstanceState
-from tests.entity_records import service
+from tests.builders.records import service
 
 # --- pages --------------------------------------------------------------------------------------------------
 

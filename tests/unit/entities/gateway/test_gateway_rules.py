@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -19,9 +18,9 @@ from entities.gateway.service import GatewayConfig
 from entities.qos.fault_reporter import FaultLedger, FaultReporterConfig
 from entities.router.service import RouterConfig
 from schemas import errors
-from schemas.fault import FaultReport
 from schemas.job import JobEvent, JobState
 from schemas.step import Member
+from tests.builders.faults import fault_report
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -95,57 +94,39 @@ def test_an_event_is_one_record_even_with_line_breaks_in_it() -> None:
     assert lines[3:] == ["", ""]
 
 
-def fault(
-    kind: Literal["instance", "link", "unreachable"],
-    incarnation: str = "i1",
-    witness: Member | None = None,
-    silent: bool = False,
-) -> FaultReport:
-    return FaultReport(
-        reporter="router-east",
-        job="j",
-        sid="j-s0-r0",
-        incarnation=incarnation,
-        kind=kind,
-        evidence="seen",
-        witness=witness,
-        silent=silent,
-    )
-
-
 def test_a_death_is_told_once_and_a_broken_link_again_after_a_while() -> None:
     ledger = FaultLedger(FaultReporterConfig(again_s=5.0))
-    assert ledger.is_news(fault("instance"), 0)
-    assert not ledger.is_news(fault("instance"), 1_000)
-    assert ledger.is_news(fault("instance", "i2"), 1_000)
-    assert ledger.is_news(fault("link"), 0)
-    assert not ledger.is_news(fault("link"), 4)
-    assert ledger.is_news(fault("link"), 5)
+    assert ledger.is_news(fault_report("instance"), 0)
+    assert not ledger.is_news(fault_report("instance"), 1_000)
+    assert ledger.is_news(fault_report("instance", incarnation="i2"), 1_000)
+    assert ledger.is_news(fault_report("link"), 0)
+    assert not ledger.is_news(fault_report("link"), 4)
+    assert ledger.is_news(fault_report("link"), 5)
 
 
 def test_a_witness_does_not_hide_another() -> None:
     ledger = FaultLedger(FaultReporterConfig(again_s=5.0))
     zombie, sound = Member(sid="j-s1-r0", incarnation="i1"), Member(sid="j-s1-r0", incarnation="i2")
-    assert ledger.is_news(fault("unreachable", witness=zombie), 0)
-    assert ledger.is_news(fault("unreachable", witness=sound), 1)
-    assert not ledger.is_news(fault("unreachable", witness=sound), 2)
+    assert ledger.is_news(fault_report("unreachable", witness=zombie), 0)
+    assert ledger.is_news(fault_report("unreachable", witness=sound), 1)
+    assert not ledger.is_news(fault_report("unreachable", witness=sound), 2)
 
 
 def test_a_broken_link_does_not_hide_that_its_peer_is_silent() -> None:
     ledger = FaultLedger(FaultReporterConfig(again_s=5.0))
     one, other = Member(sid="j-s1-r0", incarnation="i1"), Member(sid="j-s1-r1", incarnation="i1")
-    assert ledger.is_news(fault("link", witness=one), 0)
-    assert ledger.is_news(fault("link", witness=one, silent=True), 1)
-    assert ledger.is_news(fault("link", witness=other, silent=True), 1)
-    assert not ledger.is_news(fault("link", witness=other, silent=True), 2)
+    assert ledger.is_news(fault_report("link", witness=one), 0)
+    assert ledger.is_news(fault_report("link", witness=one, silent=True), 1)
+    assert ledger.is_news(fault_report("link", witness=other, silent=True), 1)
+    assert not ledger.is_news(fault_report("link", witness=other, silent=True), 2)
 
 
 def test_the_ledger_is_bounded() -> None:
     ledger = FaultLedger(FaultReporterConfig(remembered=3))
     for number in range(10):
-        assert ledger.is_news(fault("instance", f"i{number}"), 0)
-    assert not ledger.is_news(fault("instance", "i9"), 0)
-    assert ledger.is_news(fault("instance", "i0"), 0)
+        assert ledger.is_news(fault_report("instance", incarnation=f"i{number}"), 0)
+    assert not ledger.is_news(fault_report("instance", incarnation="i9"), 0)
+    assert ledger.is_news(fault_report("instance", incarnation="i0"), 0)
 
 
 def test_which_begin_overtakes_which() -> None:

@@ -9,7 +9,7 @@ import pytest
 from entities.presence.registry_view import RegistryView
 from schemas.registry import InstanceState, Resolved, ServiceRecord
 from schemas.signals import RouteAdvertisement
-from tests.entity_records import instance, service
+from tests.builders.records import instance, service
 
 
 def delta(

@@ -7,7 +7,7 @@ import pytest
 from entities.qos.window import QosWindow
 from schemas.signals import QosReport
 from schemas.telemetry import DeviceSample, LinkSample
-from tests.entity_records import sample
+from tests.builders.telemetry import linked_sample as sample
 
 
 def report(window: QosWindow, *, window_s: float = 2.0, lost: int = 0) -> QosReport:

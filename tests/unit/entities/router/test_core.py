@@ -17,7 +17,9 @@ from schemas.data_plane import RouteEntry
 from schemas.registry import Capability, InstanceState, ServiceRecord
 from schemas.signals import ComputeEntry, StagePolicy
 from schemas.telemetry import InstanceSample, LinkSample
-from tests.entity_records import instance, policy, sample
+from tests.builders.records import instance
+from tests.builders.routes import policy
+from tests.builders.telemetry import linked_sample as sample
 
 S = InstanceState
 

@@ -8,6 +8,7 @@ from entities.qos.fault_reporter import FaultLedger, FaultReporterConfig
 from entities.router.samples import device_errors
 from schemas.fault import DeviceErrors, FaultReport
 from schemas.telemetry import DeviceSample
+from tests.builders.faults import fault_report
 
 
 @pytest.mark.parametrize(
@@ -34,10 +35,7 @@ def test_each_count_of_errors_is_reported_once() -> None:
     ledger = FaultLedger(FaultReporterConfig(again_s=5.0))
 
     def report(ecc: int) -> FaultReport:
-        errors = DeviceErrors(device="cuda:0", ecc_errors=ecc)
-        return FaultReport(
-            reporter="router-a", job="j", sid="s", incarnation="i", kind="device", evidence="e", device=errors
-        )
+        return fault_report("device", device=DeviceErrors(device="cuda:0", ecc_errors=ecc))
 
     assert ledger.is_news(report(1), 0.0)
     assert not ledger.is_news(report(1), 100.0)

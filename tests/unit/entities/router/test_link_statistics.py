@@ -11,7 +11,9 @@ from entities.router.link_statistics import REPORTED, LinkStatistics
 from entities.router.load_statistics import LoadStatistics
 from schemas.signals import StagePolicy
 from schemas.telemetry import InstanceSample, LinkFigures, LinkSample
-from tests.entity_records import instance, policy, sample
+from tests.builders.records import instance
+from tests.builders.routes import policy
+from tests.builders.telemetry import linked_sample as sample
 
 
 def told(sender: str, incarnation: str = "i1", **transfer_ms: float) -> InstanceSample:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from entities import metrics as m
 from entities.router.samples import InstanceSamples
 from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample
+from tests.builders import telemetry
 
 
-def sample(sid: str = "j-s0-r0", *, job: str = "j", **figures: object) -> InstanceSample:
-    return InstanceSample.model_validate(
-        {
-            "job": job,
-            "sid": sid,
-            "incarnation": "i1",
-            "cluster": "a",
-            "node": "n",
-            "stage": 0,
-            "step": 1,
-            **figures,
-        }
-    )
+def sample(sid: str = "j-s0-r0", **figures: Any) -> InstanceSample:
+    """Of one that has computed nothing yet."""
+    fields = {"cluster": "a", "node": "n", "service_ms": 0.0, "microbatches": 0}
+    return telemetry.sample(sid, **fields | figures)
 
 
 def table(readings: Iterable[m.MetricReading]) -> dict[str, dict[tuple[str, ...], float]]:
@@ -70,7 +63,7 @@ def test_counters_add_up_over_samples_and_incarnations() -> None:
 def test_what_ended_has_no_series() -> None:
     book = InstanceSamples("a")
     book.take(sample())
-    book.take(sample("k-s0-r0", job="k"))
+    book.take(sample("k-s0-r0"))
     assert {labels[0] for labels in table(book.readings({"k-s0-r0"}))["dmsc_instance_busy_ratio"]} == {"k"}
     book.forget("k")
     assert table(book.readings({"k-s0-r0"})) == {}
@@ -83,9 +76,9 @@ def test_a_device_is_told_once_and_its_energy_shared_by_the_jobs_on_it() -> None
         return DeviceSample(device="cuda:0", power_w=300.0, energy_j=joules, xid_errors=())
 
     book.take(sample(device=device(1e6)))
-    book.take(sample("k-s0-r0", job="k", device=device(1e6)))
+    book.take(sample("k-s0-r0", device=device(1e6)))
     book.take(sample(device=device(1e6 + 2000)))  # since its last word: to both in equal parts
-    book.take(sample("k-s0-r0", job="k", device=device(1e6 + 2000)))
+    book.take(sample("k-s0-r0", device=device(1e6 + 2000)))
     book.take(sample(device=device(50.0)))  # the driver was started again
     found = table(book.readings({"j-s0-r0", "k-s0-r0"}))
     assert found["dmsc_device_power_watts"] == {("a", "n", "cuda:0"): 300.0}

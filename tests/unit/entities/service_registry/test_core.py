@@ -20,7 +20,7 @@ from schemas.registry import (
     StateChange,
     TensorSchema,
 )
-from tests.entity_records import instance, service
+from tests.builders.records import instance, service
 
 S = InstanceState
 

@@ -7,11 +7,11 @@ import numpy as np
 from policies.kit.policy import Policy
 from policies.kit.view import JobView, Observations
 from schemas.job import JobState
-from schemas.policy import PolicyDecision
 from schemas.registry import InstanceState
-from schemas.step import Member, MicrobatchClaim
 from tests.builders.jobs import state_event
+from tests.builders.policies import decision
 from tests.builders.records import advertisement, instance
+from tests.builders.steps import claim
 from tests.builders.telemetry import sample
 
 
@@ -87,9 +87,7 @@ def test_a_decision_finds_its_suggestion_whichever_comes_first():
         observations = seen(sample())
         view = observations.jobs["j"]
         said = Any().set_weights(view, 0, {"j-s0-r0": 1.0}, reason="because")
-        decided = PolicyDecision(
-            module="any", version="1", job="j", suggestion="e1", adopted=False, reason="no"
-        )
+        decided = decision("e1", module="any")
         for what in order:
             if what == "said":
                 observations.take(said, 1.0, id="e1")
@@ -99,15 +97,8 @@ def test_a_decision_finds_its_suggestion_whichever_comes_first():
 
 
 def test_claims_of_the_running_step_are_counted_by_owner():
-    def claim(step: int, microbatch: int, sid: str) -> MicrobatchClaim:
-        owner = Member(sid=sid, incarnation="i1")
-        return MicrobatchClaim(
-            job="j", epoch=1, step=step, attempt=0, microbatch=microbatch, stage=0, owner=owner, upstream="d"
-        )
-
-    observations = seen(
-        claim(1, 0, "a"), claim(2, 0, "a"), claim(2, 1, "b"), claim(2, 1, "b"), claim(1, 5, "b")
-    )
+    told = ((1, 0, "a"), (2, 0, "a"), (2, 1, "b"), (2, 1, "b"), (1, 5, "b"))
+    observations = seen(*(claim(microbatch, sid, step=step) for step, microbatch, sid in told))
     view: JobView = observations.jobs["j"]
     assert view.claims(2) == {"a": 1, "b": 1}  # repeated ones count once, late ones not at all
     assert view.claims(1) == {}

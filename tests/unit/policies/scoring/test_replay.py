@@ -12,6 +12,7 @@ from policies.kit.policy import Policy, Suggestions
 from policies.kit.view import JobView
 from policies.scoring.replay import PolicyReplay
 from schemas.policy import PolicyDecision, PolicySuggestion
+from tests.builders.policies import decision
 from tests.builders.telemetry import sample
 
 SIDS = ("j-s0-r0", "j-s0-r1")
@@ -65,14 +66,7 @@ def test_suggestions_carry_the_records_time_and_no_clock() -> None:
 
 def test_an_answer_reaches_the_policy() -> None:
     def refuse(suggestion: PolicySuggestion, id: str, now: float, view: JobView) -> PolicyDecision:
-        return PolicyDecision(
-            module=suggestion.module,
-            version=suggestion.version,
-            job=suggestion.job,
-            suggestion=id,
-            adopted=False,
-            reason="no",
-        )
+        return decision(id, module=suggestion.module, reason="no")
 
     policy = Asked()
     said = PolicyReplay(policy, answer=refuse).run(events(0.0, 3.0))

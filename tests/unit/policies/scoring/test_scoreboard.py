@@ -10,19 +10,18 @@ from policies.kit.engine import Event
 from policies.kit.view import Observations
 from policies.scoring.scoreboard import Scoreboard, ScoreboardConfig
 from schemas.base import Message
-from schemas.fault import FaultVerdict
 from schemas.job import JobEvent, JobState
 from schemas.policy import (
     AvoidInstance,
     MoveInstance,
     NoAction,
-    PolicyDecision,
     PolicyScore,
-    PolicySuggestion,
     SetWeights,
 )
-from schemas.stage_move import MoveForecast, MoveState, StageMove
+from schemas.stage_move import MoveState
+from tests.builders.faults import fault_verdict
 from tests.builders.jobs import state_event
+from tests.builders.policies import decision, forecast, stage_move, suggestion
 from tests.builders.telemetry import sample
 
 FAST, SLOW = "j-s0-r0", "j-s0-r1"
@@ -49,28 +48,12 @@ class Course:
         self.scores += self.board.settle(self.at, shadow=False)
 
     def says(self, action: Any, id: str = "s1", *, confidence: float = 0.9, valid_s: float = 60.0) -> None:
-        suggestion = PolicySuggestion(
-            module="m",
-            version="1",
-            job="j",
-            action=action,
-            confidence=confidence,
-            reason="r",
-            input_revision=1,
-            valid_s=valid_s,
-        )
-        self.board.follow(suggestion, id, self.at)
+        said = suggestion(action, confidence=confidence, valid_s=valid_s)
+        self.board.follow(said, id, self.at)
 
     def faults(self, sid: str, incarnation: str = "i1", verdict: Any = "transient") -> None:
-        told = FaultVerdict(
-            job="j",
-            sid=sid,
-            incarnation=incarnation,
-            verdict=verdict,
-            scope="instance",
-            action="replaced",
-            reason="killed by signal 9",
-        )
+        what = {"action": "replaced", "reason": "killed by signal 9"}
+        told = fault_verdict(verdict, sid=sid, incarnation=incarnation, **what)
         self.happens(told, subjects.FAULT_VERDICT)
 
 
@@ -158,10 +141,7 @@ def test_the_decision_is_noted() -> None:
     course = Course()
     course.second()
     course.says(weights(3.0, 1.0))
-    decision = PolicyDecision(
-        module="m", version="1", job="j", suggestion="s1", adopted=True, reason="adopted"
-    )
-    course.happens(decision, subjects.POLICY_DECISION)
+    course.happens(decision(adopted=True), subjects.POLICY_DECISION)
     for _ in range(10):
         course.second()
     assert course.scores[0].adopted
@@ -198,21 +178,10 @@ def test_avoiding_one_that_is_well_is_a_false_alarm() -> None:
 def test_a_move_waits_for_its_measured_effect() -> None:
     course = Course()
     course.second()
-    forecast = MoveForecast(step_before_s=1.0, step_after_s=0.8, cost_s=1.0, gain_s=9.0, steps_left=50)
-    course.says(MoveInstance(sid=FAST, stage=1, forecast=forecast), valid_s=5.0)
+    course.says(MoveInstance(sid=FAST, stage=1, forecast=forecast()), valid_s=5.0)
 
     def told(state: MoveState, after_s: float | None = None) -> JobEvent:
-        moved = StageMove(
-            sid=FAST,
-            newcomer="j-s1-r1",
-            from_stage=0,
-            to_stage=1,
-            step=3,
-            by="m",
-            state=state,
-            before_s=1.0,
-            after_s=after_s,
-        )
+        moved = stage_move(sid=FAST, state=state, before_s=1.0, after_s=after_s)
         return JobEvent(job="j", kind="rebalancing", at=course.at, move=moved)
 
     course.second()
@@ -229,16 +198,7 @@ def test_observations_and_unknown_jobs_are_not_scored() -> None:
     course = Course()
     course.second()
     course.says(NoAction(note="interesting"))
-    other = PolicySuggestion(
-        module="m",
-        version="1",
-        job="other",
-        action=weights(1.0, 2.0),
-        confidence=0.5,
-        reason="r",
-        input_revision=1,
-        valid_s=5.0,
-    )
+    other = suggestion(weights(1.0, 2.0), job="other")
     course.board.follow(other, "s9", course.at)
     for _ in range(20):
         course.second()

@@ -18,28 +18,15 @@ from policies.scoring.scores import (
     summarise,
     weights_worth,
 )
-from schemas.stage_move import MoveForecast, MoveState, StageMove
+from schemas.stage_move import MoveState
+from tests.builders.policies import forecast, stage_move
 
 TIMES = st.dictionaries(
     st.sampled_from([f"j-s0-r{number}" for number in range(8)]),
     st.floats(0.1, 1000.0),
     min_size=2,
 )
-FORECAST = MoveForecast(step_before_s=1.0, step_after_s=0.8, cost_s=1.0, gain_s=10.0, steps_left=50)
-
-
-def move(state: MoveState, before_s: float | None = None, after_s: float | None = None) -> StageMove:
-    return StageMove(
-        sid="j-s0-r1",
-        newcomer="j-s1-r1",
-        from_stage=0,
-        to_stage=1,
-        step=3,
-        by="mover",
-        state=state,
-        before_s=before_s,
-        after_s=after_s,
-    )
+FORECAST = forecast()
 
 
 @given(TIMES)
@@ -102,7 +89,9 @@ def test_avoiding_is_right_for_what_faults_or_is_slow() -> None:
 
 def test_a_move_is_worth_what_it_saved_of_what_was_forecast() -> None:
     def score(*measured: float, state: MoveState = MoveState.BETTER) -> float | None:
-        worth = move_worth(FORECAST, move(state, *measured))
+        worth = move_worth(
+            FORECAST, stage_move(state=state, **dict(zip(("before_s", "after_s"), measured, strict=False)))
+        )
         return None if worth is None else worth.score
 
     assert score(1.0, 0.8) == pytest.approx(1.0)

@@ -12,63 +12,37 @@ import pytest
 from entities.gateway.dashboard.view_model import MOVES, POINTS, JobCurve, MeshViewModel
 from entities.gateway.dashboard.viewers import QUEUED, Viewer
 from entities.gateway.server_sent_events import encode_event
-from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
+from schemas.data_plane import MicrobatchNotice, RouteTable
 from schemas.fault import FaultRecord, FaultState, FaultTask
 from schemas.gateway_api import JobSummary, MeshStatus
-from schemas.job import JobEvent, JobState, StepResult
-from schemas.policy import AvoidInstance, PolicyDecision, PolicySuggestion
+from schemas.job import JobEvent, JobState
+from schemas.policy import AvoidInstance
 from schemas.registry import InstanceState, ServiceRecord
-from schemas.step import Member
-from tests.entity_records import instance, sample, service
+from tests.builders import routes, steps
+from tests.builders.jobs import state_event, step_event
+from tests.builders.policies import decision, suggestion
+from tests.builders.records import instance, service
+from tests.builders.routes import entry
+from tests.builders.steps import member
+from tests.builders.telemetry import linked_sample as sample
 
 
 def records(*found: ServiceRecord) -> dict[str, ServiceRecord]:
     return {record.sid: record for record in found}
 
 
-def table(*entries: tuple[str, float, str], cluster: str = "east", stage: int = 0) -> RouteTable:
-    return RouteTable(
-        job="j",
-        cluster=cluster,
-        stage=stage,
-        revision=1,
-        router="r",
-        entries=tuple(
-            RouteEntry(sid=sid, incarnation="i1", cluster="east", weight=weight, window=4, reason=reason)
-            for sid, weight, reason in entries
-        ),
-    )
+def table(*entries: tuple[str, float, str], cluster: str = "east") -> RouteTable:
+    hops = (entry(sid, cluster="east", weight=weight, reason=reason) for sid, weight, reason in entries)
+    return routes.table(*hops, cluster=cluster, stage=0)
 
 
 def step(number: int, *, at: float, loss: float = 2.0, **shares: int) -> JobEvent:
-    result = StepResult(
-        step=number,
-        loss=loss,
-        gradient_norm=1.0,
-        learning_rate=1e-3,
-        tokens=100,
-        step_s=0.5,
-        tokens_per_s=200.0,
-        shares={sid.replace("_", "-"): count for sid, count in shares.items()},
-    )
-    return JobEvent(job="j", kind="step", at=at, result=result)
+    counts = {sid.replace("_", "-"): count for sid, count in shares.items()}
+    return step_event(number, at=at, loss=loss, step_s=0.5, shares=counts)
 
 
 def notice(number: int, sender: str = "j-s0-r0", receiver: str = "j-s1-r0", **more: Any) -> MicrobatchNotice:
-    fields: dict[str, Any] = {"direction": "forward", "stage": 1} | more
-    return MicrobatchNotice(
-        job="j",
-        epoch=1,
-        step=1,
-        attempt=0,
-        microbatch=number,
-        link="l",
-        tag=0,
-        tensors=(),
-        sender=Member(sid=sender, incarnation="i1"),
-        receiver=Member(sid=receiver, incarnation="i1"),
-        **fields,
-    )
+    return steps.notice(member(sender), member(receiver), step=1, microbatch=number, **more)
 
 
 def mesh(*jobs: str) -> MeshStatus:
@@ -167,7 +141,7 @@ def test_everything_may_be_told_twice_from_the_stream_and_as_it_happens() -> Non
     for _ in range(2):
         picture.take_event(step(0, at=4.0), "e1")
         picture.take_event(JobEvent(job="j", kind="fault", at=5.0, text="killed"), "e2")
-        picture.take_event(JobEvent(job="j", kind="state", at=5.0, state=JobState.RUNNING), "e3")
+        picture.take_event(state_event(JobState.RUNNING, at=5.0), "e3")
         picture.take_fault(fault)
         picture.take_fault(retrying)
         picture.take_fault(handled)
@@ -228,22 +202,11 @@ def test_a_flood_of_hops_is_told_in_part_and_counted() -> None:
 def test_a_decision_says_what_was_suggested_and_the_same_again_only_counts() -> None:
     picture = MeshViewModel()
     for number in range(3):
-        suggestion = PolicySuggestion(
-            module="watch",
-            version="1",
-            job="j",
-            action=AvoidInstance(sid="j-s0-r0"),
-            confidence=0.9,
-            reason=f"look {number}",
-            input_revision=number,
-            valid_s=10,
-            scope="instance j-s0-r0",
-        )
-        picture.take_suggestion(suggestion, f"s{number}")
-        decision = PolicyDecision(
-            module="watch", version="1", job="j", suggestion=f"s{number}", adopted=False, reason="too soon"
-        )
-        picture.take_decision(decision, f"d{number}", at=float(number))
+        scope, reason = "instance j-s0-r0", f"look {number}"
+        wish = suggestion(AvoidInstance(sid="j-s0-r0"), module="watch", reason=reason, scope=scope)
+        picture.take_suggestion(wish, f"s{number}")
+        declined = decision(f"s{number}", module="watch", reason="too soon")
+        picture.take_decision(declined, f"d{number}", at=float(number))
     row = one(picture.whole(4.0)["decisions"], module="watch")
     assert (row["wish"], row["times"], row["why"], row["reason"]) == (
         "avoid j-s0-r0",

@@ -9,7 +9,8 @@ import pytest
 from entities.gateway.dispatch.rules import choose_entries, fill, interleave, largest_remainder
 from schemas.registry import InstanceState
 from schemas.signals import ComputeEntry
-from tests.entity_records import compute, instance
+from tests.builders.records import instance
+from tests.builders.telemetry import compute
 
 EAST, WEST = instance("j-data-r0"), instance("j-data-r1", cluster="west")
 MICROBATCHES = tuple(range(8))

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from entities.gateway.operations.job_urls import named_things, place, refuse_others_folder
 from schemas.errors import BadJob
-from schemas.job import DataSpec, JobRecord, JobSpec, ModelSpec, TrainingSpec
-from tests.entity_records import job
-
-
-def spec(**more: Any) -> JobSpec:
-    return JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1), **more)
+from schemas.job import DataSpec, JobRecord
+from tests.builders.jobs import job, spec
 
 
 def known(**folders: str) -> dict[str, JobRecord]:
     """Jobs of bob's, by where each writes."""
-    return {
-        name: job(name, user="bob").model_copy(update={"spec": spec(artifacts=folder)})
-        for name, folder in folders.items()
-    }
+    return {name: job(name, user="bob", spec=spec(artifacts=folder)) for name, folder in folders.items()}
 
 
 JOBS = known(j1="bus://artifacts", j2="bus://artifacts/team", j3="/srv/runs", j4="s3://lake/runs/")
