@@ -23,7 +23,8 @@ from bus.wire import codec
 from schemas.base import MESSAGE_TYPES
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage
-from schemas.step import HeldHop, Member, MicrobatchClaim, MicrobatchState, StepFenced, StepStatusReply
+from schemas.step import HeldHop, Member, MicrobatchState, StepFenced, StepStatusReply
+from tests.builders.steps import claim
 
 ENVELOPE = {
     "type": "",
@@ -117,20 +118,9 @@ def test_nobody_below_the_control_plane_gives_large_answers() -> None:
 def test_the_account_of_the_largest_step_is_an_answer() -> None:
     name = "n" * 70  # a job's of 60 characters, and what an instance adds
     member = Member(sid=name, incarnation="abcdef012345")
+    largest = {"job": "j" * 60, "epoch": 99, "step": 1 << 40, "attempt": 9, "stage": 99}
     claims = tuple(
-        MicrobatchClaim(
-            job="j" * 60,
-            epoch=99,
-            step=1 << 40,
-            attempt=9,
-            microbatch=index,
-            stage=99,
-            owner=member,
-            upstream=name,
-            loss=1.25,
-            forward_ms=1.25,
-            backward_ms=1.25,
-        )
+        claim(index, member, **largest, upstream=name, loss=1.25, forward_ms=1.25, backward_ms=1.25)
         for index in range(4096)
     )
     state = next(iter(MicrobatchState))

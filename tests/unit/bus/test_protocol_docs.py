@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from bus.subjects import SUBJECTS
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.script_module import script_module
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "generate_protocol", ROOT / "scripts" / "generate_protocol.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("generate_protocol")
 
 
 def test_the_committed_documents_are_current(generator, capsys):

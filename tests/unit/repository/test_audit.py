@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from types import ModuleType
@@ -10,18 +9,14 @@ from types import ModuleType
 import pytest
 
 from benchmarks.history import ROOT
+from tests.script_module import script_module
 
 SCRIPT = ROOT / "scripts" / "audit.py"
 
 
 @pytest.fixture
 def audit() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("audit")
 
 
 @pytest.fixture

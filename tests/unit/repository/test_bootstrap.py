@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -13,9 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.patience import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "scripts" / "bootstrap.py"
+from tests.script_module import script_module
 
 HOLD = """
 import fcntl, sys
@@ -28,12 +25,7 @@ sys.stdin.readline()
 
 @pytest.fixture(scope="module")
 def bootstrap() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bootstrap", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("bootstrap")
 
 
 def test_the_stamp_says_when_nothing_is_to_be_done(bootstrap: ModuleType, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -10,18 +9,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.script_module import script_module
+
 ROOT = Path(__file__).resolve().parents[3]
 LOCKS = ("requirements.lock", "torch.lock", "torch-cuda.lock")
 
 
 @pytest.fixture(scope="module")
 def lock() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lock", ROOT / "scripts" / "lock.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("lock")
 
 
 @pytest.fixture(scope="module")

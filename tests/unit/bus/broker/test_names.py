@@ -5,22 +5,14 @@ from __future__ import annotations
 import pytest
 
 from bus.guard.call_rights import names_of
-from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
+from schemas.job import JobRecord
+from tests.builders.jobs import job, spec
 
 
 def record(resume_from: str, may_read: tuple[str, ...] | None = None) -> JobRecord:
     """Its user was let read what it names, if nothing else is said."""
-    spec = JobSpec(
-        name="job",
-        model=ModelSpec(factory="tiny:model"),
-        training=TrainingSpec(steps=1),
-        artifacts="bus://artifacts",
-        resume_from=resume_from,
-    )
     named = (resume_from,) if may_read is None else may_read
-    return JobRecord(
-        job="j", spec=spec, state=JobState.RUNNING, submitted_at=1.0, changed_at=1.0, may_read=named
-    )
+    return job("j", spec=spec(artifacts="bus://artifacts", resume_from=resume_from), may_read=named)
 
 
 def test_what_is_named_is_read_and_not_written() -> None:

@@ -7,7 +7,7 @@ import pytest
 from bus.nats.dialer import ConnectionTimes
 from bus.nats.liveness import OWN, HeardTime
 from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
-from tests.entity_records import instance
+from tests.builders.records import instance
 
 
 def beaten(heard: HeardTime, since: float, until: float) -> float:

@@ -13,9 +13,10 @@ from bus.tap.message import TappedMessage
 from bus.wire.correlation import correlated
 from schemas.errors import Ack
 from schemas.names import MESH
-from schemas.policy import PolicyDecision, PolicySuggestion, SetWeights
+from schemas.policy import SetWeights
 from schemas.registry import ReleaseJob
 from schemas.telemetry import NodeSample
+from tests.builders.policies import decision, suggestion
 from tests.builders.tapped_messages import answer, arrived, look
 
 
@@ -86,20 +87,11 @@ def test_repeats_are_counted_and_history_is_no_repeat() -> None:
 
 
 def test_a_decision_belongs_to_the_suggestion_that_it_is_about() -> None:
-    suggestion = PolicySuggestion(
-        module="m",
-        version="1",
-        job="j",
-        action=SetWeights(stage=0, weights={"a": 1.0}),
-        confidence=0.8,
-        reason="because",
-        input_revision=1,
-        valid_s=1.0,
-    )
-    decision = PolicyDecision(module="m", version="1", job="j", suggestion="s-1", adopted=True, reason="r")
+    wish = suggestion(SetWeights(stage=0, weights={"a": 1.0}))
+    answered = decision("s-1", adopted=True)
     tree = CausalTree("s-1")
-    tree.add(look(arrived(subjects.POLICY_DECISION, decision, "d-1", module="m")))
-    tree.add(look(arrived(subjects.SUGGESTION, suggestion, "s-1", owner=MESH, module="m")))
+    tree.add(look(arrived(subjects.POLICY_DECISION, answered, "d-1", module="m")))
+    tree.add(look(arrived(subjects.SUGGESTION, wish, "s-1", owner=MESH, module="m")))
     assert [node.id for node in tree.walk()] == ["s-1", "d-1"]
 
 

@@ -10,9 +10,10 @@ from bus.tap.message import TappedMessage, decode
 from bus.wire import codec
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadInput
-from schemas.policy import PolicySuggestion, SetWeights
+from schemas.policy import SetWeights
 from schemas.signals import AccessRequest
-from schemas.step import Member, MicrobatchClaim
+from tests.builders.policies import suggestion
+from tests.builders.steps import claim
 
 SENDER = codec.sender_map(Sender(name="gateway-a", kind=EntityKind.GATEWAY, incarnation="g1"))
 
@@ -23,36 +24,12 @@ def tapped(row, message, **tokens) -> TappedMessage:
 
 CLAIM = tapped(
     subjects.STEP_CLAIM,
-    MicrobatchClaim(
-        job="j",
-        epoch=1,
-        step=3,
-        attempt=0,
-        microbatch=2,
-        stage=1,
-        owner=Member(sid="j-s1-r0", incarnation="i1"),
-        upstream="j-s0-r1",
-        loss=2.5,
-        evaluate=False,
-    ),
+    claim(2, "j-s1-r0", stage=1, upstream="j-s0-r1", loss=2.5),
     job="j",
     sid="j-s1-r0",
 )
-SUGGESTION = tapped(
-    subjects.SUGGESTION,
-    PolicySuggestion(
-        module="m",
-        version="1",
-        job="j",
-        action=SetWeights(stage=0, weights={"a": 1.0}),
-        confidence=0.8,
-        reason="because",
-        input_revision=1,
-        valid_s=1.0,
-    ),
-    owner="system",
-    module="m",
-)
+WEIGHTS = suggestion(SetWeights(stage=0, weights={"a": 1.0}))
+SUGGESTION = tapped(subjects.SUGGESTION, WEIGHTS, owner="system", module="m")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ from bus import subjects
 from bus.tap.message import decode
 from bus.tap.microbatch_trace import Microbatch, MicrobatchTrace
 from bus.wire import codec
-from schemas.data_plane import MicrobatchNotice, NoticeAnswer, TensorMeta
+from schemas.data_plane import NoticeAnswer, TensorMeta
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadInput
-from schemas.step import Member, MicrobatchClaim, MicrobatchDispatch, StepBegin
+from schemas.step import MicrobatchDispatch, StepBegin
+from tests.builders import steps
+from tests.builders.steps import member
 
 SENDER = codec.sender_map(Sender(name="orchestrator", kind=EntityKind.ORCHESTRATOR, incarnation="o1"))
 KEY = {"job": "j", "epoch": 1, "step": 3, "attempt": 0}
@@ -21,34 +23,20 @@ def at(ms: float, row, message, **tokens):
     return decode(row(**tokens), codec.encode(message, SENDER, "e"), at=ms / 1e3)
 
 
-def member(sid: str) -> Member:
-    return Member(sid=sid, incarnation="i1")
-
-
-def notice(
-    ms: float, sender: str, receiver: str, direction: str = "forward", microbatch: int = 1, stage: int = 0
-):
-    message = MicrobatchNotice(
-        **KEY,
-        microbatch=microbatch,
-        stage=stage,
-        direction=direction,
-        sender=member(sender),
-        receiver=member(receiver),
-        link="l1",
-        tag=7,
-        tensors=(TensorMeta(shape=(4, 128), dtype="int64"),),
-    )
+def notice(ms: float, sender: str, receiver: str, microbatch: int = 1, stage: int = 0):
+    tensors = (TensorMeta(shape=(4, 128), dtype="int64"),)
+    fields = {**KEY, "microbatch": microbatch, "stage": stage, "tensors": tensors, "link": "l1", "tag": 7}
+    message = steps.notice(member(sender), member(receiver), **fields)
     return at(ms, subjects.NOTICE, message, job="j", sid=receiver)
 
 
-def answer(ms: float, receiver: str, direction: str = "forward", microbatch: int = 1):
+def answer(ms: float, receiver: str):
     message = NoticeAnswer(
         job="j",
         step=3,
         attempt=0,
-        microbatch=microbatch,
-        direction=direction,
+        microbatch=1,
+        direction="forward",
         receiver=member(receiver),
         link="l1",
         tag=7,
@@ -57,17 +45,9 @@ def answer(ms: float, receiver: str, direction: str = "forward", microbatch: int
     return at(ms, subjects.NOTICE_ANSWER, message, job="j", sid="sender")
 
 
-def claim(ms: float, sid: str, stage: int, upstream: str, microbatch: int = 1):
-    message = MicrobatchClaim(
-        **KEY,
-        microbatch=microbatch,
-        stage=stage,
-        owner=member(sid),
-        upstream=upstream,
-        forward_ms=5.0,
-        backward_ms=9.0,
-        loss=2.25 if stage == 1 else None,
-    )
+def claim(ms: float, sid: str, stage: int, upstream: str):
+    figures = {"forward_ms": 5.0, "backward_ms": 9.0, "loss": 2.25 if stage == 1 else None}
+    message = steps.claim(1, sid, stage=stage, upstream=upstream, **figures)
     return at(ms, subjects.STEP_CLAIM, message, job="j", sid=sid)
 
 

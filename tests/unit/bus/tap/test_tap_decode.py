@@ -19,10 +19,11 @@ from bus.tap.message import decode
 from bus.wire import codec
 from schemas.envelope import EntityKind, Sender
 from schemas.names import MESH
-from schemas.policy import PolicySuggestion, SetWeights
+from schemas.policy import SetWeights
 from schemas.redaction import redact
 from schemas.signals import AccessRequest
 from schemas.telemetry import InstanceSample
+from tests.builders.policies import suggestion
 
 SENDER = codec.sender_map(Sender(name="me", kind=EntityKind.TAP, incarnation="i1"))
 
@@ -71,20 +72,8 @@ def test_every_rows_message_is_decoded_and_shown(row):
     assert json.loads(rendering.as_json(tapped))["row"] == row.name
 
 
-GOOD = codec.encode(
-    PolicySuggestion(
-        module="m",
-        version="1",
-        job="j",
-        action=SetWeights(stage=0, weights={"a": 1.0, "b": 0.5}),
-        confidence=0.8,
-        reason="two words",
-        input_revision=1,
-        valid_s=60.0,
-    ),
-    SENDER,
-    "e-1",
-)
+WEIGHTS = suggestion(SetWeights(stage=0, weights={"a": 1.0, "b": 0.5}), reason="two words")
+GOOD = codec.encode(WEIGHTS, SENDER, "e-1")
 SUBJECT = subjects.SUGGESTION(owner=MESH, module="m")
 
 

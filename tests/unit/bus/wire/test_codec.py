@@ -11,20 +11,12 @@ from bus.wire import codec
 from schemas.base import MESSAGE_TYPES, Message
 from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage
-from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord, TensorSchema
+from schemas.registry import Heartbeat, InstanceState, ServiceRecord, TensorSchema
 from schemas.telemetry import DeadLetter
+from tests.builders.records import instance
 
 SENDER = codec.sender_map(Sender(name="a", kind=EntityKind.CLIENT, incarnation="i1"))
-RECORD = ServiceRecord(
-    sid="a",
-    prefix="p",
-    kind=EntityKind.INSTANCE,
-    incarnation="i1",
-    state=InstanceState.ACTIVE,
-    endpoint=Endpoint(cluster="c", node="n"),
-    input_schema=(TensorSchema(shape=(1, 2), dtype="float32"),),
-    tags=("x", "y"),
-)
+RECORD = instance(input_schema=(TensorSchema(shape=(1, 2), dtype="float32"),), tags=("x", "y"))
 
 
 def changed(data: bytes, **fields) -> bytes:

@@ -10,7 +10,7 @@ from schemas.envelope import EntityKind, Sender
 from schemas.errors import BadMessage
 from schemas.registry import Capability, Resolved, ServiceRecord, TensorSchema
 from schemas.signals import RouteAdvertisement
-from tests.entity_records import instance, service
+from tests.builders.records import instance, service
 
 SENDER = codec.sender_map(Sender(name="service-registry", kind=EntityKind.SERVICE_REGISTRY, incarnation="i1"))
 

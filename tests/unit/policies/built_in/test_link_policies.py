@@ -8,43 +8,29 @@ from bus import subjects
 from policies.built_in.device_risk import DeviceReading, DeviceRisk, alarm, risk, signs
 from policies.built_in.link_trend import LinkTrend
 from policies.built_in.path_faults import LinkDiagnosis, PathFaults, locate
-from policies.kit.engine import Engine, EngineConfig, Event
-from policies.kit.policy import Policy
 from policies.numerics.link_history import LinkHistory
 from schemas.job import JobState
 from schemas.policy import AvoidInstance, NoAction, PolicySuggestion
-from schemas.telemetry import DeviceSample, LinkFigures, LinkSample
+from schemas.telemetry import DeviceSample, InstanceSample, LinkFigures, LinkSample
 from tests.builders.jobs import state_event
+from tests.builders.policy_runs import PolicyRun
 from tests.builders.telemetry import sample
 
 SEED = 3
 
 
-class Run:
-    """A job of one sender and three receivers in stage 1, five seconds at a time."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.engine = Engine(policy, EngineConfig())
-        self.now = 0.0
-        self.said = 0
+class Run(PolicyRun):
+    """A job of two senders and three receivers in stage 1, five seconds at a time."""
 
     def step(self, links: list[LinkSample], **more: object) -> list[PolicySuggestion]:
         self.now += 5.0
-        senders = [
-            sample("j-s0-r0", step=1, links=tuple(links)),
-            sample("j-s0-r1", step=1, links=tuple(links)),
-        ]
-        others = [sample(f"j-s1-r{replica}", step=1, **more) for replica in range(3)]
-        self.take([*senders, *others])
-        found = list(self.engine.decide(self.now).suggestions)
-        for suggestion in found:
-            self.said += 1
-            self.engine.published(suggestion, f"s{self.said}", self.now)
-        return found
+        senders = [sample(f"j-s0-r{replica}", links=tuple(links)) for replica in range(2)]
+        others = [sample(f"j-s1-r{replica}", **more) for replica in range(3)]
+        self.measured(*senders, *others)
+        return self.decide()
 
-    def take(self, messages: list) -> None:
-        row = subjects.INSTANCE_SAMPLE
-        self.engine.take(Event(row=row, message=message, id="e", at=self.now) for message in messages)
+    def measured(self, *samples: InstanceSample) -> None:
+        self.take(subjects.INSTANCE_SAMPLE, *samples)
 
 
 def links(*transfer_ms: float, errors: tuple[int, ...] = (0, 0, 0)) -> list[LinkSample]:
@@ -92,8 +78,8 @@ def test_errors_count_at_once_and_a_single_link_is_noted() -> None:
     run.now += 5
     broken = [LinkSample(peer="j-s1-r0", errors=2), LinkSample(peer="j-s1-r1"), LinkSample(peer="j-s1-r2")]
     well = [LinkSample(peer=f"j-s1-r{at}") for at in range(3)]
-    run.take([sample("j-s0-r0", links=tuple(broken)), sample("j-s0-r1", links=tuple(well))])
-    run.take([sample(f"j-s1-r{at}") for at in range(3)])
+    run.measured(sample("j-s0-r0", links=tuple(broken)), sample("j-s0-r1", links=tuple(well)))
+    run.measured(*(sample(f"j-s1-r{at}") for at in range(3)))
     [suggestion] = run.engine.decide(run.now).suggestions
     assert isinstance(suggestion.action, NoAction)
     assert "j-s0-r0 → j-s1-r0: 2 errors" in suggestion.reason
@@ -122,7 +108,7 @@ def test_another_incarnation_begins_anew_and_ended_jobs_are_forgotten() -> None:
     for policy in (LinkTrend(), PathFaults(), DeviceRisk()):
         run = Run(policy)
         run.step(links(5, 5, 5), device=device(ecc_errors=1))
-        run.engine.take([Event(row=subjects.JOB_EVENT, message=state_event(JobState.FAILED), id="e", at=9.0)])
+        run.take(subjects.JOB_EVENT, state_event(JobState.FAILED))
         assert list(run.engine.decide(20.0).suggestions) == []
 
 
@@ -133,7 +119,7 @@ def device(**figures: object) -> DeviceSample:
 def test_a_device_that_says_it_is_broken_is_avoided() -> None:
     run = Run(DeviceRisk())
     assert run.step([], device=device(ecc_errors=0, temperature_c=60.0)) == []
-    run.take([sample("j-s1-r2", device=device(ecc_errors=3, temperature_c=60.0))])
+    run.measured(sample("j-s1-r2", device=device(ecc_errors=3, temperature_c=60.0)))
     run.now += 5
     [suggestion] = run.engine.decide(run.now).suggestions
     assert suggestion.action == AvoidInstance(sid="j-s1-r2")

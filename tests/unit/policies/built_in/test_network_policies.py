@@ -2,79 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from bus import subjects
-from bus.subject_row import Subject
 from dmsc.process.policy_loading import BUILT_IN, load_policy
 from policies.built_in.checkpoint_interval import CheckpointInterval
 from policies.built_in.routing_bandit import RoutingBandit, RoutingBanditConfig
 from policies.built_in.topology_scoring import TopologyScoring
 from policies.built_in.transience import Transience
-from policies.kit.engine import Engine, EngineConfig, Event
+from policies.kit.engine import EngineConfig
 from policies.kit.policy import Policy
-from schemas.base import Message
-from schemas.job import JobEvent, JobState, StepResult
-from schemas.policy import AvoidInstance, ExpectFailures, PolicyDecision, PolicySuggestion, SetWeights
+from schemas.job import JobState
+from schemas.policy import AvoidInstance, ExpectFailures, SetWeights
 from schemas.signals import LinkReport, QosReport
 from schemas.telemetry import LinkFigures
-from tests.builders.telemetry import sample
-
-
-class Run:
-    """One job and one policy; messages in, suggestions out."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.engine = Engine(policy, EngineConfig(max_per_s=100))
-        self.now = 1000.0
-        self.said: list[PolicySuggestion] = []
-
-    def take(self, row: Subject, *messages: Message) -> None:
-        self.engine.take(Event(row=row, message=message, id="e", at=self.now) for message in messages)
-
-    def samples(self, step: int = 1, **service_ms: float) -> None:
-        self.take(
-            subjects.INSTANCE_SAMPLE,
-            *(sample(sid.replace("_", "-"), step=step, service_ms=ms) for sid, ms in service_ms.items()),
-        )
-
-    def event(self, kind: str, **fields: Any) -> None:
-        self.take(subjects.JOB_EVENT, JobEvent(job="j", kind=kind, at=self.now, **fields))
-
-    def step(self, number: int, seconds: float) -> None:
-        result = StepResult(
-            step=number,
-            loss=1.0,
-            gradient_norm=1.0,
-            learning_rate=0.1,
-            tokens=1,
-            step_s=seconds,
-            tokens_per_s=1.0,
-        )
-        self.event("step", result=result)
-
-    def decide(self) -> Sequence[PolicySuggestion]:
-        output = self.engine.decide(self.now)
-        assert not output.problems
-        for suggestion in output.suggestions:
-            self.said.append(suggestion)
-            self.engine.published(suggestion, f"s{len(self.said)}", self.now)
-        return output.suggestions
-
-    def declined(self) -> None:
-        last = self.said[-1]
-        decision = PolicyDecision(
-            module=last.module,
-            version=last.version,
-            job="j",
-            suggestion=f"s{len(self.said)}",
-            adopted=False,
-            reason="in shadow",
-        )
-        self.take(subjects.POLICY_DECISION, decision)
+from tests.builders.policy_runs import PolicyRun
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -82,9 +24,13 @@ def test_every_built_in_policy_loads_under_its_own_name(name: str) -> None:
     assert load_policy(name).name == name
 
 
+def run_of(policy: Policy) -> PolicyRun:
+    return PolicyRun(policy, EngineConfig(max_per_s=100), now=1000.0)
+
+
 # --- checkpoint interval ------------------------------------------------------------------------------
 def test_failures_that_become_frequent_are_told_and_a_quiet_time_is_too() -> None:
-    run = Run(CheckpointInterval())
+    run = run_of(CheckpointInterval())
     run.event("state", state=JobState.RUNNING)
     for _ in range(8):
         run.now += 600.0
@@ -106,7 +52,7 @@ def test_failures_that_become_frequent_are_told_and_a_quiet_time_is_too() -> Non
 
 
 def test_one_failure_is_left_to_the_orchestrators_own_mean() -> None:
-    run = Run(CheckpointInterval())
+    run = run_of(CheckpointInterval())
     run.event("state", state=JobState.RUNNING)
     run.now += 600.0
     run.event("recovery")
@@ -115,7 +61,7 @@ def test_one_failure_is_left_to_the_orchestrators_own_mean() -> None:
 
 # --- transience ---------------------------------------------------------------------------------------
 def test_a_silent_instance_is_waited_for_and_then_avoided() -> None:
-    run = Run(Transience())
+    run = run_of(Transience())
     for _ in range(5):
         run.now += 1.0
         run.samples(j_s0_r0=10.0, j_s0_r1=10.0)
@@ -131,7 +77,7 @@ def test_a_silent_instance_is_waited_for_and_then_avoided() -> None:
 
 
 def test_where_most_are_silent_it_is_the_module_that_hears_nothing() -> None:
-    run = Run(Transience())
+    run = run_of(Transience())
     for _ in range(5):
         run.now += 1.0
         run.samples(j_s0_r0=10.0, j_s0_r1=10.0, j_s1_r0=10.0)
@@ -142,7 +88,7 @@ def test_where_most_are_silent_it_is_the_module_that_hears_nothing() -> None:
 
 
 def test_what_flaps_is_avoided_though_it_is_back_and_trusted_again_later() -> None:
-    run = Run(Transience())
+    run = run_of(Transience())
     for _ in range(5):
         run.samples(j_s0_r0=10.0, j_s0_r1=10.0)
         for _ in range(5):
@@ -159,7 +105,7 @@ def test_what_flaps_is_avoided_though_it_is_back_and_trusted_again_later() -> No
 
 
 # --- routing bandit -----------------------------------------------------------------------------------
-def played(run: Run, blocks: int, seconds: dict[int, float], block: int = 3) -> None:
+def played(run: PolicyRun, blocks: int, seconds: dict[int, float], block: int = 3) -> None:
     """Steps that take what the arm in force lets them take; the arm is read from the suggestion's reason."""
     arm = 0
     for number in range(1, blocks * block + 1):
@@ -171,7 +117,7 @@ def played(run: Run, blocks: int, seconds: dict[int, float], block: int = 3) -> 
 
 
 def test_a_tilt_that_makes_steps_shorter_is_found_and_stays() -> None:
-    run = Run(RoutingBandit(RoutingBanditConfig(block_steps=3, settle_steps=1, margin=0.05)))
+    run = run_of(RoutingBandit(RoutingBanditConfig(block_steps=3, settle_steps=1, margin=0.05)))
     played(run, 60, {0: 1.0, 1: 1.02, 2: 0.8, 3: 1.05})
     weights = [one.action.weights for one in run.said[-5:] if isinstance(one.action, SetWeights)]
     assert any(table["j-s0-r1"] > table["j-s0-r0"] for table in weights), "the slow one gets more"
@@ -179,12 +125,12 @@ def test_a_tilt_that_makes_steps_shorter_is_found_and_stays() -> None:
 
 
 def test_in_shadow_the_trials_teach_nothing() -> None:
-    run = Run(RoutingBandit(RoutingBanditConfig(block_steps=3, settle_steps=1, margin=1.0)))
+    run = run_of(RoutingBandit(RoutingBanditConfig(block_steps=3, settle_steps=1, margin=1.0)))
     for number in range(1, 61):
         run.now += 1.0
         run.samples(step=number, j_s0_r0=10.0, j_s0_r1=20.0)
         if run.decide():
-            run.declined()
+            run.answer(adopted=False)
         run.step(number, 1.0)
     [trial] = run.engine.policy._trials.values()
     assert all(bandit.excess == 0 for bandit in trial.bandits.values())
@@ -192,7 +138,7 @@ def test_in_shadow_the_trials_teach_nothing() -> None:
 
 # --- topology scoring ---------------------------------------------------------------------------------
 def test_a_slow_link_gets_less_and_equal_ones_are_left_alone() -> None:
-    run = Run(TopologyScoring())
+    run = run_of(TopologyScoring())
     links = tuple(
         LinkReport(sender="j-s0-r0", receiver=f"j-s1-r{one}", figures=LinkFigures(transfer_ms=ms))
         for one, ms in enumerate((5.0, 40.0))

@@ -8,47 +8,20 @@ import pytest
 
 from bus import subjects
 from policies.built_in.service_time_weights import ServiceTimeWeights
-from policies.kit.engine import Engine, EngineConfig, Event
-from schemas.policy import PolicyDecision
 from schemas.signals import ComputeNotification, StageLoad
-from tests.builders.telemetry import sample
+from tests.builders.policy_runs import PolicyRun
 
 
-class Run:
-    """A run of one job, second by second, with given service times per instance."""
+class Run(PolicyRun):
+    """Second by second, with given service times per instance."""
 
     def __init__(self) -> None:
-        self.engine = Engine(ServiceTimeWeights(), EngineConfig())
-        self.now = 0.0
-        self.said = 0
+        super().__init__(ServiceTimeWeights())
 
     def second(self, **service_ms: float):
         self.now += 1.0
-        self.engine.take(
-            Event(
-                row=subjects.INSTANCE_SAMPLE,
-                message=sample(sid.replace("_", "-"), step=int(self.now), service_ms=ms),
-                id="e",
-                at=self.now,
-            )
-            for sid, ms in service_ms.items()
-        )
-        suggestions = self.engine.decide(self.now).suggestions
-        for suggestion in suggestions:
-            self.said += 1
-            self.engine.published(suggestion, f"s{self.said}", self.now)
-        return suggestions
-
-    def answer(self, adopted: bool) -> None:
-        decision = PolicyDecision(
-            module="service-time-weights",
-            version="1",
-            job="j",
-            suggestion=f"s{self.said}",
-            adopted=adopted,
-            reason="",
-        )
-        self.engine.take([Event(row=subjects.POLICY_DECISION, message=decision, id="d", at=self.now)])
+        self.samples(int(self.now), **service_ms)
+        return self.decide()
 
 
 def test_weights_are_inverse_to_the_service_time_and_the_reason_has_the_figures():
@@ -79,7 +52,7 @@ def test_it_speaks_again_only_when_a_share_changes():
         slow = 30.0 if second < 15 else 10.0
         said += run.second(j_s0_r0=10 + noise.uniform(-0.2, 0.2), j_s0_r1=slow)
         if said and run.said and second == 3:
-            run.answer(True)
+            run.answer(adopted=True)
     first, *later = said
     assert first.action.weights["j-s0-r1"] == pytest.approx(0.5, abs=0.02)
     assert later, "the recovery of r1 must be noticed"
@@ -97,7 +70,7 @@ def test_unequal_weights_are_renewed_before_they_lapse_and_a_refusal_is_not_nagg
     for _ in range(20):
         if refused.second(j_s0_r0=10.0, j_s0_r1=30.0):
             times.append(refused.now)
-            refused.answer(False)
+            refused.answer(adopted=False)
     assert times == [3.0, 8.0, 13.0, 18.0]
 
 
@@ -120,7 +93,7 @@ def test_it_keeps_quiet_where_routing_measures_by_itself():
         load = StageLoad(job="j", stage=0, algorithm=algorithm, instances=2)
         told = ComputeNotification(router="router-a", cluster="a", revision=1, entries=(), stages=(load,))
         run.second(j_s0_r0=10.0, j_s0_r1=30.0)
-        run.engine.take([Event(row=subjects.COMPUTE, message=told, id="c", at=run.now)])
+        run.take(subjects.COMPUTE, told)
         for _ in range(4):
             run.second(j_s0_r0=10.0, j_s0_r1=30.0)
-        assert run.said == said, algorithm
+        assert len(run.said) == said, algorithm

@@ -9,80 +9,48 @@ import pytest
 
 from bus import subjects
 from policies.built_in.stage_rebalancing import StageRebalancing
-from policies.kit.engine import Engine, EngineConfig, Event
-from schemas.job import JobEvent, JobState, StepResult
+from schemas.job import JobState
 from schemas.policy import MoveInstance
-from schemas.registry import InstanceState
-from schemas.signals import ComputeEntry, ComputeNotification
-from schemas.stage_move import MoveState, StageMove
+from schemas.signals import ComputeNotification
+from schemas.stage_move import MoveState
 from schemas.telemetry import LinkSample
-from tests.builders.telemetry import sample
+from tests.builders.policies import stage_move
+from tests.builders.policy_runs import PolicyRun
+from tests.builders.telemetry import compute, sample
 
 MICROBATCHES = 12
 
 
-class Run:
+class Run(PolicyRun):
     """A job's steps, one a second, as modules hear of them."""
 
     def __init__(self, *, total_steps: int = 500) -> None:
-        self.engine = Engine(StageRebalancing(), EngineConfig())
-        self.now = 0.0
-        self.step = 0
+        super().__init__(StageRebalancing())
+        self.number = 0
         self.total_steps = total_steps
-        self.event(kind="state", state=JobState.RUNNING, total_steps=total_steps)
-
-    def event(self, **fields) -> None:
-        message = JobEvent(job="j", at=self.now, **fields)
-        self.engine.take([Event(row=subjects.JOB_EVENT, message=message, id="e", at=self.now)])
+        self.event("state", state=JobState.RUNNING, total_steps=total_steps)
 
     def entry(self, sid: str, weight: float) -> None:
-        entry = ComputeEntry(
-            sid=sid, incarnation="i1", job="j", stage=0, state=InstanceState.ACTIVE, weight=weight
-        )
-        told = ComputeNotification(router="r", cluster="east", revision=1, entries=(entry,))
-        self.engine.take([Event(row=subjects.COMPUTE, message=told, id="c", at=self.now)])
+        entries = (compute(sid, weight=weight, service_ms=0.0),)
+        told = ComputeNotification(router="r", cluster="east", revision=1, entries=entries)
+        self.take(subjects.COMPUTE, told)
 
     def second(self, step_s: float = 0.8, costs: tuple[float, float] = (10.0, 60.0), **service_ms: float):
         """Two stages share all microbatches evenly; returns what is suggested then."""
         self.now += 1.0
         times = {sid.replace("_", "-"): ms for sid, ms in service_ms.items()}
         links = (LinkSample(peer="p", sent_bytes=2_000_000, transfers=2, transfer_ms=20.0),)
-        self.engine.take(
-            Event(
-                row=subjects.INSTANCE_SAMPLE,
-                message=sample(
-                    sid,
-                    step=self.step,
-                    service_ms=ms,
-                    stage_cost_ms=costs[int(sid[3])],
-                    state_bytes=50_000_000,
-                    links=links,
-                ),
-                id="s",
-                at=self.now,
-            )
-            for sid, ms in times.items()
-        )
+        moved = {"step": self.number, "state_bytes": 50_000_000, "links": links}
+        for sid, ms in times.items():
+            told = sample(sid, service_ms=ms, stage_cost_ms=costs[int(sid[3])], **moved)
+            self.take(subjects.INSTANCE_SAMPLE, told)
         shares = {}
         for stage in (0, 1):
             sids = [sid for sid in times if sid.startswith(f"j-s{stage}")]
             shares |= {sid: MICROBATCHES // len(sids) for sid in sids}
-        result = StepResult(
-            step=self.step,
-            loss=1.0,
-            gradient_norm=1.0,
-            learning_rate=0.1,
-            tokens=1,
-            step_s=step_s,
-            tokens_per_s=1.0,
-            shares=shares,
-        )
-        self.event(kind="step", result=result, total_steps=self.total_steps)
-        self.step += 1
-        found = self.engine.decide(self.now).suggestions
-        for suggestion in found:
-            self.engine.published(suggestion, f"id{self.step}", self.now)
-        return found
+        self.step(self.number, step_s, total_steps=self.total_steps, shares=shares)
+        self.number += 1
+        return self.decide()
 
 
 SKEWED = {"j_s0_r0": 10.0, "j_s0_r1": 10.0, "j_s0_r2": 10.0, "j_s1_r0": 60.0}
@@ -120,10 +88,8 @@ def test_another_crew_and_news_of_a_move_begin_the_evidence_anew() -> None:
     without = {sid: ms for sid, ms in SKEWED.items() if sid != "j_s0_r2"}
     for _ in range(6):  # the one that is missing is still sampled for a while: no decision
         assert run.second(**without) == []
-    move = StageMove(
-        sid="j-s0-r2", newcomer="j-s1-r1", from_stage=0, to_stage=1, step=9, by="m", state=MoveState.NO_BETTER
-    )
-    run.event(kind="rebalancing", move=move)
+    move = stage_move(sid="j-s0-r2", step=9, state=MoveState.NO_BETTER)
+    run.event("rebalancing", move=move)
     for _ in range(7):
         assert run.second(**SKEWED) == []
     assert run.second(**SKEWED)

@@ -88,10 +88,10 @@ def test_avoiding_is_right_for_what_faults_or_is_slow() -> None:
 
 
 def test_a_move_is_worth_what_it_saved_of_what_was_forecast() -> None:
-    def score(*measured: float, state: MoveState = MoveState.BETTER) -> float | None:
-        worth = move_worth(
-            FORECAST, stage_move(state=state, **dict(zip(("before_s", "after_s"), measured, strict=False)))
-        )
+    def score(
+        before_s: float | None = None, after_s: float | None = None, *, state: MoveState = MoveState.BETTER
+    ) -> float | None:
+        worth = move_worth(FORECAST, stage_move(state=state, before_s=before_s, after_s=after_s))
         return None if worth is None else worth.score
 
     assert score(1.0, 0.8) == pytest.approx(1.0)
