@@ -9,14 +9,11 @@ from pydantic import ValidationError
 
 from schemas.job import JOB_TRANSITIONS, JobRecord, JobSpec, JobState, TrainingSpec, kept_spec
 from schemas.learning_rate import learning_rate
-
-
-def spec(**changes: object) -> dict[str, object]:
-    return {"name": "x", "model": {"factory": "a.b:c"}, "training": {"steps": 3}, **changes}
+from tests.builders.jobs import document
 
 
 def test_defaults_make_a_whole_job() -> None:
-    job = JobSpec.model_validate(spec())
+    job = JobSpec.model_validate(document())
     assert job.parallel.replicas_per_stage() == (1,)
     assert job.training.exact_accumulation
 
@@ -35,7 +32,7 @@ def test_defaults_make_a_whole_job() -> None:
 )
 def test_impossible_jobs_are_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        JobSpec.model_validate(spec(**changes))
+        JobSpec.model_validate(document(**changes))
 
 
 def test_the_rate_warms_up_peaks_and_ends_at_its_floor() -> None:
@@ -57,7 +54,7 @@ def test_every_state_has_a_row_and_ends_are_final() -> None:
 
 def test_a_record_of_before_keeps_what_may_not_be_submitted_any_more() -> None:
     """Read from the wire, and by whoever starts the job's processes; a value of the wrong type is garbage."""
-    old = spec(
+    old = document(
         model={"factory": "statistics:mean", "args": {"width": 8}, "loss": "hinge"},
         training={"steps": 3, "optimizer": {"lr": 5000.0, "eps": 1e-40, "betas": [0.9, 1.5]}},
         parallel={"stages": 2, "replicas": [200_000, 1]},

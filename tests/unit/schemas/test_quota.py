@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schemas.quota import GIB, Quota, QuotaUse, slots_of, wider_by
-from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
-from tests.entity_records import job
+from tests.builders.graphs import graph, unit
+from tests.builders.jobs import job
 
 USE = QuotaUse(jobs=2, slots=7, stored_bytes=3 * GIB, datasets=1)
 
@@ -28,21 +28,10 @@ def test_who_is_over_a_limit_may_still_do_what_takes_nothing_of_it() -> None:
 
 
 def test_a_standby_is_no_working_replica_where_a_job_gets_wider() -> None:
-    units = tuple(
-        TaskUnit(
-            sid=f"j-s{stage}-r{replica}",
-            kind=UnitKind.STAGE,
-            stage=stage,
-            replica=replica,
-            standby=bool(replica),
-        )
-        for stage in (0, 1)
-        for replica, last in ((0, False), (1, True))
+    working, standbys = (
+        [unit(f"j-s{stage}-r{replica}", standby=bool(replica)) for stage in (0, 1)] for replica in (0, 1)
     )
-    graph = TaskGraph(
-        units=units, edges=(), constraints=(), placements=(), reason="", code_digest="", layer_count=2
-    )
-    record = job().model_copy(update={"graph": graph})
+    record = job(graph=graph(*working, *standbys))
     assert slots_of(record) == 4
     assert wider_by(record, 0, 2) == 1
     assert wider_by(record, None, 2) == 2

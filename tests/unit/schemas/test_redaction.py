@@ -8,13 +8,14 @@ import pytest
 
 from schemas.base import MESSAGE_TYPES, Part
 from schemas.gateway_api import DoorRequest
-from schemas.job import JobRecord, JobSpec
+from schemas.job import JobRecord
 from schemas.marks import HOLDS_USER_VALUES, SECRET, EnvelopeId, Secret, Url
 from schemas.policy import PolicyDecision
 from schemas.redaction import HIDDEN, masks_of, redact, references
 from schemas.signals import AccessRequest
 from schemas.step import MicrobatchClaim
 from schemas.telemetry import LogLine
+from tests.builders.jobs import spec
 
 
 class Inner(Part):
@@ -82,16 +83,12 @@ def test_marked_fields_stay_out_of_reprs_and_redacted_bodies_still_fit() -> None
     request = AccessRequest(token="s3cret", action="job.read", resource="j", gateway="a")
     assert "s3cret" not in repr(request)
     assert AccessRequest.model_validate(redact(AccessRequest, request.model_dump())).token == HIDDEN
-    spec = JobSpec.model_validate(
-        {
-            "name": "x",
-            "model": {"factory": "m:f", "args": {"token": "s3cret"}},
-            "training": {"steps": 1},
-            "data": {"source": "s3://k:s3cret@b/d"},
-            "artifacts": "s3://k:s3cret@b/a",
-        }
+    job = spec(
+        model={"factory": "m:f", "args": {"token": "s3cret"}},
+        data={"source": "s3://k:s3cret@b/d"},
+        artifacts="s3://k:s3cret@b/a",
     )
-    door = DoorRequest(token="s3cret", action="job.submit", spec=spec)
+    door = DoorRequest(token="s3cret", action="job.submit", spec=job)
     assert "s3cret" not in str(redact(DoorRequest, door.model_dump()))
     assert masks_of(JobRecord)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from bus.wire import secret_urls
 from schemas.errors import BadInput, BadJob
 from schemas.job import JobSpec
 from schemas.secrets import below, has_credentials, references_of, taken_out, urls_of
+from tests.builders.jobs import spec
 
 PLAIN = ("stdlib:", "bus://datasets/a", "/data/a?b=*.txt", "s3://bucket/x", "file:///a/b@c", "https://h/a?b")
 CREDENTIALS = (
@@ -26,9 +29,17 @@ CREDENTIALS = (
 
 def job(**urls: Any) -> JobSpec:
     source = {"data": {"source": urls.pop("source")}} if "source" in urls else {}
-    return JobSpec.model_validate(
-        {"name": "j", "model": {"factory": "a:b"}, "training": {"steps": 1}, **source, **urls}
-    )
+    return spec(**source, **urls)
+
+
+@contextmanager
+def learnt(secrets: dict[str, str]) -> Iterator[None]:
+    """What a job's process was given, until the end of the block."""
+    secret_urls.learn(json.dumps(secrets))
+    try:
+        yield
+    finally:
+        secret_urls.forget(*secrets)
 
 
 def take(spec: JobSpec, user: str = "ruth") -> tuple[JobSpec, dict[str, str]]:
@@ -76,39 +87,27 @@ def test_a_process_opens_what_it_was_given_and_complains_without_it(tmp_path: An
     (tmp_path / "x").mkdir()
     with pytest.raises(BadInput, match="only the job's own processes can open it"):
         open_filesystem("secret://ruth/here/x")
-    secret_urls.learn(json.dumps({"ruth/here": f"local://{tmp_path}#password=hunter2"}))
-    try:
+    with learnt({"ruth/here": f"local://{tmp_path}#password=hunter2"}):
         _, path = open_filesystem("secret://ruth/here/x")
         assert path == str(tmp_path / "x")
         assert open_artifacts("secret://ruth/here/x", None).url == "secret://ruth/here/x"
         assert secret_urls.hidden("no hunter2 at " + str(tmp_path)) == "no *** at secret://ruth/here"
-    finally:
-        secret_urls.forget("ruth/here")
-    secret_urls.learn(json.dumps({"ruth/led": f"local://{tmp_path}#host=10.0.0.1&password=hunter2"}))
-    try:
-        with pytest.raises(
-            BadInput, match=r"secret://ruth/led: option 'host' behind #; there are account_key"
-        ):
-            open_filesystem("secret://ruth/led")
-    finally:
-        secret_urls.forget("ruth/led")
-    secret_urls.learn(json.dumps({"ruth/odd": "no-such-scheme://u:hunter22@h/a"}))
-    try:
+    with (
+        learnt({"ruth/led": f"local://{tmp_path}#host=10.0.0.1&password=hunter2"}),
+        pytest.raises(BadInput, match=r"secret://ruth/led: option 'host' behind #; there are account_key"),
+    ):
+        open_filesystem("secret://ruth/led")
+    with learnt({"ruth/odd": "no-such-scheme://u:hunter22@h/a"}):
         with pytest.raises(BadInput) as refused:
             open_filesystem("secret://ruth/odd")
         assert "hunter22" not in refused.value.text
-    finally:
-        secret_urls.forget("ruth/odd")
 
 
 def test_an_endpoint_behind_a_secret_obeys_the_rules_of_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
     monkeypatch.setattr("bus.files.artifacts._check", looked_at.append)
-    secret_urls.learn(json.dumps({"ruth/s3": "memory://b/x#endpoint_url=http://169.254.169.254/"}))
-    try:
+    with learnt({"ruth/s3": "memory://b/x#endpoint_url=http://169.254.169.254/"}):
         open_filesystem("secret://ruth/s3/y")
-    finally:
-        secret_urls.forget("ruth/s3")
     assert looked_at == ["memory://b/x/y", "http://169.254.169.254/"]
 
 
@@ -136,13 +135,10 @@ def test_secrets_in_a_models_arguments_are_taken_out_and_filled_in_again() -> No
     with pytest.raises(BadInput, match="secret://ruth/generated-1: only the job's own processes"):
         secret_urls.filled(recorded.model.args)
     known = {f"ruth/{name}": value for name, value in {**made, "runs": "s3://b/x"}.items()}
-    secret_urls.learn(json.dumps(known))
-    try:
+    with learnt(known):
         assert secret_urls.filled(recorded.model.args) == {**ARGS, "keys": ["s3://b/x/below", "plain"]}
         assert recorded.model.args["hub"]["api_token"] == "secret://ruth/generated-1"
         assert secret_urls.hidden("no hf_0123456789") == "no secret://ruth/generated-1"
-    finally:
-        secret_urls.forget(*known)
 
 
 def test_an_argument_that_names_anothers_secret_is_ones_own_of_that_name() -> None:
@@ -172,9 +168,6 @@ def test_arguments_that_are_nested_too_deep_are_refused() -> None:
 
 
 def test_a_text_is_no_url() -> None:
-    secret_urls.learn(json.dumps({"ruth/key": "/etc/passwd"}))
-    try:
-        with pytest.raises(BadInput, match="secret://ruth/key stands for no URL"):
-            open_artifacts("secret://ruth/key", None)
-    finally:
-        secret_urls.forget("ruth/key")
+    refused = pytest.raises(BadInput, match="secret://ruth/key stands for no URL")
+    with learnt({"ruth/key": "/etc/passwd"}), refused:
+        open_artifacts("secret://ruth/key", None)
