@@ -5,37 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from schemas.cluster import InstanceStart
-from schemas.job import JobSpec
 from schemas.registry import PASSING_EXIT
-from schemas.task_graph import TaskUnit, UnitKind
+from tests.builders.graphs import start, unit
+from tests.builders.jobs import spec
 
 NOBODY = "nats://127.0.0.1:1"
 
 
 def test_one_that_does_not_reach_the_bus_says_so_in_one_line() -> None:
-    unit = TaskUnit(sid="j-s0-r0", kind=UnitKind.STAGE, stage=0, replica=0, first_layer=0, last_layer=1)
-    spec = JobSpec.model_validate(
-        {
-            "name": "j",
-            "model": {"factory": "workers.models.gpt:byte_gpt"},
-            "data": {"source": "stdlib:", "sample_tokens": 32},
-            "training": {"steps": 1, "microbatches": 1, "microbatch_samples": 1},
-        }
-    )
-    start = InstanceStart(
-        job="j",
-        epoch=1,
-        unit=unit,
-        slot=0,
-        stages=1,
-        layer_count=1,
-        code_digest="",
-        spec=spec,
-        incarnation="i",
-    )
+    small = {"steps": 1, "microbatches": 1, "microbatch_samples": 1}
+    data = {"source": "stdlib:", "sample_tokens": 32}
+    job = spec(model={"factory": "workers.models.gpt:byte_gpt"}, data=data, training=small)
+    order = start(unit(last_layer=1), spec=job, layer_count=1)
     payload = {
-        "start": start.model_dump(mode="json"),
+        "start": order.model_dump(mode="json"),
         "servers": [NOBODY],
         "cluster": "a",
         "node": "n",

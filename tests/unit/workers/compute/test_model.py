@@ -12,6 +12,7 @@ from torch import Tensor
 
 from schemas.errors import BadModel
 from schemas.job import ModelSpec
+from tests.builders.jobs import gpt_model
 from workers.compute.model import (
     Precision,
     StageModule,
@@ -22,10 +23,7 @@ from workers.compute.model import (
     tied_layers,
 )
 
-SPEC = ModelSpec(
-    factory="workers.models.gpt:byte_gpt",
-    args={"layers": 3, "width": 32, "heads": 4, "context": 16, "dropout": 0.2},
-)
+SPEC = gpt_model(layers=3, width=32, heads=4, context=16, dropout=0.2)
 LAYERS = 5
 
 

@@ -8,14 +8,13 @@ import sys
 import pytest
 import torch
 
-from schemas.job import ModelSpec, OptimizerSpec
+from schemas.job import OptimizerSpec
+from tests.builders.jobs import gpt_model
 from tests.patience import PATIENCE_S
 from workers.compute.model import build, slice_stage
 from workers.compute.optimizer import StageOptimizer
 
-MODEL = ModelSpec(
-    factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
-)
+MODEL = gpt_model()
 SPEC = OptimizerSpec(lr=3e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.2)
 
 IN_A_NEW_PROCESS = f"""

@@ -12,6 +12,7 @@ from torch import Tensor
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
+from tests.builders import jobs
 from tests.reference_loop import run
 from workers.compute.data import batch, open_local_dataset
 from workers.compute.gradient_sum import GradientSum
@@ -28,23 +29,11 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> JobSpec:
     path.write_bytes(
         b"def fibonacci(n):\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)\n" * 40
     )
-    return JobSpec.model_validate(
-        {
-            "name": "small",
-            "model": {
-                "factory": "workers.models.gpt:byte_gpt",
-                "args": {"layers": 3, "width": 32, "heads": 4, "context": 16, "dropout": 0.1},
-            },
-            "data": {"source": str(path), "sample_tokens": 16},
-            "training": {
-                "steps": STEPS,
-                "microbatches": 3,
-                "microbatch_samples": 2,
-                "schedule": {"warmup_steps": 2},
-                "clip_norm": 1.0,
-                "seed": 11,
-            },
-        }
+    training = {"steps": STEPS, "microbatches": 3, "microbatch_samples": 2, "clip_norm": 1.0, "seed": 11}
+    return jobs.spec(
+        model=jobs.gpt(layers=3, width=32, heads=4, context=16, dropout=0.1),
+        data={"source": str(path), "sample_tokens": 16},
+        training=training | {"schedule": {"warmup_steps": 2}},
     )
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from schemas.data_plane import HopLoad, RouteEntry, RouteTable
+from schemas.data_plane import HopLoad, RouteTable
 from schemas.step import Member
+from tests.builders import routes
+from tests.builders.routes import entry
 from workers.links.link_quality import LinkCost
 from workers.routing.next_hop import Binder
 
@@ -18,21 +20,8 @@ SERVICE_MS = 10.0
 
 
 def table(sids: Sequence[str], algorithm: str = "expected-completion", **link_ms: float) -> RouteTable:
-    entries = tuple(
-        RouteEntry(
-            sid=sid,
-            incarnation="i",
-            cluster="a",
-            weight=1,
-            window=4,
-            service_ms=SERVICE_MS,
-            link_ms=link_ms.get(sid, 0.0),
-        )
-        for sid in sids
-    )
-    return RouteTable(
-        job="j", cluster="a", stage=1, revision=1, router="r", entries=entries, algorithm=algorithm
-    )
+    entries = (entry(sid, window=4, service_ms=SERVICE_MS, link_ms=link_ms.get(sid, 0.0)) for sid in sids)
+    return routes.table(*entries, algorithm=algorithm)
 
 
 @dataclass

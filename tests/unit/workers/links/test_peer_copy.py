@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from schemas.cluster import InstanceStart
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Conflict, PeerUnreachable
-from schemas.job import JobSpec
 from schemas.step import Member, StepCommit
-from schemas.task_graph import TaskUnit, UnitKind
+from tests.builders import steps
+from tests.builders.graphs import start, unit
+from tests.builders.jobs import gpt, spec
 from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import Outcome
@@ -203,22 +203,7 @@ async def test_another_holder_gets_all_of_it_and_the_one_before_forgets(wire: Wi
 
 # --- who takes copies -----------------------------------------------------------------------------------
 def notice(direction: str, *, epoch: int = 1, sender: Member = OTHER) -> MicrobatchNotice:
-    return MicrobatchNotice.model_validate(
-        {
-            "job": "j",
-            "epoch": epoch,
-            "step": 900,
-            "attempt": 0,
-            "microbatch": 0,
-            "stage": 1,
-            "direction": direction,
-            "sender": sender,
-            "receiver": HOLDER,
-            "link": "l",
-            "tag": 0,
-            "tensors": (),
-        }
-    )
+    return steps.notice(sender, HOLDER, direction=direction, epoch=epoch, step=900)
 
 
 @pytest.mark.parametrize("kind", ["stage", "data"])
@@ -237,53 +222,22 @@ def test_copies_are_taken_in_any_step_and_attempt_but_not_from_the_fenced(kind: 
 
 
 # --- bits -----------------------------------------------------------------------------------------------
-SPEC = JobSpec.model_validate(
-    {
-        "name": "small",
-        "model": {
-            "factory": "workers.models.gpt:byte_gpt",
-            "args": {"layers": 1, "width": 16, "heads": 2, "context": 8},
-        },
-        "data": {"source": "stdlib:", "sample_tokens": 8},
-        "training": {
-            "steps": 9,
-            "microbatches": 2,
-            "microbatch_samples": 1,
-            "schedule": {"warmup_steps": 3},
-        },
-    }
+SPEC = spec(
+    model=gpt(layers=1),
+    data={"source": "stdlib:", "sample_tokens": 8},
+    training={"steps": 9, "microbatches": 2, "microbatch_samples": 1, "schedule": {"warmup_steps": 3}},
 )
 
 
 def stage() -> StageCompute:
-    unit = TaskUnit(sid="s", kind=UnitKind.STAGE, stage=0, replica=0, first_layer=0, last_layer=3)
-    start = InstanceStart(
-        job="j",
-        epoch=1,
-        spec=SPEC,
-        unit=unit,
-        incarnation="i",
-        slot=0,
-        stages=1,
-        layer_count=3,
-        code_digest="",
-    )
-    compute = StageCompute(start, torch.device("cpu"))
+    compute = StageCompute(start(unit(last_layer=3), spec=SPEC), torch.device("cpu"))
     compute.build()
     return compute
 
 
 def commit(step: int) -> StepCommit:
-    return StepCommit(
-        job="j",
-        epoch=1,
-        step=step,
-        attempt=0,
-        generation=0,
-        checksum="",
-        clip=0.37 if step % 2 else 1.0,
-        action="skip" if step == 5 else "apply",
-    )
+    action = "skip" if step == 5 else "apply"
+    return steps.commit(step, clip=0.37 if step % 2 else 1.0, action=action)
 
 
 def gradients(compute: StageCompute, step: int) -> list[Tensor]:

@@ -12,7 +12,6 @@ import pytest
 from bus.subject_row import Subject
 from bus.subjects import CHECKPOINT_WAIT, EXPORT, STEP_ABORT, STEP_COMMIT
 from schemas.checkpoint import CheckpointFile, CheckpointWait, CheckpointWritten, StageCheckpoint
-from schemas.data_plane import RouteEntry, RouteTable
 from schemas.envelope import EntityKind, Envelope, Sender
 from schemas.errors import Conflict
 from schemas.step import (
@@ -25,11 +24,14 @@ from schemas.step import (
     StepCommit,
 )
 from schemas.store import StoreQuery, StoreTable
-from schemas.telemetry import DeviceSample, InstanceSample, LinkSample
+from schemas.telemetry import DeviceSample, LinkSample
 from schemas.weights_digest import weights_sha256
-from workers.local_store import recorder
-from workers.local_store.local_store import LocalStore
-from workers.local_store.recorder import StoreRecorder
+from tests.builders import steps
+from tests.builders.routes import entry, table
+from tests.builders.telemetry import sample
+from workers.store import recorder
+from workers.store.local_store import LocalStore
+from workers.store.recorder import StoreRecorder
 
 ME, OTHER = Member(sid="job-s0-r0", incarnation="i"), Member(sid="job-s0-r1", incarnation="o")
 SMO = Envelope(
@@ -61,9 +63,7 @@ async def obeyed(store: LocalStore, row: Subject, order: Any, answer: Any) -> No
 
 
 def commit(step: int) -> StepCommit:
-    return StepCommit(
-        job="job", epoch=2, step=step, attempt=0, generation=1, checksum="c5", clip=0.5, action="apply"
-    )
+    return steps.commit(step, job="job", epoch=2, generation=1, checksum="c5", clip=0.5)
 
 
 async def test_an_applied_step_is_a_version_and_an_audited_order_once(store: LocalStore) -> None:
@@ -168,20 +168,8 @@ async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch
     monkeypatch.setattr(recorder.time, "monotonic", lambda: clock)
     entries = StoreRecorder(store, 0)
     for step in range(20):
-        entries.sample(
-            InstanceSample(
-                job="job",
-                sid=ME.sid,
-                incarnation="i",
-                cluster="a",
-                node="n",
-                stage=0,
-                step=step,
-                service_ms=1.5,
-                links=(LinkSample(peer="x", sent_bytes=5),),
-                device=DeviceSample(device="cpu"),
-            )
-        )
+        links, device = (LinkSample(peer="x", sent_bytes=5),), DeviceSample(device="cpu")
+        entries.sample(sample(ME.sid, step=step, service_ms=1.5, links=links, device=device))
         clock += entries.metrics_s / 4
     entries.event("state", "active")
     metrics = await records(store, "metrics")
@@ -192,14 +180,10 @@ async def test_samples_are_thinned_and_told_whole(store: LocalStore, monkeypatch
 
 
 async def test_only_routes_to_the_next_stage_are_this_instances_business(store: LocalStore) -> None:
-    entry = RouteEntry(sid="job-s1-r0", incarnation="n", cluster="a", weight=2.0, window=3)
+    hop = entry("job-s1-r0", incarnation="n", weight=2.0)
     entries = StoreRecorder(store, 0)
     for stage in (0, 1, 2):
-        entries.routes(
-            RouteTable(
-                job="job", cluster="a", stage=stage, revision=7, router="r", entries=(entry,), reason="load"
-            )
-        )
+        entries.routes(table(hop, job="job", stage=stage, revision=7, reason="load"))
     entries.routes(None)  # the table was removed
     (event,) = await records(store, "events")
     assert (event["kind"], event["text"]) == ("routes", "stage 1 revision 7: job-s1-r0 2 (load)")

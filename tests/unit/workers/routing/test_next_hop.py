@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
-from schemas.data_plane import HopLoad, RouteEntry, RouteTable
+from schemas.data_plane import HopLoad
 from schemas.step import Member
+from tests.builders.routes import entry, table
 from workers.routing.next_hop import Binder
 
 
@@ -26,27 +27,6 @@ def load(service_ms: float, open: int = 0) -> HopLoad:
     return HopLoad(open=open, service_ms=service_ms)
 
 
-def entry(
-    sid: str,
-    weight: float = 1.0,
-    window: int = 2,
-    cluster: str = "a",
-    incarnation: str = "i",
-    service_ms: float = 0.0,
-) -> RouteEntry:
-    return RouteEntry(
-        sid=sid, incarnation=incarnation, cluster=cluster, weight=weight, window=window, service_ms=service_ms
-    )
-
-
-def table(
-    *entries: RouteEntry, revision: int = 1, router: str = "router-a", algorithm: str = "expected-completion"
-) -> RouteTable:
-    return RouteTable(
-        job="j", cluster="a", stage=1, revision=revision, router=router, entries=entries, algorithm=algorithm
-    )
-
-
 def bind(binder: Binder, count: int, **more: int) -> list[str]:
     """The next `count` choices."""
     return [member.sid for member in (binder.bind(1, **more) for _ in range(count)) if member]
@@ -62,7 +42,7 @@ def talked_to(binder: Binder, *sids: str) -> Binder:
 
 def test_a_standby_and_a_full_window_are_never_chosen() -> None:
     binder = Binder("a")
-    binder.update(table(entry("standby", 0.0), entry("only", window=1)))
+    binder.update(table(entry("standby", weight=0.0), entry("only", window=1)))
     assert bind(binder, 3) == ["only"]
 
 
@@ -110,7 +90,7 @@ def test_near_the_end_of_a_step_a_slow_one_is_left_out() -> None:
 
 def test_nobody_is_waited_for_at_the_end_who_owes_nothing() -> None:
     binder = Binder("a", microbatches=4, clock=Clock())
-    binder.update(table(entry("fast", 0.0, service_ms=10), entry("slow", service_ms=40)))
+    binder.update(table(entry("fast", weight=0.0, service_ms=10), entry("slow", service_ms=40)))
     assert binder.bind(1, 3) == Member(sid="slow", incarnation="i")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Conflict, PeerUnreachable
 from schemas.step import Member
+from tests.builders import steps
 from tests.patience import PATIENCE_S
 from tests.unit.workers.links.test_peer_copy import bits, commit, gradients, stage
 from workers.compute.stage_compute import StageCompute
@@ -163,23 +164,7 @@ async def test_a_snapshot_that_fails_ends_the_newcomer_and_not_the_stage(pair: P
 
 # --- what a newcomer takes --------------------------------------------------------------------------------
 def notice(direction: str, transfer: int, *, stage: int = 0) -> MicrobatchNotice:
-    return MicrobatchNotice.model_validate(
-        {
-            "job": "j",
-            "epoch": 1,
-            "step": 7,
-            "attempt": 0,
-            "microbatch": 0,
-            "stage": stage,
-            "direction": direction,
-            "sender": SOURCE,
-            "receiver": NEWCOMER,
-            "link": "l",
-            "tag": 0,
-            "tensors": (),
-            "transfer": transfer,
-        }
-    )
+    return steps.notice(SOURCE, NEWCOMER, direction=direction, step=7, stage=stage, transfer=transfer)
 
 
 def test_a_newcomer_takes_the_redos_of_the_state_that_it_took_last() -> None:

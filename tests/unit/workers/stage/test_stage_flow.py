@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import torch
 from bus.mesh.registration import RegistrationClient
 from bus.subjects import ADOPT, STEP_ABORT, STEP_STATUS
 from schemas.cluster import InstanceStart
-from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
+from schemas.data_plane import RouteTable
 from schemas.errors import (
     BadModel,
     Conflict,
@@ -22,7 +22,6 @@ from schemas.errors import (
     MicrobatchFailed,
     Unavailable,
 )
-from schemas.job import JobSpec
 from schemas.registry import Culprit, InstanceState
 from schemas.step import (
     Adopt,
@@ -38,7 +37,11 @@ from schemas.step import (
     StepPrepare,
     StepStatus,
 )
-from schemas.task_graph import TaskUnit, UnitKind
+from tests.builders import graphs, routes
+from tests.builders.graphs import unit
+from tests.builders.jobs import gpt, spec
+from tests.builders.routes import entry
+from tests.builders.steps import commit, notice
 from workers.compute.attribution import attributing, failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
@@ -50,40 +53,22 @@ from workers.stage.stage_runtime import StageRuntime
 from workers.transaction.microbatch import Hop
 
 ME, UP, DOWN = (Member(sid=sid, incarnation="i") for sid in ("me", "up", "down"))
-SPEC = JobSpec.model_validate(
-    {
-        "name": "small",
-        "model": {
-            "factory": "workers.models.gpt:byte_gpt",
-            "args": {"layers": 1, "width": 8, "heads": 1, "context": 4},
-        },
-        "data": {"source": "stdlib:", "sample_tokens": 4},
-        "training": {"steps": 2, "microbatches": 2, "microbatch_samples": 1},
-    }
+SPEC = spec(
+    model=gpt(layers=1, width=8, heads=1, context=4),
+    data={"source": "stdlib:", "sample_tokens": 4},
+    training={"steps": 2, "microbatches": 2, "microbatch_samples": 1},
 )
 
 
 def start(stage: int = 0, stages: int = 2) -> InstanceStart:
-    kind = UnitKind.DATA if stage < 0 else UnitKind.STAGE
     layers = {0: (0, 1), 1: (1, 3)}[stage] if stages == 2 and stage >= 0 else (0, 3)
-    return InstanceStart(
-        job="j",
-        epoch=1,
-        spec=SPEC,
-        unit=TaskUnit(
-            sid=ME.sid, kind=kind, stage=stage, replica=0, first_layer=layers[0], last_layer=layers[1]
-        ),
-        incarnation=ME.incarnation,
-        slot=0,
-        stages=stages,
-        layer_count=3,
-        code_digest="",
-    )
+    sid = "j-data-r0" if stage < 0 else f"j-s{stage}-r0"
+    started = unit(sid, first_layer=layers[0], last_layer=layers[1])
+    return graphs.start(started.model_copy(update={"sid": ME.sid}), spec=SPEC, stages=stages)
 
 
-def table(stage: int, sid: str, window: int = 1) -> RouteTable:
-    entry = RouteEntry(sid=sid, incarnation="i", cluster="a", weight=1.0, window=window)
-    return RouteTable(job="j", cluster="a", stage=stage, revision=1, router="r", entries=(entry,))
+def table(stage: int, sid: str) -> RouteTable:
+    return routes.table(entry(sid, window=1), stage=stage)
 
 
 class Cell:
@@ -214,18 +199,8 @@ async def test_the_only_replica_votes_with_the_bits_of_a_copy(compute: ComputeTh
     assert (vote.microbatches, vote.checksum, vote.squared_norms) == (tuple(microbatches), checksum, norms)
 
 
-def left_out(step: int = 0, attempt: int = 0, action: Literal["apply", "skip"] = "skip") -> StepCommit:
-    return StepCommit(
-        job="j",
-        epoch=1,
-        step=step,
-        attempt=attempt,
-        generation=0,
-        checksum="",
-        clip=1.0,
-        action=action,
-        quarantined=(1,),
-    )
+def left_out(step: int = 0, **more: Any) -> StepCommit:
+    return commit(step, **{"action": "skip", "quarantined": (1,)} | more)
 
 
 async def test_a_step_with_a_bad_microbatch_is_left_out_without_a_prepare(compute: ComputeThread) -> None:
@@ -364,30 +339,16 @@ async def test_a_restored_instance_takes_no_state_that_was_on_its_way(compute: C
     """Else it would be at the version of before, while all others are back at the checkpoint."""
     cell = Cell(compute, start(0, 1))
     await cell.runtime.build()
-    notice = MicrobatchNotice(
-        job="j",
-        epoch=1,
-        step=5,
-        attempt=0,
-        microbatch=0,
-        stage=0,
-        direction="state",
-        sender=UP,
-        receiver=ME,
-        link="l",
-        tag=0,
-        tensors=(),
-        transfer=1,
-    )
-    assert cell.runtime.machine.offered(notice) == "accepted"
+    state = notice(UP, ME, step=5, stage=0, direction="state", transfer=1)
+    assert cell.runtime.machine.offered(state) == "accepted"
     _, tensors = await cell.runtime.state.snapshot()
     async with cell.runtime.state._loading:  # it waits for its turn when all are told to go back
-        cell.runtime.received(notice, tensors)
+        cell.runtime.received(state, tensors)
         await asyncio.sleep(0)
         cell.runtime.machine.is_member = True
     await cell.runtime.restore(StateRestore(job="j", epoch=1, version=0))
     assert cell.runtime.version == 0
-    assert cell.runtime.machine.offered(notice) == "stale"
+    assert cell.runtime.machine.offered(state) == "stale"
 
 
 async def test_a_newcomer_without_its_last_redo_says_so(compute: ComputeThread) -> None:

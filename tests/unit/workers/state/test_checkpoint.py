@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from bus.files.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME
 from schemas.errors import BadModel, Conflict, DamagedCheckpoint
-from schemas.job import ModelSpec, OptimizerSpec
+from schemas.job import OptimizerSpec
+from tests.builders.jobs import gpt_model
 from tests.checkpoint_files import publish
 from workers.compute.model import StageModule, build, slice_stage
 from workers.compute.optimizer import StageOptimizer
@@ -25,9 +26,7 @@ from workers.state import checkpoint_files
 from workers.state.checkpoint import copy_tensors, named_tensors, restore_checkpoint, write_stage
 from workers.state.checkpoint_files import read_folder, write_folder
 
-SPEC = ModelSpec(
-    factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
-)
+SPEC = gpt_model()
 Stage = tuple[StageModule, StageOptimizer]
 
 

@@ -18,8 +18,9 @@ from bus.wire import request_progress
 from bus.wire.request_progress import RequestProgress
 from schemas.checkpoint import CheckpointOrder, CheckpointWait
 from schemas.errors import Conflict, NotFound
-from schemas.job import ModelSpec, OptimizerSpec
+from schemas.job import OptimizerSpec
 from schemas.step import Member
+from tests.builders.jobs import gpt_model
 from workers.compute.compute_thread import ComputeThread, Priority
 from workers.compute.model import build, slice_stage
 from workers.compute.optimizer import StageOptimizer
@@ -27,9 +28,7 @@ from workers.state import checkpoint_files
 from workers.state.checkpoint_files import read_folder, write_folder
 from workers.state.checkpoint_writer import CheckpointWriter
 
-SPEC = ModelSpec(
-    factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
-)
+SPEC = gpt_model()
 
 
 class Bench:

@@ -13,18 +13,17 @@ from safetensors.torch import load_file, save_file
 
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel, NotFound
-from schemas.job import ModelSpec, OptimizerSpec
+from schemas.job import OptimizerSpec
 from schemas.step import ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
+from tests.builders.jobs import gpt_model
 from workers.compute.model import StageModule, build, slice_stage
 from workers.compute.optimizer import StageOptimizer
 from workers.state import weights
 from workers.state.stage_state import StageState
 from workers.state.weights import export, load_initial
 
-SPEC = ModelSpec(
-    factory="workers.models.gpt:byte_gpt", args={"layers": 2, "width": 16, "heads": 2, "context": 8}
-)
+SPEC = gpt_model()
 Stage = tuple[StageModule, StageOptimizer]
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
+from tests.builders.jobs import spec
 from workers.tasks.analysis import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "stdlib-gpt.yaml"
@@ -111,13 +112,10 @@ def failing_loss(output, targets): raise ValueError("no targets like these")
 
 
 def job(factory: str, loss: str = "cross_entropy", **data: Any) -> JobSpec:
-    return JobSpec.model_validate(
-        {
-            "name": "users",
-            "model": {"factory": f"users_layers:{factory}", "loss": loss},
-            "data": {"source": "data.txt", "sample_tokens": 8, **data},
-            "training": {"steps": 1, "microbatch_samples": 2},
-        }
+    return spec(
+        model={"factory": f"users_layers:{factory}", "loss": loss},
+        data={"source": "data.txt", "sample_tokens": 8, **data},
+        training={"steps": 1, "microbatch_samples": 2},
     )
 
 

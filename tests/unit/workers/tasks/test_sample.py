@@ -10,23 +10,19 @@ import pytest
 
 from bus.files.artifacts import open_artifacts
 from schemas.job import JobSpec
+from tests.builders import jobs
+from tests.builders.jobs import gpt
 from workers.compute.model import build, slice_stage
 from workers.state.weights import export
 from workers.tasks.sample import main
 
 
 def spec(temperature: float, seed: int = 0, width: int = 16) -> JobSpec:
-    return JobSpec.model_validate(
-        {
-            "name": "j",
-            "model": {
-                "factory": "workers.models.gpt:byte_gpt",
-                "args": {"layers": 1, "width": width, "heads": 2, "context": 8},
-            },
-            "data": {"sample_tokens": 8},
-            "training": {"steps": 1, "seed": seed},
-            "sample": {"prompt": "def ", "tokens": 20, "temperature": temperature},
-        }
+    return jobs.spec(
+        model=gpt(layers=1, width=width),
+        data={"sample_tokens": 8},
+        training={"steps": 1, "seed": seed},
+        sample={"prompt": "def ", "tokens": 20, "temperature": temperature},
     )
 
 

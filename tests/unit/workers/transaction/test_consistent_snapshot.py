@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from schemas.data_plane import MicrobatchNotice
 from schemas.step import Member
+from tests.builders.steps import notice
 from workers.routing.next_hop import Binder
 from workers.transaction.consistent_snapshot import ConsistentSnapshot
 from workers.transaction.stage_machine import StageMachine
@@ -13,21 +14,7 @@ BEFORE = Member(sid="s0-r0", incarnation="i1")
 
 
 def offer(round_: int, *, step: int = 0) -> MicrobatchNotice:
-    return MicrobatchNotice(
-        job="j",
-        epoch=1,
-        step=step,
-        attempt=0,
-        round=round_,
-        microbatch=0,
-        stage=1,
-        direction="forward",
-        sender=BEFORE,
-        receiver=ME,
-        link="l",
-        tag=0,
-        tensors=(),
-    )
+    return notice(BEFORE, ME, step=step, round=round_)
 
 
 def machine() -> StageMachine:
