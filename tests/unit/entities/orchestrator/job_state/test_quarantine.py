@@ -6,7 +6,7 @@ import pytest
 
 from entities.orchestrator.job_state.quarantine import SKIPS_IN_A_ROW, Quarantine, skip_decision
 from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS, RetryLimits, StepBroken, Unrecoverable
-from entities.orchestrator.transaction.takeover_rules import Settled
+from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.registry import Culprit, InstanceState, ServiceRecord
 from schemas.step import Member
 from tests.builders.records import instance
