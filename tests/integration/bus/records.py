@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from bus.connection import Bus
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord, StateChange
+from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
 
 
@@ -39,13 +40,6 @@ def job_event(text: str) -> JobEvent:
     return JobEvent(job="j1", kind="state", at=1.0, text=text)
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    """Waits for what has no event of its own."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  # no event for it
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def followed(bus: Bus, job: str) -> AsyncIterator[list[str]]:
     """The texts of a job's events, replayed and then as they come."""
@@ -55,12 +49,8 @@ async def followed(bus: Bus, job: str) -> AsyncIterator[list[str]]:
         async for item in bus.history(subjects.JOB_EVENT, follow=True, job=job):
             texts.append(item.message.text)
 
-    following = asyncio.create_task(follow())
-    try:
+    async with beside(follow()):
         yield texts
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
 
 
 class Collector:

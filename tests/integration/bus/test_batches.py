@@ -13,7 +13,8 @@ from bus.wire import codec
 from schemas.envelope import Envelope
 from schemas.errors import Ack, BadMessage, Conflict, DmscError
 from tests.conftest import Connect
-from tests.integration.bus.records import state_change, until
+from tests.integration.bus.records import state_change
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 REGISTRY = subjects.STATE_CHANGE.answerer({})
@@ -39,7 +40,7 @@ async def test_what_came_meanwhile_is_one_batch_and_everybody_gets_their_own_ans
 
     await service.serve_batches(subjects.STATE_CHANGE, answer, most=16, concurrency=1)
     first = asyncio.create_task(ask(asker, "first"))
-    await until(lambda: batches == [1])
+    await eventually(lambda: batches == [1])
     others = [asyncio.create_task(ask(asker, str(number))) for number in range(20)]
     await asker.barrier()
     await service.barrier()  # they all wait here by now
@@ -91,7 +92,7 @@ async def test_a_repeated_question_runs_once_and_a_bad_one_is_answered(connect: 
         (await asker.connection.ask(subject, b"\x00", timeout_s=PATIENCE_S, answerer=REGISTRY)).data
     )
     assert bad.code == BadMessage.code
-    await until(lambda: service.counters.dead_letters == 1)
+    await eventually(lambda: service.counters.dead_letters == 1)
 
 
 async def test_what_the_handler_raises_reaches_all_and_the_next_lot_is_served(connect: Connect) -> None:

@@ -14,7 +14,8 @@ from bus.wire.request_progress import RequestProgress
 from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, DeadlineExceeded, NoResponders
 from tests.conftest import Connect
-from tests.integration.bus.records import state_change, until
+from tests.integration.bus.records import state_change
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import reply_to
 
@@ -26,7 +27,7 @@ async def test_repeats_of_a_running_command_share_its_one_run(connect: Connect) 
     async def slow(message, envelope):
         nonlocal runs
         runs += 1
-        await until(lambda: asker.counters.repeats >= 2)
+        await eventually(lambda: asker.counters.repeats >= 2)
         return Ack(note="done")
 
     await service.serve(subjects.STATE_CHANGE, slow)
@@ -69,7 +70,7 @@ async def test_an_error_is_an_answer_too_and_is_repeated_as_such(connect: Connec
     async def handler(message, envelope):
         nonlocal runs
         runs += 1
-        await until(lambda: asker.counters.repeats >= 1)
+        await eventually(lambda: asker.counters.repeats >= 1)
         raise Conflict("taken")
 
     await service.serve(subjects.STATE_CHANGE, handler)
@@ -109,7 +110,7 @@ async def test_a_command_waits_for_a_service_that_comes_later(connect: Connect) 
         return Ack()
 
     asked = asyncio.create_task(asker.command(subjects.STATE_CHANGE, state_change(), sid="later"))
-    await until(lambda: asker.counters.repeats >= 1)
+    await eventually(lambda: asker.counters.repeats >= 1)
     await service.serve(subjects.STATE_CHANGE, handler, sid="later")
     assert await asyncio.wait_for(asked, PATIENCE_S) == Ack()
 
@@ -141,14 +142,14 @@ async def test_a_command_survives_a_server_restart(own_server: EmbeddedServer) -
         asked = asyncio.create_task(asker.command(subjects.STATE_CHANGE, state_change(), sid="a"))
         await began.wait()
         await own_server.kill()
-        await until(lambda: not asker.connected and not service.connected)
+        await eventually(lambda: not asker.connected and not service.connected)
         release.set()  # the answer is given while there is no bus
         await asyncio.sleep(0.05)
         await own_server.start()
         reply = await asyncio.wait_for(asked, PATIENCE_S)
         assert reply.note == "survived"
         assert runs == 1
-        await until(lambda: asker.counters.reconnects == service.counters.reconnects == 1)
+        await eventually(lambda: asker.counters.reconnects == service.counters.reconnects == 1)
 
 
 LIMIT_S = 1.5

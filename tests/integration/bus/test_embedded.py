@@ -20,7 +20,8 @@ from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict
-from tests.integration.bus.records import service_record, until
+from tests.integration.bus.records import service_record
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
@@ -128,7 +129,7 @@ async def test_restart_keeps_port_and_data(tmp_path: Path) -> None:
             await server.restart()
             assert (server.url, server.running) == (url, True)
             assert server.pid != pid
-            await until(lambda: bus.connected and bus.counters.reconnects == 1)
+            await eventually(lambda: bus.connected and bus.counters.reconnects == 1)
             await server.kill()
             assert server.pid == 0
             await server.start()

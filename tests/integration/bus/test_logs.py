@@ -22,6 +22,7 @@ from schemas.registry import Heartbeat
 from schemas.telemetry import LogLine
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat
+from tests.integration.waiting import beside
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +63,9 @@ async def shipped(connect: Connect, name: str) -> AsyncIterator[Collector]:
     service, reader = await connect(name), await connect("reader")
     seen = Collector()
     await reader.subscribe(subjects.LOG, seen, sid=name)
-    shipping = asyncio.create_task(ship_logs(service, every_s=0.01))
-    await asyncio.sleep(0)
-    try:
+    async with beside(ship_logs(service, every_s=0.01)):
+        await asyncio.sleep(0)
         yield seen
-    finally:
-        shipping.cancel()
-        await asyncio.gather(shipping, return_exceptions=True)
 
 
 async def test_lines_are_shipped(connect: Connect) -> None:
@@ -109,12 +106,10 @@ async def test_services_of_one_process_ship_their_own_lines(connect: Connect) ->
 
     async def service(bus: Bus, last: bool) -> None:
         logs.bind(service=bus.sender.name, job="j1", step=lambda: 7)
-        shipping = asyncio.create_task(ship_logs(bus, every_s=0.01, unowned=last))
-        await asyncio.sleep(0)
-        logs.get_logger("part").info(f"of {bus.sender.name}")
-        await ended.wait()
-        shipping.cancel()
-        await asyncio.gather(shipping, return_exceptions=True)
+        async with beside(ship_logs(bus, every_s=0.01, unowned=last)):
+            await asyncio.sleep(0)
+            logs.get_logger("part").info(f"of {bus.sender.name}")
+            await ended.wait()
 
     ended = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

@@ -22,7 +22,7 @@ from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
 from tests.conftest import Connect
-from tests.integration.bus.records import until
+from tests.integration.waiting import eventually
 
 DATA = os.urandom(3 * CHUNK_BYTES + 1_234)
 
@@ -95,12 +95,12 @@ async def test_objects_stored_through_a_server_that_hangs_for_a_while_are_whole(
         storing = [asyncio.create_task(bus.objects.put(f"slow/{n}", DATA * 4 + bytes([n]))) for n in range(4)]
         stops = 0
         while stops < 5 and not all(task.done() for task in storing):  # each time with chunks on their way
-            await until(lambda: bus.raw.pending_data_size > 0 or all(task.done() for task in storing))
+            await eventually(lambda: bus.raw.pending_data_size > 0 or all(task.done() for task in storing))
             os.kill(own_server.pid, signal.SIGSTOP)
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.2):  # unless what is left is less than that
-                        await until(lambda: bus.raw.pending_data_size > PRESSURE_BYTES)
+                        await eventually(lambda: bus.raw.pending_data_size > PRESSURE_BYTES)
                 stops += bus.raw.pending_data_size > PRESSURE_BYTES
             finally:
                 os.kill(own_server.pid, signal.SIGCONT)

@@ -28,8 +28,8 @@ from tests.integration.bus.records import (
     job_event,
     service_record,
     state_change,
-    until,
 )
+from tests.integration.waiting import eventually
 from tests.patience import NEVER_S, PATIENCE_S
 
 CLIENT = EntityKind.CLIENT
@@ -98,7 +98,7 @@ async def test_what_is_to_be_kept_is_not_given_up_while_the_server_stands_still(
         await writer.provision()
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
-            await until(lambda: psutil.Process(own_server.pid).status() == psutil.STATUS_STOPPED)
+            await eventually(lambda: psutil.Process(own_server.pid).status() == psutil.STATUS_STOPPED)
             appending = asyncio.create_task(
                 writer.append(
                     subjects.JOB_EVENT, job_event("one"), deadline_s=ConnectionTimes.gap_s + 0.5, job="j"
@@ -124,10 +124,10 @@ async def test_what_is_published_during_an_outage_arrives_afterwards(own_server:
         seen = Collector()
         await bob.subscribe(subjects.HEARTBEAT, seen)
         await own_server.kill()
-        await until(lambda: not alice.connected and not bob.connected)
+        await eventually(lambda: not alice.connected and not bob.connected)
         await alice.publish(subjects.HEARTBEAT, heartbeat("kept"), sid="a")
         await own_server.start()
-        await until(lambda: alice.connected and bob.connected)
+        await eventually(lambda: alice.connected and bob.connected)
         # What was buffered may reach the server before bob's subscription does; what follows may not.
         await alice.publish(subjects.HEARTBEAT, heartbeat("after"), sid="a")
         await seen.until(lambda items: items and items[-1].digest == "after")
@@ -136,7 +136,7 @@ async def test_what_is_published_during_an_outage_arrives_afterwards(own_server:
 async def test_the_outage_buffer_is_bounded(own_server: EmbeddedServer) -> None:
     async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
         await own_server.kill()
-        await until(lambda: not alice.connected)
+        await eventually(lambda: not alice.connected)
         big = heartbeat("x" * (1 << 20))
 
         async def flood() -> None:
@@ -154,11 +154,11 @@ async def test_close_while_disconnected_with_data_pending(own_server: EmbeddedSe
         seen = Collector()
         await alice.subscribe(subjects.HEARTBEAT, seen)
         await own_server.kill()
-        await until(lambda: not alice.connected)
+        await eventually(lambda: not alice.connected)
         await alice.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
         assert alice.raw.pending_data_size > 0
     await alice.close()  # twice is fine
-    await until(lambda: len(asyncio.all_tasks()) <= before)
+    await eventually(lambda: len(asyncio.all_tasks()) <= before)
     with pytest.raises(BusUnreachable, match="closed"):
         await alice.publish(subjects.HEARTBEAT, heartbeat(), sid="a")
 
@@ -188,7 +188,7 @@ async def test_a_watch_sees_changes_within_two_seconds_of_a_restart(own_server: 
         assert [change.key for change in changes.items] == ["a", "b", ""]
         await own_server.kill()
         await own_server.start()
-        await until(lambda: alice.connected)
+        await eventually(lambda: alice.connected)
         await bucket.put(service_record("a", version="2"), sid="a")
         await changes.until(lambda items: any(item.message and item.message.version == "2" for item in items))
         await changes.until(lambda items: any(item.key == "" for item in items[3:]))
@@ -243,14 +243,14 @@ async def test_append_and_followed_history_go_over_a_restart(own_server: Embedde
         await alice.provision()
         async with followed(alice, "j1") as texts:
             await alice.append(subjects.JOB_EVENT, job_event("one"), job="j1")
-            await until(lambda: texts == ["one"])
+            await eventually(lambda: texts == ["one"])
             await own_server.kill()
             appending = asyncio.create_task(alice.append(subjects.JOB_EVENT, job_event("two"), job="j1"))
             await asyncio.sleep(0.05)
             assert not appending.done()
             await own_server.start()
             assert await asyncio.wait_for(appending, PATIENCE_S) == 2
-            await until(lambda: texts == ["one", "two"])
+            await eventually(lambda: texts == ["one", "two"])
 
 
 async def test_provisioned_memory_is_made_again_after_a_restart(own_server: EmbeddedServer) -> None:
@@ -258,7 +258,7 @@ async def test_provisioned_memory_is_made_again_after_a_restart(own_server: Embe
     async with Bus.connect(own_server.url, name="alice", kind=CLIENT) as alice:
         await alice.provision()
         await own_server.restart()
-        await until(lambda: alice.counters.reconnects == 1)
+        await eventually(lambda: alice.counters.reconnects == 1)
 
         for _ in range(500):
             try:
@@ -331,11 +331,11 @@ async def test_a_credential_that_is_taken_away_surfaces_and_a_new_one_heals(tmp_
             config = tmp_path / "server.conf"
             config.write_text(config.read_text().replace('"first"', '"second"'))
             os.kill(server.pid, signal.SIGHUP)
-            await until(lambda: not bus.connected)
+            await eventually(lambda: not bus.connected)
             with pytest.raises((Refused, BusUnreachable)):
                 await bus.request(subjects.STATE_CHANGE, state_change(), sid="a")
             token[0] = "second"
-            await until(lambda: bus.connected)
+            await eventually(lambda: bus.connected)
             await bus.publish(subjects.HEARTBEAT, heartbeat("healed"), sid="a")
             await seen.until(1)
             assert client.is_closed or bus.raw is client
@@ -407,7 +407,7 @@ async def test_a_hung_publisher_can_be_cancelled(
                     published += 1
 
             task = asyncio.create_task(flood())
-            await until(lambda: published > 10)
+            await eventually(lambda: published > 10)
             before = 0
             while before != published:  # until it waits for the server
                 before = published
@@ -439,7 +439,7 @@ async def test_publishers_that_waited_for_a_hung_server_go_on_in_their_order(
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
             send(200)
-            await until(lambda: any(task.done() for task in sending))
+            await eventually(lambda: any(task.done() for task in sending))
             assert not all(task.done() for task in sending), "nobody had to wait"
         finally:
             os.kill(own_server.pid, signal.SIGCONT)

@@ -18,7 +18,8 @@ from schemas.errors import Ack, BadMessage, DmscError
 from schemas.step import Member, MicrobatchClaim, StepStatus, StepStatusReply
 from schemas.telemetry import DeadLetter
 from tests.conftest import Connect
-from tests.integration.bus.records import Collector, heartbeat, state_change, until
+from tests.integration.bus.records import Collector, heartbeat, state_change
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import raw_request
 
@@ -193,7 +194,7 @@ async def test_an_unusable_dead_letter_breeds_no_other(connect: Connect) -> None
     await reader.subscribe(subjects.DEAD_LETTER, seen)
     await reader.raw.publish(subjects.DEAD_LETTER(sid="x"), b"rubbish")
     await reader.barrier()
-    await until(lambda: reader.counters.dead_letters >= 1)
+    await eventually(lambda: reader.counters.dead_letters >= 1)
     await reader.barrier()
     await reader.barrier()
     assert reader.counters.dead_letters == 1

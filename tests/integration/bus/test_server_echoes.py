@@ -23,8 +23,8 @@ from bus.server.embedded_cluster import EmbeddedCluster
 from entities.authorizer.access.authentication import Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from schemas.envelope import EntityKind
-from tests.integration.bus.records import until
 from tests.integration.guard.conftest import AnyJob
+from tests.integration.waiting import eventually
 
 STANDS_STILL_S = ConnectionTimes.gap_s + 2.0
 
@@ -41,13 +41,13 @@ def frozen(server: EmbeddedServer) -> Iterator[None]:
 
 
 async def until_all_return(pulse: BusLiveness, servers: int = 3) -> None:
-    await until(lambda: pulse.servers == servers)
+    await eventually(lambda: pulse.servers == servers)
 
 
 async def until_it_goes(pulse: BusLiveness, seconds: float) -> float:
     """How long that took."""
     began, before = time.monotonic(), pulse.now()
-    await until(lambda: pulse.now() - before >= seconds)
+    await eventually(lambda: pulse.now() - before >= seconds)
     return time.monotonic() - began
 
 
@@ -69,7 +69,7 @@ async def test_the_clock_stands_while_any_server_does(tmp_path: Path) -> None:
                     assert pulse.now() - before <= ConnectionTimes.gap_s
                     assert pulse.silent_s > 0, server.url
                     assert judge.connected, "it was noticed by other means"
-                await until(lambda: not pulse.silent_s)
+                await eventually(lambda: not pulse.silent_s)
                 assert await until_it_goes(pulse, 1.0) >= 1.0
 
 
@@ -88,7 +88,7 @@ async def test_nobody_waits_for_a_server_that_died(tmp_path: Path) -> None:
             await cluster.servers[2].start()
             await until_all_return(pulse)  # and now it counts again
             with frozen(cluster.servers[2]):
-                await until(lambda: pulse.silent_s > 0)
+                await eventually(lambda: pulse.silent_s > 0)
 
 
 async def test_a_server_that_is_silent_for_longer_than_its_clients_wait_is_left(
@@ -136,6 +136,6 @@ async def test_a_guard_lets_a_judge_hear_each_server(tmp_path: Path, kind: Entit
         with judge.pulse.held():
             await until_all_return(judge.pulse)
             with frozen(cluster.servers[1]):
-                await until(lambda: judge.pulse.silent_s > 0)
-            await until(lambda: not judge.pulse.silent_s)
+                await eventually(lambda: judge.pulse.silent_s > 0)
+            await eventually(lambda: not judge.pulse.silent_s)
         assert judge.counters.denied == 0

@@ -17,7 +17,8 @@ from schemas.errors import NotFound
 from schemas.policy import ModuleLifecycle
 from schemas.telemetry import NodeSample
 from tests.conftest import Connect
-from tests.integration.bus.records import followed, job_event, until
+from tests.integration.bus.records import followed, job_event
+from tests.integration.waiting import eventually
 
 
 async def test_append_is_acknowledged_and_deduplicated_by_id(connect: Connect) -> None:
@@ -52,7 +53,7 @@ async def test_follow_replays_and_goes_on_in_order(connect: Connect) -> None:
     async with followed(bob, "f") as texts:
         for number in range(5, 10):
             await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="f")
-        await until(lambda: len(texts) == 10)
+        await eventually(lambda: len(texts) == 10)
     assert texts == [str(number) for number in range(10)]
 
 
@@ -74,9 +75,9 @@ async def test_a_quiet_stream_is_followed_over_many_requests(
     async with followed(bob, "quiet") as texts:
         for number in range(3):
             before = asked
-            await until(lambda before=before: asked >= before + 2)
+            await eventually(lambda before=before: asked >= before + 2)
             await alice.append(subjects.JOB_EVENT, job_event(str(number)), job="quiet")
-            await until(lambda number=number: len(texts) == number + 1)
+            await eventually(lambda number=number: len(texts) == number + 1)
     assert texts == ["0", "1", "2"]
 
 
@@ -84,13 +85,13 @@ async def test_a_followed_stream_whose_consumer_vanished_goes_on(connect: Connec
     alice = await connect("alice")
     async with followed(alice, "vanish") as texts:
         await alice.append(subjects.JOB_EVENT, job_event("one"), job="vanish")
-        await until(lambda: texts == ["one"])
+        await eventually(lambda: texts == ["one"])
         consumers = (await jetstream.call(alice.connection, "CONSUMER.NAMES.JOBS"))["consumers"]
         assert consumers
         for consumer in consumers:
             await jetstream.call(alice.connection, f"CONSUMER.DELETE.JOBS.{consumer}")
         await alice.append(subjects.JOB_EVENT, job_event("two"), job="vanish")
-        await until(lambda: texts == ["one", "two"])
+        await eventually(lambda: texts == ["one", "two"])
 
 
 async def test_a_row_without_a_stream_has_no_history(connect: Connect) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from schemas.job import JobState
-from tests.integration.dashboard.cable import Cable
 from tests.integration.dashboard.conftest import PATIENCE_MS, VIEWER, Open, Site
+from tests.integration.dashboard.severable_proxy import SeverableProxy
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -152,14 +152,14 @@ def test_a_viewer_may_not_cancel(open_page: Open, site: Site) -> None:
 
 
 def test_it_comes_back_by_itself(open_page: Open, site: Site) -> None:
-    with Cable(site.url) as cable:
-        page = open_page(door=cable.url)
+    with SeverableProxy(site.url) as proxy:
+        page = open_page(door=proxy.url)
         page.wait_for_selector(".share-row")
         page.evaluate("window.stay = true")
-        cable.cut()
+        proxy.cut()
         page.wait_for_selector("#link-state .s-lost, #link-state .s-connecting")
         page.wait_for_selector("#banner:has-text('Trying again')")
-        cable.mend()
+        proxy.mend()
         page.wait_for_selector("#link-state .s-live")
         changes(page, LOSS)
         assert page.evaluate("window.stay")  # it is the same page

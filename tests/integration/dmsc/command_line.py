@@ -105,12 +105,13 @@ def running(
                 process.wait()
 
 
-def wait_for(condition: Callable[[], bool], why: Callable[[], str] = lambda: "") -> None:
-    """Poll an outside condition (another process, a file) that has no event to await."""
+def wait_for(condition: Callable[[], object], why: Callable[[], str] | str = "") -> None:
+    """Poll an outside condition (another process, a file) that has no event to await; `why`: what it is."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {PATIENCE_S:.0f} s; {why()}")
+            text = why if isinstance(why, str) else why()
+            raise AssertionError(f"not within {PATIENCE_S:.0f} s; {text}")
         time.sleep(0.02)
 
 

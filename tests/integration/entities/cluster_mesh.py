@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from bus.server.embedded import EmbeddedServer
 from bus.subject_row import Subject
 from entities.cluster.agent import ClusterAgent
 from entities.cluster.config import ClusterConfig
@@ -137,6 +137,20 @@ class StandInOrchestrator:
         return found
 
 
+@asynccontextmanager
+async def stand_in_mesh(folder: Path) -> AsyncIterator[Mesh]:
+    """A server with both stand-ins, until the end of the block."""
+    async with (
+        EmbeddedServer(folder / "nats") as server,
+        Bus.connect(server.url, name="service-registry", kind=EntityKind.SERVICE_REGISTRY) as srd_bus,
+        Bus.connect(server.url, name="orchestrator", kind=EntityKind.ORCHESTRATOR) as smo_bus,
+    ):
+        srd, smo = StandInRegistry(srd_bus), StandInOrchestrator(smo_bus)
+        await srd.open()
+        await smo.open()
+        yield Mesh(server.url, folder, srd, smo)
+
+
 class Mesh:
     """A bus with both stand-ins, and agents on it."""
 
@@ -234,11 +248,3 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Returns once `condition` holds; for what only the operating system knows."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < PATIENCE_S, "never came true"
-        await asyncio.sleep(0.01)

@@ -183,17 +183,3 @@ class Heard:
 
     def clear(self) -> None:
         self.messages.clear()
-
-
-async def eventually(condition: Callable[[], Any]) -> Any:
-    """Wait until `condition()` (which may be a coroutine function) is true; its value."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE_S
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s"
-        await asyncio.sleep(0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Unavailable
 from tests.integration.entities.conftest import Dial
-from tests.patience import PATIENCE_S
+from tests.integration.waiting import beside, eventually
 
 KEY = SigningKey(b"\x01" * 32)
 SMALL_BYTES = 64 << 10
@@ -42,9 +41,7 @@ async def act(trail: AuditTrail, *numbers: int) -> None:
 
 
 async def kept(archive: AuditArchive, number: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while archive.archived != number:  # noqa: ASYNC110  # it has no event for it
-            await asyncio.sleep(0.01)
+    await eventually(lambda: archive.archived == number)
 
 
 async def delete_stream(bus: Bus) -> None:
@@ -59,11 +56,9 @@ async def test_a_flood_pushes_no_record_out_unseen(bus: Bus, tmp_path: Path) -> 
     await jetstream.call(bus.connection, f"STREAM.UPDATE.{name}", config | {"max_bytes": SMALL_BYTES})
     archive = AuditArchive(tmp_path / "audit", KEY, "authorizer", most_behind=20)
     trail = AuditTrail(bus, "authorizer", archive=archive)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(archive.run(bus))
+    async with beside(archive.run(bus)):
         await act(trail, *range(300))
         await kept(archive, 300)
-        running.cancel()
     in_stream = await entries(bus)
     assert in_stream[0].record.number > 100, "the flood fired"
     in_files = list(entries_of(segments_of(tmp_path / "audit")))
@@ -87,11 +82,9 @@ async def test_a_stream_that_was_cut_off_or_written_anew_is_named(bus: Bus, tmp_
     folder = tmp_path / "audit"
     archive = AuditArchive(folder, KEY, "authorizer")
     trail = AuditTrail(bus, "authorizer", archive=archive)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(archive.run(bus))
+    async with beside(archive.run(bus)):
         await act(trail, 1, 2, 3)
         await kept(archive, 3)
-        running.cancel()
     heads = heads_of(folder, KEY.verify_key)
     assert verify(await entries(bus), heads=heads).broken is None
     # somebody who may deletes the stream: what is written anew holds in itself
@@ -107,10 +100,8 @@ async def test_a_stream_that_was_cut_off_or_written_anew_is_named(bus: Bus, tmp_
     # the next authorizer sees it, begins another chain, and forgets nothing of the first
     again = AuditArchive(folder, KEY, "authorizer")
     assert again.archived == 3
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(again.run(bus))
+    async with beside(again.run(bus)):
         await kept(again, 4)
-        running.cancel()
     assert [head.number for head in heads_of(folder, KEY.verify_key)] == [3, 4]
     assert [(one.chain, one.first) for one in segments_of(folder)] == [(1, 1), (2, 1)]
     assert "is another" in verify(await entries(bus), heads=heads_of(folder)).why
@@ -121,14 +112,12 @@ async def test_a_stream_deleted_under_a_running_authorizer_begins_another_chain(
 ) -> None:
     archive = AuditArchive(tmp_path / "audit", KEY, "authorizer")
     trail = AuditTrail(bus, "authorizer", archive=archive)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(archive.run(bus))
+    async with beside(archive.run(bus)):
         await act(trail, 1, 2, 3)
         await kept(archive, 3)
         await delete_stream(bus)
         await act(trail, 4)
         await kept(archive, 1)
-        running.cancel()
     assert "2 were cut off" in verify(await entries(bus), heads=heads_of(tmp_path / "audit")).why
 
 
@@ -138,11 +127,9 @@ async def test_files_are_private_torn_lines_are_dropped_and_heads_are_signed(
     folder = tmp_path / "audit"
     archive = AuditArchive(folder, KEY, "authorizer")
     trail = AuditTrail(bus, "authorizer", archive=archive)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(archive.run(bus))
+    async with beside(archive.run(bus)):
         await act(trail, 1, 2)
         await kept(archive, 2)
-        running.cancel()
     (segment,) = segments_of(folder)
     assert segment.path.stat().st_mode & 0o077 == folder.stat().st_mode & 0o077 == 0
     with segment.path.open("ab") as file:

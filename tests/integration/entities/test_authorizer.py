@@ -18,7 +18,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused, Unavailable
 from schemas.signals import AccessDecision, AccessRequest, Role
 from tests.entity_records import job
-from tests.integration.entities.conftest import Dial, Start, eventually, write_users
+from tests.integration.entities.conftest import Dial, Start, write_users
+from tests.integration.waiting import eventually
 
 
 def break_file(path: Path) -> None:
@@ -100,17 +101,22 @@ async def test_whose_job_it_is_comes_from_the_orchestrators_record(
     assert (await ask(bus, "o-token", "job.cancel", "his")).allow
 
 
+async def nina_comes_in(bus: Bus, tokens: Path) -> None:
+    """She is the only user of the file from here on."""
+    write_users(tokens, ("nina", "admin", "n-token"))
+
+    async def is_in() -> bool:
+        return (await ask(bus, "n-token", "mesh.read")).allow
+
+    await eventually(is_in)
+
+
 async def test_a_changed_file_counts_without_a_restart(
     authorizer: Authorizer, dial: Dial, tokens: Path
 ) -> None:
     bus = await dial("gateway-east", EntityKind.GATEWAY)
     assert not (await ask(bus, "n-token", "mesh.read")).allow
-    write_users(tokens, ("nina", "admin", "n-token"))
-
-    async def nina_is_in() -> bool:
-        return (await ask(bus, "n-token", "mesh.read")).allow
-
-    await eventually(nina_is_in)
+    await nina_comes_in(bus, tokens)
     assert not (await ask(bus, "r-token", "mesh.read")).allow, "who was taken out is out"
 
 
@@ -124,12 +130,7 @@ async def test_a_broken_edit_keeps_the_users_from_before(
     assert (await ask(bus, "r-token", "job.submit")).allow
     remove(tokens)
     assert (await ask(bus, "r-token", "job.submit")).allow
-    write_users(tokens, ("nina", "admin", "n-token"))
-
-    async def nina_is_in() -> bool:
-        return (await ask(bus, "n-token", "mesh.read")).allow
-
-    await eventually(nina_is_in)
+    await nina_comes_in(bus, tokens)
 
 
 async def test_a_missing_or_wrong_file_at_the_start_is_one_line(dial: Dial, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
@@ -21,8 +20,6 @@ import pytest
 import pytest_asyncio
 
 from bus import subjects
-from bus.connection import Bus
-from bus.server.embedded import EmbeddedServer
 from schemas.cluster import (
     Analyse,
     AnalysisFailed,
@@ -44,15 +41,13 @@ from tests.integration.entities.cluster_mesh import (
     HERE,
     STAND_IN_TORCH,
     Mesh,
-    StandInOrchestrator,
-    StandInRegistry,
     alive,
     job_name,
     spec,
+    stand_in_mesh,
     start,
-    until,
 )
-from tests.integration.entities.conftest import eventually
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = [
@@ -63,20 +58,8 @@ pytestmark = [
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
-    folder = tmp_path_factory.mktemp("cluster")
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(EmbeddedServer(folder / "nats"))
-        srd_bus, smo_bus = [
-            await stack.enter_async_context(Bus.connect(server.url, name=name, kind=kind))
-            for name, kind in (
-                ("service-registry", EntityKind.SERVICE_REGISTRY),
-                ("orchestrator", EntityKind.ORCHESTRATOR),
-            )
-        ]
-        srd, smo = StandInRegistry(srd_bus), StandInOrchestrator(smo_bus)
-        await srd.open()
-        await smo.open()
-        yield Mesh(server.url, folder, srd, smo)
+    async with stand_in_mesh(tmp_path_factory.mktemp("cluster")) as mesh:
+        yield mesh
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -107,7 +90,7 @@ async def test_an_instance_gets_its_slot_its_payload_and_its_end(mesh: Mesh, sha
     assert [slot.busy_with for slot in taken.slots] == [None, None, sid, None]
     assert await mesh.smo.start(shared, order) == started  # a repeat starts nothing
 
-    await until(lambda: "threads" in mesh.log(order))
+    await eventually(lambda: "threads" in mesh.log(order))
     payload = json.loads(mesh.log(order))
     assert InstanceStart.model_validate(payload["start"]) == order
     place = {key: payload[key] for key in ("cluster", "node", "agent", "address", "ports", "device")}
@@ -179,9 +162,9 @@ async def test_stopped_is_told_from_busy(mesh: Mesh, shared: str) -> None:
     job = job_name()
     busy, stopped = start(job, "busy", slot=0), start(job, slot=1, stage=1)
     pids = [(await mesh.smo.start(shared, order)).pid for order in (busy, stopped)]
-    await until(lambda: "threads" in mesh.log(busy) and "threads" in mesh.log(stopped))
+    await eventually(lambda: "threads" in mesh.log(busy) and "threads" in mesh.log(stopped))
     os.kill(pids[1], signal.SIGSTOP)
-    await until(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED)
+    await eventually(lambda: psutil.Process(pids[1]).status() == psutil.STATUS_STOPPED)
     verdicts = [await mesh.smo.judge(shared, order) for order in (busy, stopped)]
     assert [(v.process, v.scope, v.kind) for v in verdicts] == [
         ("running", "none", "transient"),
@@ -191,7 +174,7 @@ async def test_stopped_is_told_from_busy(mesh: Mesh, shared: str) -> None:
     assert verdicts[1].broken
     assert not verdicts[0].broken
     os.kill(pids[1], signal.SIGCONT)
-    await until(lambda: psutil.Process(pids[1]).status() != psutil.STATUS_STOPPED)
+    await eventually(lambda: psutil.Process(pids[1]).status() != psutil.STATUS_STOPPED)
     assert (await mesh.smo.judge(shared, stopped)).process == "running"
     await asyncio.gather(*(mesh.smo.stop(shared, order, now=True) for order in (busy, stopped)))
     assert not any(map(alive, pids))
@@ -228,7 +211,7 @@ async def test_many_start_at_once_and_only_as_often_as_there_are_slots(mesh: Mes
 async def test_a_stubborn_instance_gets_its_grace_and_then_sigkill(mesh: Mesh, shared: str) -> None:
     order = start(job_name(), "stubborn")
     pid = (await mesh.smo.start(shared, order)).pid
-    await until(lambda: "threads" in mesh.log(order))
+    await eventually(lambda: "threads" in mesh.log(order))
     began = time.monotonic()
     await mesh.smo.stop(shared, order)
     assert time.monotonic() - began > 0.5
@@ -371,7 +354,7 @@ async def test_a_killed_fork_server_is_replaced_and_its_instances_reported(mesh:
             change = await mesh.srd.state(order.unit.sid, InstanceState.FAULTED)
             assert change.reason.startswith("for want of others: lost with the fork server")
         assert (await mesh.smo.judge("b-n", orders[0])).scope == "node"
-        await until(lambda: not any(map(alive, pids)))
+        await eventually(lambda: not any(map(alive, pids)))
         await mesh.smo.status("b-n", lambda s: not s.warm)
         again = start(job_name(), slot=0)
         assert alive((await mesh.smo.start("b-n", again)).pid)  # waits for the new server
@@ -391,7 +374,7 @@ async def test_an_agent_that_ends_leaves_nothing(
             start(job_name(), *deeds, slot=slot) for slot, deeds in enumerate([(), ("stubborn",), ("busy",)])
         ]
         pids = [server] + [(await mesh.smo.start("c-n", order)).pid for order in orders]
-        await until(lambda: all("threads" in mesh.log(order) for order in orders))
+        await eventually(lambda: all("threads" in mesh.log(order) for order in orders))
         assert os.listdir(tmp_path)
     assert not any(map(alive, pids))
     assert not os.listdir(tmp_path)
@@ -429,14 +412,14 @@ async def test_nothing_survives_the_agents_process(mesh: Mesh, tmp_path: Path, n
         ]
         for order in orders:
             await mesh.smo.start(sid, order)
-        await until(lambda: all("threads" in mesh.log(order) for order in orders))
+        await eventually(lambda: all("threads" in mesh.log(order) for order in orders))
         family = [process.pid for process in psutil.Process(agent.pid).children(recursive=True)]
         assert len(family) == 4  # the fork server and three instances
         agent.send_signal(number)
         await asyncio.wait_for(agent.wait(), PATIENCE_S)
-        await until(lambda: not any(map(alive, family)))
+        await eventually(lambda: not any(map(alive, family)))
         # torch may leave a cache folder of its own
-        await until(lambda: not list(scratch.glob("dmsc-*")))
+        await eventually(lambda: not list(scratch.glob("dmsc-*")))
     finally:
         if agent.returncode is None:
             agent.kill()

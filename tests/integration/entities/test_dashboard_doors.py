@@ -24,8 +24,9 @@ from schemas.gateway_api import DoorRequest
 from schemas.job import JobEvent, StepResult
 from schemas.telemetry import LogLine
 from tests.entity_records import instance, sample, spec
-from tests.integration.entities.conftest import Dial, bearer, eventually
+from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 

@@ -27,7 +27,8 @@ from schemas.gateway_api import DoorRequest, MeshStatus
 from schemas.module_status import ModuleAnswer, QuestionBody
 from schemas.policy import ModuleState
 from schemas.telemetry import DeadLetter
-from tests.integration.entities.conftest import Heard, eventually, write_users
+from tests.integration.entities.conftest import Heard, write_users
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import reply_to
 

@@ -27,7 +27,8 @@ from entities.gateway.http.config import HttpConfig
 from entities.gateway.http.rate_limit import RequestRate
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.envelope import EntityKind
-from tests.integration.entities.conftest import Dial, Start, eventually
+from tests.integration.entities.conftest import Dial, Start
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 EXAMPLES = int(os.environ.get("DMSC_API_EXAMPLES", "2"))

@@ -18,8 +18,9 @@ from schemas.registry import InstanceState, StateChange
 from schemas.signals import ComputeEntry, ComputeNotification, Registration
 from schemas.step import Member, MicrobatchClaim, MicrobatchDispatch, StepBegin
 from tests.entity_records import compute, instance, policy, sample
-from tests.integration.entities.conftest import Dial, Heard, Start, eventually
+from tests.integration.entities.conftest import Dial, Heard, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 S = InstanceState
@@ -66,6 +67,16 @@ class StandInData:
         self.taken.append(message)
         return Ack()
 
+    async def claim(self, microbatch: int) -> None:
+        sid = self.bus.sender.name
+        owner = Member(sid=sid, incarnation=self.bus.sender.incarnation)
+        key = {"epoch": 1, "step": 0, "attempt": 0, "stage": -1}
+        claim = MicrobatchClaim(job="j", microbatch=microbatch, owner=owner, upstream="data", **key)
+        await self.bus.publish(subjects.STEP_CLAIM, claim, job="j", sid=sid)
+
+
+Data = tuple[StandInData, StandInData]
+
 
 @pytest.fixture
 async def gateway(dial: Dial, start: Start, registry: ServiceRegistry, smo: StandInOrchestrator) -> Gateway:
@@ -77,7 +88,7 @@ async def gateway(dial: Dial, start: Start, registry: ServiceRegistry, smo: Stan
 
 
 @pytest.fixture
-async def data(dial: Dial, gateway: Gateway) -> tuple[StandInData, StandInData]:
+async def data(dial: Dial, gateway: Gateway) -> Data:
     """One data instance in each of two clusters, seen by the gateway."""
     east = StandInData(await dial("j-data-r0", EntityKind.INSTANCE), "east")
     west = StandInData(await dial("j-data-r1", EntityKind.INSTANCE), "west")
@@ -103,9 +114,7 @@ async def notify(bus: Bus, gateway: Gateway, cluster: str, *entries: ComputeEntr
     await eventually(lambda: gateway._last_compute().get(cluster) == entries)
 
 
-async def test_a_step_reaches_each_data_instance_once(
-    smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
-) -> None:
+async def test_a_step_reaches_each_data_instance_once(smo: StandInOrchestrator, data: Data) -> None:
     """Draft §4.4(2): "MG is mainly responsible for the data entry"."""
     east, west = data
     answer = await begin(smo)
@@ -114,9 +123,7 @@ async def test_a_step_reaches_each_data_instance_once(
     assert [(m.epoch, m.step, m.attempt, m.evaluate) for m in east.taken] == [(1, 0, 0, False)]
 
 
-async def test_type_4_changes_the_choice(
-    gateway: Gateway, smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
-) -> None:
+async def test_type_4_changes_the_choice(gateway: Gateway, smo: StandInOrchestrator, data: Data) -> None:
     """Draft §4.3 Type 4: load, heterogeneity and latency decide the path."""
     east, west = data
     await notify(smo.bus, gateway, "east", compute("j-s0-r0", service_ms=15.0))
@@ -131,9 +138,7 @@ async def test_type_4_changes_the_choice(
     assert len(east.taken[2].microbatches) == 8
 
 
-async def test_the_same_step_again_dispatches_nothing_twice(
-    smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
-) -> None:
+async def test_the_same_step_again_dispatches_nothing_twice(smo: StandInOrchestrator, data: Data) -> None:
     east, west = data
     await asyncio.gather(*(begin(smo) for _ in range(5)))
     await begin(smo, range(10))
@@ -143,7 +148,7 @@ async def test_the_same_step_again_dispatches_nothing_twice(
 
 
 async def test_a_silent_data_instance_is_reported_and_stays_bound(
-    gateway: Gateway, smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
+    gateway: Gateway, smo: StandInOrchestrator, data: Data
 ) -> None:
     """Draft §4.4(5). Handing its microbatches to another could have two make them: only the SMO may."""
     east, west = data
@@ -162,9 +167,7 @@ async def test_a_silent_data_instance_is_reported_and_stays_bound(
     assert set(west.numbers()) == {1, 3, 5, 7}
 
 
-async def test_a_higher_attempt_ends_the_one_under_way(
-    smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
-) -> None:
+async def test_a_higher_attempt_ends_the_one_under_way(smo: StandInOrchestrator, data: Data) -> None:
     _, west = data
     west.fault = asyncio.Event()
     older = asyncio.create_task(begin(smo))
@@ -184,9 +187,7 @@ async def test_a_higher_attempt_ends_the_one_under_way(
     held.set()
 
 
-async def test_a_data_error_is_passed_on_and_is_no_fault(
-    smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
-) -> None:
+async def test_a_data_error_is_passed_on_and_is_no_fault(smo: StandInOrchestrator, data: Data) -> None:
     data[0].fault = BadData("file:///corpus: is gone")
     with pytest.raises(BadData, match="is gone"):
         await begin(smo)
@@ -207,7 +208,7 @@ async def test_without_a_data_instance_it_waits_a_little_and_says_so(
 
 
 async def test_a_faulted_data_instance_of_its_cluster_is_reported_once(
-    gateway: Gateway, smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
+    gateway: Gateway, smo: StandInOrchestrator, data: Data
 ) -> None:
     east, west = data
     await west.move(S.FAULTED)
@@ -218,7 +219,7 @@ async def test_a_faulted_data_instance_of_its_cluster_is_reported_once(
 
 
 async def test_it_aggregates_its_cluster_and_reports_each_second(
-    gateway: Gateway, smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
+    gateway: Gateway, smo: StandInOrchestrator, data: Data
 ) -> None:
     """Draft §4.4(2) "aggregation within the module", (3) "continuously report communication indicators"."""
     east, _ = data
@@ -226,12 +227,8 @@ async def test_it_aggregates_its_cluster_and_reports_each_second(
     assert (await smo.send(policy(), "gateway-east")).note == "adopted"
     await eventually(lambda: gateway._claims.followed == {("j", "j-data-r0")})
     await begin(smo)
-    member = Member(sid="j-data-r0", incarnation=east.bus.sender.incarnation)
     for number in range(3):
-        claim = MicrobatchClaim(
-            job="j", epoch=1, step=0, attempt=0, microbatch=number, stage=-1, owner=member, upstream="data"
-        )
-        await east.bus.publish(subjects.STEP_CLAIM, claim, job="j", sid="j-data-r0")
+        await east.claim(number)
     await east.bus.publish(subjects.INSTANCE_SAMPLE, sample("j-data-r0"), job="j", sid="j-data-r0")
     report = await reports.until(lambda message: message.throughput_tokens_per_s > 0)
     assert (report.sid, report.cluster, report.job, report.instances) == ("gateway-east", "east", "j", 1)
@@ -240,18 +237,14 @@ async def test_it_aggregates_its_cluster_and_reports_each_second(
 
 
 async def test_the_end_of_a_job_is_reported_with_its_totals(
-    gateway: Gateway, smo: StandInOrchestrator, data: tuple[StandInData, StandInData]
+    gateway: Gateway, smo: StandInOrchestrator, data: Data
 ) -> None:
     """Draft §4.4(6)."""
     east, _ = data
     ends = await Heard.on(smo.bus, subjects.TERMINATION)
     await smo.send(policy(), "gateway-east")
     await eventually(lambda: gateway._claims.followed == {("j", "j-data-r0")})
-    member = Member(sid="j-data-r0", incarnation=east.bus.sender.incarnation)
-    claim = MicrobatchClaim(
-        job="j", epoch=1, step=0, attempt=0, microbatch=0, stage=-1, owner=member, upstream="data"
-    )
-    await east.bus.publish(subjects.STEP_CLAIM, claim, job="j", sid="j-data-r0")
+    await east.claim(0)
     await eventually(lambda: gateway._qos.total_microbatches.get("j") == 1)
     await smo.send(policy(revision=2, ended=True), "gateway-east")
     report = await ends.until()

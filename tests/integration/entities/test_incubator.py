@@ -19,7 +19,8 @@ import pytest
 from dmsc.launch.incubation import incubating
 from entities.cluster.fork_server_client import ForkServerClient, Spawned
 from entities.cluster.fork_server_process import INCUBATOR
-from tests.integration.entities.cluster_mesh import HERE, STAND_IN_TORCH, alive, until
+from tests.integration.entities.cluster_mesh import HERE, STAND_IN_TORCH, alive
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere fork servers are started afresh")
@@ -52,7 +53,7 @@ async def waiting(client: ForkServerClient, name: str, folder: Path) -> Spawned:
     here = folder / f"{name}.here"
     payload = {"do": "wait", "here": str(here)}
     child = await client.spawn(name, "fork_children.child", payload, log_path=folder / f"{name}.log")
-    await until(here.exists)
+    await eventually(here.exists)
     return child
 
 
@@ -91,7 +92,7 @@ async def test_a_killed_fork_server_comes_back_from_the_incubator(
         first = psutil.Process(pid_of(client))
         first.kill()
         await asyncio.wait_for(child.exit, PATIENCE_S)
-        await until(lambda: not alive(child.pid.result()))
+        await eventually(lambda: not alive(child.pid.result()))
         await client.wait_ready(PATIENCE_S)
         assert client.restarts == 1
         assert psutil.Process(pid_of(client)).ppid() == incubator.pid
@@ -103,10 +104,10 @@ async def test_without_its_incubator_a_fork_server_goes_on_and_the_next_is_start
 ) -> None:
     async with fork_server(tmp_path) as client:
         incubator.kill()
-        await until(lambda: incubator.status() == psutil.STATUS_ZOMBIE)
+        await eventually(lambda: incubator.status() == psutil.STATUS_ZOMBIE)
         await waiting(client, "goes-on", tmp_path)
         psutil.Process(pid_of(client)).kill()
-        await until(lambda: client.ready is None)
+        await eventually(lambda: client.ready is None)
         await client.wait_ready(PATIENCE_S)
         assert psutil.Process(pid_of(client)).ppid() == os.getpid()
         await waiting(client, "again", tmp_path)

@@ -18,6 +18,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import Fenced
 from schemas.job import JobState
 from tests.entity_records import job as job_record
+from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
 
 LEASE = LeadershipLeaseConfig(lease_s=0.6, check_s=0.1)
@@ -30,16 +31,6 @@ async def orchestrator(url: str) -> AsyncIterator[Bus]:
         yield bus
 
 
-@contextlib.asynccontextmanager
-async def keeping(candidate: LeaderCandidate) -> AsyncIterator[asyncio.Task[str]]:
-    task = asyncio.create_task(candidate.keep())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 async def stays_pending(task: asyncio.Task[object], seconds: float) -> bool:
     done, _ = await asyncio.wait({task}, timeout=seconds)
     return not done
@@ -50,7 +41,7 @@ async def test_one_leads_and_the_next_follows_when_it_falls_silent(own_server: E
         one, two = LeaderCandidate(one_bus, LEASE), LeaderCandidate(two_bus, LEASE)
         assert await one.win() == 1
         second = asyncio.create_task(two.win())
-        async with keeping(one):
+        async with beside(one.keep()):
             assert await stays_pending(second, 3 * LEASE.lease_s)
             assert one.is_certain
             await one.confirmed()
@@ -58,7 +49,7 @@ async def test_one_leads_and_the_next_follows_when_it_falls_silent(own_server: E
         assert await asyncio.wait_for(second, PATIENCE_S) == 2
         assert not one.is_certain
         asked = asyncio.create_task(one.confirmed())
-        async with keeping(one) as waking, keeping(two):
+        async with beside(one.keep()) as waking, beside(two.keep()):
             reason = await asyncio.wait_for(waking, PATIENCE_S)
             assert "term 2" in reason
             assert two_bus.sender.incarnation in reason
@@ -84,7 +75,7 @@ async def test_an_outage_of_the_bus_deposes_nobody(own_server: EmbeddedServer) -
         one, two = LeaderCandidate(one_bus, LEASE), LeaderCandidate(two_bus, LEASE)
         assert await one.win() == 1
         second = asyncio.create_task(two.win())
-        async with keeping(one) as kept:
+        async with beside(one.keep()) as kept:
             await own_server.kill()
             asked = asyncio.create_task(one.confirmed())
             await asyncio.sleep(3 * LEASE.lease_s)  # the outage itself
@@ -107,7 +98,7 @@ async def test_of_two_at_the_same_moment_one_wins(own_server: EmbeddedServer) ->
         done, pending = await asyncio.wait(winning, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result() for task in done] == [1]
         winner = candidates[winning.index(next(iter(done)))]
-        async with keeping(winner):
+        async with beside(winner.keep()):
             assert all(await asyncio.gather(*(stays_pending(task, 2 * LEASE.lease_s) for task in pending)))
         for task in pending:
             task.cancel()

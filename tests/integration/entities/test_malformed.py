@@ -27,7 +27,8 @@ from schemas.registry import Resolve
 from schemas.signals import AccessRequest
 from tests.bad_messages import bad_messages
 from tests.entity_records import policy
-from tests.integration.entities.conftest import Dial, Heard, Start, eventually
+from tests.integration.entities.conftest import Dial, Heard, Start
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 TOKENS = {"sid": "x", "gateway": "gateway-east", "cluster": "east", "job": "j", "action": "job-list"}

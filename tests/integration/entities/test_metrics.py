@@ -23,8 +23,9 @@ from schemas.envelope import EntityKind
 from schemas.signals import Registration
 from schemas.telemetry import InstanceSample
 from tests.entity_records import instance, policy, sample, service
-from tests.integration.entities.conftest import Dial, Start, eventually
+from tests.integration.entities.conftest import Dial, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 Table = dict[str, dict[tuple[tuple[str, str], ...], float]]

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ import pytest_asyncio
 
 from bus.connection import Bus
 from bus.files.artifacts import ReadableArtifacts
-from bus.server.embedded import EmbeddedServer
 from bus.subjects import READ_FILES
 from entities.cluster.file_requests import BLOCK_BYTES
 from entities.job_files import node_files
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, NotFound, Unavailable
 from schemas.files import PAGE_NAMES, PIECE_BYTES, ReadFiles
-from tests.integration.entities.cluster_mesh import Mesh, StandInOrchestrator, StandInRegistry
+from tests.integration.entities.cluster_mesh import stand_in_mesh
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -38,24 +36,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> AsyncIterator[Bus]:
     """A gateway's connection; beside it the agents `a-n`, and `dying-n`, whose readers are killed."""
-    state = tmp_path_factory.mktemp("cluster")
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(EmbeddedServer(state / "nats"))
-        srd_bus, smo_bus, bus = [
-            await stack.enter_async_context(Bus.connect(server.url, name=name, kind=kind))
-            for name, kind in (
-                ("service-registry", EntityKind.SERVICE_REGISTRY),
-                ("orchestrator", EntityKind.ORCHESTRATOR),
-                ("gateway", EntityKind.GATEWAY),
-            )
-        ]
-        srd, smo = StandInRegistry(srd_bus), StandInOrchestrator(smo_bus)
-        await srd.open()
-        await smo.open()
-        mesh = Mesh(server.url, state, srd, smo)
-        allowed = (str(folder),)
-        await stack.enter_async_context(mesh.agent("a", worker_package="workers", allow_urls=allowed))
-        await stack.enter_async_context(mesh.agent("dying", allow_urls=allowed))
+    allowed = (str(folder),)
+    async with (
+        stand_in_mesh(tmp_path_factory.mktemp("cluster")) as mesh,
+        Bus.connect(mesh.url, name="gateway", kind=EntityKind.GATEWAY) as bus,
+        mesh.agent("a", worker_package="workers", allow_urls=allowed),
+        mesh.agent("dying", allow_urls=allowed),
+    ):
         yield bus
 
 

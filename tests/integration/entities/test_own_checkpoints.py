@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from bus.connection import Bus
-from bus.server.embedded import EmbeddedServer
 from bus.subjects import REMOVE_CHECKPOINTS
 from entities.job_files.checkpoint_catalog import CheckpointFolder
 from entities.orchestrator.checkpointing.job_artifacts import JobCheckpoints
@@ -21,11 +20,10 @@ from entities.orchestrator.job_state.instances import JobInstances
 from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.checkpoint import MANIFEST_NAME, CheckpointFile, CheckpointManifest, StageCheckpoint
-from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Unavailable
 from schemas.files import RemoveCheckpoints
 from schemas.job import JobRecord, JobState
-from tests.integration.entities.cluster_mesh import Mesh, StandInOrchestrator, StandInRegistry, job_name, spec
+from tests.integration.entities.cluster_mesh import job_name, spec, stand_in_mesh
 from tests.job_context import job_context
 
 pytestmark = [
@@ -94,26 +92,15 @@ def manifest_of(job: str, folder: CheckpointFolder) -> CheckpointManifest:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Nodes]:
-    state, folder = tmp_path_factory.mktemp("cluster"), tmp_path_factory.mktemp("jobs")
+    folder = tmp_path_factory.mktemp("jobs")
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(EmbeddedServer(state / "nats"))
-        srd_bus, smo_bus = [
-            await stack.enter_async_context(Bus.connect(server.url, name=name, kind=kind))
-            for name, kind in (
-                ("service-registry", EntityKind.SERVICE_REGISTRY),
-                ("orchestrator", EntityKind.ORCHESTRATOR),
-            )
-        ]
-        srd, smo = StandInRegistry(srd_bus), StandInOrchestrator(smo_bus)
-        await srd.open()
-        await smo.open()
-        mesh = Mesh(server.url, state, srd, smo)
+        mesh = await stack.enter_async_context(stand_in_mesh(tmp_path_factory.mktemp("cluster")))
         view = MeshView()
         for cluster in ("a", "b"):
             allowed = (str(folder),)
             await stack.enter_async_context(mesh.agent(cluster, worker_package="workers", allow_urls=allowed))
-            await view.node(await smo.status(f"{cluster}-n", lambda status: status.warm))
-        yield Nodes(smo_bus, view, folder)
+            await view.node(await mesh.smo.status(f"{cluster}-n", lambda status: status.warm))
+        yield Nodes(mesh.smo.bus, view, folder)
 
 
 async def test_a_manifest_that_came_when_its_parts_had_gone_pushes_out_nothing(nodes: Nodes) -> None:

@@ -33,6 +33,7 @@ from schemas.policy import (
 )
 from tests.entity_records import service
 from tests.integration.entities.conftest import Dial, Start
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 CONFIG = OrchestratorConfig(
@@ -239,9 +240,11 @@ async def test_a_module_that_runs_is_taken_over_by_nobody_elses_of_the_same_name
     async with RegistrationClient(mine, record):
         one = Version(mine, "1", ModuleState.ACTIVE)
         await one.start()
-        async with asyncio.timeout(PATIENCE_S):
-            while not (await ask(dial, subjects.MODULE_QUERY, ModuleQuery())).modules[0].alive:
-                pass  # the registry's word of it is still on its way
+
+        async def alive() -> bool:
+            return (await ask(dial, subjects.MODULE_QUERY, ModuleQuery())).modules[0].alive
+
+        await eventually(alive)  # the registry's word of it is still on its way
         theirs = one.lifecycle().model_copy(update={"owner": "ann"})
         with pytest.raises(Conflict, match="runs already, as m"):
             await mine.command(

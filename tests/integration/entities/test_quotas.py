@@ -29,7 +29,8 @@ from schemas.gateway_api import DoorRequest, UploadHold
 from schemas.job import JobSpec, JobState
 from schemas.quota import GIB
 from tests.entity_records import job
-from tests.integration.entities.conftest import Dial, Start, eventually, write_users
+from tests.integration.entities.conftest import Dial, Start, write_users
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]

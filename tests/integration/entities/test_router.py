@@ -19,8 +19,9 @@ from schemas.signals import CommunicationPolicy, ComputeNotification, Registrati
 from schemas.step import Member
 from schemas.telemetry import InstanceSample
 from tests.entity_records import compute, instance, policy, sample
-from tests.integration.entities.conftest import Dial, Heard, Start, end, eventually
+from tests.integration.entities.conftest import Dial, Heard, Start, end
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 S = InstanceState

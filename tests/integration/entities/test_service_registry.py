@@ -28,7 +28,8 @@ from schemas.registry import (
 )
 from schemas.signals import Registration, RegistrationLease, RouteAdvertisement, TerminationReport
 from tests.entity_records import instance
-from tests.integration.entities.conftest import QUICK, Dial, Heard, Start, end, eventually
+from tests.integration.entities.conftest import QUICK, Dial, Heard, Start, end
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 S = InstanceState

@@ -33,8 +33,9 @@ from entities.gateway.http.rate_limit import RequestRate
 from entities.http_server.connection_limits import ConnectionBounds, OpenConnections
 from schemas.envelope import EntityKind
 from schemas.job import JobSpec
-from tests.integration.entities.conftest import Dial, Start, bearer, eventually
+from tests.integration.entities.conftest import Dial, Start, bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.integration.waiting import eventually
 from tests.patience import NEVER_S, PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]

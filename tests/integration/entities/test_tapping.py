@@ -32,6 +32,7 @@ from tests.integration.bus.records import job_event
 from tests.integration.dmsc.command_line import dmsc, running
 from tests.integration.entities.conftest import Dial, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
+from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
 
 ACCESS = AccessRequest(token="s3cret", action="job.read", resource="j", gateway="a")
@@ -72,12 +73,8 @@ async def listening(
 ) -> AsyncIterator[Seen]:
     seen = Seen()
     address = BusAddress(servers=(server.url,))
-    task = asyncio.create_task(session.listen(address, wanted, seen, door or GatewayOptions()))
-    try:
+    async with beside(session.listen(address, wanted, seen, door or GatewayOptions())):
         yield seen
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def say_until(bus: Bus, ready: Callable[[], object]) -> None:

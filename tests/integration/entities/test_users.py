@@ -27,7 +27,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, NotFound, Refused
 from schemas.registry import Endpoint, InstanceState, ServiceRecord, owner_tag
 from tests.entity_records import job, service
-from tests.integration.entities.conftest import Dial, Start, end, eventually, write_users
+from tests.integration.entities.conftest import Dial, Start, end, write_users
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 FOLDING = RateLimitedRecordsConfig(window_s=0.3, each=2)

@@ -49,6 +49,7 @@ from tests.integration.guard.test_reply_subjects import (
     say,
     state,
 )
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 
@@ -340,9 +341,7 @@ async def test_what_comes_from_elsewhere_is_counted_and_ends_no_broker(mesh: Gua
                 for _ in range(20):  # the fixture's takes some
                     say(connection, asker.subject, body, f"{inbox}.x")
             await connection.until_pong()
-            async with asyncio.timeout(PATIENCE_S):
-                while bus.counters.dead_letters == 0:  # noqa: ASYNC110  # it has no event for it
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: bus.counters.dead_letters)
         assert not running.done()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -23,6 +23,7 @@ from schemas.gateway_api import MeshQuery, MeshStatus, TapScope
 from schemas.registry import Heartbeat, InstanceState
 from schemas.signals import Role
 from tests.integration.guard.conftest import TOKENS, Guarded
+from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
 
 VIEWER = TapScope(user="vera", role=Role.VIEWER, everything=False, hidden=tuple(row.name for row in PRIVATE))
@@ -54,12 +55,8 @@ async def talking(mesh: Guarded) -> AsyncIterator[None]:
                 await asker.request(subjects.MESH_QUERY, MeshQuery(), timeout_s=PATIENCE_S)
                 await asyncio.sleep(0.05)
 
-        task = asyncio.create_task(talk())
-        try:
+        async with beside(talk()):
             yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 def told(frame: bytes) -> Any:

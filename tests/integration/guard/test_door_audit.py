@@ -23,7 +23,7 @@ from entities.authorizer.audit.rate_limited_records import RateLimitedRecordsCon
 from entities.authorizer.audit.refusals import EVERYBODY_ELSE
 from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind as K
-from tests.integration.guard.wire import Shut, wire
+from tests.integration.guard.raw_connection import Shut, raw_connection
 from tests.patience import PATIENCE_S
 
 FOLDING = RateLimitedRecordsConfig(window_s=0.5, each=1, groups=4)
@@ -38,7 +38,7 @@ class Door:
 
     async def refused(self, token: str, name: str = "wire", **options: object) -> None:
         with pytest.raises(Shut):
-            async with wire(self.url, token, name, **options):
+            async with raw_connection(self.url, token, name, **options):
                 pass
 
     async def records(self, count: int) -> list[AuditRecord]:

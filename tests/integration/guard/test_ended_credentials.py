@@ -36,7 +36,7 @@ from schemas.envelope import EntityKind as K
 from schemas.errors import Refused
 from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
 from schemas.signals import Role
-from tests.integration.guard.wire import Shut, Wire, wire
+from tests.integration.guard.raw_connection import RawConnection, Shut, raw_connection
 from tests.patience import PATIENCE_S
 
 SPEC = JobSpec(name="job", model=ModelSpec(factory="tiny:model"), training=TrainingSpec(steps=1))
@@ -47,7 +47,7 @@ def instance(job: str) -> Identity:
     return Identity(name=f"{job}-s0-r0", kind=K.INSTANCE, cluster="a", node="n", job=job)
 
 
-async def closed(connection: Wire) -> None:
+async def closed(connection: RawConnection) -> None:
     async with asyncio.timeout(PATIENCE_S):
         with contextlib.suppress(ConnectionError):
             while await connection.reader.readline():
@@ -56,7 +56,7 @@ async def closed(connection: Wire) -> None:
 
 async def shut(url: str, token: str, door: Any, why: str) -> None:
     with pytest.raises(Shut):
-        async with wire(url, token):
+        async with raw_connection(url, token):
             pass
     assert why in "; ".join(door.reasons)
 
@@ -102,7 +102,11 @@ async def test_a_credential_that_is_taken_back_ends_with_all_that_it_signed(tmp_
             async with owner(url, root) as bus:
                 await bus.provision()
                 await bus.bucket(subjects.JOB_RECORD).put(record("j", JobState.RUNNING), job="j")
-            async with wire(url, agent) as one, wire(url, theirs) as two, wire(url, other) as bystander:
+            async with (
+                raw_connection(url, agent) as one,
+                raw_connection(url, theirs) as two,
+                raw_connection(url, other) as bystander,
+            ):
                 await revoke([url], root, issued.ids_of(Credential.parse(agent).id), issued, "sold")
                 await closed(one)
                 await closed(two)
@@ -114,9 +118,9 @@ async def test_a_credential_that_is_taken_back_ends_with_all_that_it_signed(tmp_
         async with guarding(config) as door:  # another guard lets nobody in before it has read that
             while not any("was revoked" in reason for reason in door.reasons):
                 with pytest.raises(Shut):
-                    async with wire(url, agent):
+                    async with raw_connection(url, agent):
                         pass
-            async with wire(url, other) as bystander:
+            async with raw_connection(url, other) as bystander:
                 await bystander.until_pong()
 
 
@@ -129,7 +133,9 @@ async def test_only_an_authorizer_comes_in_before_a_guard_has_read_what_was_revo
         async with door.answering([server.url], "anew"):
             for early in (token, issue(root, AGENT), issue(root, Identity(name="gateway-a", kind=K.GATEWAY))):
                 await shut(server.url, early, door, "waits until what was revoked is known here")
-            async with wire(server.url, issue(root, Identity(name="authorizer", kind=K.AUTHORIZER))) as one:
+            async with raw_connection(
+                server.url, issue(root, Identity(name="authorizer", kind=K.AUTHORIZER))
+            ) as one:
                 await one.until_pong()
             waiting = asyncio.create_task(comes_in(server.url, token))
             read.set()
@@ -138,7 +144,7 @@ async def test_only_an_authorizer_comes_in_before_a_guard_has_read_what_was_revo
 
 
 async def comes_in(url: str, token: str) -> None:
-    async with wire(url, token) as one:
+    async with raw_connection(url, token) as one:
         await one.until_pong()
 
 
@@ -178,7 +184,7 @@ async def test_a_server_that_stands_still_ends_the_connection_once_it_goes_on(tm
             door.answering([first.url], "one"),
             expulsions.carried_out(),
             asyncio.timeout(PATIENCE_S),
-            wire(second.url, agent) as there,
+            raw_connection(second.url, agent) as there,
         ):
             os.kill(second.pid, signal.SIGSTOP)
             try:
@@ -202,13 +208,17 @@ async def test_an_instances_credential_ends_with_its_job(tmp_path: Path) -> None
             jobs = bus.bucket(subjects.JOB_RECORD)
             for job in ("j1", "j2"):
                 await jobs.put(record(job, JobState.RUNNING), job=job)
-            async with wire(url, ended) as one, wire(url, running) as two, wire(url, agent) as node:
+            async with (
+                raw_connection(url, ended) as one,
+                raw_connection(url, running) as two,
+                raw_connection(url, agent) as node,
+            ):
                 await jobs.put(record("j1", JobState.DONE), job="j1")
                 await closed(one)
                 await two.until_pong()
                 await node.until_pong()
             await shut(url, ended, door, "the job of j1-s0-r0 has ended, and its credentials with it")
-            async with wire(url, running) as two:
+            async with raw_connection(url, running) as two:
                 await two.until_pong()
 
 

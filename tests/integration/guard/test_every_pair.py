@@ -25,7 +25,7 @@ from bus.subjects import (
 from schemas.envelope import EntityKind as K
 from schemas.signals import Role
 from tests.integration.guard.conftest import TOKENS, Guarded
-from tests.integration.guard.wire import Wire, wire
+from tests.integration.guard.raw_connection import RawConnection, raw_connection
 
 BELOW = {K.CLUSTER, K.INSTANCE, K.FUNCTIONAL_MODULE, K.CLIENT}
 """Who reads by way of a broker, whose part is in `test_broker`."""
@@ -141,7 +141,7 @@ class Tally:
         self.asked = 0
         self.wrong: list[str] = []
 
-    async def check(self, connection: Wire, who: str, what: str, expected: dict[str, bool]) -> None:
+    async def check(self, connection: RawConnection, who: str, what: str, expected: dict[str, bool]) -> None:
         if what == "subscribe":
             denied = await connection.denied(subscribe=expected)
         else:
@@ -157,7 +157,7 @@ class Tally:
 async def test_entities_instances_modules_and_tools(mesh: Guarded) -> None:
     tally = Tally()
     for who in IDENTITIES:
-        async with wire(mesh.url, issue(mesh.root, who), who.name, who.kind) as connection:
+        async with raw_connection(mesh.url, issue(mesh.root, who), who.name, who.kind) as connection:
             publish: dict[str, bool] = {}
             subscribe: dict[str, bool] = {}
             read: dict[str, bool] = {}
@@ -185,7 +185,7 @@ async def test_users_by_role(mesh: Guarded) -> None:
     }
     for role in Role:
         everything = role in (Role.OPERATOR, Role.ADMIN)
-        async with wire(mesh.url, TOKENS[role]) as connection:
+        async with raw_connection(mesh.url, TOKENS[role]) as connection:
             rows = {row(**dict.fromkeys(row.tokens, "x")): row for row in ROWS}
             seen = {subject: everything or row.name not in PRIVATE for subject, row in rows.items()}
             await tally.check(

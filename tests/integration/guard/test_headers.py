@@ -15,7 +15,7 @@ from bus.subject_row import Delivery
 from bus.subjects import SUBJECTS
 from schemas.envelope import EntityKind as K
 from tests.integration.guard.conftest import Guarded
-from tests.integration.guard.wire import Wire, wire
+from tests.integration.guard.raw_connection import RawConnection, raw_connection
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
 RECORDED = tuple(row for row in SUBJECTS if row.delivery is Delivery.CORE and row.stream)
@@ -33,7 +33,7 @@ def instance(sid: str) -> Identity:
     return Identity(name=sid, kind=K.INSTANCE, cluster="a", node="n", job="j")
 
 
-def hpub(connection: Wire, subject: str, headers: dict[str, str], payload: bytes = b"x") -> None:
+def hpub(connection: RawConnection, subject: str, headers: dict[str, str], payload: bytes = b"x") -> None:
     head = b"NATS/1.0\r\n" + b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items()) + b"\r\n"
     line = f"HPUB {subject} {len(head)} {len(head) + len(payload)}\r\n".encode()
     connection.writer.write(line + head + payload + b"\r\n")
@@ -55,8 +55,8 @@ async def test_what_others_have_recorded_stays(mesh: Guarded, headers: dict[str,
     agent = issue(mesh.root, AGENT)
     async with (
         Bus.connect(mesh.url, name="orchestrator", kind=K.ORCHESTRATOR, token=mesh.root) as smo,
-        wire(mesh.url, delegate(agent, one) or "", headers=True) as attacker,
-        wire(mesh.url, delegate(agent, two) or "") as victim,
+        raw_connection(mesh.url, delegate(agent, one) or "", headers=True) as attacker,
+        raw_connection(mesh.url, delegate(agent, two) or "") as victim,
     ):
         theirs = subjects.STEP_CLAIM(job="j", sid=two.name)
         for number in range(3):
@@ -100,7 +100,7 @@ async def test_a_trace_goes_nowhere_where_its_sender_may_not_publish(mesh: Guard
     async with (
         Bus.connect(mesh.url, name="tap", kind=K.TAP, token=mesh.root) as tap,
         Bus.connect(mesh.url, name="orchestrator", kind=K.ORCHESTRATOR, token=mesh.root) as smo,
-        wire(mesh.url, delegate(issue(mesh.root, AGENT), who) or "", headers=True) as attacker,
+        raw_connection(mesh.url, delegate(issue(mesh.root, AGENT), who) or "", headers=True) as attacker,
     ):
         heard: set[str] = set()
 
@@ -127,7 +127,9 @@ async def test_a_trace_goes_nowhere_where_its_sender_may_not_publish(mesh: Guard
 
 
 async def test_nobody_lists_or_pings_others_services_or_the_server(mesh: Guarded) -> None:
-    async with wire(mesh.url, delegate(issue(mesh.root, AGENT), instance("j-s0-r0")) or "") as attacker:
+    async with raw_connection(
+        mesh.url, delegate(issue(mesh.root, AGENT), instance("j-s0-r0")) or ""
+    ) as attacker:
         wrong = {"$SRV.PING", "$SRV.INFO.x", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.DMSC.CONNECT", "$JS.ACK.x"}
         assert await attacker.denied(publish=wrong) == wrong
         assert await attacker.denied(subscribe=wrong | {"$SRV.>", "$SYS.>"}) == wrong | {"$SRV.>", "$SYS.>"}

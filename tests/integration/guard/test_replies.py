@@ -24,9 +24,9 @@ from schemas.errors import Ack
 from schemas.registry import InstanceState, Resolve, Resolved, StateChange
 from schemas.signals import Role
 from schemas.step import Exported, ExportOrder, Member
-from tests.integration.entities.conftest import eventually
 from tests.integration.guard.conftest import TOKENS, Guarded
-from tests.integration.guard.wire import wire
+from tests.integration.guard.raw_connection import raw_connection
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
@@ -76,7 +76,7 @@ async def test_who_is_asked_answers_in_its_own_name_and_nobody_gets_a_right_by_b
     }
     for who in (INSTANCE, AGENT, MODULE, REGISTRY, SMO):
         inbox = inbox_of(who.kind, who.name)
-        async with wire(mesh.url, token_of(mesh, who), who.name, who.kind) as connection:
+        async with raw_connection(mesh.url, token_of(mesh, who), who.name, who.kind) as connection:
             connection.writer.write(f"SUB {inbox}.> me\r\n".encode())
             for target in who_may:
                 connection.writer.write(f"PUB {inbox}.{RANDOM}.self._.1 {target} 0\r\n\r\n".encode())
@@ -89,7 +89,7 @@ async def test_who_is_asked_answers_in_its_own_name_and_nobody_gets_a_right_by_b
 async def test_a_user_who_sends_a_message_to_itself_may_not_answer_it(mesh: Guarded) -> None:
     for role in (Role.VIEWER, Role.RESEARCHER, Role.OPERATOR):
         inbox = inbox_of_token(TOKENS[role])
-        async with wire(mesh.url, TOKENS[role], f"{role}-one") as connection:
+        async with raw_connection(mesh.url, TOKENS[role], f"{role}-one") as connection:
             connection.writer.write(f"SUB {inbox}.> me\r\n".encode())
             connection.writer.write(f"PUB {inbox}.{RANDOM}.self._.1 $KV.users.me 0\r\n\r\n".encode())
             heard = await connection.until_pong()
@@ -146,7 +146,7 @@ async def test_services_answer_to_the_inbox_of_who_asks_for_this_and_nowhere_els
     async with (
         registry_bus as registry,
         tap_bus as tap,
-        wire(mesh.url, token_of(mesh, INSTANCE), INSTANCE.name, K.INSTANCE) as attacker,
+        raw_connection(mesh.url, token_of(mesh, INSTANCE), INSTANCE.name, K.INSTANCE) as attacker,
     ):
         if many:
             await registry.serve_batches(subjects.STATE_CHANGE, batch)
@@ -226,7 +226,7 @@ async def test_word_of_progress_comes_from_who_may_answer_and_from_nobody_else(m
             mesh.url, name=INSTANCE.name, kind=K.INSTANCE, token=token_of(mesh, INSTANCE)
         ) as instance,
         Bus.connect(mesh.url, name="tap", kind=K.TAP, token=mesh.root) as tap,
-        wire(mesh.url, token_of(mesh, other), other.name, K.INSTANCE, headers=True) as stranger,
+        raw_connection(mesh.url, token_of(mesh, other), other.name, K.INSTANCE, headers=True) as stranger,
     ):
         await tap.connection.subscribe(subjects.EXPORT(job="j", sid=INSTANCE.name), overheard)
         await instance.serve(subjects.EXPORT, export, job="j", sid=INSTANCE.name)

@@ -29,7 +29,7 @@ from schemas.registry import Heartbeat, InstanceState
 from schemas.signals import Role
 from tests.entity_records import job
 from tests.integration.guard.conftest import TOKENS, Guarded
-from tests.integration.guard.wire import Wire, wire
+from tests.integration.guard.raw_connection import RawConnection, raw_connection
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
 INSTANCE = Identity(name="j-s0-r0", kind=K.INSTANCE, job="j", cluster="a", node="n")
@@ -97,13 +97,13 @@ def token_of(mesh: Guarded, who: Identity | Role) -> str:
 
 
 @asynccontextmanager
-async def connected(mesh: Guarded, who: Identity | Role) -> AsyncIterator[Wire]:
+async def connected(mesh: Guarded, who: Identity | Role) -> AsyncIterator[RawConnection]:
     name, kind = ("mine", K.CLIENT) if isinstance(who, Role) else (who.name, who.kind)
-    async with wire(mesh.url, token_of(mesh, who), name, kind) as connection:
+    async with raw_connection(mesh.url, token_of(mesh, who), name, kind) as connection:
         yield connection
 
 
-def say(connection: Wire, subject: str, body: bytes, reply: str = "") -> None:
+def say(connection: RawConnection, subject: str, body: bytes, reply: str = "") -> None:
     connection.writer.write(f"PUB {subject} {reply} {len(body)}\r\n".encode() + body + b"\r\n")
 
 

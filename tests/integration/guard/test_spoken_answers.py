@@ -24,9 +24,10 @@ from schemas.registry import Endpoint
 from schemas.signals import NodeRegistration
 from tests.entity_records import spec
 from tests.integration.guard.conftest import Guarded
+from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_spoken_records import OTHER_AGENT, ask, bus_token
 from tests.integration.guard.test_threats import AGENT, GATEWAY, ROUTER, SMO, bus_of
-from tests.integration.guard.wire import wire
+from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
 
 
@@ -40,11 +41,9 @@ async def dialled(mesh: Guarded) -> AsyncIterator[Callable[[Any], Awaitable[Bus]
             return bus
 
         orchestrator = Orchestrator(await dial(SMO), OrchestratorConfig())
-        running = asyncio.create_task(orchestrator.run())
-        await (await dial(GATEWAY)).command(subjects.MESH_QUERY, MeshQuery(), deadline_s=PATIENCE_S)
-        yield dial
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with beside(orchestrator.run()):
+            await (await dial(GATEWAY)).command(subjects.MESH_QUERY, MeshQuery(), deadline_s=PATIENCE_S)
+            yield dial
 
 
 def status(bus: Bus, cluster: str) -> NodeStatus:
@@ -93,7 +92,9 @@ async def test_only_who_was_asked_says_what_a_jobs_model_is(mesh: Guarded, diall
 
     await fail(other, job, "forged in its own name")
     forged = Sender(name=AGENT.name, kind=K.CLUSTER, incarnation="x")
-    async with wire(mesh.url, bus_token(mesh, OTHER_AGENT), OTHER_AGENT.name, K.CLUSTER) as attacker:
+    async with raw_connection(
+        mesh.url, bus_token(mesh, OTHER_AGENT), OTHER_AGENT.name, K.CLUSTER
+    ) as attacker:
         text = "forged in another's name"
         failed = AnalysisFailed(job=job, code="bad_model", text=text)
         told = subjects.ANALYSIS_FAILED(agent=OTHER_AGENT.name, job=job)

@@ -28,8 +28,9 @@ from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import NodeSample
 from tests import entity_records
 from tests.integration.guard.conftest import TOKENS, Guarded
+from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_threats import AGENT, MODULE, ROUTER, SMO, SRD, bus_of, instance, of_agent
-from tests.integration.guard.wire import wire
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 OWN, OTHER = "j-s0-r0", "k-s0-r0"
@@ -126,7 +127,7 @@ async def test_nobody_is_spoken_of_in_anothers_name(
     token = of_agent(mesh, speaker) if speaker.kind is K.INSTANCE else issue(mesh.root, speaker)
     async with (
         bus_of(mesh, listener) as bus,
-        wire(mesh.url, token, speaker.name, speaker.kind) as attacker,
+        raw_connection(mesh.url, token, speaker.name, speaker.kind) as attacker,
     ):
         listen = bus.serve if row.reply is not None else bus.subscribe
         await listen(row, handle, **{key: value for key, value in tokens.items() if key == "cluster"})
@@ -136,9 +137,7 @@ async def test_nobody_is_spoken_of_in_anothers_name(
         reply = f"_INBOX.{speaker.kind}.{name}.{'0' * 16}.{answerer}.{question}"
         attacker.writer.write(f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
         await attacker.until_pong()
-        async with asyncio.timeout(PATIENCE_S):
-            while bus.counters.dead_letters == 0:  # noqa: ASYNC110  # it has no event for it
-                await asyncio.sleep(0.01)
+        await eventually(lambda: bus.counters.dead_letters)
     assert handled == []
 
 

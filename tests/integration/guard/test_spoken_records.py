@@ -27,8 +27,9 @@ from schemas.signals import Registration, Role
 from tests.entity_records import instance as instance_record
 from tests.entity_records import service as service_record
 from tests.integration.guard.conftest import TOKENS, Guarded
+from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_threats import AGENT, SMO, SRD, bus_of, instance, of_agent
-from tests.integration.guard.wire import wire
+from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
 
 S = InstanceState
@@ -52,12 +53,9 @@ async def registry(mesh: Guarded) -> AsyncIterator[ServiceRegistry]:
     async with bus_of(mesh, SRD) as bus:
         service = ServiceRegistry(bus, ServiceRegistryConfig())
         ready = asyncio.Event()
-        running = asyncio.create_task(service.run(ready))
-        async with asyncio.timeout(PATIENCE_S):
-            await ready.wait()
-        yield service
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        async with beside(service.run(ready)):
+            await asyncio.wait_for(ready.wait(), PATIENCE_S)
+            yield service
 
 
 async def register(bus: Bus, record: ServiceRecord) -> None:
@@ -157,7 +155,7 @@ async def test_who_calls_itself_of_another_kind_is_still_held_to_its_name(
 ) -> None:
     """The kind in an envelope is as much the sender's word as the body; the name is the server's."""
     record = of_module(kind=K.INSTANCE, job="j", stage=0, prefix="train/j/stage/0")
-    async with bus_of(mesh, SMO) as bus, wire(mesh.url, TOKENS[Role.RESEARCHER], ME) as attacker:
+    async with bus_of(mesh, SMO) as bus, raw_connection(mesh.url, TOKENS[Role.RESEARCHER], ME) as attacker:
         told, forged = subjects.REGISTRATION(sid=ME), Sender(name=ME, kind=K.INSTANCE, incarnation="x")
         await ask(attacker, told, Registration(record=record), forged, "service-registry._")
         await until_answered(mesh)
@@ -215,7 +213,10 @@ async def test_nobody_is_the_agent_whose_name_the_message_says(
     change = StateChange(sid="j-s0-r0", incarnation="i1", state=S.FAULTED, reason="forged")
     forged = Sender(name="a-n", kind=K.CLUSTER, incarnation="x")
     token = bus_token(mesh, OTHER_AGENT)
-    async with bus_of(mesh, instance()) as member, wire(mesh.url, token, "b-n", K.CLUSTER) as attacker:
+    async with (
+        bus_of(mesh, instance()) as member,
+        raw_connection(mesh.url, token, "b-n", K.CLUSTER) as attacker,
+    ):
         await register(member, of_job())
         told = subjects.INSTANCE_STATE(agent="b-n", sid="j-s0-r0")
         await ask(attacker, told, change, forged, "service-registry._")

@@ -40,7 +40,7 @@ from schemas.errors import BadInput, DmscError, NoResponders, Refused, Unavailab
 from schemas.job import JobEvent
 from schemas.registry import Resolve, Resolved
 from schemas.signals import Role
-from tests.integration.guard.wire import Shut, Wire, wire
+from tests.integration.guard.raw_connection import RawConnection, Shut, raw_connection
 from tests.patience import PATIENCE_S
 
 NAMES = ("red", "blue")
@@ -161,7 +161,7 @@ def _at(server: EmbeddedServer, side: Side) -> AuthorizerConfig:
     return replace(side.config("guard"), servers=(server.url,))
 
 
-async def heard(connection: Wire) -> list[str]:
+async def heard(connection: RawConnection) -> list[str]:
     """Subjects of the messages that came in up to now."""
     return [line.split()[1].decode() for line in await connection.until_pong() if line.startswith(b"MSG ")]
 
@@ -183,14 +183,14 @@ def everything(inbox: str) -> Iterable[str]:
     )
 
 
-async def speakers(shared: Shared, side: Side) -> AsyncIterator[Wire]:
+async def speakers(shared: Shared, side: Side) -> AsyncIterator[RawConnection]:
     """An administrator, and each kind of the control plane, one after the other."""
-    async with wire(shared.server.url, side.token(Role.ADMIN)) as admin:
+    async with raw_connection(shared.server.url, side.token(Role.ADMIN)) as admin:
         yield admin
     for kind in K:
         if kind not in BELOW:
             token = issue(side.root, Identity(name="x", kind=kind))
-            async with wire(shared.server.url, token, "x", kind) as one:
+            async with raw_connection(shared.server.url, token, "x", kind) as one:
                 yield one
 
 
@@ -199,7 +199,9 @@ async def test_no_subject_of_one_is_heard_by_the_other(shared: Shared) -> None:
     for here, there in ((shared.red, shared.blue), (shared.blue, shared.red)):
         async with AsyncExitStack() as stack:
             inside, outside = [
-                await stack.enter_async_context(wire(shared.server.url, issue(side.root, tap), "tap", K.TAP))
+                await stack.enter_async_context(
+                    raw_connection(shared.server.url, issue(side.root, tap), "tap", K.TAP)
+                )
                 for side in (here, there)
             ]
             for ear in (inside, outside):
@@ -250,7 +252,7 @@ async def test_the_same_names_in_both_are_two_things(shared: Shared) -> None:
 
 async def test_a_credential_and_a_token_count_at_home_alone(shared: Shared) -> None:
     for here, there in ((shared.red, shared.blue), (shared.blue, shared.red)):
-        async with shared.bus(here), wire(shared.server.url, here.token(Role.VIEWER)):
+        async with shared.bus(here), raw_connection(shared.server.url, here.token(Role.VIEWER)):
             assert await shared.count(here, "orchestrator") == 1
             assert await shared.count(here, "user:viewer-one") == 1
             assert await shared.count(there, "orchestrator") == 0
@@ -265,11 +267,11 @@ async def test_who_belongs_to_none_or_to_two_is_refused(shared: Shared) -> None:
     stolen = Credential(of_red.chain, of_blue.keys)
     for token in (stranger, mixed, "nobody's token", OF_BOTH, "eyJ.eyJ.x"):
         with pytest.raises(Shut):
-            async with wire(shared.server.url, token, "orchestrator", K.ORCHESTRATOR):
+            async with raw_connection(shared.server.url, token, "orchestrator", K.ORCHESTRATOR):
                 pass
     options: dict[str, Any] = {"auth_token": stolen.chain[0]}
     with pytest.raises(Shut):
-        async with wire(shared.server.url, of_blue.text, "orchestrator", K.ORCHESTRATOR, **options):
+        async with raw_connection(shared.server.url, of_blue.text, "orchestrator", K.ORCHESTRATOR, **options):
             pass
 
 
@@ -308,7 +310,7 @@ async def test_a_tenant_adds_and_revokes_its_own_users_at_the_bus(shared: Shared
                 pass  # up to the end of the connection, which the server makes
         await lines["blue"].until_pong()  # a namesake, who stays
         with pytest.raises(Shut):
-            async with wire(shared.server.url, tokens["red"]):
+            async with raw_connection(shared.server.url, tokens["red"]):
                 pass
         async with asyncio.timeout(PATIENCE_S):
             trail = aams["red"].history(subjects.AUDIT, follow=True)
@@ -345,7 +347,9 @@ async def test_a_crowd_of_one_tenants_leaves_the_others_door_open(shared: Shared
 
         async def another(side: Side) -> None:
             token = issue(side.root, SMO)
-            await stack.enter_async_context(wire(shared.server.url, token, "orchestrator", K.ORCHESTRATOR))
+            await stack.enter_async_context(
+                raw_connection(shared.server.url, token, "orchestrator", K.ORCHESTRATOR)
+            )
 
         refused = False
         for _ in range(CONNECTIONS + 1):
@@ -364,12 +368,14 @@ async def test_each_hears_of_its_own_departures(shared: Shared) -> None:
         for name, bus in (("red", red), ("blue", blue)):
             queue = gone[name]
             await subscribe_disconnects(bus, lambda who, why, queue=queue: queue.put_nowait(who))
-        async with wire(shared.server.url, issue(shared.red.root, SMO), "of-red", K.ORCHESTRATOR):
+        async with raw_connection(shared.server.url, issue(shared.red.root, SMO), "of-red", K.ORCHESTRATOR):
             pass
         async with asyncio.timeout(PATIENCE_S):
             while await gone["red"].get() != "of-red/0":
                 pass
-            async with wire(shared.server.url, issue(shared.blue.root, SMO), "of-blue", K.ORCHESTRATOR):
+            async with raw_connection(
+                shared.server.url, issue(shared.blue.root, SMO), "of-blue", K.ORCHESTRATOR
+            ):
                 pass
             while (name := await gone["blue"].get()) != "of-blue/0":
                 assert name != "of-red/0"
@@ -402,13 +408,13 @@ async def command(bus: Bus, side: Side, op: Any, **more: Any) -> UserAnswer:
     return answer
 
 
-async def let_in(stack: AsyncExitStack, shared: Shared, token: str | None) -> Wire:
+async def let_in(stack: AsyncExitStack, shared: Shared, token: str | None) -> RawConnection:
     """Once the guard has heard of the new user."""
     assert token is not None
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                return await stack.enter_async_context(wire(shared.server.url, token))
+                return await stack.enter_async_context(raw_connection(shared.server.url, token))
             except Shut:
                 await asyncio.sleep(0.05)
 

@@ -28,7 +28,8 @@ from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role
 from tests.entity_records import job
 from tests.integration.guard.conftest import TOKENS, Guarded
-from tests.integration.guard.wire import Shut, wire
+from tests.integration.guard.raw_connection import Shut, raw_connection
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
@@ -165,7 +166,7 @@ async def test_by_hand_from_the_threat_model(mesh: Guarded) -> None:
     identities = {who.name: who for who, _ in MAY_NOT_PUBLISH + MAY_NOT_LISTEN + MAY_PUBLISH}
     for name, who in identities.items():
         token = of_agent(mesh, who) if who.kind is K.INSTANCE else issue(mesh.root, who)
-        async with wire(mesh.url, token, name, who.kind) as connection:
+        async with raw_connection(mesh.url, token, name, who.kind) as connection:
             wrong = {subject for one, subject in MAY_NOT_PUBLISH if one == who}
             assert await connection.denied(publish=wrong) == wrong
             wrong = {subject for one, subject in MAY_NOT_LISTEN if one == who}
@@ -176,7 +177,7 @@ async def test_by_hand_from_the_threat_model(mesh: Guarded) -> None:
 # --- credentials --------------------------------------------------------------------------------------------
 async def shut(mesh: Guarded, token: str, reason: str, **options: Any) -> None:
     with pytest.raises(Shut):  # its word is not always read before the connection is gone
-        async with wire(mesh.url, token, **options):
+        async with raw_connection(mesh.url, token, **options):
             pass
     assert reason in mesh.reasons
     assert token not in mesh.reasons
@@ -195,7 +196,7 @@ async def test_who_is_not_let_in(mesh: Guarded) -> None:
 async def test_a_connection_that_was_overheard_can_not_be_made_again(mesh: Guarded) -> None:
     said: dict[str, Any] = {}
     token = issue(mesh.root, SMO)
-    async with wire(mesh.url, token, "orchestrator", K.ORCHESTRATOR, said=said):
+    async with raw_connection(mesh.url, token, "orchestrator", K.ORCHESTRATOR, said=said):
         pass
     await shut(mesh, token, "answered an older nonce", sig=said["sig"])
     await shut(mesh, said["auth_token"], "neither a credential of this mesh nor a user's token")
@@ -225,7 +226,9 @@ async def test_a_chain_can_not_be_made_longer_or_wider(mesh: Guarded) -> None:
 async def test_leave_to_join_is_for_the_agents_of_its_cluster(mesh: Guarded) -> None:
     leave = issue(mesh.root, Identity(name="join-a", kind=K.CLUSTER, cluster="a", node="*"))
     agent = delegate(leave, AGENT) or ""
-    async with wire(mesh.url, delegate(agent, instance()) or "", "j-s0-r0", K.INSTANCE) as connection:
+    async with raw_connection(
+        mesh.url, delegate(agent, instance()) or "", "j-s0-r0", K.INSTANCE
+    ) as connection:
         assert await connection.denied(publish=[f"{V}.registry.heartbeat.j-s0-r0"]) == set()
     for who in (
         Identity(name="b-n", kind=K.CLUSTER, cluster="b", node="n"),
@@ -252,7 +255,7 @@ async def test_a_nodes_credential_makes_no_instance_with_anothers_name(mesh: Gua
 
 async def test_a_user_with_an_entitys_name_runs_no_module_of_that_name(mesh: Guarded) -> None:
     mesh.users[:] = [replace(user, name="gateway") for user in mesh.users if user.role is Role.RESEARCHER]
-    async with wire(mesh.url, TOKENS[Role.RESEARCHER], "gateway-a") as connection:
+    async with raw_connection(mesh.url, TOKENS[Role.RESEARCHER], "gateway-a") as connection:
         for subject in (f"{V}.registry.heartbeat.gateway-a", f"{V}.signal.registration.gateway-a"):
             assert await connection.denied(publish=[subject]) == {subject}
         for subject in ("_INBOX.gateway.gateway-a.>", "_INBOX.functional-module.gateway-a.>"):
@@ -272,9 +275,9 @@ async def test_malformed_credentials_and_names_end_no_responder(mesh: Guarded) -
     for shown in ("", "~", "a.b.c", "a.b.c~" * 200, "é", "x" * 2_900, "{}", "eyJ9.eyJ9.AA"):
         for signature in ("", "AAAA", "é", "." * 100):
             with pytest.raises(Shut):
-                async with wire(mesh.url, token, auth_token=shown, sig=signature):
+                async with raw_connection(mesh.url, token, auth_token=shown, sig=signature):
                     pass
-    async with wire(mesh.url, token, "x" * 500):
+    async with raw_connection(mesh.url, token, "x" * 500):
         pass
     for name in ("*", ">", "a.b", "a\n"):
         claims = SMO.claims() | {"name": name}
@@ -286,8 +289,8 @@ async def test_malformed_credentials_and_names_end_no_responder(mesh: Guarded) -
 # --- thrown out ---------------------------------------------------------------------------------------------
 async def test_a_user_who_is_removed_while_connected_is_out_and_stays_out(mesh: Guarded) -> None:
     token = TOKENS[Role.RESEARCHER]
-    other = wire(mesh.url, TOKENS[Role.VIEWER])
-    async with wire(mesh.url, token) as connection, other as bystander:
+    other = raw_connection(mesh.url, TOKENS[Role.VIEWER])
+    async with raw_connection(mesh.url, token) as connection, other as bystander:
         mesh.users[:] = [user for user in mesh.users if user.role is not Role.RESEARCHER]
         began = asyncio.get_running_loop().time()
         throwing = asyncio.create_task(Disconnections([mesh.url], mesh.keys).disconnect("researcher-one"))
@@ -301,7 +304,7 @@ async def test_a_user_who_is_removed_while_connected_is_out_and_stays_out(mesh: 
 
 
 async def test_a_credential_that_expires_ends_its_connection(mesh: Guarded) -> None:
-    async with wire(mesh.url, of_agent(mesh, instance(), lifetime_s=1.5)) as connection:
+    async with raw_connection(mesh.url, of_agent(mesh, instance(), lifetime_s=1.5)) as connection:
         async with asyncio.timeout(PATIENCE_S):
             lines = [line async for line in connection.reader]
     assert any(b"expired" in line.lower() for line in lines), lines
@@ -340,7 +343,7 @@ async def test_who_serves_may_answer_those_who_asked_and_once(mesh: Guarded) -> 
         await registry.serve(subjects.RESOLVE, resolve)
         answer = await asker.request(subjects.RESOLVE, Resolve(), timeout_s=PATIENCE_S)
         assert answer.revision == 7
-        async with wire(mesh.url, issue(mesh.root, SRD), "service-registry") as other:
+        async with raw_connection(mesh.url, issue(mesh.root, SRD), "service-registry") as other:
             inbox = "_INBOX.j-s0-r0.0.1"
             assert await other.denied(publish=[inbox]) == {inbox}
 
@@ -382,7 +385,7 @@ async def test_a_stored_message_can_not_be_sent_elsewhere_by_reading_it(mesh: Gu
     async with (
         bus_of(mesh, SMO) as orchestrator,
         bus_of(mesh, MODULE) as module,
-        wire(mesh.url, TOKENS[Role.VIEWER]) as reader,
+        raw_connection(mesh.url, TOKENS[Role.VIEWER]) as reader,
     ):
         subscription = await orchestrator.serve(subjects.CANCEL, cancel)
         place = subjects.SUGGESTION(owner=MESH, module="mine")
@@ -392,9 +395,7 @@ async def test_a_stored_message_can_not_be_sent_elsewhere_by_reading_it(mesh: Gu
         # the mesh's owner may, and its tap could be somebody's tool
         async with bus_of(mesh, Identity(name="tap", kind=K.TAP)) as tap:
             await tap.connection.send(f"$JS.API.DIRECT.GET.POLICIES.{place}", b"", reply=victim)
-        async with asyncio.timeout(PATIENCE_S):
-            while orchestrator.counters.dead_letters == 0:  # noqa: ASYNC110  # it has no event for it
-                await asyncio.sleep(0.01)
+        await eventually(lambda: orchestrator.counters.dead_letters)
         await subscription.stop()
     assert cancelled == []
 
@@ -433,7 +434,7 @@ async def test_a_wide_subscription_hears_no_more_than_the_narrow_ones(mesh: Guar
     for subject in (open_to_all, private):
         tokens = subject.split(".")
         wide |= {".".join([*tokens[:count], ">"]) for count in range(2, len(tokens))}
-    async with wire(mesh.url, TOKENS[Role.VIEWER]) as viewer, bus_of(mesh, SMO) as orchestrator:
+    async with raw_connection(mesh.url, TOKENS[Role.VIEWER]) as viewer, bus_of(mesh, SMO) as orchestrator:
         for number, subject in enumerate(sorted(wide)):
             viewer.writer.write(f"SUB {subject} w{number}\r\n".encode())
         await viewer.until_pong()
@@ -457,11 +458,11 @@ async def test_a_researcher_runs_modules_that_bear_the_name_and_no_others(mesh: 
         (Role.VIEWER, "viewer-one", "viewer-one", False),
         (Role.VIEWER, "viewer-one", MESH, False),
     ):
-        async with wire(mesh.url, TOKENS[role], sid) as connection:
+        async with raw_connection(mesh.url, TOKENS[role], sid) as connection:
             for row in (subjects.SUGGESTION, subjects.MODULE_LIFECYCLE, subjects.POLICY_SCORE):
                 subject = row(owner=owner, module=sid)
                 said = await connection.denied(publish=[subject]) == set()
                 assert said is (may or role is Role.ADMIN), (role, subject)
         inbox = inbox_of_token(TOKENS[role])
-        async with wire(mesh.url, TOKENS[role]) as connection:
+        async with raw_connection(mesh.url, TOKENS[role]) as connection:
             assert await connection.denied(subscribe=[f"{inbox}.x"]) == set()

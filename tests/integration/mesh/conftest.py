@@ -7,21 +7,27 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from bus.connection import Bus
 from dmsc.client.client import Client
-from schemas.job import JobRecord, JobSpec
+from schemas.envelope import EntityKind
+from schemas.job import JobRecord, JobSpec, JobState
+from schemas.registry import ServiceRecord
+from tests.integration.dmsc.command_line import dmsc
+from tests.integration.mesh.own_mesh import USER_MODELS, OwnMesh, Witness
+from tests.integration.mesh.user_jobs import with_sections, words
 from tests.patience import PATIENCE_S
 from tests.warm_processes import WarmProcess, incubator, start_module
-
-USER_MODELS = Path(__file__).parent / "user_models"
-"""On every mesh's code path, as a user would put a folder of their own there."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,40 @@ class Mesh:
     bus_token: str | None
     client: Client
     process: WarmProcess
+
+    @property
+    def token(self) -> str:
+        """Of the administrator, the one user who may publish anywhere."""
+        return (self.state / "token").read_text().strip()
+
+    @property
+    def children(self) -> dict[str, int]:
+        """The pids of its processes by their names."""
+        found: dict[str, int] = json.loads((self.state / "mesh.json").read_text())["children"]
+        return found
+
+    def bus(
+        self, name: str, kind: EntityKind = EntityKind.CLIENT, **options: Any
+    ) -> AbstractAsyncContextManager[Bus]:
+        """A connection; with the mesh's root where `options` name no other token."""
+        return Bus.connect(self.servers, name=name, kind=kind, **{"token": self.bus_token, **options})
+
+    def dmsc(self, *arguments: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+        """A command against this mesh."""
+        return dmsc(*arguments, "--state", str(self.state), cwd=cwd or self.state.parent, **more)
+
+    def printed(self, *arguments: str, cwd: Path | None = None, **more: str) -> str:
+        """What a command prints that succeeds."""
+        done = self.dmsc(*arguments, cwd=cwd, **more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def instance(self, sid: str) -> ServiceRecord:
+        """The registry's record of an instance that is there."""
+        services = self.client.mesh().services
+        found = [one for one in services if one.sid == sid and one.kind is EntityKind.INSTANCE]
+        assert found, f"{sid} is not registered"
+        return found[0]
 
 
 def start_mesh(state: Path, *options: str) -> Mesh:
@@ -87,6 +127,16 @@ def stop_mesh(mesh: Mesh) -> int:
             mesh.process.kill()
 
 
+@contextlib.contextmanager
+def running_mesh(state: Path, *options: str) -> Iterator[Mesh]:
+    """A mesh until the end of the block, which it ends in order."""
+    mesh = start_mesh(state, *options)
+    try:
+        yield mesh
+    finally:
+        assert stop_mesh(mesh) == 0
+
+
 @pytest.fixture(scope="session")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """One mesh for all tests that leave it as they found it: clusters a and b, six slots each."""
@@ -95,6 +145,22 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         yield running
     finally:
         stop_mesh(running)
+
+
+@pytest_asyncio.fixture
+async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
+    """A client of the module's own mesh; everything that an earlier test killed is there again."""
+    for name in own.commands.keys() - own.alive().keys():
+        own.start(name)
+    async with own.client() as client:
+        await client.ready()
+        yield client
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of jobs of users' models."""
+    return words(tmp_path_factory.mktemp("data"))
 
 
 def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
@@ -121,22 +187,52 @@ def tiny_job(name: str = "tiny", **sections: Any) -> JobSpec:
         },
         "parallel": {"stages": 1, "replicas": 1},
     }
-    for section, values in sections.items():
-        job[section] = {**job[section], **values} if isinstance(job.get(section), dict) else values
-    return JobSpec.model_validate(job)
+    return with_sections(job, sections)
 
 
-def padded(spec: JobSpec, pad_ms: float) -> JobSpec:
+def gated_job(
+    name: str, gate: Path, training: Mapping[str, Any], parallel: Mapping[str, Any], **sections: Any
+) -> JobSpec:
+    """A job of `user_models/gated.py`, whose passes are held at the gate."""
+    return tiny_job(
+        name,
+        model={"factory": "gated:gated", "args": {"gate": str(gate)}},
+        training={"validation_microbatches": 0, **training},
+        parallel=parallel,
+        **sections,
+    )
+
+
+PADDED = "workers.models.padded:padded_gpt"
+
+
+def padded(spec: JobSpec, pad_ms: float, factory: str = PADDED, **more: Any) -> JobSpec:
     """The same job on emulated devices: each pass of a block waits for so long (backward twice), so that it
     lasts without keeping the cores from whatever is tested. The weights are the same."""
-    args = {**spec.model.args, "pad_ms": pad_ms}
-    model = spec.model.model_copy(update={"factory": "workers.models.padded:padded_gpt", "args": args})
+    args = {**spec.model.args, "pad_ms": pad_ms, **more}
+    model = spec.model.model_copy(update={"factory": factory, "args": args})
     return spec.model_copy(update={"model": model})
 
 
 def outcome(client: Client, spec: JobSpec) -> JobRecord:
     """Submits a job; its record once it has ended, well or not."""
     return client.wait(client.submit(spec).job, timeout_s=PATIENCE_S)
+
+
+def done(client: Client, job: str) -> JobRecord:
+    """The record of a job that ends well."""
+    record = client.wait(job, timeout_s=PATIENCE_S)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    return record
+
+
+def until_step(client: Client, job: str, step: int) -> None:
+    """Returns once a step is committed."""
+    for event in client.events(job):
+        if event.result is not None and event.result.step >= step:
+            return
+    pytest.fail(f"{job} ended before step {step}: {client.job(job).reason}")
 
 
 def losses(client: Client, job: str) -> list[float]:
@@ -148,7 +244,7 @@ def losses(client: Client, job: str) -> list[float]:
     return [found[step] for step in sorted(found)]
 
 
-def _children_of(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """All descendants of a process, by /proc."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
@@ -171,11 +267,11 @@ def _children_of(pid: int) -> list[int]:
 def processes_of(pid: int) -> dict[int, str]:
     """The command lines of a mesh's process and all below it, and of the fork servers that its agents had
     forked for them elsewhere, which name the agent, and all below these."""
-    found = {pid, *_children_of(pid)}
+    found = {pid, *children_of(pid)}
     for server, line in _command_lines().items():
         _, named, agent = line.partition(" workers.process.fork_server ")[2].partition("--agent ")
         if named and int(agent.split()[0]) in found:
-            found |= {server, *_children_of(server)}
+            found |= {server, *children_of(server)}
     return {each: line for each, line in _command_lines().items() if each in found}
 
 

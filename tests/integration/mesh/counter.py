@@ -7,6 +7,7 @@ import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 
 class Counter(socketserver.ThreadingTCPServer):
@@ -35,9 +36,13 @@ class _Answer(socketserver.BaseRequestHandler):
         self.request.sendall(f"{self.server.count()}\n".encode())
 
 
+S = TypeVar("S", bound=socketserver.BaseServer)
+
+
 @contextmanager
-def counter() -> Iterator[Counter]:
-    with Counter() as server:
+def serving(server: S) -> Iterator[S]:
+    """Until the end of the block."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

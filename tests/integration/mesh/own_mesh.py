@@ -14,9 +14,10 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -26,17 +27,30 @@ from bus.connection import Bus
 from bus.messaging import streams
 from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
+from bus.subject_row import Subject
 from schemas.envelope import EntityKind
 from schemas.errors import NoResponders, Overloaded, Unavailable
 from schemas.gateway_api import DoorRequest, JobList, MeshStatus
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
-from tests.integration.mesh.conftest import USER_MODELS
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.warm_processes import WarmProcess, incubator, start_module
 
+USER_MODELS = Path(__file__).parent / "user_models"
+"""On every mesh's code path, as a user would put a folder of their own there."""
 TOKEN = "a-test-token"
 CLUSTERS = ("a", "b")
+
+
+def users_file(folder: Path) -> Path:
+    """A researcher, `rita`, whose token is `TOKEN`."""
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    path = folder / "tokens.yaml"
+    path.write_text(
+        yaml.safe_dump({"users": [{"name": "rita", "role": "researcher", "token_sha256": digest}]})
+    )
+    return path
 
 
 @dataclass
@@ -49,7 +63,7 @@ class OwnMesh:
     slots: int = 3
     nodes: Mapping[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Where a cluster's agent is to run, if not here: its address, and the words before its command."""
-    told: Mapping[str, list[str]] = field(default_factory=dict)
+    addresses: Mapping[str, list[str]] = field(default_factory=dict)
     """Addresses of the bus that a process is started with, if not those of all `servers`."""
     processes: dict[str, subprocess.Popen[bytes] | WarmProcess] = field(default_factory=dict)
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -68,7 +82,7 @@ class OwnMesh:
         environment = {
             **os.environ,
             **incubator(),
-            "DMSC_BUS": ",".join(self.told.get(name, self.urls)),
+            "DMSC_BUS": ",".join(self.addresses.get(name, self.urls)),
             "DMSC_LOGS": str(self.folder / "logs"),
             "DMSC_REPLICAS": str(self.replicas),
             "DMSC_CODE_PATH": str(USER_MODELS),
@@ -115,25 +129,10 @@ class OwnMesh:
         return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
 
     def start_all(self, *orchestrators: str) -> None:
-        tokens = self.folder / "tokens.yaml"
-        digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-        users = {"users": [{"name": "rita", "role": "researcher", "token_sha256": digest}]}
-        tokens.write_text(yaml.safe_dump(users))
+        tokens = users_file(self.folder)
         for cluster in CLUSTERS:
-            self.start(
-                f"agent-{cluster}",
-                [
-                    "join",
-                    "--cluster",
-                    cluster,
-                    "--node",
-                    "n",
-                    "--slots",
-                    str(self.slots),
-                    "--address",
-                    self._where(f"agent-{cluster}")[0],
-                ],
-            )
+            place = ["--cluster", cluster, "--node", "n", "--address", self._where(f"agent-{cluster}")[0]]
+            self.start(f"agent-{cluster}", ["join", *place, "--slots", str(self.slots)])
         self.start("registry", ["run", "service-registry"])
         self.start("authorizer", ["run", "authorizer", "--tokens", str(tokens)])
         for name in orchestrators:
@@ -154,14 +153,22 @@ class OwnMesh:
                 process.kill()
                 process.wait()
 
+    @contextlib.contextmanager
+    def running(self, *orchestrators: str) -> Iterator[Self]:
+        """All of it until the end of the block; one orchestrator, `smo-1`, unless others are named."""
+        try:
+            self.start_all(*orchestrators or ("smo-1",))
+            yield self
+        finally:
+            self.stop_all()
+
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Witness]:
         """A client at the NATS door that also sees what is on the bus."""
         client = Bus.connect(self.urls, name="rita", kind=EntityKind.CLIENT, connect_timeout_s=PATIENCE_S)
         async with client as bus:
-            await streams.provision(
-                bus.connection, replicas=self.replicas
-            )  # once: again is the registry's to do
+            # once: again is the registry's to do
+            await streams.provision(bus.connection, replicas=self.replicas)
             witness = Witness(bus, self)
             watch = await bus.bucket(subjects.REGISTRY_RECORD).watch(witness.registered)
             try:
@@ -191,8 +198,9 @@ class Witness:
         assert isinstance(answer, JobList | MeshStatus)
         return answer
 
-    async def ready(self, orchestrators: int = 1) -> MeshStatus:
+    async def ready(self) -> MeshStatus:
         """Waits until everybody is registered and warm."""
+        orchestrators = sum(command == ["run", "orchestrator"] for command in self.mesh.commands.values())
         entities = {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in CLUSTERS}
         status: MeshStatus | None = None
         async with asyncio.timeout(PATIENCE_S):
@@ -214,9 +222,7 @@ class Witness:
 
     async def bus_gone(self) -> None:
         """Waits until this client, too, has noticed that the bus is away."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.bus.connected:  # noqa: ASYNC110  # it has no event for it
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not self.bus.connected)
 
     async def submit(self, spec: JobSpec) -> str:
         """Patient with an authorizer that is on its way back."""
@@ -244,6 +250,29 @@ class Witness:
             assert isinstance(entry.message, JobRecord)
             return entry.message
 
+    async def until_value(self, row: Subject, holds: Callable[[Any], bool], **tokens: str) -> Any:
+        """The first value of a key, or of a bucket's keys, that something holds of."""
+        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def changed(change: Change) -> None:
+            if change.message is not None and holds(change.message) and not found.done():
+                found.set_result(change.message)
+
+        watch = await self.bus.bucket(row).watch(changed, **tokens)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await found
+        finally:
+            await watch.stop()
+
+    async def until_event(self, job: str, fits: Callable[[JobEvent], bool]) -> JobEvent:
+        """The job's first event like that."""
+        async with asyncio.timeout(PATIENCE_S):
+            async for event in self.events(job):
+                if fits(event):
+                    return event
+        pytest.fail(f"{job} ended before: {(await self.record(job)).reason}")
+
     async def events(self, job: str) -> AsyncIterator[JobEvent]:
         """From the start, until the job has ended."""
         async with contextlib.aclosing(
@@ -256,10 +285,11 @@ class Witness:
                     return
 
     async def until_step(self, job: str, step: int) -> None:
-        async for event in self.events(job):
-            if event.result is not None and event.result.step >= step:
-                return
-        pytest.fail(f"{job} ended before step {step}: {(await self.record(job)).reason}")
+        await self.until_event(job, lambda event: event.result is not None and event.result.step >= step)
+
+    async def until_published(self, job: str) -> None:
+        """Returns once a checkpoint is written."""
+        await self.until_event(job, lambda event: event.kind == "checkpoint" and "written in" in event.text)
 
     async def ended(self, job: str) -> JobRecord:
         async for _ in self.events(job):

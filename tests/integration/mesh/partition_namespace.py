@@ -20,27 +20,29 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bus import subjects
-from bus.messaging.key_value import Change
 from bus.parent_death import end_with_parent
 from bus.server.embedded import EmbeddedServer
 from dmsc.launch import prefork_server
 from entities.cluster.fork_server_process import INCUBATOR
 from schemas.job import JobRecord, JobSpec
 from tests import warm_processes
-from tests.integration.mesh.conftest import tiny_job
-from tests.integration.mesh.gates import Gates, gates_at
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
-from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from tests.integration.mesh.pass_gates import Gates
 
 BRIDGE, NET = "10.99.0.1", "10.99.0.{}/24"
-STEPS, MICROBATCHES, SEED = 4, 4, 11
+STEPS = 4
+TRAINING = {"steps": STEPS, "microbatches": 4, "seed": 11}
 NO_INCUBATOR = {INCUBATOR: "none"}
 """Its abstract socket is in one namespace: a node in another does not reach it."""
 
 PRELOADED = ["tests.integration.mesh.own_mesh", "dmsc.cli", *prefork_server.PRELOADED]
-"""All but torch: who needs that is not forked from here."""
+"""All but torch: who needs that is not forked from here. Each process that is reads this file again: what
+imports torch is imported where it is used."""
 
 
 def run(*command: object) -> None:
@@ -86,34 +88,19 @@ def gate(folder: Path) -> Path:
 
 
 def spec(folder: Path) -> JobSpec:
-    wanted = tiny_job(
-        "cut",
-        training={
-            "steps": STEPS,
-            "microbatches": MICROBATCHES,
-            "seed": SEED,
-            "validation_microbatches": 0,
-        },
-        parallel={"stages": 2, "replicas": 2, "clusters": list(CLUSTERS)},
-    )
-    args = {"gate": str(gate(folder))}
-    model = wanted.model.model_copy(update={"factory": "gated:gated", "args": args})
-    return wanted.model_copy(update={"model": model})
+    from tests.integration.mesh.conftest import gated_job
+
+    parallel = {"stages": 2, "replicas": 2, "clusters": list(CLUSTERS)}
+    return gated_job("cut", gate(folder), TRAINING, parallel)
 
 
 async def on_one_side(client: Witness, job: str) -> None:
     """Returns once all the job's instances are placed in the same cluster."""
-    moved = asyncio.Event()
 
-    async def look(change: Change) -> None:
-        graph = change.message.graph if isinstance(change.message, JobRecord) else None
-        if graph is not None and len({place.cluster for place in graph.placements}) == 1:
-            moved.set()
+    def moved(record: JobRecord) -> bool:
+        return record.graph is not None and len({place.cluster for place in record.graph.placements}) == 1
 
-    watch = await client.bus.bucket(subjects.JOB_RECORD).watch(look, job=job)
-    async with asyncio.timeout(PATIENCE_S):
-        await moved.wait()
-    await watch.stop()
+    await client.until_value(subjects.JOB_RECORD, moved, job=job)
 
 
 async def trained(client: Witness, wanted: JobSpec, gates: Gates) -> tuple[JobRecord, list[str], list[int]]:
@@ -141,19 +128,15 @@ async def trained(client: Witness, wanted: JobSpec, gates: Gates) -> tuple[JobRe
 
 
 async def main(folder: Path) -> None:
+    from tests.integration.mesh.pass_gates import gates_at
+
     with cabled() as nodes:
         async with EmbeddedServer(folder / "nats", host=BRIDGE, sync_always=False) as server:
             mesh = OwnMesh(folder, [server], slots=6, nodes=nodes)
-            try:
-                mesh.start_all("smo-1")
-                async with (
-                    mesh.client() as client,
-                    gates_at(gate(folder), seed=SEED, steps=STEPS, microbatches=MICROBATCHES) as gates,
-                ):
+            with mesh.running():
+                async with mesh.client() as client, gates_at(gate(folder), TRAINING) as gates:
                     await client.ready()
                     record, texts, steps = await trained(client, spec(folder), gates)
-            finally:
-                mesh.stop_all()
     told = {
         "state": record.state,
         "reason": record.reason,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import errno
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.integration.waiting import eventually
 
 PIDFD_GETFD = 438
 """The same number on all of Linux's architectures; Python has no name for it."""
@@ -57,9 +56,7 @@ def _address(text: str) -> tuple[str, int]:
 
 async def until_cut(one: int, other: int) -> None:
     """Fails if nothing was cut. The kernel's table is no snapshot: a look at it may miss a connection."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not cut(one, other):  # noqa: ASYNC110  # no event
-            await asyncio.sleep(0.002)
+    await eventually(lambda: cut(one, other), every_s=0.002)
 
 
 def cut(one: int, other: int) -> list[Ends]:

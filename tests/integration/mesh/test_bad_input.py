@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from bus import subjects
-from bus.connection import Bus
 from bus.wire import codec
 from entities.orchestrator.job_state.retry_limits import STEP_ATTEMPTS
 from schemas.envelope import EntityKind, Envelope
@@ -25,21 +24,11 @@ from schemas.gateway_api import DoorRequest, JobList, SubmitJob
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import dmsc, running, wait_for
-from tests.integration.mesh.conftest import USER_MODELS, Mesh
-from tests.integration.mesh.user_jobs import (
-    HELD_STEPS,
-    hold,
-    poison,
-    user_job,
-    words,
-)
+from tests.integration.mesh.conftest import Mesh, done, outcome
+from tests.integration.mesh.own_mesh import USER_MODELS
+from tests.integration.mesh.user_jobs import HELD_STEPS, hold, poison, user_job
 from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return words(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(autouse=True)
@@ -65,12 +54,6 @@ def busy(mesh: Mesh) -> list[str]:
     status = mesh.client.mesh()
     held = [slot.busy_with for node in status.nodes for slot in node.slots if slot.busy_with]
     return held + [record.sid for record in status.services if record.kind is EntityKind.INSTANCE]
-
-
-def done(mesh: Mesh, job: str) -> JobRecord:
-    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
-    assert record.state is JobState.DONE, record.reason
-    return record
 
 
 def failure(mesh: Mesh, job: str) -> JobRecord:
@@ -101,7 +84,7 @@ def test_a_wrong_job_file_is_refused_with_place_and_remedy(
 ) -> None:
     (tmp_path / "bad.yaml").write_text(f"name: bad\nmodel: {{factory: 'troubled:sound'}}\n{wrong}\n")
     before = len(mesh.client.jobs())
-    told = dmsc("train", "bad.yaml", "--state", str(mesh.state), cwd=tmp_path)
+    told = mesh.dmsc("train", "bad.yaml", cwd=tmp_path)
     assert told.returncode == 2
     assert f"dmsc: {expected}" in told.stderr.splitlines()
     assert all(line.startswith("dmsc: bad.yaml:") for line in told.stderr.splitlines())
@@ -171,23 +154,20 @@ def test_what_can_not_be_trained_fails_with_one_line(mesh: Mesh, hopeless: dict[
 
 
 def test_a_sound_job_among_them_is_trained(mesh: Mesh, hopeless: dict[str, str], source: Path) -> None:
-    done(mesh, hopeless["sound"])
-    done(mesh, mesh.client.submit(user_job("tied", source)).job)  # in one piece it can be
+    done(mesh.client, hopeless["sound"])
+    done(mesh.client, mesh.client.submit(user_job("tied", source)).job)  # in one piece it can be
 
 
 # --- user code in mid-run -------------------------------------------------------------------------------
 def test_what_is_not_exact_is_trained_and_not_promised(mesh: Mesh, source: Path) -> None:
     """An operation without a deterministic form: the job says which, and trains all the same."""
-    record = mesh.client.wait(mesh.client.submit(user_job("scattering", source)).job)
-    assert record.state is JobState.DONE, record.reason
+    record = done(mesh.client, mesh.client.submit(user_job("scattering", source)).job)
     assert not record.exact
     assert "layer 1 (1: Scattering) uses put_" in record.inexact_because
-    rounded = mesh.client.wait(
-        mesh.client.submit(user_job("sound", source, training={"exact_accumulation": False})).job
-    )
+    rounded = outcome(mesh.client, user_job("sound", source, training={"exact_accumulation": False}))
     assert not rounded.exact
     assert rounded.inexact_because == "training.exact_accumulation is off"
-    exact = mesh.client.wait(mesh.client.submit(user_job("sound", source)).job)
+    exact = outcome(mesh.client, user_job("sound", source))
     assert exact.exact
     assert exact.inexact_because == ""
 
@@ -253,19 +233,18 @@ def test_without_room_a_job_waits_its_turn_and_says_why(mesh: Mesh, source: Path
     until_state(mesh, waiting, JobState.QUEUED, "needs 2 slots, 1 of 6 free in a")
     until_state(mesh, too_large, JobState.QUEUED, "the whole mesh has no room for it")
     assert mesh.client.job(waiting).state is JobState.QUEUED
-    told = dmsc("cancel", too_large, "--state", str(mesh.state), cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
+    mesh.printed("cancel", too_large)
     record = mesh.client.wait(too_large, timeout_s=PATIENCE_S)
     assert record.state is JobState.CANCELLED
     gate.unlink()
-    done(mesh, holder)
-    done(mesh, waiting)
+    done(mesh.client, holder)
+    done(mesh.client, waiting)
 
 
 # --- tokens and servers ---------------------------------------------------------------------------------
 def test_a_wrong_token_gets_nobody_in(mesh: Mesh, source: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(user_job("sound", source).model_dump_json())
-    told = dmsc("train", "job.yaml", "--state", str(mesh.state), "--token", "wrong", cwd=tmp_path)
+    told = mesh.dmsc("train", "job.yaml", "--token", "wrong", cwd=tmp_path)
     assert told.returncode == 4
     assert len(told.stderr.splitlines()) == 1
     told = dmsc("join", mesh.servers[0], "--token", "wrong", "--slots", "1", cwd=tmp_path)
@@ -351,7 +330,6 @@ def test_other_code_on_another_node_is_refused_with_one_line(
 
 # --- a command that is heard twice ----------------------------------------------------------------------
 async def test_a_repeated_submission_is_one_job_whichever_gateways_hear_it(mesh: Mesh, source: Path) -> None:
-    token = (mesh.state / "token").read_text().strip()
     spec = user_job("raising", source)  # what becomes of it does not matter here
     jobs_before = {record.job for record in await asyncio.to_thread(mesh.client.jobs)}
     through: set[str] = set()
@@ -359,23 +337,19 @@ async def test_a_repeated_submission_is_one_job_whichever_gateways_hear_it(mesh:
     async def witness(message: SubmitJob, envelope: Envelope) -> None:
         through.add(message.gateway)
 
-    connection = Bus.connect(mesh.servers, name="repeater", kind=EntityKind.CLIENT, token=mesh.bus_token)
-    async with connection as bus:
+    async with mesh.bus("repeater") as bus:
         await bus.subscribe(subjects.SUBMIT, witness)
-        request = DoorRequest(token=token, action="job.submit", spec=spec)
+        request = DoorRequest(token=mesh.token, action="job.submit", spec=spec)
         data = codec.encode(request, bus.sender_map, "the-same-command")
         subject = subjects.DOOR(action="job-submit")
         gateways = subjects.DOOR.answerer({})
-        answers = await asyncio.gather(
-            *(bus.connection.ask(subject, data, timeout_s=PATIENCE_S, answerer=gateways) for _ in range(24))
-        )
-        told = [codec.decode_answer(answer.data) for answer in answers]
-        later = codec.encode(request, bus.sender_map, "another-command")
-        told.append(
-            codec.decode_answer(
-                (await bus.connection.ask(subject, later, timeout_s=PATIENCE_S, answerer=gateways)).data
-            )
-        )
+
+        async def ask(data: bytes) -> object:
+            answer = await bus.connection.ask(subject, data, timeout_s=PATIENCE_S, answerer=gateways)
+            return codec.decode_answer(answer.data)
+
+        told = await asyncio.gather(*(ask(data) for _ in range(24)))
+        told.append(await ask(codec.encode(request, bus.sender_map, "another-command")))
     assert through == {"gateway-a", "gateway-b"}, "the repetition never reached a second gateway"
     jobs = [record.job for answer in told if isinstance(answer, JobList) for record in answer.jobs]
     assert len(jobs) == 25

@@ -26,13 +26,13 @@ from bus.subject_row import ROOT, Delivery, Subject
 from bus.subjects import SUBJECTS, lookup
 from bus.wire import codec
 from schemas.envelope import EntityKind, Envelope
-from schemas.job import JobRecord, JobSpec, JobState
 from schemas.registry import ServiceRecord
 from schemas.signals import Role
 from schemas.telemetry import DeadLetter, LogLine
 from tests.bad_messages import bad_messages
-from tests.integration.mesh.conftest import Mesh, outcome
-from tests.integration.mesh.user_jobs import hold, user_job, words
+from tests.integration.mesh.conftest import Mesh, done
+from tests.integration.mesh.user_jobs import held_job, hold, words
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import raw_request
 
@@ -138,15 +138,7 @@ class Storm:
 
 async def until_none(missing: Callable[[], object]) -> None:
     """Polls what other processes do, until nothing of it is missing."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while left := missing():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {PATIENCE_S:.0f} s: {left}"
-        await asyncio.sleep(0.05)
-
-
-def administrator(mesh: Mesh) -> str:
-    """The token of the one user who may publish anywhere."""
-    return (mesh.state / "token").read_text().strip()
+    await eventually(lambda: not missing(), lambda: missing())
 
 
 async def too_large(mesh: Mesh, subject: str) -> str:
@@ -154,7 +146,7 @@ async def too_large(mesh: Mesh, subject: str) -> str:
     where = urlsplit(mesh.servers[0])
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
-        options = {"verbose": False, "auth_token": administrator(mesh), "lang": "none", "version": "0"}
+        options = {"verbose": False, "auth_token": mesh.token, "lang": "none", "version": "0"}
         writer.write(f"CONNECT {json.dumps(options)}\r\nPUB {subject} {TEN_MEBIBYTES}\r\n".encode())
         writer.write(bytes(65_536))
         async with asyncio.timeout(PATIENCE_S):
@@ -170,27 +162,20 @@ async def too_large(mesh: Mesh, subject: str) -> str:
 
 async def test_nonsense_on_every_subject_is_counted_and_disturbs_nobody(mesh: Mesh, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    spec = user_job(
-        "held",
-        words(tmp_path),
-        model={"args": {"gate": str(gate)}},
-        training={"steps": STEPS},
-        parallel={"stages": 2, "replicas": 2, "segmentation": "uniform"},
-    )
+    parallel = {"stages": 2, "replicas": 2, "segmentation": "uniform"}
+    spec = held_job(words(tmp_path), gate, training={"steps": STEPS}, parallel=parallel)
     job = await asyncio.to_thread(hold, mesh.client, spec, gate)
     before = (await asyncio.to_thread(mesh.client.mesh)).services
-    connection = Bus.connect(mesh.servers, name="witness", kind=EntityKind.CLIENT, token=administrator(mesh))
-    async with connection as bus:
-        raw = await nats.connect(mesh.servers[0], token=administrator(mesh), max_reconnect_attempts=0)
+    async with mesh.bus("witness", token=mesh.token) as bus:
+        raw = await nats.connect(mesh.servers[0], token=mesh.token, max_reconnect_attempts=0)
         try:
             storm = Storm(bus, raw, list(before), job)
             await bus.subscribe(subjects.DEAD_LETTER, storm.take)
-            following = asyncio.create_task(asyncio.to_thread(mesh.client.wait, job, timeout_s=PATIENCE_S))
+            following = asyncio.create_task(asyncio.to_thread(done, mesh.client, job))
             await check_storm(storm, mesh)
             assert not following.done(), "the job did not have to bear all of it"
             gate.unlink()
             record = await following
-            assert record.state is JobState.DONE, record.reason
             assert record.recoveries == 0
             await check_kept_and_told_once(storm)
         finally:
@@ -201,9 +186,8 @@ async def test_nonsense_on_every_subject_is_counted_and_disturbs_nobody(mesh: Me
                         assert found is not None
                         await bus.bucket(row).delete(**found[1])
             await raw.close()
-    calm = await asyncio.to_thread(run_to_the_end, mesh, spec.model_copy(update={"name": "calm"}))
-    assert record.weights is not None
-    assert calm.weights is not None
+    again = await asyncio.to_thread(mesh.client.submit, spec.model_copy(update={"name": "calm"}))
+    calm = await asyncio.to_thread(done, mesh.client, again.job)
     assert calm.weights.sha256 == record.weights.sha256
     after = (await asyncio.to_thread(mesh.client.mesh)).services
     assert lasting(after) == lasting(before), "an entity did not live through it"
@@ -276,12 +260,6 @@ async def told_lines(bus: Bus) -> Counter[tuple[str, str, str]]:
         if isinstance(line, LogLine) and line.event == "unusable message":
             told[line.fields["service"], line.fields["row"], line.fields["reason"]] += 1
     return told
-
-
-def run_to_the_end(mesh: Mesh, spec: JobSpec) -> JobRecord:
-    record = outcome(mesh.client, spec)
-    assert record.state is JobState.DONE, record.reason
-    return record
 
 
 def lasting(services: tuple[ServiceRecord, ...]) -> set[tuple[str, str, str]]:

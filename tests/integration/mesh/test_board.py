@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from dmsc.board.overview import NO_GATEWAY
-from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, padded, tiny_job
+from tests.integration.mesh.conftest import Mesh, padded, tiny_job, until_step
 
 NOBODY = ("--gateway", "http://127.0.0.1:9")
 """The port of `discard`, where nobody listens."""
 
 
 def printed(mesh: Mesh, *arguments: str) -> Any:
-    done = dmsc(*arguments, "--json", "--state", str(mesh.state), cwd=mesh.state)
+    done = mesh.dmsc(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert (NO_GATEWAY in done.stderr) == (NOBODY[1] in arguments)
     return json.loads(done.stdout)
@@ -32,15 +31,11 @@ def told(routes: Any, job: str) -> bool:
 @pytest.mark.parametrize("where", [(), NOBODY], ids=["gateway", "bus"])
 def test_routes_and_top_show_a_job_at_work(mesh: Mesh, where: tuple[str, ...]) -> None:
     spec = tiny_job("board", training={"steps": 5000}, parallel={"stages": 2, "replicas": 2})
-    spec = padded(spec, pad_ms=10.0)
-    job = mesh.client.submit(spec).job
+    job = mesh.client.submit(padded(spec, pad_ms=10.0)).job
     try:
-        for event in mesh.client.events(job):
-            if event.kind == "step" and event.result is not None and event.result.step >= 3:
-                break
-        routes = printed(mesh, "routes", job, "--links", *where)
-        while not told(routes, job):  # until the test's own time is up
-            routes = printed(mesh, "routes", job, "--links", *where)
+        until_step(mesh.client, job, 3)
+        while not told(routes := printed(mesh, "routes", job, "--links", *where), job):
+            pass  # until the test's own time is up
         top = printed(mesh, "top", "--once", *where)
     finally:
         mesh.client.cancel(job)

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 
 from bus import subjects
-from bus.connection import Bus
 from bus.subject_row import Subject
 from bus.tap.causal_tree import CausalTree, TreeNode
 from bus.tap.decoder import INBOXES
@@ -65,7 +64,7 @@ async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[TappedMes
     seen: list[TappedMessage] = []
     ended = asyncio.Event()
     async with (
-        Bus.connect(mesh.servers, name="witness", kind=EntityKind.TAP, token=mesh.bus_token) as bus,
+        mesh.bus("witness", EntityKind.TAP) as bus,
         Tap(bus, (">", "$KV.>", INBOXES), replies=True, limit=1_000_000) as tap,
     ):
         client = mesh.client

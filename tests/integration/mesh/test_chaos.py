@@ -19,7 +19,7 @@ from dmsc.state.state_folder import StateFolder
 from schemas.errors import DmscError
 from schemas.job import JobSpec
 from tests.integration.dmsc.command_line import dmsc, processes_mentioning, running
-from tests.integration.mesh.conftest import Mesh, tiny_job
+from tests.integration.mesh.conftest import Mesh, children_of, padded, tiny_job
 from tests.warm_processes import incubator
 
 STEPS = 12
@@ -30,14 +30,13 @@ SLOW = 16
 
 def job_spec(replicas: int, **args: object) -> JobSpec:
     """Two stages; a step takes a fifth of a second, and little of the processor."""
-    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 20}
-    return tiny_job(
+    job = tiny_job(
         "chaos",
-        model={"factory": "workers.models.padded:padded_gpt", "args": {**sizes, **args}},
         data={"source": __file__},
         training={"steps": STEPS, "seed": 11, "checkpoint_every": 4, "validation_microbatches": 0},
         parallel={"stages": 2, "replicas": replicas},
     )
+    return padded(job, 20.0, **args)
 
 
 def job_file(folder: Path, replicas: int) -> None:
@@ -50,12 +49,7 @@ def two_kills(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     folder = tmp_path_factory.mktemp("chaos")
     job_file(folder, 2)
     arguments = ["--every", "2steps", "--what", "instance", "--faults", "2", "--seed", "1", "--plot", "c.svg"]
-    done = dmsc(
-        *("chaos", "chaos.yaml", *arguments, "--json", "--state", str(mesh.state)),
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(mesh.printed("chaos", "chaos.yaml", *arguments, "--json", cwd=folder))
     return folder, found
 
 
@@ -73,14 +67,12 @@ def test_two_kills_fire_and_the_weights_are_the_same(
     assert found["clean"]["job"] != found["job"]
     assert mesh.client.job(found["clean"]["job"]).weights.sha256 == found["sha256"]
     assert (folder / "c.svg").read_text().count("<title>") == 3  # the clean rate, two faults
-    listed = dmsc("audit", "list", "-n", "200", "--json", "--state", str(mesh.state), cwd=folder)
-    assert listed.returncode == 0, listed.stderr
-    records = [entry["record"] for entry in json.loads(listed.stdout)["entries"]]
+    listed = json.loads(mesh.printed("audit", "list", "-n", "200", "--json"))
+    records = [entry["record"] for entry in listed["entries"]]
     acts = [one for one in records if one["action"] == "chaos.outside"]
     struck = [f"{one['victim']} (instance)" for one in found["faults"]]
-    assert sorted(one["resource"] for one in acts if one["resource"].startswith(found["job"])) == sorted(
-        struck
-    )
+    hit = [one["resource"] for one in acts if one["resource"].startswith(found["job"])]
+    assert sorted(hit) == sorted(struck)
     assert all(one["allow"] and one["kind"] == "act" for one in acts)
 
 
@@ -104,33 +96,17 @@ def test_a_running_job_by_its_id_compared_with_a_finished_one(
     assert "frozen" in chaos.output
     assert "1 freeze" in chaos.output
     assert "equal" in chaos.output
-    assert not any(
-        psutil.Process(pid).status() == psutil.STATUS_STOPPED
-        for pid in _family(mesh)
-        if psutil.pid_exists(pid)
-    )
+    family = filter(psutil.pid_exists, children_of(mesh.process.pid))
+    assert not any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in family)
 
 
 def test_a_private_mesh_is_gone_afterwards(tmp_path: Path) -> None:
     job_file(tmp_path, 1)
-    arguments = [
-        "--private",
-        "--slots",
-        "2",
-        "--every",
-        "3steps",
-        "--what",
-        "orchestrator,server",
-        "--faults",
-        "2",
-    ]
-    done = dmsc(
-        *("chaos", "chaos.yaml", *arguments, "--no-reference"),
-        cwd=tmp_path,
-        TMPDIR=str(tmp_path),
-        DMSC_ALLOW_URL=__file__,  # what the job learns from
-        **incubator(),
-    )
+    where = ["--private", "--slots", "2", "--no-reference"]
+    what = ["--every", "3steps", "--what", "orchestrator,server", "--faults", "2"]
+    # the URL: what the job learns from
+    more = {"TMPDIR": str(tmp_path), "DMSC_ALLOW_URL": __file__, **incubator()}
+    done = dmsc("chaos", "chaos.yaml", *where, *what, cwd=tmp_path, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "control-plane killed" in done.stdout
     assert "nats-server killed" in done.stdout
@@ -157,9 +133,8 @@ def test_each_part_of_a_mesh_is_found_by_what_it_is(mesh: Mesh) -> None:
     assert alive.instances == ()
     target = choose(PlannedFault(number=0, kind=FaultKind.CLUSTER, due=1.0, offset=0.0, pick=0.0), alive)
     assert target is not None
-    children = json.loads((mesh.state / "mesh.json").read_text())["children"]
     assert target.processes[0][0] in psutil.pids()
-    assert children["control-plane"] not in [pid for pid, _ in target.processes]
+    assert mesh.children["control-plane"] not in [pid for pid, _ in target.processes]
 
 
 async def test_a_process_that_is_not_the_one_that_was_chosen_is_never_hit() -> None:
@@ -199,13 +174,9 @@ def test_bad_input_is_one_line(arguments: list[str], wanted: str, tmp_path: Path
 
 
 def test_a_job_that_has_ended_can_not_be_disturbed(
-    mesh: Mesh, tmp_path: Path, two_kills: tuple[Path, dict[str, Any]]
+    mesh: Mesh, two_kills: tuple[Path, dict[str, Any]]
 ) -> None:
     job = two_kills[1]["clean"]["job"]
-    done = dmsc("chaos", job, "--state", str(mesh.state), cwd=tmp_path)
+    done = mesh.dmsc("chaos", job)
     assert done.returncode == 2
     assert f"{job} has ended (done)" in done.stderr
-
-
-def _family(mesh: Mesh) -> list[int]:
-    return [each.pid for each in psutil.Process(mesh.process.pid).children(recursive=True)]

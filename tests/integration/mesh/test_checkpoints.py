@@ -12,8 +12,17 @@ import pytest
 
 from schemas.errors import BadJob
 from schemas.job import JobEvent, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, outcome, processes_of, start_mesh, stop_mesh, tiny_job
-from tests.integration.mesh.undisturbed import undisturbed
+from tests.integration.mesh.conftest import (
+    Mesh,
+    done,
+    outcome,
+    padded,
+    processes_of,
+    start_mesh,
+    stop_mesh,
+    tiny_job,
+)
+from tests.integration.mesh.expected_weights import check_weights, undisturbed
 from tests.patience import PATIENCE_S
 
 STEPS, EVERY = 8, 2
@@ -21,13 +30,9 @@ STEPS, EVERY = 8, 2
 
 def job(name: str, stages: int, replicas: int, *, pad_ms: float = 0.0, **more: Any) -> JobSpec:
     """Padded where the job has to be met before its end."""
-    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
-    return tiny_job(
-        name,
-        training={"steps": STEPS, "seed": 5, "checkpoint_every": EVERY},
-        parallel={"stages": stages, "replicas": replicas},
-        **{"model": {"factory": "workers.models.padded:padded_gpt", "args": sizes}, **more},
-    )
+    training = {"steps": STEPS, "seed": 5, "checkpoint_every": EVERY, **more.pop("training", {})}
+    parallel = {"stages": stages, "replicas": replicas}
+    return padded(tiny_job(name, training=training, parallel=parallel, **more), pad_ms)
 
 
 def until_published(mesh: Mesh, job_id: str, count: int) -> None:
@@ -50,14 +55,10 @@ def test_a_job_goes_on_from_another_job_s_checkpoint_under_another_shape(mesh: M
     mesh.client.cancel(first)
     mesh.client.wait(first, timeout_s=PATIENCE_S)
     spec = job("three-by-one", 3, 1, resume_from=f"bus://artifacts/{first}/checkpoints")
-    again = outcome(mesh.client, spec)
-    assert again.state is JobState.DONE, again.reason
-    assert again.weights is not None
-    events = list(mesh.client.events(again.job))
-    ran = [event.result.step for event in events if event.result is not None]
+    again = check_weights(mesh.client, mesh.client.submit(spec).job)
+    ran = [event.result.step for event in mesh.client.events(again.job) if event.result is not None]
     assert ran[0] in (EVERY, 2 * EVERY)
     assert ran == list(range(ran[0], STEPS))
-    assert again.weights.sha256 == undisturbed(mesh.client, spec)
 
 
 @pytest.mark.parametrize(
@@ -92,28 +93,15 @@ def test_a_checkpoint_that_is_not_there_ends_the_job_with_one_line(mesh: Mesh) -
 
 
 def test_a_checkpoint_of_another_model_ends_the_job_with_one_line(mesh: Mesh, tmp_path: Path) -> None:
-    spec = job("small", 1, 1, artifacts=str(tmp_path))
-    small = outcome(mesh.client, spec)
-    assert small.state is JobState.DONE, small.reason
+    small = done(mesh.client, mesh.client.submit(job("small", 1, 1, artifacts=str(tmp_path))).job)
     fetched_by_a_node(mesh, small.job, tmp_path)
     # resumed at its own end there is nothing left to do
     named = str(tmp_path / small.job / "checkpoints")
-    ended = mesh.client.wait(
-        mesh.client.submit(job("over", 1, 1, resume_from=named)).job, timeout_s=PATIENCE_S
-    )
+    ended = outcome(mesh.client, job("over", 1, 1, resume_from=named))
     assert ended.state is JobState.FAILED
     assert "ask for more steps" in ended.reason
-    spec = job(
-        "other",
-        1,
-        1,
-        resume_from=named,
-        model={
-            "factory": "workers.models.padded:padded_gpt",
-            "args": {"layers": 4, "width": 32, "heads": 2, "context": 32},
-        },
-    )
-    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": STEPS + 1})})
+    larger = {"args": {"layers": 4, "width": 32, "heads": 2, "context": 32}}
+    spec = job("other", 1, 1, resume_from=named, model=larger, training={"steps": STEPS + 1})
     other = outcome(mesh.client, spec)
     assert other.state is JobState.FAILED
     assert "another model" in other.reason
@@ -142,9 +130,8 @@ def kill_everything(mesh: Mesh) -> None:
     pids = processes_of(mesh.process.pid)
     commands = pids.values()
     found = [psutil.Process(pid) for pid in pids]
-    assert sum("workers.process.fork_server" in command for command in commands) > 2, (
-        commands
-    )  # instances are forks
+    # instances are forks
+    assert sum("workers.process.fork_server" in command for command in commands) > 2, commands
     assert any("nats-server" in command for command in commands), commands
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
@@ -166,8 +153,7 @@ def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
         kill_everything(own)
         damaged = spoil_newest(folder / "store" / job_id / "checkpoints")
         own = start_mesh(folder / "state", "--slots", "6", "--cluster", "a")
-        record = own.client.wait(job_id, timeout_s=PATIENCE_S)
-        assert record.state is JobState.DONE, record.reason
+        record = done(own.client, job_id)
         assert record.epoch == 2
         assert record.recoveries == 0, [event.text for event in own.client.events(job_id)]
         events = list(own.client.events(job_id))
@@ -176,7 +162,6 @@ def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(
         assert back == [f"resumed from the checkpoint of step {EVERY}"]
         assert len(told) == 1
         assert damaged in told[0]
-        assert record.weights is not None
         assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
         left = sorted((folder / "store" / job_id / "checkpoints").iterdir())
         assert len(left) == 2

@@ -28,8 +28,9 @@ from schemas.leadership import Leadership
 from schemas.registry import InstanceState
 from schemas.step import StepDecision
 from tests.integration.mesh.conftest import padded, tiny_job
+from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
-from tests.integration.mesh.undisturbed import undisturbed_at
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 ORCHESTRATORS = ("smo-1", "smo-2")
@@ -52,29 +53,11 @@ def spec(name: str, stages: int = 2, replicas: int = 2, pad_ms: float = 0.0) -> 
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
+def own(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> Iterator[OwnMesh]:
     """One server, two orchestrators, every entity in a process of its own."""
-    folder = tmp_path_factory.mktemp("own")
-    server = EmbeddedServer(folder / "nats", sync_always=False)
-    asyncio.run(server.start())
-    mesh = OwnMesh(folder, [server])
-    try:
-        mesh.start_all(*ORCHESTRATORS)
+    with OwnMesh(tmp_path_factory.mktemp("own"), [server]).running(*ORCHESTRATORS) as mesh:
         mesh.start("policy", ["policy", "run", "service-time-weights"])
         yield mesh
-    finally:
-        mesh.stop_all()
-        asyncio.run(server.stop())
-
-
-@pytest_asyncio.fixture
-async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
-    """A client; everything that an earlier test killed is there again."""
-    for name in own.commands.keys() - own.alive().keys():
-        own.start(name)
-    async with own.client() as client:
-        await client.ready(len(ORCHESTRATORS))
-        yield client
 
 
 @contextlib.asynccontextmanager
@@ -127,27 +110,14 @@ async def name_of_leader(client: Witness) -> str:
 
 async def until_next_term(client: Witness, before: Leadership) -> Leadership:
     """Returns once somebody has the lead in a later term."""
-    found: asyncio.Future[Leadership] = asyncio.get_running_loop().create_future()
-
-    async def changed(change: Change) -> None:
-        if change.message is not None and change.message.term > before.term and not found.done():
-            found.set_result(change.message)
-
-    watch = await client.bus.bucket(subjects.LEADERSHIP).watch(changed, role="orchestrator")
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await found
-    finally:
-        await watch.stop()
+    return await client.until_value(
+        subjects.LEADERSHIP, lambda lease: lease.term > before.term, role="orchestrator"
+    )
 
 
 async def check(client: Witness, job: str) -> JobRecord:
     """The job ended well, with the weights of the undisturbed one, and every step exactly once."""
-    async with asyncio.timeout(PATIENCE_S):
-        record = await client.ended(job)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    assert record.weights.sha256 == await undisturbed_at(client, record.spec)
+    record = await check_weights_at(client, job)
     decision = await client.bus.bucket(subjects.STEP_DECISION).get(leader=True, job=job)
     if decision is not None:  # the last word is the last epoch's
         assert isinstance(decision.message, StepDecision)
@@ -193,7 +163,7 @@ async def substitutes(own: OwnMesh) -> AsyncIterator[list[str]]:
 async def test_the_leading_orchestrator_is_killed_in_each_phase_and_another_takes_over(
     witness: Witness, substitutes: list[str]
 ) -> None:
-    await witness.ready(len(ORCHESTRATORS) + len(substitutes))
+    await witness.ready()
     job = await witness.submit(spec("leaders-killed"))
     for step, (phase, row) in enumerate(PHASES.items(), start=1):
         await struck(witness, job, row, step)
@@ -239,7 +209,7 @@ async def test_a_frozen_leader_that_wakes_up_decides_nothing(witness: Witness) -
     record = await check(witness, job)
     assert record.epoch >= 2  # who stands still for a second loses the lease as well
     await check(witness, second)
-    status = await witness.ready(len(ORCHESTRATORS))
+    status = await witness.ready()
     standing = [one for one in status.services if one.kind is EntityKind.ORCHESTRATOR]
     assert {one.endpoint.pid for one in standing} == {before.pid, after.pid}
     assert (await leader(witness)).pid == after.pid
@@ -259,7 +229,7 @@ async def test_a_submission_that_two_leaders_hear_is_one_job(witness: Witness) -
     finally:
         witness.mesh.kill(name, signal.SIGCONT)
     await check(witness, job)
-    await witness.ready(len(ORCHESTRATORS))  # the one that was frozen has found out
+    await witness.ready()  # the one that was frozen has found out
     assert len(await records_named(witness, "once")) == 1
 
 
@@ -282,9 +252,7 @@ async def test_a_job_that_was_cancelled_ends_also_if_the_leader_dies_over_it(wit
     assert record.recoveries == 0
     pids = [pid for ran in witness.processes[job].values() for pid in ran]
     assert len(pids) == UNITS
-    async with asyncio.timeout(PATIENCE_S):
-        while any(psutil.pid_exists(pid) for pid in pids):  # noqa: ASYNC110  # processes tell nobody
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     left = await witness.bus.bucket(subjects.REGISTRY_RECORD).entries()
     over = (InstanceState.FAULTED, InstanceState.GONE)
     assert [one.key for one in left if one.message.job == job and one.message.state not in over] == []
@@ -355,8 +323,7 @@ async def test_one_server_of_three_is_killed_with_the_decisions_in_its_hands(
     folder = tmp_path_factory.mktemp("three")
     async with EmbeddedCluster(folder / "nats", size=3, sync_always=False) as cluster:
         mesh = OwnMesh(folder, cluster.servers, replicas=copies(3))
-        mesh.start_all("smo-1")
-        try:
+        with mesh.running():
             async with mesh.client() as client:
                 await client.ready()
                 job = await client.submit(spec("server-killed"))
@@ -372,5 +339,3 @@ async def test_one_server_of_three_is_killed_with_the_decisions_in_its_hands(
                 same_pids(client, job)
                 assert mesh.alive() == processes
                 await cluster.servers[leads].start()
-        finally:
-            mesh.stop_all()

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from bus import subjects
-from bus.connection import Bus
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind
 from schemas.errors import DmscError, NotFound
 from schemas.fault import FaultState
 from schemas.gateway_api import MeshStatus
-from schemas.job import JobRecord, JobSpec, JobState
+from schemas.job import JobSpec, JobState
 from schemas.registry import InstanceState
 from schemas.telemetry import DeviceSample, InstanceSample
-from tests.integration.dmsc.command_line import dmsc, wait_for
-from tests.integration.mesh.conftest import Mesh, tiny_job
-from tests.integration.mesh.undisturbed import undisturbed
-from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
-from tests.patience import PATIENCE_S
+from tests.integration.dmsc.command_line import wait_for
+from tests.integration.mesh.conftest import Mesh, done, padded, tiny_job, until_step
+from tests.integration.mesh.expected_weights import check_weights
+from tests.integration.mesh.user_jobs import held_job, holding, user_job
 from workers.telemetry import device_telemetry
 
 OVER = (InstanceState.FAULTED, InstanceState.GONE)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return words(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(autouse=True)
@@ -61,62 +55,38 @@ def where(status: MeshStatus, job: str) -> dict[str, str]:
     }
 
 
-@contextmanager
-def held_job(mesh: Mesh, source: Path, gate: Path, **parallel: object) -> Iterator[str]:
-    """A job that is held in mid-run, and let go at the end at the latest."""
-    spec = user_job(
-        "held", source, model={"args": {"gate": str(gate)}}, training={"steps": HELD_STEPS}, parallel=parallel
-    )
-    job = hold(mesh.client, spec, gate)
-    try:
-        yield job
-    finally:
-        gate.unlink(missing_ok=True)
-        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
-        assert record.state is JobState.DONE, record.reason
-
-
-def done(mesh: Mesh, job: str) -> JobRecord:
-    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    return record
+def held_in_b(mesh: Mesh, source: Path, gate: Path) -> AbstractContextManager[str]:
+    """A job that is held in mid-run."""
+    return holding(mesh.client, held_job(source, gate, parallel={"clusters": ["b"]}))
 
 
 # --- cordon ---------------------------------------------------------------------------------------------
-def test_cordoned_slots_get_no_new_instances_and_say_why(mesh: Mesh, source: Path, tmp_path: Path) -> None:
-    state = ("--state", str(mesh.state))
+def test_cordoned_slots_get_no_new_instances_and_say_why(mesh: Mesh, source: Path) -> None:
     node = agent(mesh, "a").sid
     for slot in range(5):
-        told = dmsc("cordon", f"{node}/{slot}", "--reason", "noisy fan", *state, cwd=tmp_path)
-        assert told.returncode == 0, told.stderr
-        assert f"{node}/{slot}: cordoned: noisy fan, by " in told.stdout
+        said = mesh.printed("cordon", f"{node}/{slot}", "--reason", "noisy fan")
+        assert f"{node}/{slot}: cordoned: noisy fan, by " in said
     spec = user_job("sound", source, parallel={"clusters": ["a"], "replicas": 2})
     waiting = mesh.client.submit(spec).job
     for event in mesh.client.events(waiting):
         if event.state is JobState.QUEUED and "needs 2 slots, 1 of 6 free (5 cordoned) in a" in event.text:
             break
-    shown = dmsc("nodes", *state, cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert len(re.findall(r"noisy fan, by ", shown.stdout)) == 5
-    listed = json.loads(dmsc("nodes", "--json", *state, cwd=tmp_path).stdout)
+    assert len(re.findall(r"noisy fan, by ", mesh.printed("nodes"))) == 5
+    listed = json.loads(mesh.printed("nodes", "--json"))
     assert {cordon["slot"] for cordon in listed["cordons"]} == set(range(5))
-    told = dmsc("uncordon", f"{node}/0", *state, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    done(mesh, waiting)
+    mesh.printed("uncordon", f"{node}/0")
+    done(mesh.client, waiting)
     placed = mesh.client.job(waiting).graph
     assert placed is not None
     assert {place.slot for place in placed.placements if place.slot >= 0} == {0, 5}
 
 
 def test_a_cordoned_node_keeps_what_runs_there(mesh: Mesh, source: Path, tmp_path: Path) -> None:
-    with held_job(mesh, source, tmp_path / "gate", clusters=["b"]) as job:
+    with held_in_b(mesh, source, tmp_path / "gate") as job:
         before = where(mesh.client.mesh(), job)
         assert set(before.values()) == {"b"}
         mesh.client.cordon(agent(mesh, "b").sid, reason="later")
-        other = mesh.client.submit(user_job("sound", source)).job
-        done(mesh, other)
-        graph = mesh.client.job(other).graph
+        graph = done(mesh.client, mesh.client.submit(user_job("sound", source)).job).graph
         assert graph is not None
         assert {place.cluster for place in graph.placements} == {"a"}
         assert where(mesh.client.mesh(), job) == before
@@ -134,11 +104,11 @@ def test_a_cordoned_node_keeps_what_runs_there(mesh: Mesh, source: Path, tmp_pat
         (("drain", "A/1"), r"dmsc: \S+/1: whole nodes are drained; for one slot: dmsc cordon \S+/1"),
     ],
 )
-def test_a_wrong_place_is_one_line(mesh: Mesh, tmp_path: Path, command: tuple[str, str], line: str) -> None:
+def test_a_wrong_place_is_one_line(mesh: Mesh, command: tuple[str, str], line: str) -> None:
     node = agent(mesh, "a")
     place = command[1].replace("NAME", node.node)
     place = re.sub(r"^A\b", node.sid, place)
-    told = dmsc(command[0], place, "--state", str(mesh.state), cwd=tmp_path)
+    told = mesh.dmsc(command[0], place)
     assert told.returncode == 2, told.stdout
     assert re.fullmatch(line, told.stderr.strip()), told.stderr
 
@@ -149,23 +119,15 @@ STEPS = 12
 
 def long_job(name: str, replicas: int) -> JobSpec:
     """Padded, so that a drain finds the job running; a step takes as long with replicas as without."""
-    pad_ms = 25.0 * replicas
-    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
-    return tiny_job(
-        name,
-        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
-        training={"steps": STEPS, "seed": 5},
-        parallel={"stages": 2, "replicas": replicas, "clusters": ["a", "b"]},
-    )
+    parallel = {"stages": 2, "replicas": replicas, "clusters": ["a", "b"]}
+    return padded(tiny_job(name, training={"steps": STEPS, "seed": 5}, parallel=parallel), 25.0 * replicas)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_drained_node_is_emptied_and_the_weights_are_the_same(mesh: Mesh, replicas: int) -> None:
     """Also where a stage has no other replica: a checkpoint of that very step carries it over."""
     job = mesh.client.submit(long_job("drained", replicas)).job
-    for event in mesh.client.events(job):
-        if event.result is not None and event.result.step == 1:
-            break
+    until_step(mesh.client, job, 1)
     occupied = set(where(mesh.client.mesh(), job).values())
     cluster = "b" if replicas == 2 else sorted(occupied)[0]
     assert cluster in occupied
@@ -176,7 +138,7 @@ def test_a_drained_node_is_emptied_and_the_weights_are_the_same(mesh: Mesh, repl
     status = mesh.client.mesh()
     (cordon,) = status.cordons
     assert (cordon.agent, cordon.reason, cordon.draining) == (node, "new fans", True)
-    record = done(mesh, job)
+    record = check_weights(mesh.client, job)
     seen = list(mesh.client.events(job))
     steps = [event.result.step for event in seen if event.result is not None]
     assert steps == list(range(STEPS)), "no step was lost or run twice"
@@ -186,25 +148,20 @@ def test_a_drained_node_is_emptied_and_the_weights_are_the_same(mesh: Mesh, repl
     assert record.recoveries == 0, "nothing was wrong"
     assert [fault for fault in mesh.client.faults(job) if fault.kind in ("instance", "node")] == []
     mesh.client.uncordon(node)
-    assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
-def test_a_node_that_is_empty_is_drained_at_once(mesh: Mesh, tmp_path: Path) -> None:
+def test_a_node_that_is_empty_is_drained_at_once(mesh: Mesh) -> None:
     node = agent(mesh, "b").sid
-    told = dmsc("drain", node, "--timeout", "60", "--state", str(mesh.state), cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.strip() == f"{node} is empty and cordoned"
+    assert mesh.printed("drain", node, "--timeout", "60").strip() == f"{node} is empty and cordoned"
 
 
 def test_a_drain_without_room_moves_nothing_and_says_what_it_waits_for(
     mesh: Mesh, source: Path, tmp_path: Path
 ) -> None:
-    state = ("--state", str(mesh.state))
-    with held_job(mesh, source, tmp_path / "gate", clusters=["b"]) as job:
+    with held_in_b(mesh, source, tmp_path / "gate") as job:
         node = agent(mesh, "b").sid
         before = where(mesh.client.mesh(), job)
-        told = dmsc("drain", node, "--timeout", "2", *state, cwd=tmp_path)
+        told = mesh.dmsc("drain", node, "--timeout", "2")
         assert told.returncode == 1
         assert re.fullmatch(
             rf"{node} is not empty after 2 s: 2 left; {job}-\S+: .*cordoned.*", told.stderr.strip()
@@ -227,7 +184,7 @@ async def tell_of_errors(
         step=0,
         device=DeviceSample(device=node.slots[0].device, ecc_errors=ecc, xid_errors=(31,)),
     )
-    async with Bus.connect(mesh.servers, name=sid, kind=EntityKind.INSTANCE, token=mesh.bus_token) as bus:
+    async with mesh.bus(sid, EntityKind.INSTANCE) as bus:
         await bus.publish(subjects.INSTANCE_SAMPLE, sample, job=job, sid=sid)
         await bus.barrier()
 
@@ -235,8 +192,6 @@ async def tell_of_errors(
 def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
     mesh: Mesh, source: Path, tmp_path: Path
 ) -> None:
-    import asyncio
-
     def device_faults() -> list[str]:
         return [
             fault.id
@@ -244,9 +199,9 @@ def test_a_device_that_tells_of_errors_is_cordoned_until_an_operator_lifts_it(
             if fault.kind == "device" and fault.state is FaultState.HANDLED
         ]
 
-    with held_job(mesh, source, tmp_path / "gate", clusters=["b"]) as job:
+    with held_in_b(mesh, source, tmp_path / "gate") as job:
         node = agent(mesh, "b")
-        (record,) = [one for one in mesh.client.mesh().services if one.sid == f"{job}-s0-r0"]
+        record = mesh.instance(f"{job}-s0-r0")
         known = device_faults()
 
         def tell(ecc: int) -> None:
@@ -283,18 +238,13 @@ def test_an_instance_leaves_a_device_whose_driver_tells_of_an_error(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the driver's event in the instance's own process to the same weights on another node."""
-    monkeypatch.setattr(
-        device_telemetry, "_probe", device_telemetry._probe
-    )  # the plain loop builds the model in this process
+    # the plain loop builds the model in this process
+    monkeypatch.setattr(device_telemetry, "_probe", device_telemetry._probe)
     struck = tmp_path / "struck"
-    spec = long_job("ailing", 1)
-    args = {**spec.model.args, "struck": str(struck)}
-    model = spec.model.model_copy(update={"factory": "ailing:ailing_gpt", "args": args})
-    job = mesh.client.submit(spec.model_copy(update={"model": model})).job
-    for event in mesh.client.events(job):
-        if event.result is not None and event.result.step == 1:
-            break
-    (victim,) = [one for one in mesh.client.mesh().services if one.sid == f"{job}-s0-r0"]
+    spec = padded(long_job("ailing", 1), 25.0, factory="ailing:ailing_gpt", struck=str(struck))
+    job = mesh.client.submit(spec).job
+    until_step(mesh.client, job, 1)
+    victim = mesh.instance(f"{job}-s0-r0")
     struck.write_text(str(victim.endpoint.pid))
     home = victim.endpoint.cluster
     wait_for(lambda: where(mesh.client.mesh(), job).get(victim.sid, home) != home)
@@ -302,18 +252,16 @@ def test_an_instance_leaves_a_device_whose_driver_tells_of_an_error(
     cordons = mesh.client.mesh().cordons
     assert {(one.agent, one.draining) for one in cordons} == {(agent(mesh, home).sid, True)}
     assert {one.reason for one in cordons} == {"cpu: XID 79"}
-    record = done(mesh, job)
+    record = check_weights(mesh.client, job)
     assert (record.recoveries, home in where(mesh.client.mesh(), job).values()) == (0, False)
     assert any("leaves its node" in event.text for event in mesh.client.events(job))
-    assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
 # --- restarts -------------------------------------------------------------------------------------------
 def test_cordons_survive_orchestrator_and_agent(mesh: Mesh) -> None:
     node = agent(mesh, "a")
     mesh.client.cordon(node.sid, 1, reason="to stay")
-    children = json.loads((mesh.state / "mesh.json").read_text())["children"]
+    children = mesh.children
     before = mesh.client.mesh()
     (served,) = [one for one in before.services if one.sid == "orchestrator"]
     os.kill(children["agent-a"], signal.SIGKILL)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from tests import reference_loop
-from tests.integration.mesh.conftest import Mesh, losses, outcome, tiny_job
+from tests.integration.mesh.conftest import Mesh, done, losses, outcome, tiny_job
 
 SHAPES = [
     (1, 1, "expected-completion"),
@@ -48,14 +48,12 @@ def test_every_loss_equals_the_plain_loop(mesh: Mesh, stages: int, replicas: int
         parallel={"stages": stages, "replicas": replicas},
         routing={"algorithm": algorithm},
     )
-    record = outcome(mesh.client, spec)
-    assert record.state is JobState.DONE, record.reason
+    record = done(mesh.client, mesh.client.submit(spec).job)
     found = losses(mesh.client, record.job)
     expected = reference().losses
     assert len(found) == len(expected) == 20
     worst = max(abs(mine - plain) / abs(plain) for mine, plain in zip(found, expected, strict=True))
     assert worst <= 1e-6, f"{stages}×{replicas}: {worst:.2e}"
-    assert record.weights is not None
     hashes[stages, replicas, algorithm] = record.weights.sha256
 
 
@@ -74,8 +72,7 @@ def test_a_job_goes_on_from_existing_weights_and_in_bf16(mesh: Mesh, tmp_path: P
         parallel={"stages": 2, "replicas": 1},
         initial_weights=str(tmp_path / "weights"),
     )
-    second = outcome(mesh.client, again)
-    assert second.state is JobState.DONE, second.reason
+    second = done(mesh.client, mesh.client.submit(again).job)
     assert first.loss_first is not None
     assert first.loss_last is not None
     assert second.loss_first is not None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from schemas.job import JobState
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh
-from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
-from tests.patience import PATIENCE_S
+from tests.integration.mesh.user_jobs import held_job, holding, words
 
 POLICY = """
 from dmsc import Policy
@@ -31,12 +29,10 @@ class Seer(Policy):
 
 def test_an_expectation_is_adopted_and_nonsense_is_not(mesh: Mesh, tmp_path: Path) -> None:
     (tmp_path / "seer.py").write_text(POLICY)
-    gate = tmp_path / "gate"
-    spec = user_job(
-        "held",
+    spec = held_job(
         words(tmp_path),
-        model={"args": {"gate": str(gate)}},
-        training={"steps": HELD_STEPS, "checkpoint_every": "auto"},
+        tmp_path / "gate",
+        training={"checkpoint_every": "auto"},
         parallel={"stages": 2, "replicas": 1, "segmentation": "uniform"},
     )
     client = mesh.client
@@ -45,9 +41,7 @@ def test_an_expectation_is_adopted_and_nonsense_is_not(mesh: Mesh, tmp_path: Pat
         found = next((one for one in client.policies() if one.module == "seer"), None)
         return (0, 0) if found is None else (found.adopted, found.declined)
 
-    job = hold(client, spec, gate)
-    with running("policy", "run", "seer.py", "--state", str(mesh.state), cwd=tmp_path) as module:
+    command = ("policy", "run", "seer.py", "--state", str(mesh.state))
+    with holding(client, spec), running(*command, cwd=tmp_path) as module:
         module.until("module ready")
         wait_for(lambda: judged() == (1, 1), lambda: str(judged()))
-    gate.unlink()
-    assert client.wait(job, timeout_s=PATIENCE_S).state is JobState.DONE

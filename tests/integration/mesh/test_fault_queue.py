@@ -18,20 +18,21 @@ from schemas.envelope import EntityKind
 from schemas.fault import FAULT_OVER, FaultRecord, FaultState
 from schemas.job import JobEvent, JobRecord, JobState
 from schemas.registry import InstanceState
-from tests.integration.dmsc.command_line import dmsc, running, wait_for
-from tests.integration.mesh.conftest import Mesh
-from tests.integration.mesh.counter import counter
-from tests.integration.mesh.user_jobs import HELD_STEPS, MICROBATCHES, hold, poison, user_job, words
+from tests.integration.dmsc.command_line import running, wait_for
+from tests.integration.mesh.conftest import Mesh, done
+from tests.integration.mesh.counter import Counter, serving
+from tests.integration.mesh.user_jobs import MICROBATCHES, held_job, hold, poison, user_job
 from tests.patience import PATIENCE_S
 
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return words(tmp_path_factory.mktemp("data"))
+SKIPPING = {"steps": 5, "on_bad_microbatch": "skip"}
 
 
-def run(mesh: Mesh, factory: str, source: Path, **sections: Any) -> tuple[JobRecord, list[JobEvent]]:
-    job = mesh.client.submit(user_job(factory, source, **sections)).job
+def run(
+    mesh: Mesh, source: Path, poison: list[int], reaction: str, **sections: Any
+) -> tuple[JobRecord, list[JobEvent]]:
+    """A job of `troubled:allergic`, to its end."""
+    model = {"args": {"poison": poison, "reaction": reaction}}
+    job = mesh.client.submit(user_job("allergic", source, model=model, **sections)).job
     seen = list(mesh.client.events(job))
     return mesh.client.wait(job, timeout_s=PATIENCE_S), seen
 
@@ -39,9 +40,7 @@ def run(mesh: Mesh, factory: str, source: Path, **sections: Any) -> tuple[JobRec
 @pytest.fixture(scope="module")
 def sound(mesh: Mesh, source: Path) -> str:
     """SHA-256 of the weights with every step run."""
-    record, _ = run(
-        mesh, "allergic", source, model={"args": {"poison": [-1], "reaction": "none"}}, training={"steps": 5}
-    )
+    record, _ = run(mesh, source, [-1], "none", training={"steps": 5})
     assert record.weights is not None
     return record.weights.sha256
 
@@ -49,6 +48,10 @@ def sound(mesh: Mesh, source: Path) -> str:
 def committed(seen: list[JobEvent]) -> list[int]:
     """Steps, each once: without a replica, a lost instance means going back to the seed."""
     return sorted({event.result.step for event in seen if event.result is not None})
+
+
+def skipped(seen: list[JobEvent]) -> list[JobEvent]:
+    return [event for event in seen if event.kind == "skipped"]
 
 
 def over(mesh: Mesh, job: str) -> list[FaultRecord]:
@@ -62,23 +65,22 @@ def over(mesh: Mesh, job: str) -> list[FaultRecord]:
     return mesh.client.faults(job)
 
 
+def bad_microbatch(mesh: Mesh, job: str) -> FaultRecord:
+    """The one fault of that kind, once the queue has ended all of them."""
+    (fault,) = [fault for fault in over(mesh, job) if fault.kind == "microbatch"]
+    return fault
+
+
 # --- the queue ------------------------------------------------------------------------------------------
 def test_a_killed_instance_is_in_the_queue_from_report_to_resolution(
     mesh: Mesh, source: Path, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    args = {"gate": str(gate)}
-    spec = user_job(
-        "held", source, model={"args": args}, training={"steps": HELD_STEPS}, parallel={"replicas": 2}
-    )
-    job = hold(mesh.client, spec, gate)
-    state = ("--state", str(mesh.state))
-    with running("faults", job, "--follow", *state, cwd=tmp_path) as following:
-        (record,) = [one for one in mesh.client.mesh().services if one.sid == f"{job}-s0-r1"]
-        assert record.kind is EntityKind.INSTANCE
-        os.kill(record.endpoint.pid, signal.SIGKILL)
+    job = hold(mesh.client, held_job(source, gate, parallel={"replicas": 2}), gate)
+    with running("faults", job, "--follow", "--state", str(mesh.state), cwd=tmp_path) as following:
+        os.kill(mesh.instance(f"{job}-s0-r1").endpoint.pid, signal.SIGKILL)
         gate.unlink()
-        assert mesh.client.wait(job, timeout_s=PATIENCE_S).state is JobState.DONE
+        done(mesh.client, job)
         of_victim = [fault for fault in over(mesh, job) if fault.task.sid == f"{job}-s0-r1"]
         (fault,) = [fault for fault in of_victim if fault.kind == "instance"]
         assert fault.state is FaultState.HANDLED
@@ -95,12 +97,9 @@ def test_a_killed_instance_is_in_the_queue_from_report_to_resolution(
     assert states[-1] == "handled"
     assert "retrying" in states
 
-    told = dmsc("faults", job, "--json", *state, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert fault.id in {one["id"] for one in json.loads(told.stdout)}
-    table = dmsc("faults", *state, cwd=tmp_path)
-    assert table.returncode == 0, table.stderr
-    assert any(fault.id in line and "handled" in line for line in table.stdout.splitlines())
+    assert fault.id in {one["id"] for one in json.loads(mesh.printed("faults", job, "--json"))}
+    table = mesh.printed("faults").splitlines()
+    assert any(fault.id in line and "handled" in line for line in table)
 
 
 def test_the_queue_is_read_only_by_who_may(mesh: Mesh) -> None:
@@ -111,17 +110,16 @@ def test_the_queue_is_read_only_by_who_may(mesh: Mesh) -> None:
     )
     for path in ("/v1/faults", "/v1/faults/events"):
         assert httpx.get(f"{url}{path}").status_code == 401
-    headers = {"Authorization": f"Bearer {(mesh.state / 'token').read_text().strip()}"}
+    headers = {"Authorization": f"Bearer {mesh.token}"}
     assert httpx.get(f"{url}/v1/faults", params={"job": "no job"}, headers=headers).status_code == 404
     assert httpx.get(f"{url}/v1/faults", params={"job": "nobody"}, headers=headers).json()["faults"] == []
 
 
 # --- quarantine -----------------------------------------------------------------------------------------
 def test_a_bad_microbatch_stops_the_job_and_the_queue_says_why(mesh: Mesh, source: Path) -> None:
-    args = {"poison": poison(source, 1), "reaction": "raise"}
-    record, _ = run(mesh, "allergic", source, model={"args": args}, training={"steps": 3})
+    record, _ = run(mesh, source, poison(source, 1), "raise", training={"steps": 3})
     assert record.state is JobState.FAILED
-    (fault,) = [fault for fault in over(mesh, record.job) if fault.kind == "microbatch"]
+    fault = bad_microbatch(mesh, record.job)
     assert fault.state is FaultState.GIVEN_UP
     assert (fault.task.step, fault.task.microbatch, fault.task.stage) == (1, 1, 0)
     assert fault.attempts == 2 > fault.limit
@@ -137,24 +135,18 @@ def test_a_step_with_a_bad_microbatch_is_left_out_by_policy(
     """The same weights, whoever did the work; and other ones than if the step had been run."""
     digests = set()
     for stages, replicas in ((1, 1), (2, 2)):
-        record, seen = run(
-            mesh,
-            "allergic",
-            source,
-            model={"args": {"poison": poison(source, 2), "reaction": reaction}},
-            training={"steps": 5, "on_bad_microbatch": "skip"},
-            parallel={"stages": stages, "replicas": replicas},
-        )
+        parallel = {"stages": stages, "replicas": replicas}
+        record, seen = run(mesh, source, poison(source, 2), reaction, training=SKIPPING, parallel=parallel)
         assert record.state is JobState.DONE, record.reason
         assert record.step == 5
         assert record.weights is not None
         digests.add(record.weights.sha256)
-        (skipped,) = [event for event in seen if event.kind == "skipped"]
-        assert skipped.skipped_step == 2
-        assert "step 2, microbatch 1" in skipped.text
+        (event,) = skipped(seen)
+        assert event.skipped_step == 2
+        assert "step 2, microbatch 1" in event.text
         assert committed(seen) == [0, 1, 3, 4]
         assert 1 <= record.recoveries <= 4
-        (fault,) = [fault for fault in over(mesh, record.job) if fault.kind == "microbatch"]
+        fault = bad_microbatch(mesh, record.job)
         assert fault.state is FaultState.HANDLED
         assert "step 2 left out" in fault.action
     assert len(digests) == 1
@@ -163,49 +155,38 @@ def test_a_step_with_a_bad_microbatch_is_left_out_by_policy(
 
 def test_a_third_replica_takes_the_others_past_a_bad_step(mesh: Mesh, source: Path) -> None:
     """Two of three fail at it; while the third is still at it the step is given up, without a roll-back."""
-    with counter() as met:
-        record, seen = run(
-            mesh,
-            "allergic",
-            source,
-            model={"args": {"poison": poison(source, 2), "reaction": f"raise twice: {met.address}"}},
-            training={"steps": 5, "on_bad_microbatch": "skip"},
-            parallel={"replicas": 3},
-        )
+    with serving(Counter()) as met:
+        reaction = f"raise twice: {met.address}"
+        parallel = {"replicas": 3}
+        record, seen = run(mesh, source, poison(source, 2), reaction, training=SKIPPING, parallel=parallel)
     assert met.met in (2, 3), "the fault never fired"  # the third may not get to it
     assert record.state is JobState.DONE, record.reason
-    assert [event.skipped_step for event in seen if event.kind == "skipped"] == [2]
+    assert [event.skipped_step for event in skipped(seen)] == [2]
     assert [event.result.step for event in seen if event.result is not None] == [0, 1, 3, 4]
     assert JobState.RECOVERING not in {event.state for event in seen}
     assert record.recoveries == 2
-    (fault,) = [fault for fault in over(mesh, record.job) if fault.kind == "microbatch"]
+    fault = bad_microbatch(mesh, record.job)
     assert (fault.state, fault.attempts) == (FaultState.HANDLED, 2)
 
 
 def test_a_fault_of_the_machine_is_not_the_microbatchs(mesh: Mesh, source: Path) -> None:
     """Once only, on one instance: the step is done again and counts, with `skip` as with `stop`."""
-    with counter() as met:
-        args = {"poison": poison(source, 2), "reaction": f"raise once: {met.address}"}
-        training = {"steps": 4, "on_bad_microbatch": "skip"}
-        record, seen = run(mesh, "allergic", source, model={"args": args}, training=training)
+    with serving(Counter()) as met:
+        reaction, training = f"raise once: {met.address}", SKIPPING | {"steps": 4}
+        record, seen = run(mesh, source, poison(source, 2), reaction, training=training)
     assert met.met, "the fault never fired"
     assert record.state is JobState.DONE, record.reason
     assert committed(seen) == [0, 1, 2, 3]
-    assert not [event for event in seen if event.kind == "skipped"]
-    (fault,) = [fault for fault in over(mesh, record.job) if fault.kind == "microbatch"]
+    assert not skipped(seen)
+    fault = bad_microbatch(mesh, record.job)
     assert (fault.state, fault.attempts) == (FaultState.HANDLED, 1)
     assert "step 2 committed" in fault.action
 
 
 def test_a_model_that_can_compute_nothing_never_loops(mesh: Mesh, source: Path) -> None:
-    record, seen = run(
-        mesh,
-        "allergic",
-        source,
-        model={"args": {"poison": poison(source, 0, 0), "reaction": "raise at all others"}},
-        training={"steps": 100, "on_bad_microbatch": "skip", "microbatches": MICROBATCHES},
-    )
+    training = SKIPPING | {"steps": 100, "microbatches": MICROBATCHES}
+    record, seen = run(mesh, source, poison(source, 0, 0), "raise at all others", training=training)
     assert record.state is JobState.FAILED
     assert record.reason.startswith("steps 0 to 2 can't be computed: it is not their data alone")
-    assert {event.skipped_step for event in seen if event.kind == "skipped"} == {0, 1}
+    assert {event.skipped_step for event in skipped(seen)} == {0, 1}
     assert len(seen) < 200

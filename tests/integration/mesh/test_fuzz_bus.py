@@ -6,15 +6,12 @@ import asyncio
 
 import nats
 
-from benchmarks.fuzz_bus import Storm, memory, report, sweep
+from benchmarks.fuzz_bus import Storm, account, memory, sweep
 from benchmarks.fuzz_messages import Fuzzer
-from bus.connection import Bus
 from bus.subject_row import Subject
 from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
-from schemas.job import JobState
-from tests.integration.mesh.conftest import Mesh, tiny_job
-from tests.integration.mesh.test_bad_messages import administrator
+from tests.integration.mesh.conftest import Mesh, done, tiny_job
 from tests.integration.mesh.test_causes import run_tapped
 
 MESSAGES = 2_000
@@ -39,7 +36,7 @@ async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> Non
     file = StateFolder(mesh.state).mesh()
     assert file is not None
     before = memory(file.children)
-    raw = await nats.connect(mesh.servers[0], token=administrator(mesh), pending_size=64 << 20)
+    raw = await nats.connect(mesh.servers[0], token=mesh.token, pending_size=64 << 20)
     storm = Storm(raw, Fuzzer(SEED, seeds), names)
     try:
         await storm.listen()
@@ -47,17 +44,13 @@ async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> Non
         await raw.flush()
     finally:
         await raw.close()
-        async with Bus.connect(
-            mesh.servers, name="broom", kind=EntityKind.CLIENT, token=administrator(mesh)
-        ) as bus:
+        async with mesh.bus("broom", token=mesh.token) as bus:
             await sweep(bus, names)
-    found = report(storm.found, seeds, (before, memory(file.children)), same=True, took_s=0.0)
+    found = account(storm.found, seeds, (before, memory(file.children)), same=True, took_s=0.0)
     assert found["ok"], f"seed {SEED}: {found}"
     assert len(found["kinds"]) == 13
     assert found["rows with real messages"] > 25
     assert found["rows that bury"] > 30
-    done = await asyncio.to_thread(lambda: mesh.client.wait(mesh.client.submit(spec).job))
-    assert done.state is JobState.DONE, done.reason
-    assert done.weights is not None
+    again = await asyncio.to_thread(lambda: done(mesh.client, mesh.client.submit(spec).job))
     assert record.weights is not None
-    assert done.weights.sha256 == record.weights.sha256
+    assert again.weights.sha256 == record.weights.sha256

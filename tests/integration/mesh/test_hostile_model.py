@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socketserver
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.job import JobState
-from tests.integration.mesh.conftest import Mesh, _children_of, outcome, start_mesh, stop_mesh
+from tests.integration.mesh.conftest import Mesh, children_of, outcome, running_mesh
+from tests.integration.mesh.counter import serving
 from tests.integration.mesh.user_jobs import user_job, words
 from workers.sandbox.confinement import ConfinementMethod, works
 
@@ -38,18 +36,6 @@ class Hearing(socketserver.StreamRequestHandler):
         self.server.told.append(json.loads(self.rfile.readline()))
 
 
-@contextmanager
-def listening() -> Iterator[Listener]:
-    with Listener() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def unix_sockets() -> list[str]:
     """Those that listen on this machine: of the incubator, and of whatever else there is."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
@@ -59,7 +45,7 @@ def unix_sockets() -> list[str]:
 def target(mesh: Mesh, listener: Listener, neighbour: Path) -> dict[str, Any]:
     """All that somebody could know who has read the code, and who may look at the process table."""
     state = mesh.state
-    pids = [mesh.process.pid, *_children_of(mesh.process.pid)]
+    pids = [mesh.process.pid, *children_of(mesh.process.pid)]
     return {
         "host": "127.0.0.1",
         "port": listener.server_address[1],
@@ -91,7 +77,7 @@ def code_folder(folder: Path) -> Path:
 
 @pytest.mark.parametrize("way", [ConfinementMethod.OWN_USER, ConfinementMethod.LANDLOCK])
 def test_a_hostile_model_gets_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: ConfinementMethod
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, way: ConfinementMethod
 ) -> None:
     if not works(way):
         pytest.skip(f"this machine can't confine anybody by {way}")
@@ -99,13 +85,12 @@ def test_a_hostile_model_gets_nothing(
     state = tmp_path / "mesh" / "state"
     state.parent.mkdir()
     neighbour = Path("/dev/shm") / MARK
+    request.addfinalizer(neighbour.unlink)
     neighbour.write_text("another's numbers")
     code = code_folder(tmp_path)
-    mesh = start_mesh(
-        state, "--cluster", "a", "--slots", "2", "--allow-url", str(tmp_path), "--code", str(code)
-    )
-    try:
-        with listening() as listener:
+    options = ("--cluster", "a", "--slots", "2", "--allow-url", str(tmp_path), "--code", str(code))
+    with running_mesh(state, *options) as mesh:
+        with serving(Listener()) as listener:
             known = target(mesh, listener, neighbour)
             known["files"] += [str(path) for path in code.rglob("*") if path.is_file()]
             known["files"].remove(str(code / "public.py"))
@@ -114,9 +99,8 @@ def test_a_hostile_model_gets_nothing(
             assert any("incubator" in name for name in known["sockets"]), (
                 "the incubator's socket is not known"
             )
-            job = user_job(
-                "sound", words(tmp_path), model={"factory": "hostile:hostile", "args": {"target": known}}
-            )
+            model = {"factory": "hostile:hostile", "args": {"target": known}}
+            job = user_job("sound", words(tmp_path), model=model)
             record = outcome(mesh.client, job)
         assert record.state is JobState.DONE, record.reason  # what it needs, it had
         told = listener.told
@@ -128,6 +112,3 @@ def test_a_hostile_model_gets_nothing(
             assert os.getuid() not in users
             assert len(set(users)) == len(users), "two processes had the same user"
         assert not list(tmp_path.rglob("hostile-*"))
-    finally:
-        neighbour.unlink()
-        assert stop_mesh(mesh) == 0

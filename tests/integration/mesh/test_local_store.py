@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,11 @@ from dmsc.console.exit_codes import ExitCode
 from policies.kit.instance_store import InstanceStore, StoredEvent
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Fenced, NotFound, Unavailable
-from schemas.job import JobState
 from schemas.step import StepCommit
 from schemas.store import StoreQuery
-from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
-from tests.integration.mesh.test_faults import pid_of
-from tests.integration.mesh.user_jobs import user_job, words
+from tests.integration.mesh.conftest import Mesh, done, running_mesh, tiny_job, until_step
+from tests.integration.mesh.user_jobs import held_job, words
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from workers.local_store.store_file import StoreFile
 from workers.local_store.store_schema import StoreLimits
@@ -36,31 +33,23 @@ STEPS = HELD_AT + 33
 
 def submit_and_hold(mesh: Mesh, folder: Path, gate: Path) -> str:
     """A job of two stages with two replicas each that trains, checkpoints, and then hardly moves."""
-    spec = user_job(
-        "held",
+    spec = held_job(
         words(folder),
-        model={"args": {"gate": str(gate)}},
+        gate,
         training={"steps": STEPS, "checkpoint_every": 3},
         parallel={"stages": 2, "replicas": 2, "segmentation": "uniform", "clusters": ["a"]},
     )
     job = mesh.client.submit(spec).job
-    for event in mesh.client.events(job):
-        if event.result is not None and event.result.step == HELD_AT:
-            gate.touch()
-            return job
-    raise AssertionError(mesh.client.job(job).reason)
-
-
-def command(mesh: Mesh, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return dmsc("store", *arguments, "--state", str(mesh.state), cwd=mesh.state)
+    until_step(mesh.client, job, HELD_AT)
+    gate.touch()
+    return job
 
 
 async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(mesh: Mesh, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     try:
         job = await asyncio.to_thread(submit_and_hold, mesh, tmp_path, gate)
-        connection = Bus.connect(mesh.servers, name="reader", kind=EntityKind.CLIENT, token=mesh.bus_token)
-        async with connection as bus:
+        async with mesh.bus("reader") as bus:
             store = InstanceStore(bus, job=job, sid=f"{job}-s0-r0")
             await check_contents(bus, job, store)
             await check_refusal(mesh, store)
@@ -69,15 +58,11 @@ async def test_a_store_is_read_over_the_bus_and_outlives_its_instance(mesh: Mesh
             (folder,) = (mesh.state / "stores").glob(f"a-*/{job}")
             assert (folder / store.sid / "store.sqlite").exists()
             gate.unlink()
-            record = await asyncio.to_thread(mesh.client.wait, job, timeout_s=PATIENCE_S)
-            assert record.state is JobState.DONE, record.reason
-            assert record.recoveries >= 1
-            async with asyncio.timeout(PATIENCE_S):
-                while folder.exists():  # noqa: ASYNC110 (another process removes it)
-                    await asyncio.sleep(0.05)
+            assert (await asyncio.to_thread(done, mesh.client, job)).recoveries >= 1
+            await eventually(lambda: not folder.exists())  # another process removes it
             with pytest.raises(NotFound, match=r"is not there: .* --keep-stores"):
                 await store.events()
-        gone = await asyncio.to_thread(command, mesh, job, "s0-r0")
+        gone = await asyncio.to_thread(mesh.dmsc, "store", job, "s0-r0")
         assert gone.returncode == ExitCode.BAD_INPUT
         assert gone.stderr.startswith(f"dmsc: {job}-s0-r0 of {job} is not there: ")
         assert len(gone.stderr.splitlines()) == 1
@@ -137,8 +122,7 @@ async def check_refusal(mesh: Mesh, store: InstanceStore) -> None:
     stale = StepCommit(
         job=store.job, epoch=0, step=3, attempt=0, generation=0, checksum="x", clip=1.0, action="apply"
     )
-    former = Bus.connect(mesh.servers, name="reader", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token)
-    async with former as bus:
+    async with mesh.bus("reader", EntityKind.ORCHESTRATOR) as bus:
         with pytest.raises(Fenced):
             await bus.command(STEP_COMMIT, stale, job=store.job, sid=store.sid)
     (refused,) = await store.audit(where={"outcome": "refused"})
@@ -150,16 +134,17 @@ async def check_refusal(mesh: Mesh, store: InstanceStore) -> None:
 
 
 def check_command(mesh: Mesh, job: str) -> None:
-    shown = command(mesh, job, "s0-r0", "--table", "versions", "-c", "version", "-c", "action", "-n", "3")
+    columns = ("--table", "versions", "-c", "version", "-c", "action", "-n", "3")
+    shown = mesh.dmsc("store", job, "s0-r0", *columns)
     assert shown.returncode == 0, shown.stderr
     head, *lines = shown.stdout.splitlines()
     assert head.split() == ["version", "action"]
     assert [line.split()[1] for line in lines] == ["apply"] * 3
     assert shown.stderr.startswith("dmsc: there are more rows (older: ")
-    told = command(mesh, job, f"{job}-s0-r0", "-t", "audit", "-w", "outcome=refused", "--json")
+    told = mesh.dmsc("store", job, f"{job}-s0-r0", "-t", "audit", "-w", "outcome=refused", "--json")
     (refused,) = json.loads(told.stdout)
     assert refused["sender"] == "reader"
-    wrong = command(mesh, job, "s0-r0", "--column", "secret")
+    wrong = mesh.dmsc("store", job, "s0-r0", "--column", "secret")
     assert wrong.returncode == ExitCode.BAD_INPUT
     assert wrong.stderr.startswith("dmsc: events has no column 'secret'; there are: id, at, ")
 
@@ -168,7 +153,7 @@ async def check_the_next_incarnation(mesh: Mesh, store: InstanceStore) -> None:
     before = await store.events(newest=True, limit=1)
     versions = await store.versions()
     former = before[0].incarnation
-    os.kill(await asyncio.to_thread(pid_of, mesh, store.sid), signal.SIGKILL)
+    os.kill((await asyncio.to_thread(mesh.instance, store.sid)).endpoint.pid, signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_S):
         while not is_there(after := await events_after(store, before[0].id), former):  # noqa: ASYNC110  # no event for it
             await asyncio.sleep(0.1)
@@ -180,7 +165,8 @@ async def check_the_next_incarnation(mesh: Mesh, store: InstanceStore) -> None:
     assert mine[0].text.startswith(f"goes on after incarnation {former}, whose last event was ")
     kept = await store.versions(where={"incarnation": former})
     assert [each.version for each in kept[: len(versions)]] == [each.version for each in versions]
-    assert (await store.configuration())["place"]["pid"] == await asyncio.to_thread(pid_of, mesh, store.sid)
+    there = await asyncio.to_thread(mesh.instance, store.sid)
+    assert (await store.configuration())["place"]["pid"] == there.endpoint.pid
 
 
 async def events_after(store: InstanceStore, after_id: int) -> list[StoredEvent]:
@@ -201,15 +187,8 @@ def test_a_store_is_kept_where_the_operator_wants_that(
 ) -> None:
     monkeypatch.setenv("DMSC_KEEP_STORES", "1")
     state = tmp_path_factory.mktemp("kept") / "state"
-    mesh = start_mesh(state, "--slots", "1", "--cluster", "a")
-    try:
-        record = mesh.client.wait(
-            mesh.client.submit(tiny_job("kept", training={"steps": 3})).job, timeout_s=PATIENCE_S
-        )
-    finally:
-        stop_mesh(mesh)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
+    with running_mesh(state, "--slots", "1", "--cluster", "a") as mesh:
+        record = done(mesh.client, mesh.client.submit(tiny_job("kept", training={"steps": 3})).job)
     (folder,) = (state / "stores").glob(f"a-*/{record.job}/{record.job}-s0-r0")
     file = StoreFile(folder, StoreLimits())
     assert file.open() == ""

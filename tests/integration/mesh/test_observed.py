@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 from schemas.registry import ServiceRecord
 from schemas.telemetry import DeviceDetail, DeviceSample, InstanceSample
-from tests.integration.dmsc.command_line import dmsc
 from tests.integration.mesh.conftest import Mesh, tiny_job
-from tests.integration.mesh.test_bad_messages import administrator
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 HOT_C = 92.0
@@ -167,9 +166,7 @@ async def watched(mesh: Mesh, folder: Path) -> AsyncIterator[Watched]:
     )
     record = await asyncio.to_thread(mesh.client.submit, job)
     found = Watched(mesh, record.job)
-    async with Bus.connect(
-        mesh.servers, name="operator", kind=EntityKind.CLIENT, token=administrator(mesh)
-    ) as bus:
+    async with mesh.bus("operator", token=mesh.token) as bus:
         following = asyncio.create_task(found.follow(bus))
         try:
             await found.until(lambda: found.steps >= 25)  # alerts have learnt what is usual
@@ -214,9 +211,7 @@ async def telling_of_a_device(mesh: Mesh, record: ServiceRecord) -> AsyncIterato
             await bus.publish(subjects.INSTANCE_SAMPLE, sample, job=record.job, sid=record.sid)
             await asyncio.sleep(0.1)
 
-    async with Bus.connect(
-        mesh.servers, name=record.sid, kind=EntityKind.INSTANCE, token=mesh.bus_token
-    ) as bus:
+    async with mesh.bus(record.sid, EntityKind.INSTANCE) as bus:
         telling = asyncio.create_task(tell(bus))
         try:
             yield
@@ -231,20 +226,6 @@ def knob(file: Path) -> Any:
         yield
     finally:
         file.unlink()
-
-
-async def said_by(*arguments: str) -> str:
-    """What a `dmsc` command prints."""
-    done = await asyncio.to_thread(dmsc, *arguments, cwd=Path())
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-async def eventually(ask: Callable[[], Awaitable[Any]]) -> Any:
-    async with asyncio.timeout(PATIENCE_S):
-        while not (found := await ask()):  # noqa: ASYNC110  # whoever is asked tells no event
-            await asyncio.sleep(0.2)
-    return found
 
 
 async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
@@ -263,7 +244,7 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
             with knob(tmp_path / f"slow-{slow.endpoint.pid}"):
                 warm = await run.alert(AlertKind.TEMPERATURE, hot.endpoint.cluster)
                 late = await run.alert(AlertKind.STRAGGLER, slow.sid)
-                standing = await said_by("status", "--state", str(mesh.state))
+                standing = await asyncio.to_thread(mesh.printed, "status")
                 told = await eventually(lambda: everything(run))
         assert warm.value == HOT_C
         assert late.text
@@ -271,9 +252,8 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
             assert alert.text.split()[0] in standing
         assert slow.sid in standing
         begun = (await asyncio.to_thread(mesh.client.job, run.job)).correlation
-        said = await said_by(
-            "logs", "--correlation", begun, "--last", "5000", "--json", "--state", str(mesh.state)
-        )
+        asked = ("logs", "--correlation", begun, "--last", "5000", "--json")
+        said = await asyncio.to_thread(mesh.printed, *asked)
         lines = [json.loads(line) for line in said.splitlines()]
         assert {line["correlation"] for line in lines} == {begun}
         assert len({"orchestrator", "authorizer"} & {line["sid"] for line in lines}) == 2

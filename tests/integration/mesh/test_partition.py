@@ -17,7 +17,7 @@ import pytest
 
 from tests.integration.mesh import partition_namespace
 from tests.integration.mesh.conftest import Mesh
-from tests.integration.mesh.undisturbed import undisturbed
+from tests.integration.mesh.expected_weights import undisturbed
 from tests.patience import PATIENCE_S
 
 ENTER = ("unshare", "--user", "--map-root-user", "--net")

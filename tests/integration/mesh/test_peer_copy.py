@@ -12,12 +12,13 @@ import pytest
 from bus.connection import Bus
 from bus.subjects import COPY_STATUS
 from schemas.envelope import EntityKind
-from schemas.job import JobEvent, JobSpec, JobState
+from schemas.job import JobEvent, JobSpec
 from schemas.peer_copy import CopyHeld, CopyStatus
 from schemas.registry import InstanceState
-from tests.integration.mesh.conftest import Mesh, tiny_job
-from tests.integration.mesh.gates import gates_at
-from tests.integration.mesh.undisturbed import undisturbed
+from tests.integration.mesh.conftest import Mesh, done, gated_job
+from tests.integration.mesh.expected_weights import undisturbed
+from tests.integration.mesh.pass_gates import gates_at
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 KILL_AT = 2
@@ -26,17 +27,12 @@ LATE = 18
 """Behind the source's second snapshot, which took the place of the first (every 16 steps)."""
 LEFT = 2
 """Steps after that in which the last fault is injected."""
-SEED, MICROBATCHES = 5, 2
 
 
 def shape(name: str, folder: Path, *, stages: int = 2, last: int = KILL_AT) -> JobSpec:
     """`last`: the step behind which the last fault is injected."""
-    return tiny_job(
-        name,
-        model={"factory": "gated:gated", "args": {"gate": str(folder / "gate")}},
-        training={"steps": last + 1 + LEFT, "microbatches": MICROBATCHES, "seed": SEED},
-        parallel={"stages": stages, "replicas": 1, "copies": True},
-    )
+    training = {"steps": last + 1 + LEFT, "microbatches": 2, "seed": 5, "validation_microbatches": 1}
+    return gated_job(name, folder / "gate", training, {"stages": stages, "replicas": 1, "copies": True})
 
 
 async def process_of(mesh: Mesh, sid: str, before: int | None) -> int:
@@ -53,13 +49,13 @@ async def process_of(mesh: Mesh, sid: str, before: int | None) -> int:
 async def copied(bus: Bus, job: str, holder: str, stage: int, version: int) -> None:
     """Returns once the holder's copy has come to a version: nobody tells of that either."""
     query = CopyStatus(job=job, epoch=1, stage=stage)
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            held = await bus.request(COPY_STATUS, query, timeout_s=PATIENCE_S, job=job, sid=holder)
-            assert isinstance(held, CopyHeld)
-            if held.version >= version:
-                return
-            await asyncio.sleep(0.005)
+
+    async def there() -> bool:
+        held = await bus.request(COPY_STATUS, query, timeout_s=PATIENCE_S, job=job, sid=holder)
+        assert isinstance(held, CopyHeld)
+        return held.version >= version
+
+    await eventually(there, every_s=0.005)
 
 
 async def run(
@@ -70,12 +66,10 @@ async def run(
     Between a step's decision and its redo the copy is one step short, and everyone goes back: another case.
     The weights come out the same. Returns what was told of the job.
     """
-    training, stage = spec.training, int(victims[0][1])
-    door = Bus.connect(mesh.servers, name="witness", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token)
-    gate = Path(spec.model.args["gate"])
+    stage = int(victims[0][1])
     async with (
-        gates_at(gate, seed=SEED, steps=training.steps, microbatches=MICROBATCHES) as gates,
-        door as bus,
+        gates_at(Path(spec.model.args["gate"]), spec.training.model_dump()) as gates,
+        mesh.bus("witness", EntityKind.ORCHESTRATOR) as bus,
     ):
         gates.close()
         job = (await asyncio.to_thread(mesh.client.submit, spec)).job
@@ -91,10 +85,8 @@ async def run(
             for victim in victims:
                 os.kill(pids[victim], signal.SIGKILL)
         gates.begin()
-        record = await asyncio.to_thread(mesh.client.wait, job, timeout_s=PATIENCE_S)
-    assert record.state is JobState.DONE, record.reason
+        record = await asyncio.to_thread(done, mesh.client, job)
     assert record.recoveries >= len(victims) * len(at)
-    assert record.weights is not None
     assert record.weights.sha256 == undisturbed(mesh.client, spec)
     return list(mesh.client.events(job))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +17,6 @@ from typing import TypeVar
 
 import pytest
 import pytest_asyncio
-import yaml
 
 from bus import subjects
 from bus.server.embedded import EmbeddedServer
@@ -35,15 +33,14 @@ from schemas.policy import ModuleLifecycle, ModuleState, PolicyDecision, PolicyS
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, RouteAdvertisement
 from tests.conftest import Connect
-from tests.integration.mesh.conftest import tiny_job
+from tests.integration.mesh.conftest import padded, tiny_job
+from tests.integration.mesh.own_mesh import TOKEN, users_file
 from tests.patience import PATIENCE_S
 from tests.warm_processes import incubator, start_module
 
 M = TypeVar("M", bound=Message)
 Step = tuple[str, str, str]
 """(sender, receiver, row of the table of subjects)."""
-
-TOKEN = "a-test-token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +145,7 @@ async def recording(server: EmbeddedServer, connect: Connect) -> AsyncIterator[R
 @pytest_asyncio.fixture
 async def processes(server: EmbeddedServer, recording: Recording, tmp_path: Path) -> AsyncIterator[None]:
     """Every entity in a process of its own; two clusters."""
-    tokens = tmp_path / "tokens.yaml"
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    tokens.write_text(
-        yaml.safe_dump({"users": [{"name": "rita", "role": "researcher", "token_sha256": digest}]})
-    )
+    tokens = users_file(tmp_path)
     environment = {
         **os.environ,
         **incubator(),
@@ -212,15 +205,14 @@ async def test_the_six_phases_of_section_4_4(connect: Connect, recording: Record
         "gateways, routers, agents and the authorizer registered",
     )
 
-    spec = tiny_job(  # padded: a suggestion must not be of the past by the time that it is heard
+    spec = tiny_job(
         "phases",
-        model={
-            "factory": "workers.models.padded:padded_gpt",
-            "args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 16.0},
-        },
-        training={"steps": 24, "microbatches": 4, "seed": 3, "checkpoint_every": 0},
+        model={"args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
+        training={"steps": 24, "seed": 3},
         parallel={"stages": 2, "replicas": 2},
     )
+    # a suggestion must not be of the past by the time that it is heard
+    spec = padded(spec, 16.0)
     asked = DoorRequest(token=TOKEN, action="job.submit", spec=spec)
     answer = await client.command(subjects.DOOR, asked, action="submit")
     assert isinstance(answer, JobList)

@@ -10,14 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.dmsc.command_line import dmsc, environment
+from tests.integration.dmsc.command_line import dmsc, environment, wait_for
 from tests.patience import PATIENCE_S
 
 OPTIONS = ("--nats-port", "0", "--http-port", "0", "--cluster", "a", "--slots", "1", "--tls")
@@ -44,20 +43,9 @@ class Up:
 
     def __post_init__(self) -> None:
         with self._err.open("wb") as err:
+            shell = ["/bin/sh", "-c", f'ulimit -S -n {FEW_FILES}; exec "$@"', "sh"]
             self.process = subprocess.Popen(
-                [
-                    "/bin/sh",
-                    "-c",
-                    f'ulimit -S -n {FEW_FILES}; exec "$@"',
-                    "sh",
-                    sys.executable,
-                    "-m",
-                    "dmsc",
-                    "up",
-                    "--state",
-                    str(self.state),
-                    *OPTIONS,
-                ],
+                [*shell, sys.executable, "-m", "dmsc", "up", "--state", str(self.state), *OPTIONS],
                 cwd=self.state.parent,
                 env=environment(),
                 stdout=subprocess.DEVNULL,
@@ -110,7 +98,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     state = tmp_path_factory.mktemp("ran") / "state"
     up = Up(state)
     try:
-        wait_until(lambda: up.is_ready or up.process.poll() is not None)
+        wait_for(lambda: up.is_ready or up.process.poll() is not None)
         assert up.is_ready, up.said
         limits = {
             process.name(): process.rlimit(psutil.RLIMIT_NOFILE)
@@ -126,13 +114,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
     names |= names_in(state) | {"rotation.lock"}
     assert names >= WRITTEN, WRITTEN - names
     return state, names
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @dataclass
@@ -233,7 +214,7 @@ def test_nothing_is_written_through_links_in_the_places_of_files(planted: Plante
                 planted.remove(name)
             spoken |= set(told)
         assert [up.dmsc(*command) for command in commands()] == ["", ""]
-        wait_until(lambda: told_by_log(planted))
+        wait_for(lambda: told_by_log(planted))
         up.stop()
     finally:
         up.process.kill()

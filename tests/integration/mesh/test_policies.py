@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import NotFound
-from schemas.job import JobState
 from schemas.module_status import ModuleStatus
 from schemas.observation import Observation
-from tests.integration.dmsc.command_line import dmsc, running, wait_for
-from tests.integration.mesh.conftest import Mesh
-from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
-from tests.patience import PATIENCE_S
+from tests.integration.dmsc.command_line import running, wait_for
+from tests.integration.mesh.conftest import Mesh, done
+from tests.integration.mesh.user_jobs import held_job, hold, words
 
 POLICY = """
 from dmsc import Policy
@@ -38,13 +36,8 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
     (tmp_path / "watcher.py").write_text(POLICY)
     command = ("policy", "run", "--shadow", "watcher.py", "--state", str(mesh.state))
     gate = tmp_path / "gate"
-    spec = user_job(
-        "held",
-        words(tmp_path),
-        model={"args": {"gate": str(gate)}},
-        training={"steps": HELD_STEPS},
-        parallel={"stages": 2, "replicas": 1, "segmentation": "uniform"},
-    )
+    parallel = {"stages": 2, "replicas": 1, "segmentation": "uniform"}
+    spec = held_job(words(tmp_path), gate, parallel=parallel)
     client = mesh.client
 
     def status() -> ModuleStatus | None:
@@ -71,21 +64,18 @@ def test_a_module_is_ordered_killed_and_comes_back_as_it_was_ordered_to_be(
         second.until("module ready")
         wait_for(as_ordered, lambda: str(status()))
         assert asked(mesh, job) == before == "2 stages, 1 observations, graph True"
-        arguments = ("--state", str(mesh.state), "--json")
-        listed = json.loads(dmsc("policy", "list", *arguments, cwd=tmp_path).stdout)
+        listed = json.loads(mesh.printed("policy", "list", "--json"))
         assert {"name": "service-time-weights", "state": "not running"} in listed
-        told = json.loads(dmsc("policy", "ask", "watcher", job, *arguments, cwd=tmp_path).stdout)
+        told = json.loads(mesh.printed("policy", "ask", "watcher", job, "--json"))
         assert told["suggestions"][0]["scope"] == "job"
-        left = dmsc("policy", "order", "watcher", "drain", "--state", str(mesh.state), cwd=tmp_path)
-        assert left.stdout == "watcher 3: draining, all jobs but another\n"
+        left = mesh.printed("policy", "order", "watcher", "drain")
+        assert left == "watcher 3: draining, all jobs but another\n"
         assert second.wait() == 0
     with pytest.raises(NotFound, match="no module watcher is active"):
         client.ask_policy("watcher", job)
     assert status() is None
     gate.unlink()
-    record = client.wait(job, timeout_s=PATIENCE_S)
-    assert record.state is JobState.DONE, record.reason
-    assert record.recoveries == 0
+    assert done(client, job).recoveries == 0
 
 
 def asked(mesh: Mesh, job: str) -> str:
@@ -94,8 +84,7 @@ def asked(mesh: Mesh, job: str) -> str:
     return answer.suggestions[0].reason if answer.suggestions else ""
 
 
-def test_what_may_not_be_is_one_line(mesh: Mesh, tmp_path: Path) -> None:
-    arguments = ("--state", str(mesh.state))
+def test_what_may_not_be_is_one_line(mesh: Mesh) -> None:
     for command, said in (
         (
             ("policy", "enable", "nobody", "--job", "j"),
@@ -104,5 +93,4 @@ def test_what_may_not_be_is_one_line(mesh: Mesh, tmp_path: Path) -> None:
         (("policy", "order", "nobody", "dance"), "dance: activate, shadow or drain"),
         (("policy", "ask", "nobody", "j", "--inputs", "none.json"), "none.json: No such file or directory"),
     ):
-        done = dmsc(*command, *arguments, cwd=tmp_path)
-        assert done.stderr == f"dmsc: {said}\n"
+        assert mesh.dmsc(*command).stderr == f"dmsc: {said}\n"

@@ -4,22 +4,18 @@ those of an undisturbed run; afterwards the run is exported and replayed without
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bus import subjects
-from bus.connection import Bus
 from bus.recording.run_file import RunFile
 from dmsc.process.policy_loading import load_policy
 from dmsc.replay.scores import live_scores
 from dmsc.replay.session import Session
 from dmsc.state.settings import BusAddress
-from schemas.envelope import EntityKind
 from schemas.job import JobSpec, JobState
 from schemas.policy import PolicyDecision, PolicySwitch
-from tests.integration.dmsc.command_line import dmsc, running
-from tests.integration.mesh.conftest import Mesh, outcome, tiny_job
+from tests.integration.dmsc.command_line import running
+from tests.integration.mesh.conftest import Mesh, done, padded, tiny_job
 from tests.patience import PATIENCE_S
 
 STEPS = 24
@@ -44,27 +40,21 @@ class Leaning(Policy):
 
 def shape(name: str, *, pad_ms: float) -> JobSpec:
     """One stage of two replicas; padded, a step takes long enough for somebody to decide something."""
-    sizes = {"layers": 1, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
-    return tiny_job(
+    job = tiny_job(
         name,
-        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        model={"args": {"layers": 1, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
         data={"source": __file__},
         training={"steps": STEPS, "microbatches": 6, "microbatch_samples": 2, "seed": 5},
         parallel={"stages": 1, "replicas": 2},
         routing={"algorithm": "least-outstanding"},
     )
-
-
-@asynccontextmanager
-async def connected(mesh: Mesh) -> AsyncIterator[Bus]:
-    async with Bus.connect(mesh.servers, name="t", kind=EntityKind.CLIENT, token=mesh.bus_token) as bus:
-        yield bus
+    return padded(job, pad_ms)
 
 
 async def said(mesh: Mesh) -> list[PolicyDecision | PolicySwitch]:
     """Decisions and switches, in the order of their stream."""
     found = []
-    async with connected(mesh) as bus:
+    async with mesh.bus("t") as bus:
         for row in (subjects.POLICY_DECISION, subjects.POLICY_SWITCH):
             async for item in bus.history(row, module="leaning"):
                 found.append((item.sequence, item.message))
@@ -72,8 +62,7 @@ async def said(mesh: Mesh) -> list[PolicyDecision | PolicySwitch]:
 
 
 def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
-    plain = outcome(mesh.client, shape("plain", pad_ms=0.0))
-    assert plain.weights is not None, plain.reason
+    plain = done(mesh.client, mesh.client.submit(shape("plain", pad_ms=0.0)).job)
     for version, favourite in (("1", 0), ("2", 1)):
         text = POLICY.format(version=version, favourite=favourite)
         (tmp_path / f"leaning{version}.py").write_text(text)
@@ -123,8 +112,7 @@ def test_promoted_in_mid_run(mesh: Mesh, tmp_path: Path) -> None:
     assert sorted(scores) == [("leaning", "1"), ("leaning", "2")]
     assert all(any(one.score is not None for one in found) for found in scores.values()), scores
 
-    exported = dmsc("runs", "export", job, "run.dmscrun", *state, cwd=tmp_path)
-    assert exported.returncode == 0, exported.stderr
+    mesh.printed("runs", "export", job, "run.dmscrun", cwd=tmp_path)
     session = Session(load_policy(str(tmp_path / "leaning2.py")))
     with RunFile.open(tmp_path / "run.dmscrun") as run:
         assert (run.header.job, run.header.name, run.header.ended) == (job, "promoted", True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from schemas.job import JobSpec, JobState
 from schemas.stage_move import MoveState, StageMove
 from tests.integration.dmsc.command_line import running
-from tests.integration.mesh.conftest import Mesh, tiny_job
-from tests.integration.mesh.undisturbed import undisturbed
+from tests.integration.mesh.conftest import Mesh, padded, tiny_job
+from tests.integration.mesh.expected_weights import undisturbed
 from tests.patience import PATIENCE_S
 
 STEPS = 34
@@ -19,13 +19,13 @@ JUDGED = (MoveState.BETTER, MoveState.NO_BETTER)
 
 def shape(name: str) -> JobSpec:
     """One block in stage 0, two in stage 1; padded, so that they take as long as they say."""
-    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 12.0}
-    return tiny_job(
+    job = tiny_job(
         name,
-        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        model={"args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
         training={"steps": STEPS, "microbatches": MICROBATCHES, "seed": 5},
         parallel={"stages": 2, "replicas": (3, 1), "segmentation": "uniform"},
     )
+    return padded(job, 12.0)
 
 
 def test_an_instance_moves_to_the_stage_that_holds_the_others_up(mesh: Mesh, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bus import subjects
-from bus.connection import Bus
 from bus.security.credentials import root_public
 from bus.server.embedded import find_binary
 from dmsc.client.async_client import AsyncClient
@@ -19,9 +18,8 @@ from schemas.access import StoredUser
 from schemas.envelope import EntityKind as K
 from schemas.errors import BusUnreachable, Refused
 from schemas.job import JobSpec, JobState
-from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, outcome, padded, start_mesh, stop_mesh, tiny_job
-from tests.integration.mesh.undisturbed import undisturbed
+from tests.integration.mesh.conftest import Mesh, done, padded, running_mesh, tiny_job
+from tests.integration.mesh.expected_weights import undisturbed
 from tests.patience import PATIENCE_S
 
 OPTIONS = ("--cluster", "a", "--slots", "0")
@@ -32,16 +30,14 @@ STANDING = {"admin"}
 async def connects(mesh: Mesh, root: str) -> bool:
     """Whether the holder of a root gets in."""
     try:
-        async with Bus.connect(mesh.servers, name="somebody", kind=K.TAP, token=root, connect_timeout_s=5.0):
+        async with mesh.bus("somebody", K.TAP, token=root, connect_timeout_s=5.0):
             return True
     except (Refused, BusUnreachable):
         return False
 
 
 async def sealed_users(mesh: Mesh) -> dict[str, str]:
-    async with Bus.connect(
-        mesh.servers, name="look", kind=K.AUTHORIZER, token=mesh.bus_token, connect_timeout_s=PATIENCE_S
-    ) as bus:
+    async with mesh.bus("look", K.AUTHORIZER, connect_timeout_s=PATIENCE_S) as bus:
         entries = await bus.bucket(subjects.USER_RECORD).entries()
         return {one.key: one.message.sealed for one in entries if isinstance(one.message, StoredUser)}
 
@@ -63,10 +59,7 @@ async def look(mesh: Mesh, token: str) -> tuple[set[str], set[str]]:
 
 def rotate(mesh: Mesh, grace: str) -> str:
     """What the command said."""
-    state = str(mesh.state)
-    done = dmsc("credential", "rotate", "--grace", grace, "--state", state, cwd=mesh.state.parent)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return mesh.printed("credential", "rotate", "--grace", grace)
 
 
 def present(mesh: Mesh) -> Mesh:
@@ -81,8 +74,8 @@ def lasting(name: str, steps: int) -> JobSpec:
 
 def test_a_job_goes_on_while_the_root_is_replaced_and_the_old_root_ends(tmp_path: Path) -> None:
     find_binary()
-    mesh = start_mesh(tmp_path / "state", "--cluster", "a", "--slots", "2")
-    try:
+    with running_mesh(tmp_path / "state", "--cluster", "a", "--slots", "2") as started:
+        mesh = started
         first = mesh.bus_token or ""
         token = asyncio.run(prepare(mesh))
         sealed = asyncio.run(sealed_users(mesh))
@@ -90,9 +83,7 @@ def test_a_job_goes_on_while_the_root_is_replaced_and_the_old_root_ends(tmp_path
         expected = undisturbed(mesh.client, spec)
         job = mesh.client.submit(spec).job
         next(event for event in mesh.client.events(job) if event.kind == "step")
-        given = ("--name", "mine", "--state", str(mesh.state), "-o", str(tmp_path / "mine"))
-        handed = dmsc("credential", "module", *given, cwd=tmp_path)
-        assert handed.returncode == 0, handed.stderr
+        mesh.printed("credential", "module", "--name", "mine", "-o", str(tmp_path / "mine"))
         assert "hand out anew: mine" in rotate(mesh, "1h")
         mesh = present(mesh)
         second = mesh.bus_token or ""
@@ -105,37 +96,28 @@ def test_a_job_goes_on_while_the_root_is_replaced_and_the_old_root_ends(tmp_path
         for old in (first, second):
             assert not asyncio.run(connects(mesh, old))
         assert asyncio.run(connects(mesh, mesh.bus_token or ""))
-        record = mesh.client.wait(job, timeout_s=PATIENCE_S)
-        assert record.state is JobState.DONE, record.reason
+        record = done(mesh.client, job)
         assert record.recoveries == 0
-        assert record.weights is not None
         assert record.weights.sha256 == expected
         assert asyncio.run(look(mesh, token)) == ({"ruth", *STANDING}, {"corpus"})
         after = asyncio.run(sealed_users(mesh))
         assert after.keys() == sealed.keys()
         assert after["ruth"][:14] != sealed["ruth"][:14], "sealed to the new root's keys"
-        assert outcome(mesh.client, tiny_job("afterwards")).state is JobState.DONE
-    finally:
-        stop_mesh(mesh)
+        done(mesh.client, mesh.client.submit(tiny_job("afterwards")).job)
 
 
 def test_users_tokens_and_secrets_survive_rotations_of_a_mesh_that_is_stopped(tmp_path: Path) -> None:
     """Two, with no start in between: what was sealed under the first root is still opened."""
     find_binary()
-    mesh = start_mesh(tmp_path / "state", *OPTIONS)
-    try:
+    with running_mesh(tmp_path / "state", *OPTIONS) as mesh:
         token = asyncio.run(prepare(mesh))
-    finally:
-        stop_mesh(mesh)
     for grace in ("1h", "0s"):
         rotate(mesh, grace)
-    old, mesh = mesh.bus_token or "", start_mesh(tmp_path / "state", *OPTIONS)
-    try:
+    old = mesh.bus_token or ""
+    with running_mesh(tmp_path / "state", *OPTIONS) as mesh:
         assert asyncio.run(look(mesh, token)) == ({"ruth", *STANDING}, {"corpus"})
         assert not asyncio.run(connects(mesh, old))
         assert asyncio.run(connects(mesh, mesh.bus_token or ""))
-    finally:
-        stop_mesh(mesh)
 
 
 @pytest.mark.parametrize("written", [1, 2, 3])

@@ -12,11 +12,9 @@ import pytest
 from dmsc.client.async_client import AsyncClient
 from entities.authorizer.access.access_policy import default_text
 from schemas.errors import OverQuota
-from schemas.job import JobEvent, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
-from tests.integration.mesh.test_faults import pid_of
-from tests.integration.mesh.undisturbed import undisturbed
-from tests.patience import PATIENCE_S
+from schemas.job import JobEvent, JobSpec
+from tests.integration.mesh.conftest import Mesh, padded, running_mesh, tiny_job
+from tests.integration.mesh.expected_weights import check_weights
 
 MICROBATCHES = 4
 
@@ -24,23 +22,20 @@ MICROBATCHES = 4
 def shape(name: str, *, steps: int, pad_ms: float, **parallel: object) -> JobSpec:
     """Padded, so that a step takes its time, though not the processor's, and a newcomer is there before the
     job ends."""
-    sizes = {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": pad_ms}
-    return tiny_job(
+    job = tiny_job(
         name,
-        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
+        model={"args": {"layers": 3, "width": 32, "heads": 2, "context": 32, "dropout": 0.1}},
         training={"steps": steps, "microbatches": MICROBATCHES, "seed": 5},
         parallel={"stages": 2, "replicas": 1, **parallel},
     )
+    return padded(job, pad_ms)
 
 
 def check(mesh: Mesh, job: str, seen: list[JobEvent]) -> None:
-    record = mesh.client.wait(job, timeout_s=PATIENCE_S)
-    assert record.state is JobState.DONE, record.reason
+    record = check_weights(mesh.client, job)
     results = [event.result for event in seen if event.result is not None]
     assert [result.step for result in results] == list(range(record.spec.training.steps))
     assert {sum(result.shares.values()) for result in results} == {MICROBATCHES * record.spec.parallel.stages}
-    assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(mesh.client, record.spec)
 
 
 def test_one_replica_becomes_four_and_then_two(mesh: Mesh) -> None:
@@ -77,8 +72,8 @@ quotas:
 async def test_orders_to_scale_at_once_are_counted_one_after_the_other(tmp_path: Path) -> None:
     access = tmp_path / "access.yaml"
     access.write_text(default_text().partition("\nquotas:")[0] + QUOTA)
-    mesh = start_mesh(tmp_path / "state", "--cluster", "a", "--slots", "8", "--access-file", str(access))
-    try:
+    options = ("--cluster", "a", "--slots", "8", "--access-file", str(access))
+    with running_mesh(tmp_path / "state", *options) as mesh:
         async with AsyncClient(state=mesh.state) as admin:
             token = (await admin.add_user("ruth", "researcher")).token or ""
         async with AsyncClient(state=mesh.state, token=token) as ruth:
@@ -99,8 +94,6 @@ async def test_orders_to_scale_at_once_are_counted_one_after_the_other(tmp_path:
                 await ruth.scale(record.job, 3)
             assert (await ruth.whoami()).use.slots <= 3
             await ruth.cancel(record.job)
-    finally:
-        assert stop_mesh(mesh) == 0
 
 
 def test_a_standby_keeps_up_and_takes_the_stage_over(mesh: Mesh) -> None:
@@ -113,7 +106,7 @@ def test_a_standby_keeps_up_and_takes_the_stage_over(mesh: Mesh) -> None:
             continue
         if event.result.step == 2:
             assert event.result.shares[f"{job}-s1-r1"] == 0, "a standby has no work"
-            killed = pid_of(mesh, f"{job}-s1-r0")
+            killed = mesh.instance(f"{job}-s1-r0").endpoint.pid
             os.kill(killed, signal.SIGKILL)
     assert killed, "the fault never fired"
     check(mesh, job, seen)

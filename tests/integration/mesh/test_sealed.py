@@ -29,8 +29,8 @@ from schemas.errors import DmscError
 from schemas.gateway_api import DoorRequest, JobList
 from schemas.job import JobState
 from tests.integration.dmsc.command_line import dmsc
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh
-from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
+from tests.integration.mesh.conftest import Mesh, done, outcome, running_mesh
+from tests.integration.mesh.user_jobs import held_job, hold, user_job, words
 from tests.patience import PATIENCE_S
 
 SPOKEN = (subjects.ACCESS, subjects.USER_COMMAND, subjects.START_INSTANCE, subjects.DOOR, subjects.SUBMIT)
@@ -58,9 +58,7 @@ class Heard:
 @contextlib.asynccontextmanager
 async def listening(mesh: Mesh, token: str, name: str) -> AsyncIterator[tuple[Bus, Heard]]:
     heard = Heard()
-    async with Bus.connect(
-        mesh.servers, name=name, kind=K.TAP, token=token, connect_timeout_s=PATIENCE_S
-    ) as bus:
+    async with mesh.bus(name, K.TAP, token=token, connect_timeout_s=PATIENCE_S) as bus:
         await bus.raw.subscribe(">", cb=heard.take)
         await bus.barrier()
         yield bus, heard
@@ -84,9 +82,7 @@ def kept_by_the_server(state: Path, stream: str = "") -> bytes:
 
 async def at_the_nats_door(mesh: Mesh, token: str) -> str:
     """A user's own client asks over NATS, without knowing any key beforehand."""
-    async with Bus.connect(
-        mesh.servers, name="script", kind=K.CLIENT, token=token, connect_timeout_s=PATIENCE_S
-    ) as bus:
+    async with mesh.bus("script", token=token, connect_timeout_s=PATIENCE_S) as bus:
         request = DoorRequest(token=token, action="job.list")
         answer = await bus.command(subjects.DOOR, request, deadline_s=PATIENCE_S, action="job-list")
         assert isinstance(answer, JobList)
@@ -95,9 +91,8 @@ async def at_the_nats_door(mesh: Mesh, token: str) -> str:
 
 async def secrets_of_job(mesh: Mesh, job: str) -> str:
     token = issue(mesh.bus_token or "", Identity(name="orchestrator", kind=K.ORCHESTRATOR))
-    async with Bus.connect(
-        mesh.servers, name="orchestrator", kind=K.ORCHESTRATOR, token=token, connect_timeout_s=PATIENCE_S
-    ) as bus:
+    credential = {"token": token, "connect_timeout_s": PATIENCE_S}
+    async with mesh.bus("orchestrator", K.ORCHESTRATOR, **credential) as bus:
         return await link_secret(bus, job)
 
 
@@ -124,23 +119,15 @@ async def work(mesh: Mesh, folder: Path) -> dict[str, str]:
         )
         assert stored.returncode == 0, stored.stderr
         planted = made["a secret in a job's URL"] = "planted-secret-of-the-store"
-        spec = user_job(
-            "held",
-            data,
-            data={"source": f"local://{data}#secret={planted}"},
-            model={"args": {"gate": str(gate)}},
-            training={"steps": HELD_STEPS},
-            parallel={"stages": 2},
-        )
+        source = {"source": f"local://{data}#secret={planted}"}
+        spec = held_job(data, gate, data=source, parallel={"stages": 2})
         job = await ask(hold, ruth, spec, gate)
         made["the link secret"] = await secrets_of_job(mesh, job)
         gate.unlink()
-        record = await ask(lambda: ruth.wait(job, timeout_s=PATIENCE_S))
-        assert record.state is JobState.DONE, record.history
+        record = await ask(done, ruth, job)
         assert record.spec.data.source.startswith("secret://ruth/generated-")
         named = user_job("sound", data, data={"source": "secret://corpus"})
-        record = await ask(lambda: ruth.wait(ruth.submit(named).job, timeout_s=PATIENCE_S))
-        assert record.state is JobState.DONE, record.history
+        record = await ask(lambda: done(ruth, ruth.submit(named).job))
         assert record.spec.data.source == "secret://ruth/corpus"
         async with AsyncClient(state=mesh.state, token=made["ruth's token"]) as client:
             made["a secret for a model"] = "planted-token-of-the-hub"
@@ -154,11 +141,9 @@ def with_secret_arguments(ruth: Client, data: Path, named: str) -> dict[str, str
     plain = "planted-token-in-an-argument"
     args = {"api_token": "secret://hub", "sha256": hashlib.sha256(named.encode()).hexdigest()}
     job = ruth.submit(user_job("fetching", data, model={"args": args})).job
-    record = ruth.wait(job, timeout_s=PATIENCE_S)
-    assert record.state is JobState.DONE, record.history
+    record = done(ruth, job)
     assert record.spec.model.args == args | {"api_token": "secret://ruth/hub"}
-    job = ruth.submit(user_job("fetching", data, model={"args": args | {"api_token": plain}})).job
-    record = ruth.wait(job, timeout_s=PATIENCE_S)
+    record = outcome(ruth, user_job("fetching", data, model={"args": args | {"api_token": plain}}))
     assert record.state is JobState.FAILED
     assert "the hub refuses secret://ruth/generated-" in record.reason
     return {"a secret in an argument": plain}
@@ -190,19 +175,14 @@ async def observed(mesh: Mesh, folder: Path) -> tuple[dict[str, str], dict[str, 
 
 def test_no_secret_is_said_or_stored_in_the_clear(tmp_path: Path) -> None:
     find_binary()
-    mesh = start_mesh(tmp_path / "state", "--cluster", "a", "--slots", "2")
-    try:
+    with running_mesh(tmp_path / "state", "--cluster", "a", "--slots", "2") as mesh:
         secrets, seen, rows = asyncio.run(observed(mesh, tmp_path))
         secrets |= {
-            "the administrator's token": (mesh.state / "token").read_text().strip(),
+            "the administrator's token": mesh.token,
             "the root": mesh.bus_token or "",
             "the key of users' tokens": (mesh.state / "user_key").read_text().strip(),
         }
-        verified = dmsc("audit", "verify", "--state", str(mesh.state), cwd=tmp_path)
-        assert verified.returncode == 0, verified.stderr
-        assert "; as authorizer kept it up to " in verified.stdout
-    finally:
-        stop_mesh(mesh)
+        assert "; as authorizer kept it up to " in mesh.printed("audit", "verify")
     seen["what the server stores"] = kept_by_the_server(mesh.state)
     assert {row.name for row in SPOKEN} <= rows
     assert all(len(data) > 10_000 for data in seen.values()), {name: len(data) for name, data in seen.items()}

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from bus import subjects
-from bus.connection import Bus
 from bus.nats import tls_trust
 from bus.server.embedded import find_binary
 from schemas.cluster import LinkSecret
 from schemas.envelope import EntityKind
-from schemas.job import JobState
 from tests.integration.dmsc.command_line import dmsc, running
-from tests.integration.mesh.conftest import Mesh, processes_of, start_mesh, stop_mesh
-from tests.integration.mesh.user_jobs import HELD_STEPS, hold, user_job, words
+from tests.integration.mesh.conftest import Mesh, done, processes_of, running_mesh
+from tests.integration.mesh.user_jobs import held_job, hold, words
 from tests.patience import PATIENCE_S
 
 PLANTED = {
@@ -36,10 +34,7 @@ BUCKET = "KV_link_secrets"
 
 async def link_secret(mesh: Mesh, job: str) -> str:
     """The job's, as its orchestrator keeps it."""
-    async with (
-        Bus.connect(mesh.servers, name="looker", kind=EntityKind.ORCHESTRATOR, token=mesh.bus_token) as bus,
-        asyncio.timeout(PATIENCE_S),
-    ):
+    async with mesh.bus("looker", EntityKind.ORCHESTRATOR) as bus, asyncio.timeout(PATIENCE_S):
         while True:
             entry = await bus.bucket(subjects.LINK_SECRET).get(job=job)
             if entry is not None and isinstance(entry.message, LinkSecret):
@@ -70,12 +65,9 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
     for name, value in PLANTED.items():
         (state / name).touch(mode=0o600)
         (state / name).write_text(value + "\n")
-    mesh = start_mesh(state, "--tls", "--cluster", "a", "--slots", "2")
-    try:
+    with running_mesh(state, "--tls", "--cluster", "a", "--slots", "2") as mesh:
         assert mesh.servers[0].startswith("tls://")
-        added = dmsc("user", "add", "ruth", "--json", "--state", str(state), cwd=outside)
-        assert added.returncode == 0, added.stderr
-        user_token = json.loads(added.stdout)["token"]
+        user_token = json.loads(mesh.printed("user", "add", "ruth", "--json", cwd=outside))["token"]
         secrets = {
             "administrator's token": PLANTED["token"],
             "bus token": PLANTED["bus_token"].partition(":")[2],
@@ -86,39 +78,27 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         with running("tap", ">", "--record", str(recording), "--state", str(state), cwd=outside) as tap:
             tap.until(lambda text: bool(text.strip()))  # somebody's heartbeat: it listens
             gate = outside / "gate"  # its instances are there while we look
-            spec = user_job(
-                "held",
-                words(outside),
-                model={"args": {"gate": str(gate)}},
-                training={"steps": HELD_STEPS},
-                parallel={"stages": 2},
-            )
-            job = hold(mesh.client, spec, gate)
+            job = hold(mesh.client, held_job(words(outside), gate, parallel={"stages": 2}), gate)
             secrets["job's link secret"] = asyncio.run(link_secret(mesh, job))
-            wrong = dmsc("jobs", "--token", user_token + "x", "--state", str(state), cwd=outside)
+            wrong = mesh.dmsc("jobs", "--token", user_token + "x", cwd=outside)
             assert wrong.returncode == 4, wrong.stderr
             assert wrong.stderr.count("\n") == 1
             (outside / "error.txt").write_text(wrong.stderr + wrong.stdout)
             lines = processes_of(mesh.process.pid)
             gate.unlink()
-            assert mesh.client.wait(job, timeout_s=PATIENCE_S).state is JobState.DONE
+            done(mesh.client, job)
             tap.interrupt()
             tap.wait()
         assert recording.stat().st_size > 10_000
         mesh.client.download_weights(job, outside / "weights")
-        run = dmsc("runs", "export", job, str(outside / "run.rec"), "--state", str(state), cwd=outside)
-        assert run.returncode == 0, run.stderr
-        audit = dmsc("audit", "export", str(outside / "audit.ndjson"), "--state", str(state), cwd=outside)
-        assert audit.returncode == 0, audit.stderr
+        mesh.printed("runs", "export", job, str(outside / "run.rec"), cwd=outside)
+        mesh.printed("audit", "export", str(outside / "audit.ndjson"), cwd=outside)
         holding = dmsc("audit", "verify", str(outside / "audit.ndjson"), cwd=outside)
         assert holding.returncode == 0, holding.stderr
-    finally:
-        stop_mesh(mesh)
     sought = {name: value.encode() for name, value in secrets.items()}
     assert len(lines) > 4
-    assert sum("workers.process.fork_server" in line for line in lines.values()) > 3, (
-        "the job's instances, too"
-    )
+    servers = [line for line in lines.values() if "workers.process.fork_server" in line]
+    assert len(servers) > 3, "the job's instances, too"
     assert not [
         f"{name} in the command line of {pid}"
         for pid, line in lines.items()

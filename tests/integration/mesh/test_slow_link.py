@@ -14,15 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from bus.connection import Bus
 from bus.subjects import QOS_REPORT, STEP_CLAIM
-from schemas.envelope import EntityKind
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.signals import LinkReport, QosReport
 from schemas.step import MicrobatchClaim
-from tests.integration.mesh.conftest import Mesh, start_mesh, stop_mesh, tiny_job
-from tests.integration.mesh.undisturbed import undisturbed
-from tests.patience import PATIENCE_S
+from tests.integration.mesh.conftest import Mesh, done, padded, running_mesh, tiny_job
+from tests.integration.mesh.expected_weights import check_weights
 from workers.links.link_shaping import ENVIRONMENT
 
 STEPS = 70
@@ -41,28 +38,24 @@ def shaping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def own_mesh(tmp_path: Path, shaping: Path) -> Iterator[Mesh]:
-    running = start_mesh(tmp_path / "state", "--slots", "6", "--cluster", "a")
-    try:
-        yield running
-    finally:
-        stop_mesh(running)
+    with running_mesh(tmp_path / "state", "--slots", "6", "--cluster", "a") as mesh:
+        yield mesh
 
 
 def job(name: str) -> JobSpec:
     """Padded, so that a step is mostly waiting; pads change no numbers."""
-    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 6.0}
-    return tiny_job(
+    job = tiny_job(
         name,
-        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
         training={"steps": STEPS, "microbatches": MICROBATCHES, "validation_microbatches": 0},
         parallel={"stages": 2, "replicas": 2, "segmentation": "uniform"},
     )
+    return padded(job, 6.0)
 
 
 async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shaping: Path) -> None:
     client = own_mesh.client
 
-    def train(spec: JobSpec) -> tuple[str, str]:
+    def train(spec: JobSpec) -> str:
         name = client.submit(spec).job
         for event in client.events(name):
             if event.result is None:
@@ -72,20 +65,15 @@ async def test_a_slow_link_is_routed_around_and_comes_back(own_mesh: Mesh, shapi
                 shaping.write_text(json.dumps({"links": [link]}))
             elif event.result.step == HEALED:
                 shaping.unlink()
-        record = client.wait(name, timeout_s=PATIENCE_S)
-        assert record.state is JobState.DONE, record.reason
-        assert record.weights is not None
-        return name, record.weights.sha256
+        done(client, name)
+        return name
 
-    spec = job("shaped")
-    name, sha256 = await asyncio.to_thread(train, spec)
-    assert sha256 == undisturbed(client, spec)
+    name = await asyncio.to_thread(train, job("shaped"))
+    check_weights(client, name)
 
     over: Counter[int] = Counter()  # step → microbatches over the link
     worst: LinkReport | None = None
-    async with Bus.connect(
-        own_mesh.servers, name="witness", kind=EntityKind.CLIENT, token=own_mesh.bus_token
-    ) as bus:
+    async with own_mesh.bus("witness") as bus:
         async for item in bus.history(STEP_CLAIM, job=name):
             claim = item.message
             assert isinstance(claim, MicrobatchClaim)

@@ -7,24 +7,22 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from bus.connection import Bus
 from bus.nats import jetstream
 from dmsc.client.client import Client
-from dmsc.state.settings import find_bus
 from schemas.envelope import EntityKind
 from schemas.job import ENDED, JobSpec, JobState
-from tests.integration.mesh.conftest import Mesh, padded, start_mesh, stop_mesh, tiny_job
-from tests.integration.mesh.undisturbed import undisturbed
+from tests.integration.dmsc.command_line import wait_for
+from tests.integration.mesh.conftest import Mesh, padded, running_mesh, tiny_job
+from tests.integration.mesh.expected_weights import check_weights
 from tests.patience import PATIENCE_S
 
+FOUR = ("--slots", "4")
 DISK_BYTES = 96 << 20
 FULL = "the disk of the bus is full: "
 LEFT_BYTES = 5 << 20
@@ -46,15 +44,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@contextlib.contextmanager
-def up(state: Path) -> Iterator[Mesh]:
-    mesh = start_mesh(state, "--slots", "4")
-    try:
-        yield mesh
-    finally:
-        assert stop_mesh(mesh) == 0
-
-
 def slow_job(name: str) -> JobSpec:
     job = tiny_job(name, training={"steps": 60, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 2})
     return padded(job, pad_ms=10.0)
@@ -71,39 +60,15 @@ def heavy_job(name: str) -> JobSpec:
     return padded(job, pad_ms=150.0)
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:.0f} s"
-        time.sleep(0.05)
-
-
 def submitted(client: Client, spec: JobSpec, step: int) -> str:
     job = client.submit(spec).job
-    until(lambda: client.job(job).step >= step, f"step {step}")
+    wait_for(lambda: client.job(job).step >= step, f"step {step}")
     return job
-
-
-def done(client: Client, job: str) -> None:
-    record = client.wait(job, timeout_s=PATIENCE_S)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    assert record.weights.sha256 == undisturbed(client, record.spec)
 
 
 def said(mesh: Mesh) -> str:
     """What `dmsc up` has told the terminal."""
     return mesh.state.with_name(f"{mesh.state.name}.stderr").read_text()
-
-
-def command(mesh: Mesh, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dmsc", *words, "--state", str(mesh.state)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
 
 
 def fill(ballast: Path, but: int = 0) -> None:
@@ -123,20 +88,18 @@ def fill(ballast: Path, but: int = 0) -> None:
 def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Path, tmp_path: Path) -> None:
     """Meanwhile another job is cancelled; and with the disk full again, and garbage on the bus, the mesh is
     stopped."""
-    with up(small_disk) as mesh:
+    with running_mesh(small_disk, *FOUR) as mesh:
         other = mesh.client.submit(slow_job("cancelled")).job
         job = submitted(mesh.client, slow_job("disk-full"), 3)
         ballast = small_disk / "ballast"
         fill(ballast)
         try:
-            until(lambda: "store" in mesh.client.ready().waiting, "readiness says it")
+            wait_for(lambda: "store" in mesh.client.ready().waiting, "readiness says it")
             assert "disk" in mesh.client.ready().waiting["store"]
-            until(lambda: FULL in said(mesh), "`dmsc up` says it")
+            wait_for(lambda: FULL in said(mesh), "`dmsc up` says it")
             with ThreadPoolExecutor() as threads:  # each is patient with the disk for a while
-                asked = threads.map(
-                    lambda words: command(mesh, *words), (("status",), ("doctor",), ("cancel", other))
-                )
-                status, doctor, ended = asked
+                commands = (("status",), ("doctor",), ("cancel", other))
+                status, doctor, ended = threads.map(lambda words: mesh.dmsc(*words, cwd=tmp_path), commands)
             assert status.returncode, status.stdout
             assert "disk full" in status.stderr, status.stderr
             assert "✗ store" in doctor.stdout
@@ -145,37 +108,34 @@ def test_a_full_disk_is_named_nothing_is_lost_and_the_job_goes_on(small_disk: Pa
             fill(ballast)  # still
         finally:
             ballast.unlink()
-        until(lambda: mesh.client.ready().ready, "ready again")
+        wait_for(lambda: mesh.client.ready().ready, "ready again")
         record = mesh.client.job(job)
         assert record.state not in ENDED
         assert record.recoveries == 0
-        done(mesh.client, job)
+        check_weights(mesh.client, job)
         assert mesh.client.wait(other, timeout_s=PATIENCE_S).state is JobState.CANCELLED
         last = submitted(mesh.client, slow_job("down"), 1)
         garble(mesh, f"jobs.{last}", f"steps.{last}", "leadership.orchestrator")
         fill(ballast)
-        stopped = command(mesh, "down")
-        assert stopped.returncode == 0, stopped.stderr
+        mesh.printed("down", cwd=tmp_path)
         fill(ballast)
         ballast.unlink()
 
 
 def test_a_disk_that_is_full_when_the_weights_are_written_ends_no_job(small_disk: Path) -> None:
     """There is room for the steps, and none for the weights; nor for a word in the job's record then."""
-    with up(small_disk / "state") as mesh:
+    with running_mesh(small_disk / "state", *FOUR) as mesh:
         spec = heavy_job("full-at-the-end")
         job = submitted(mesh.client, spec, 1)
         ballast = small_disk / "ballast"
         fill(ballast, but=LEFT_BYTES)
-        until(lambda: mesh.client.job(job).state is not JobState.RUNNING, "the steps are over")
-        until(lambda: "store" in mesh.client.ready().waiting, "the gateway says that the disk is full")
+        wait_for(lambda: mesh.client.job(job).state is not JobState.RUNNING, "the steps are over")
+        wait_for(lambda: "store" in mesh.client.ready().waiting, "readiness says it")
         waits = mesh.client.job(job)
         assert waits.state is JobState.FINISHING, waits.reason
         ballast.unlink()
-        done(mesh.client, job)
-        record = mesh.client.job(job)
+        record = check_weights(mesh.client, job)
         assert record.recoveries == 0
-        assert record.weights is not None
         assert record.weights.bytes > 2 * LEFT_BYTES
 
 
@@ -183,8 +143,7 @@ def garble(mesh: Mesh, *keys: str) -> None:
     """Values that nobody can read."""
 
     async def publish() -> None:
-        address, kind = find_bus(state=mesh.state), EntityKind.ORCHESTRATOR
-        async with Bus.connect(address.servers, name="t", kind=kind, token=address.token) as bus:
+        async with mesh.bus("t", EntityKind.ORCHESTRATOR) as bus:
             for key in keys:
                 await jetstream.publish(bus.connection, f"$KV.{key}", b"garbage")
 
@@ -192,8 +151,8 @@ def garble(mesh: Mesh, *keys: str) -> None:
 
 
 def test_a_store_that_is_deleted_under_its_server_is_noticed_and_the_job_goes_on(tmp_path: Path) -> None:
-    with up(tmp_path / "state") as mesh:
+    with running_mesh(tmp_path / "state", *FOUR) as mesh:
         job = submitted(mesh.client, slow_job("store-deleted"), 3)
         shutil.rmtree(mesh.state / "nats" / "jetstream")
-        done(mesh.client, job)
+        check_weights(mesh.client, job)
         assert "was deleted under it" in said(mesh)

@@ -18,11 +18,10 @@ from dmsc.state.settings import find_gateway
 from dmsc.state.state_folder import MeshFile, StateFolder
 from schemas.errors import BadInput, Refused
 from schemas.gateway_api import MeshStatus
-from schemas.job import JobSpec, JobState
+from schemas.job import JobSpec
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import Running, dmsc, running, wait_for
-from tests.integration.mesh.conftest import tiny_job
-from tests.patience import PATIENCE_S
+from tests.integration.mesh.conftest import done, tiny_job
 from tests.warm_processes import incubator
 
 PORTS = ("--nats-port", "0", "--http-port", "0")
@@ -81,13 +80,11 @@ def short_job(name: str) -> JobSpec:
 
 def test_both_train_at_once_with_the_same_names_and_know_nothing_of_each_other(host: Host) -> None:
     with host.client("red") as red, host.client("blue") as blue:
-        wait_for(
-            lambda: services(red.mesh()) == services(blue.mesh()), lambda: "the SIDs differ"
-        )  # brokers come later
+        # brokers come later
+        wait_for(lambda: services(red.mesh()) == services(blue.mesh()), lambda: "the SIDs differ")
         jobs = {client: client.submit(short_job("same")) for client in (red, blue)}
         for client, job in jobs.items():
-            record = client.wait(job.job, timeout_s=PATIENCE_S)
-            assert record.state is JobState.DONE, record.reason
+            done(client, job.job)
             assert [one.job for one in client.jobs()] == [job.job]
         hashes = {client.weights(job.job).sha256 for client, job in jobs.items()}
         assert len(hashes) == 1, "the same job, the same weights, in either"
@@ -124,15 +121,9 @@ def test_one_killed_or_stopped_leaves_the_other_at_work(host: Host) -> None:
     with host.client("blue") as blue:
         killed = host.file("red").children["control-plane"]  # its authorizer, its gateway, and all the rest
         os.kill(killed, signal.SIGKILL)
-        job = blue.submit(short_job("meanwhile")).job
-        record = blue.wait(job, timeout_s=PATIENCE_S)
-        assert record.state is JobState.DONE, record.reason
+        done(blue, blue.submit(short_job("meanwhile")).job)
         wait_for(lambda: host.file("red").children["control-plane"] != killed, host.said)
-        stopped = dmsc("down", *at(host, "red"), cwd=host.folder.path)
+        stopped = dmsc("down", "--state", str(host.folder.tenant("red").path), cwd=host.folder.path)
         assert stopped.returncode == 0, stopped.stderr
         assert services(blue.mesh())
     assert host.process.process.poll() is None, "the host goes on"
-
-
-def at(host: Host, tenant: str) -> tuple[str, str]:
-    return ("--state", str(host.folder.tenant(tenant).path))

@@ -92,18 +92,9 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
         "OTEL_SERVICE_NAME": "dmsc-test",
         "OTEL_BSP_SCHEDULE_DELAY": "100",
     }
+    command = ["-m", "dmsc", "run", "tracer", "--metrics-port", "off", "--parent", str(os.getpid())]
     tracer = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "dmsc",
-        "run",
-        "tracer",
-        "--metrics-port",
-        "off",
-        "--parent",
-        str(os.getpid()),
-        env=environment,
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, *command, env=environment, stderr=asyncio.subprocess.PIPE
     )
     said = asyncio.create_task(heard(tracer, ready := asyncio.Event()))
     said.add_done_callback(lambda _: collector.wake())
@@ -127,22 +118,8 @@ async def test_a_jobs_spans_arrive_as_one_tree_below_its_callers(
     assert root.parent_span_id.hex() == CALLER
     assert all(span.parent_span_id in by_id for span in spans if span is not root), "the tree is whole"
     names = {span.name for span in spans}
-    assert names >= {
-        "queued",
-        "analyse",
-        "deploy",
-        "plan",
-        "start",
-        "train",
-        "step 0",
-        "step 10",
-        "finish",
-        "begin",
-        "claims",
-        "prepare",
-        "decide",
-        "commit",
-    }
+    assert names >= {"queued", "analyse", "deploy", "plan", "start", "train", "step 0", "step 10", "finish"}
+    assert names >= {"begin", "claims", "prepare", "decide", "commit"}
     assert "step 1" not in names, "every tenth"
     below: dict[bytes, list[str]] = {}
     for span in sorted(spans, key=lambda one: one.start_time_unix_nano):

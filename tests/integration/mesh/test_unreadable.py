@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import msgpack
 import pytest
@@ -13,7 +13,6 @@ import pytest_asyncio
 
 from bus import subjects
 from bus.messaging import stream_specs
-from bus.messaging.key_value import Change
 from bus.nats import jetstream
 from bus.nats.ordered_consumer import OrderedConsumer
 from bus.server.embedded import EmbeddedServer
@@ -30,8 +29,8 @@ from schemas.secrets import StoredSecret
 from schemas.signals import Role
 from schemas.unreadable import UnreadableValue
 from tests.integration.mesh.conftest import padded, tiny_job
+from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
-from tests.integration.mesh.undisturbed import undisturbed_at
 from tests.patience import PATIENCE_S
 
 STEPS = 12
@@ -48,52 +47,23 @@ GARBAGE: dict[str, Callable[[bytes], bytes]] = {
 
 def spec(name: str) -> JobSpec:
     """A pass waits a little, so that the steps outlast what is written over."""
-    job = tiny_job(
-        name,
-        training={"steps": STEPS, "seed": 11, "checkpoint_every": 3},
-        parallel={"stages": 2, "replicas": 2},
-    )
-    return padded(job, pad_ms=20.0)
+    training = {"steps": STEPS, "seed": 11, "checkpoint_every": 3}
+    return padded(tiny_job(name, training=training, parallel={"stages": 2, "replicas": 2}), pad_ms=20.0)
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
-    folder = tmp_path_factory.mktemp("unreadable")
-    server = EmbeddedServer(folder / "nats", sync_always=False)
-    asyncio.run(server.start())
-    mesh = OwnMesh(folder, [server])
-    try:
-        mesh.start_all("smo-1")
+def own(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> Iterator[OwnMesh]:
+    with OwnMesh(tmp_path_factory.mktemp("own"), [server]).running() as mesh:
         mesh.start("policy", ["policy", "run", "service-time-weights"])
         yield mesh
-    finally:
-        mesh.stop_all()
-        asyncio.run(server.stop())
 
 
 @pytest_asyncio.fixture
-async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
-    for name in own.commands.keys() - own.alive().keys():
-        own.start(name)
-    async with own.client() as client:
-        await client.ready()
-        await seed(client)
-        await noticed(client)
-        yield client
-
-
-async def noticed(client: Witness) -> None:
-    """Waits until the orchestrator has written down how the policy module stands."""
-    written = asyncio.Event()
-
-    async def put(change: Change) -> None:
-        if change.message is not None:
-            written.set()
-
-    watch = await client.bus.bucket(subjects.MODULE_STANDING).watch(put)
-    async with asyncio.timeout(PATIENCE_S):
-        await written.wait()
-    await watch.stop()
+async def witness(witness: Witness) -> Witness:
+    """When the orchestrator has written down, too, how the policy module stands."""
+    await seed(witness)
+    await witness.until_value(subjects.MODULE_STANDING, lambda standing: True)
+    return witness
 
 
 async def seed(client: Witness) -> None:
@@ -160,14 +130,6 @@ def _garbage(row: Subject, value: bytes) -> bool:
     return False
 
 
-async def done(client: Witness, job: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        record = await client.ended(job)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    assert record.weights.sha256 == await undisturbed_at(client, record.spec)
-
-
 async def test_garbage_over_every_key_of_a_running_mesh_stops_neither_job_nor_mesh(witness: Witness) -> None:
     job = await witness.submit(spec("spoilt"))
     spoilt: dict[str, list[bytes]] = {}
@@ -182,7 +144,7 @@ async def test_garbage_over_every_key_of_a_running_mesh_stops_neither_job_nor_me
             spoilt.setdefault(subject.split(".")[1], []).append(garbage)
         assert not (await witness.record(job)).ends_as, "the fault came too late"
     assert spoilt.keys() >= set(stream_specs.BUCKETS)
-    await done(witness, job)
+    await check_weights_at(witness, job)
     always = {"leadership", "jobs", "steps", "registry", "routes", "cordons", "modules", "link_secrets"}
     found = await kept(witness)
     assert always <= found.keys()
@@ -195,14 +157,14 @@ async def test_garbage_over_every_key_of_a_running_mesh_stops_neither_job_nor_me
     assert {note.bucket for note in status.unreadable} <= found.keys()
     assert all(note.sequence for note in status.unreadable)
     assert status.unreadable
-    await done(witness, await witness.submit(spec("next")))
+    await check_weights_at(witness, await witness.submit(spec("next")))
 
 
 async def test_garbage_that_was_written_while_the_control_plane_was_down_stops_nothing(
     witness: Witness,
 ) -> None:
     first = await witness.submit(spec("before"))
-    await done(witness, first)
+    await check_weights_at(witness, first)
     job = await witness.submit(spec("spoilt-while-down"))
     await witness.until_step(job, 4)
     for name in CONTROL_PLANE:
@@ -213,7 +175,7 @@ async def test_garbage_that_was_written_while_the_control_plane_was_down_stops_n
         await spoil(witness, kinds[number % len(kinds)], value, subject)
     for name in CONTROL_PLANE:
         witness.mesh.start(name)
-    await done(witness, job)
+    await check_weights_at(witness, job)
     assert (await witness.record(first)).state is JobState.DONE
     assert {"leadership", "jobs", "steps", "registry"} <= (await kept(witness)).keys()
 
@@ -272,7 +234,7 @@ async def test_a_newer_version_that_comes_under_a_running_job_ends_the_term_and_
     assert "2.0" in await refusal(witness, f"{bucket}.{job}")
     assert (await live(witness))[subject] == newer
     await jetstream.publish(witness.bus.connection, subject, value)
-    await done(witness, job)
+    await check_weights_at(witness, job)
     assert (await witness.record(job)).epoch > 1, "it was over before the term"
     assert {len(pids) for pids in witness.processes[job].values()} == {1}, "somebody was replaced"
 
@@ -281,7 +243,7 @@ async def test_a_newer_version_that_comes_under_a_running_job_ends_the_term_and_
 async def test_a_newer_version_is_no_garbage(witness: Witness, bucket: str) -> None:
     """Whoever does not read it does not lead, says which, and leaves it as it is."""
     job = await witness.submit(spec("newer"))
-    await done(witness, job)
+    await check_weights_at(witness, job)
     subject = ROWS[bucket](job=job)
     witness.mesh.kill("smo-1")
     value, newer = await made_newer(witness, subject)
@@ -292,4 +254,4 @@ async def test_a_newer_version_is_no_garbage(witness: Witness, bucket: str) -> N
     assert (await live(witness))[subject] == newer
     await jetstream.publish(witness.bus.connection, subject, value)
     await witness.ready()
-    await done(witness, await witness.submit(spec("after-newer")))
+    await check_weights_at(witness, await witness.submit(spec("after-newer")))

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from bus.messaging.key_value import Change
 from bus.server.embedded import EmbeddedServer
 from bus.subjects import JOB_RECORD
-from schemas.job import JobRecord, JobSpec, JobState
-from tests.integration.mesh.conftest import tiny_job
+from schemas.job import JobSpec
+from tests.integration.mesh.conftest import padded, tiny_job
+from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
-from tests.integration.mesh.undisturbed import undisturbed_at
-from tests.patience import PATIENCE_S
 
 STEPS, EVERY = 8, 2
 MOUNTED = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
@@ -34,49 +30,26 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnMesh]:
+def own(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> Iterator[OwnMesh]:
     """Over the folder `kept` of the nodes, orchestrator and gateways have the empty one `nothing`."""
     folder = tmp_path_factory.mktemp("own")
     for name in ("kept", "nothing"):
         (folder / name).mkdir()
     blind = [*MOUNTED, "sh", "-c", BOUND, str(folder / "nothing"), str(folder / "kept")]
     blinded = ("smo", *(f"gateway-{cluster}" for cluster in CLUSTERS))
-    server = EmbeddedServer(folder / "nats", sync_always=False)
-    asyncio.run(server.start())
-    mesh = OwnMesh(folder, [server], nodes=dict.fromkeys(blinded, ("", blind)))
-    try:
-        mesh.start_all("smo")
+    with OwnMesh(folder, [server], nodes=dict.fromkeys(blinded, ("", blind))).running("smo") as mesh:
         yield mesh
-    finally:
-        mesh.stop_all()
-        asyncio.run(server.stop())
-
-
-@pytest_asyncio.fixture
-async def witness(own: OwnMesh) -> AsyncIterator[Witness]:
-    async with own.client() as client:
-        await client.ready()
-        yield client
 
 
 def spec(own: OwnMesh, name: str) -> JobSpec:
     """Two stages, nobody beside them who has their state: what is lost comes from a checkpoint."""
-    sizes = {"layers": 2, "width": 32, "heads": 2, "context": 32, "dropout": 0.1, "pad_ms": 60.0}
-    return tiny_job(
+    job = tiny_job(
         name,
-        model={"factory": "workers.models.padded:padded_gpt", "args": sizes},
         training={"steps": STEPS, "seed": 5, "checkpoint_every": EVERY},
         parallel={"stages": 2, "replicas": 1, "copies": False},
         artifacts=str(own.folder / "kept"),
     )
-
-
-async def until_published(client: Witness, job: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        async for event in client.events(job):
-            if event.kind == "checkpoint" and "written in" in event.text:
-                return
-    pytest.fail(f"{job} ended without a checkpoint: {(await client.record(job)).reason}")
+    return padded(job, 60.0)
 
 
 def kill_stage(client: Witness, job: str, stage: int) -> None:
@@ -85,33 +58,13 @@ def kill_stage(client: Witness, job: str, stage: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-async def until(client: Witness, job: str, holds: Callable[[JobRecord], bool]) -> JobRecord:
-    """The job's record as soon as something holds of it."""
-    found: asyncio.Future[JobRecord] = asyncio.get_running_loop().create_future()
-
-    async def changed(change: Change) -> None:
-        if isinstance(change.message, JobRecord) and holds(change.message) and not found.done():
-            found.set_result(change.message)
-
-    watch = await client.bus.bucket(JOB_RECORD).watch(changed, job=job)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await found
-    finally:
-        await watch.stop()
-
-
 async def texts(client: Witness, job: str, kind: str) -> list[str]:
     return [event.text async for event in client.events(job) if event.kind == kind]
 
 
 async def check(client: Witness, job: str) -> None:
     """Weights as of a job in peace, two whole checkpoints; and the control plane has written nothing."""
-    async with asyncio.timeout(PATIENCE_S):
-        record = await client.ended(job)
-    assert record.state is JobState.DONE, record.reason
-    assert record.weights is not None
-    assert record.weights.sha256 == await undisturbed_at(client, record.spec)
+    record = await check_weights_at(client, job)
     own = client.mesh.folder
     assert os.listdir(own / "nothing") == []
     assert {path.name for path in (own / "kept" / job / "weights").iterdir()} == set(record.weights.shards)
@@ -125,7 +78,7 @@ async def test_kill_9_of_an_instance_and_of_the_orchestrator_ends_with_the_same_
     witness: Witness,
 ) -> None:
     job = await witness.submit(spec(witness.mesh, "unseen"))
-    await until_published(witness, job)
+    await witness.until_published(job)
     witness.mesh.kill("smo")
     kill_stage(witness, job, 1)
     witness.mesh.start("smo")
@@ -143,10 +96,10 @@ async def test_kill_9_of_an_instance_and_of_the_orchestrator_ends_with_the_same_
 async def test_a_folder_that_no_node_sees_is_waited_for_and_no_job_begins_anew(witness: Witness) -> None:
     kept = witness.mesh.folder / "kept"
     job = await witness.submit(spec(witness.mesh, "unmounted"))
-    await until_published(witness, job)
+    await witness.until_published(job)
     (kept / job).rename(kept / "away")
     kill_stage(witness, job, 0)
-    record = await until(witness, job, lambda one: "that of step" in one.reason)
+    record = await witness.until_value(JOB_RECORD, lambda one: "that of step" in one.reason, job=job)
     assert record.reason.startswith("the checkpoint can't be read yet: that of step")
     assert f"is not at {kept}/{job}/checkpoints" in record.reason
     assert f"`dmsc cancel {job}`" in record.reason

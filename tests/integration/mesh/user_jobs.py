@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dmsc.client.client import Client
 from schemas.job import JobSpec, JobState
+from tests.patience import PATIENCE_S
 from workers.compute.data import batch, open_local_dataset
 
 SEED, MICROBATCHES, SAMPLE_TOKENS = 7, 2, 16
@@ -18,6 +21,13 @@ def words(folder: Path, size: int = 20_000) -> Path:
     path = folder / "words.bin"
     path.write_bytes(random.Random(5).randbytes(size))
     return path
+
+
+def with_sections(job: dict[str, Any], sections: Mapping[str, Any]) -> JobSpec:
+    """Sections are laid over the job's own, key by key; any other value takes its place."""
+    for section, values in sections.items():
+        job[section] = {**job[section], **values} if isinstance(job.get(section), dict) else values
+    return JobSpec.model_validate(job)
 
 
 def user_job(factory: str, source: Path, **sections: Any) -> JobSpec:
@@ -35,9 +45,7 @@ def user_job(factory: str, source: Path, **sections: Any) -> JobSpec:
             "validation_microbatches": 1,
         },
     }
-    for section, values in sections.items():
-        job[section] = {**job[section], **values} if isinstance(job.get(section), dict) else values
-    return JobSpec.model_validate(job)
+    return with_sections(job, sections)
 
 
 def poison(source: Path, step: int, microbatch: int = 1) -> list[int]:
@@ -55,6 +63,25 @@ def poison(source: Path, step: int, microbatch: int = 1) -> list[int]:
 
 HELD_STEPS = 16
 """Enough for a job to be held for minutes (5 s a pass), and to be over in a second once it is let go."""
+
+
+def held_job(source: Path, gate: Path, *, training: Mapping[str, Any] = {}, **sections: Any) -> JobSpec:
+    """A job of `troubled:held`, of `HELD_STEPS` steps."""
+    model = {"args": {"gate": str(gate)}}
+    return user_job("held", source, model=model, training={"steps": HELD_STEPS, **training}, **sections)
+
+
+@contextlib.contextmanager
+def holding(client: Client, spec: JobSpec) -> Iterator[str]:
+    """A job of `troubled:held` in mid-run; let go at the end of the block at the latest, and then done."""
+    gate = Path(spec.model.args["gate"])
+    job = hold(client, spec, gate)
+    try:
+        yield job
+    finally:
+        gate.unlink(missing_ok=True)
+        record = client.wait(job, timeout_s=PATIENCE_S)
+        assert record.state is JobState.DONE, record.reason
 
 
 def hold(client: Client, spec: JobSpec, gate: Path) -> str:

@@ -34,6 +34,7 @@ from schemas.registry import Resolve
 from schemas.step import Member
 from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
+from tests.integration.waiting import eventually
 from tests.patience import NEVER_S, PATIENCE_S
 from workers.local_store.local_store import LocalStore
 from workers.local_store.recorder import StoreRecorder
@@ -270,7 +271,7 @@ async def test_a_restarted_module_knows_what_was_measured_and_said_before(mesh: 
     assert held.decision.adopted
     seen = view.instances["j-s0-r0"].samples
     await mesh.samples(s0_r0=10.0, s0_r1=30.0)
-    await until_true(lambda: view.step == mesh.step)
+    await eventually(lambda: view.step == mesh.step)
     assert view.instances["j-s0-r0"].samples == seen + 1  # nothing was counted twice
 
 
@@ -335,7 +336,7 @@ async def test_it_answers_a_request_at_once(mesh: Mesh) -> None:
     """Draft §4.2: the output is asynchronous, or synchronous to whoever asks."""
     module, _ = await mesh.module(load_policy(str(EXAMPLE)), engine=EngineConfig(every_s=3600.0))
     await mesh.samples(rounds=2, s0_r0=10.0, s0_r1=30.0)
-    await until_true(lambda: mesh.seen_by(module))
+    await eventually(lambda: mesh.seen_by(module))
     [suggestion] = (await module.answer(ModuleQuestion(job="j"))).suggestions
     assert suggestion.action.weights == {"j-s0-r0": 1.0, "j-s0-r1": 0.5}
     assert (await module.answer(ModuleQuestion(job="unknown"))).suggestions == ()
@@ -358,7 +359,7 @@ async def test_it_obeys_orders_and_retires_when_drained(mesh: Mesh) -> None:
         await order("disable")
     assert (await order("disable", "j")).without == ("j",)
     await mesh.samples(rounds=4, s0_r0=10.0, s0_r1=30.0)
-    await until_true(lambda: "j" in module.engine.observations.jobs)
+    await eventually(lambda: "j" in module.engine.observations.jobs)
     assert module.engine.counters.decisions == 0
     assert (await order("enable", "j")).without == ()
     async with mesh.telemetry(s0_r0=10.0, s0_r1=30.0):
@@ -406,10 +407,3 @@ async def test_a_policy_reads_local_stores_and_a_silent_one_delays_nothing(
             await mesh.arbiter.until(lambda: mesh.arbiter.suggestions)
     assert mesh.arbiter.suggestions[0].reason == "j-s0-r0: fenced: epoch 1"
     assert module.engine.counters.errors == 0
-
-
-async def until_true(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(PATIENCE_S):
-        while not (found := condition()):  # noqa: ASYNC110 (several things are waited for in this way)
-            await asyncio.sleep(0.01)
-    return found

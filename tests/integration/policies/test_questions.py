@@ -20,7 +20,8 @@ from schemas.module_status import ModuleAnswer, ModuleQuestion
 from schemas.observation import Observation
 from schemas.policy import ModuleOrder, PolicySuggestion
 from schemas.task_graph import TaskEdge, TaskGraph
-from tests.integration.policies.test_module import Mesh, mesh, until_true
+from tests.integration.policies.test_module import Mesh, mesh
+from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 
 __all__ = ["mesh"]  # the fixture
@@ -41,7 +42,7 @@ async def ask(mesh: Mesh, module: str, version: str = "active", **question: Any)
 async def test_a_module_is_asked_over_the_bus_and_says_why_it_has_nothing(mesh: Mesh) -> None:
     module, _ = await mesh.module(ServiceTimeWeights(), engine=EngineConfig(every_s=3600.0))
     await mesh.samples(rounds=4, s0_r0=10.0, s0_r1=30.0)
-    await until_true(lambda: mesh.seen_by(module))
+    await eventually(lambda: mesh.seen_by(module))
     answer = await ask(mesh, "service-time-weights", job="j")
     assert (answer.version, answer.state) == ("1", "active")
     assert [one.scope for one in answer.suggestions] == ["stage 0"]

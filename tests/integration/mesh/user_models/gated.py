@@ -1,8 +1,8 @@
 """A model whose every pass asks at a gate whether it may go on; the numbers are the same with and without.
 
-The gate is a Unix socket (`gates.Gates` at the other end); where nobody listens, the pass goes on at once.
-A pass says which process it is in, its direction, and the seed that its layer drew from, which names step
-and microbatch (`workers.compute.model.layer_seed`).
+The gate is a Unix socket (`pass_gates.Gates` at the other end); where nobody listens, the pass goes on at
+once. A pass says which process it is in, its direction, and the seed that its layer drew from, which names
+step and microbatch (`workers.compute.model.layer_seed`).
 """
 
 from __future__ import annotations

@@ -44,6 +44,19 @@ def attempt(trial: Callable[[], Any]) -> str:
     return "" if got in (None, "", b"", [], {}) else repr(got)[:200]
 
 
+def succeeds(call: Callable[..., object], *arguments: object) -> bool:
+    try:
+        call(*arguments)
+    except OSError:
+        return False
+    return True
+
+
+def others(target: dict[str, Any]) -> set[int]:
+    """The processes that it was told of and its parent."""
+    return {*target["pids"], os.getppid()} - {os.getpid()}
+
+
 def secrets(target: dict[str, Any]) -> list[str]:
     found = []
     for path in target["files"]:
@@ -56,14 +69,8 @@ def secrets(target: dict[str, Any]) -> list[str]:
 
 
 def written(target: dict[str, Any]) -> list[str]:
-    found = []
-    for folder in target["folders"]:
-        try:
-            (Path(folder) / f"hostile-{os.getpid()}").write_text("here")
-            found.append(folder)
-        except OSError:
-            continue
-    return found
+    name = f"hostile-{os.getpid()}"
+    return [folder for folder in target["folders"] if succeeds((Path(folder) / name).write_text, "here")]
 
 
 def processes(target: dict[str, Any]) -> list[str]:
@@ -111,44 +118,26 @@ def traced(target: dict[str, Any]) -> list[int]:
 
 
 def signalled(target: dict[str, Any]) -> list[int]:
-    found = []
-    for pid in {*target["pids"], os.getppid(), 1} - {os.getpid()}:
-        try:
-            os.kill(pid, 0)
-            found.append(pid)
-        except OSError:
-            continue
-    return found
+    pids = {*others(target), 1} - {os.getpid()}
+    return [pid for pid in pids if succeeds(os.kill, pid, 0)]
 
 
 def limited(target: dict[str, Any]) -> list[int]:
     """Another's limits, with which one could end it."""
-    found = []
-    for pid in {*target["pids"], os.getppid()} - {os.getpid()}:
-        try:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            found.append(pid)
-        except OSError:
-            continue
-    return found
+    return [pid for pid in others(target) if succeeds(resource.prlimit, pid, resource.RLIMIT_NOFILE)]
 
 
 def awaited(target: dict[str, Any]) -> list[int]:
     """Another that gets a signal, of any kind, when something of ours is readable."""
     found = []
     reader, writer = os.pipe()
-    for pid in {*target["pids"], os.getppid()} - {os.getpid()}:
-        for ask in (F_SETOWN, F_SETSIG):
-            try:
-                fcntl.fcntl(reader, ask, pid if ask == F_SETOWN else 0)
-                found.append(pid)
-            except OSError:
-                continue
-        try:
-            fcntl.ioctl(reader, FIOSETOWN, pid.to_bytes(4, "little"))
-            found.append(pid)
-        except OSError:
-            continue
+    for pid in others(target):
+        asked = (
+            succeeds(fcntl.fcntl, reader, F_SETOWN, pid),
+            succeeds(fcntl.fcntl, reader, F_SETSIG, 0),
+            succeeds(fcntl.ioctl, reader, FIOSETOWN, pid.to_bytes(4, "little")),
+        )
+        found += [pid] if any(asked) else []
     os.close(reader)
     os.close(writer)
     return found
@@ -156,14 +145,11 @@ def awaited(target: dict[str, Any]) -> list[int]:
 
 def pinned(target: dict[str, Any]) -> list[int]:
     """Another's processors, from which one could take all but one."""
-    found = []
-    for pid in {*target["pids"], os.getppid()} - {os.getpid()}:
-        try:
-            os.sched_setaffinity(pid, os.sched_getaffinity(pid))
-            found.append(pid)
-        except OSError:
-            continue
-    return found
+
+    def pin(pid: int) -> None:
+        os.sched_setaffinity(pid, os.sched_getaffinity(pid))
+
+    return [pid for pid in others(target) if succeeds(pin, pid)]
 
 
 def sockets(target: dict[str, Any]) -> list[str]:

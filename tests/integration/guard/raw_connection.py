@@ -24,7 +24,7 @@ class Shut(Exception):
 
 
 @dataclass
-class Wire:
+class RawConnection:
     """One connection."""
 
     reader: asyncio.StreamReader
@@ -53,9 +53,9 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def wire(
+async def raw_connection(
     url: str, token: str, name: str = "wire", kind: EntityKind = EntityKind.CLIENT, **options: Any
-) -> AsyncIterator[Wire]:
+) -> AsyncIterator[RawConnection]:
     """Comes in with a credential, a root or a user's token. `options` replace what is said in CONNECT.
 
     Raises:
@@ -74,7 +74,7 @@ async def wire(
         said |= {key: value for key, value in options.items() if key != "said"}
         options.get("said", {}).update(said)
         writer.write(f"CONNECT {json.dumps(said)}\r\n".encode())
-        connection = Wire(reader, writer)
+        connection = RawConnection(reader, writer)
         try:
             for line in await connection.until_pong():
                 if line.startswith(b"-ERR"):

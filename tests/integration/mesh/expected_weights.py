@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import torch
@@ -9,8 +10,9 @@ import torch
 from dmsc.client.client import Client
 from schemas.job import JobRecord, JobSpec, JobState
 from tests import exact_loop
-from tests.integration.mesh.conftest import USER_MODELS, outcome
-from tests.integration.mesh.own_mesh import Witness
+from tests.integration.mesh.conftest import done, outcome
+from tests.integration.mesh.own_mesh import USER_MODELS, Witness
+from tests.patience import PATIENCE_S
 
 _ran: dict[str, str] = {}
 
@@ -28,6 +30,24 @@ async def undisturbed_at(witness: Witness, spec: JobSpec) -> str:
     """The same, for whoever has a mesh of their own."""
     peaceful = _peaceful(spec)
     return _known(peaceful) or _note(peaceful, await witness.ended(await witness.submit(peaceful)))
+
+
+def check_weights(client: Client, job: str) -> JobRecord:
+    """The job ended well, with the weights that it would have had in peace."""
+    record = done(client, job)
+    assert record.weights is not None
+    assert record.weights.sha256 == undisturbed(client, record.spec)
+    return record
+
+
+async def check_weights_at(witness: Witness, job: str) -> JobRecord:
+    """The same, for whoever has a mesh of their own."""
+    async with asyncio.timeout(PATIENCE_S):
+        record = await witness.ended(job)
+    assert record.state is JobState.DONE, record.reason
+    assert record.weights is not None
+    assert record.weights.sha256 == await undisturbed_at(witness, record.spec)
+    return record
 
 
 def _peaceful(spec: JobSpec) -> JobSpec:

@@ -1,4 +1,4 @@
-"""One job's course: what was said of it on the bus, its processes, and what it came to."""
+"""One job that is followed: what was said of it on the bus, its processes, and what it came to."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from schemas.base import Message
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
 from schemas.registry import ServiceRecord
 from schemas.step import Member, StepStatus, StepStatusReply
-from tests.integration.mesh.gates import Gates
 from tests.integration.mesh.own_mesh import Witness
+from tests.integration.mesh.pass_gates import Gates, Hold
 from tests.patience import PATIENCE_S
 
 TAPPED = 1_000_000
@@ -44,7 +44,7 @@ class Said:
 
 
 @dataclass(eq=False)
-class Course:
+class FollowedJob:
     """A running job. Units are named without the job's id: `s0-r1`, `data-r0`."""
 
     client: Witness
@@ -138,6 +138,24 @@ class Course:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
+    def hold(self, *units: str, direction: str, step: int, before: int = 0) -> Hold:
+        """Their passes of this step wait at the gate."""
+        pids = [self.pid(unit) for unit in units]
+        return self.gates.hold(*pids, direction=direction, step=step, before=before)
+
+    async def all_held(self, *units: str, step: int) -> None:
+        """Returns once each of them waits in a forward pass of this step."""
+        holds = [self.hold(unit, direction="forward", step=step) for unit in units]
+        for hold in holds:
+            await hold.reached()
+
+    async def held_alone(self, unit: str, step: int) -> Hold:
+        """Returns once the unit waits in a backward pass of this step, of which all else is done."""
+        hold = self.hold(unit, direction="backward", step=step)
+        await hold.reached()
+        await self.until_all_but_held(unit, step)
+        return hold
+
     @contextlib.contextmanager
     def frozen(self, *pids: int) -> Iterator[None]:
         """Stopped from here on; whoever lives at the end goes on."""
@@ -220,9 +238,8 @@ class Course:
         print("\n".join(history))
         assert record.state is JobState.DONE, (record.reason, history)
         assert record.weights is not None
-        assert not [line for line in history if NO_ANSWER in line], (
-            history
-        )  # a loss is noticed, not waited for
+        # a loss is noticed, not waited for
+        assert not [line for line in history if NO_ANSWER in line], history
         results = [event.result for event in events if event.result is not None]
         self._check_steps(results, events, back=back)
         assert record.weights.sha256 == self.expected, history
@@ -251,25 +268,27 @@ class Course:
 
 
 @contextlib.asynccontextmanager
-async def followed(client: Witness, gates: Gates, spec: JobSpec, expected: str) -> AsyncIterator[Course]:
+async def following(
+    client: Witness, gates: Gates, spec: JobSpec, expected: str
+) -> AsyncIterator[FollowedJob]:
     """A job that was submitted, under eyes that were open before; all its units are known.
 
     Behind the first step it computes nothing before the block waits for something.
     """
-    course = Course(client, gates, spec, expected)
+    followed = FollowedJob(client, gates, spec, expected)
     async with Tap(client.bus, [">", "$KV.>"], replies=True, limit=TAPPED) as tap:
 
         async def listen() -> None:
             async for tapped in tap:
-                course.note(tapped)
+                followed.note(tapped)
 
         listening = asyncio.create_task(listen())
         try:
             gates.close()
-            course.job = await client.submit(spec)
-            await course.until_said(subjects.STEP_BEGIN)
+            followed.job = await client.submit(spec)
+            await followed.until_said(subjects.STEP_BEGIN)
             gates.begin()
-            yield course
+            yield followed
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class Hold:
 
 
 class Gates:
-    """`async with gates_at(path, seed, …) as gates`."""
+    """`async with gates_at(path, training) as gates`."""
 
     def __init__(self, seed: int, steps: int, microbatches: int) -> None:
         self._holds: list[Hold] = []
@@ -100,11 +100,11 @@ class Gates:
 
 
 @contextlib.asynccontextmanager
-async def gates_at(path: Path, *, seed: int, steps: int, microbatches: int) -> AsyncIterator[Gates]:
-    """At the end all are let go."""
+async def gates_at(path: Path, training: Mapping[str, int]) -> AsyncIterator[Gates]:
+    """For a job with these `seed`, `steps` and `microbatches`. At the end all are let go."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    gates = Gates(seed, steps, microbatches)
+    gates = Gates(training["seed"], training["steps"], training["microbatches"])
     server = await asyncio.start_unix_server(gates.serve, path)
     confined = await asyncio.start_server(gates.serve, "127.0.0.1", 0)  # may reach no Unix socket
     port = path.with_name(f"{path.name}.port")

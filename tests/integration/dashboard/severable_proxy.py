@@ -10,8 +10,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 
-class Cable:
-    """`with Cable("http://127.0.0.1:8080") as cable: … cable.url … cable.cut() … cable.mend()`"""
+class SeverableProxy:
+    """`with SeverableProxy("http://127.0.0.1:8080") as proxy: … proxy.url … proxy.cut() … proxy.mend()`"""
 
     def __init__(self, url: str) -> None:
         there = urlsplit(url)

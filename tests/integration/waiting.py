@@ -1,0 +1,40 @@
+"""Waiting for what has no event of its own, and tasks that run beside a test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from tests.patience import PATIENCE_S
+
+T = TypeVar("T")
+
+
+async def eventually(
+    condition: Callable[[], Any], what: Callable[[], object] | str = "", every_s: float = 0.01
+) -> Any:
+    """Waits until `condition()` (which may be a coroutine function) is true; its value. `what`: the error."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE_S
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        text = what if isinstance(what, str) else what()
+        assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s: {text}"
+        await asyncio.sleep(every_s)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Runs until the end of the block, if it has not ended by then."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
