@@ -7,7 +7,7 @@ from typing import Any
 
 from entities.orchestrator.job_state.context import JobTimes
 from schemas.job import JobRecord
-from tests.entity_records import job
+from tests.builders.jobs import job
 
 
 def job_context(record: JobRecord | None = None, **parts: Any) -> Any:

@@ -24,7 +24,7 @@ from schemas.gateway_api import (
 )
 from schemas.job import ENDED, JobEvent, JobRecord, JobState, WeightsManifest
 from schemas.signals import CommunicationPolicy, NodeRegistration
-from tests.entity_records import service
+from tests.builders.records import service
 from tests.patience import PATIENCE_S
 
 SHARD = bytes(range(256)) * 40

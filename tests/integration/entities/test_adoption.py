@@ -26,7 +26,8 @@ from schemas.step import (
     StepFenced,
 )
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
-from tests.entity_records import instance, job
+from tests.builders.jobs import job
+from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial
 from tests.job_context import job_context
 

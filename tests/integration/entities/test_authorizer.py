@@ -17,7 +17,7 @@ from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Refused, Unavailable
 from schemas.signals import AccessDecision, AccessRequest, Role
-from tests.entity_records import job
+from tests.builders.jobs import job
 from tests.integration.entities.conftest import Dial, Start, write_users
 from tests.integration.waiting import eventually
 

@@ -18,7 +18,7 @@ from schemas.fault import DeviceErrors, FaultReport
 from schemas.gateway_api import CordonPlace, UncordonPlace
 from schemas.registry import Endpoint
 from schemas.task_graph import Placement
-from tests.entity_records import instance
+from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial
 
 AGENT = "a-n"

@@ -23,7 +23,9 @@ from schemas.envelope import EntityKind
 from schemas.gateway_api import DoorRequest
 from schemas.job import JobEvent, StepResult
 from schemas.telemetry import LogLine
-from tests.entity_records import instance, sample, spec
+from tests.builders.jobs import spec
+from tests.builders.records import instance
+from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 from tests.integration.waiting import eventually

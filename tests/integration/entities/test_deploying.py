@@ -23,7 +23,8 @@ from schemas.errors import BusUnreachable, DeadlineExceeded, DmscError, NoRespon
 from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Exported, ExportOrder, Member
 from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
-from tests.entity_records import instance, job
+from tests.builders.jobs import job
+from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
 

@@ -17,7 +17,7 @@ from schemas.errors import BadMessage
 from schemas.job import JobSpec, ModelSpec, TrainingSpec
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import tensor_line, weights_sha256
-from tests.entity_records import job
+from tests.builders.jobs import job
 from tests.job_context import job_context
 from workers.state.weights import page_of
 

@@ -26,7 +26,7 @@ from schemas.errors import BadInput
 from schemas.gateway_api import Cordons
 from schemas.job import JobState
 from schemas.signals import AccessRequest, ComputeNotification
-from tests.entity_records import compute
+from tests.builders.telemetry import compute
 from tests.integration.entities.conftest import Dial, Start, bearer, end
 from tests.integration.entities.gateway_answers import JOB, check_problem, submit
 from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrchestrator

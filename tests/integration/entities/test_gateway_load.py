@@ -31,7 +31,7 @@ from schemas.errors import Overloaded, Unavailable
 from schemas.gateway_api import KeptAnswer
 from schemas.job import JobEvent, JobState
 from schemas.signals import Registration
-from tests.entity_records import instance
+from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial, Start, bearer, end
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 from tests.integration.waiting import eventually

@@ -17,7 +17,10 @@ from schemas.errors import Ack, BadData, Fenced, Unavailable
 from schemas.registry import InstanceState, StateChange
 from schemas.signals import ComputeEntry, ComputeNotification, Registration
 from schemas.step import Member, MicrobatchClaim, MicrobatchDispatch, StepBegin
-from tests.entity_records import compute, instance, policy, sample
+from tests.builders.records import instance
+from tests.builders.routes import policy
+from tests.builders.telemetry import compute
+from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, Heard, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 from tests.integration.waiting import eventually

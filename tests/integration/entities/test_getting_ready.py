@@ -19,7 +19,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import Unavailable
 from schemas.registry import PASSING, PASSING_EXIT, InstanceState
 from schemas.task_graph import TaskUnit, UnitKind
-from tests.entity_records import instance, job
+from tests.builders.jobs import job
+from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial
 from tests.patience import PATIENCE_S
 from workers.instance import Instance, InstancePayload

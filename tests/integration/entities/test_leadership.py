@@ -17,7 +17,7 @@ from entities.orchestrator.job_state.job_store import JobStore
 from schemas.envelope import EntityKind
 from schemas.errors import Fenced
 from schemas.job import JobState
-from tests.entity_records import job as job_record
+from tests.builders.jobs import job as job_record
 from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
 

@@ -26,7 +26,7 @@ from schemas.gateway_api import DoorRequest
 from schemas.registry import Resolve
 from schemas.signals import AccessRequest
 from tests.bad_messages import bad_messages
-from tests.entity_records import policy
+from tests.builders.routes import policy
 from tests.integration.entities.conftest import Dial, Heard, Start
 from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S

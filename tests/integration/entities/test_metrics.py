@@ -22,7 +22,9 @@ from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
 from schemas.signals import Registration
 from schemas.telemetry import InstanceSample
-from tests.entity_records import instance, policy, sample, service
+from tests.builders.records import instance, service
+from tests.builders.routes import policy
+from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 from tests.integration.waiting import eventually

@@ -20,7 +20,7 @@ from schemas.job import JobState
 from schemas.module_status import ModuleAnswer, ModuleQuestion
 from schemas.observation import Observation
 from schemas.registry import InstanceState
-from tests.entity_records import spec
+from tests.builders.jobs import spec
 from tests.integration.entities.conftest import Dial, Heard, Start, bearer
 from tests.integration.entities.gateway_answers import check_problem, submit
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator

@@ -31,7 +31,7 @@ from schemas.policy import (
     PromoteModule,
     RollBackModule,
 )
-from tests.entity_records import service
+from tests.builders.records import service
 from tests.integration.entities.conftest import Dial, Start
 from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S

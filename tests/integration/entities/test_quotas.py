@@ -28,7 +28,7 @@ from schemas.errors import OverQuota, Refused
 from schemas.gateway_api import DoorRequest, UploadHold
 from schemas.job import JobSpec, JobState
 from schemas.quota import GIB
-from tests.entity_records import job
+from tests.builders.jobs import job
 from tests.integration.entities.conftest import Dial, Start, write_users
 from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S

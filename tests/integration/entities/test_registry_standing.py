@@ -25,7 +25,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import BadMessage
 from schemas.leadership import Leadership
 from schemas.registry import Heartbeat, InstanceState, Resolve
-from tests.entity_records import instance
+from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial, Start, end
 from tests.integration.entities.test_service_registry import follow, move, register
 from tests.integration.entities.test_service_registry import resolve as ask

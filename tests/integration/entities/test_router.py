@@ -18,7 +18,10 @@ from schemas.registry import InstanceState, ServiceRecord, StateChange
 from schemas.signals import CommunicationPolicy, ComputeNotification, Registration, StagePolicy
 from schemas.step import Member
 from schemas.telemetry import InstanceSample
-from tests.entity_records import compute, instance, policy, sample
+from tests.builders.records import instance
+from tests.builders.routes import policy
+from tests.builders.telemetry import compute
+from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, Heard, Start, end
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
 from tests.integration.waiting import eventually

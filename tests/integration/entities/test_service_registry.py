@@ -27,7 +27,7 @@ from schemas.registry import (
     StateChange,
 )
 from schemas.signals import Registration, RegistrationLease, RouteAdvertisement, TerminationReport
-from tests.entity_records import instance
+from tests.builders.records import instance
 from tests.integration.entities.conftest import QUICK, Dial, Heard, Start, end
 from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S

@@ -27,7 +27,7 @@ from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadModel, Unavailable
 from schemas.job import JobState
 from schemas.task_graph import ModelTopology, TaskUnit, UnitKind
-from tests.entity_records import job
+from tests.builders.jobs import job
 from tests.integration.entities.conftest import Dial
 from tests.job_context import job_context
 from tests.patience import PATIENCE_S

@@ -26,7 +26,8 @@ from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict, NotFound, Refused
 from schemas.registry import Endpoint, InstanceState, ServiceRecord, owner_tag
-from tests.entity_records import job, service
+from tests.builders.jobs import job
+from tests.builders.records import service
 from tests.integration.entities.conftest import Dial, Start, end, write_users
 from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S

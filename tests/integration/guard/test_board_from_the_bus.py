@@ -18,7 +18,9 @@ from schemas.errors import Unavailable
 from schemas.job import JobEvent, StepResult
 from schemas.signals import Role
 from schemas.telemetry import LinkFigures, LinkSample, NodeSample
-from tests.entity_records import instance, job, sample
+from tests.builders.jobs import job
+from tests.builders.records import instance
+from tests.builders.telemetry import linked_sample as sample
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.patience import PATIENCE_S
 

@@ -35,7 +35,7 @@ from schemas.job import JobEvent, JobState
 from schemas.signals import Role
 from schemas.step import Member
 from schemas.store import StoreRows
-from tests.entity_records import job, spec
+from tests.builders.jobs import job, spec
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.test_reply_subjects import (
     AGENT,

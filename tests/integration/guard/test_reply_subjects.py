@@ -27,7 +27,7 @@ from schemas.errors import Ack, NotFound
 from schemas.names import MESH
 from schemas.registry import Heartbeat, InstanceState
 from schemas.signals import Role
-from tests.entity_records import job
+from tests.builders.jobs import job
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import RawConnection, raw_connection
 

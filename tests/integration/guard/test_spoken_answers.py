@@ -22,7 +22,7 @@ from schemas.gateway_api import JobQuery, MeshQuery, MeshStatus, SubmitJob
 from schemas.job import JobRecord, JobState
 from schemas.registry import Endpoint
 from schemas.signals import NodeRegistration
-from tests.entity_records import spec
+from tests.builders.jobs import spec
 from tests.integration.guard.conftest import Guarded
 from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_spoken_records import OTHER_AGENT, ask, bus_token

@@ -26,7 +26,7 @@ from schemas.registry import Endpoint, Heartbeat, InstanceState, StateChange
 from schemas.signals import NodeRegistration, QosReport, Role
 from schemas.step import Member, MicrobatchClaim
 from schemas.telemetry import NodeSample
-from tests import entity_records
+from tests.builders.telemetry import linked_sample
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_threats import AGENT, MODULE, ROUTER, SMO, SRD, bus_of, instance, of_agent
@@ -190,13 +190,13 @@ async def test_a_researchers_module_suggests_under_the_researchers_name(mesh: Gu
 
 async def test_what_a_stream_has_kept_speaks_of_nobody_else_either(mesh: Guarded) -> None:
     """Modules and orchestrators rebuild what they know from streams, which keep whatever was let through."""
-    sample = entity_records.sample(OTHER)
+    sample = linked_sample(OTHER)
     async with (
         bus_of(mesh, instance()) as member,
         bus_of(mesh, Identity(name="tap", kind=K.TAP), mesh.root) as reader,
     ):
         await member.publish(subjects.INSTANCE_SAMPLE, sample, job="j", sid=OWN)
-        own = entity_records.sample(OWN)
+        own = linked_sample(OWN)
         await member.publish(subjects.INSTANCE_SAMPLE, own, job="j", sid=OWN)
         await member.barrier()
         found = [item.message async for item in reader.history(subjects.INSTANCE_SAMPLE)]

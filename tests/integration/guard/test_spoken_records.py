@@ -24,8 +24,8 @@ from schemas.envelope import Sender
 from schemas.errors import Ack, NotFound, Refused
 from schemas.registry import Endpoint, InstanceState, Resolve, ServiceRecord, StateChange
 from schemas.signals import Registration, Role
-from tests.entity_records import instance as instance_record
-from tests.entity_records import service as service_record
+from tests.builders.records import instance as instance_record
+from tests.builders.records import service as service_record
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_threats import AGENT, SMO, SRD, bus_of, instance, of_agent

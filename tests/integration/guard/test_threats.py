@@ -26,7 +26,7 @@ from schemas.gateway_api import CancelJob
 from schemas.names import MESH
 from schemas.registry import Heartbeat, InstanceState, Resolve, Resolved
 from schemas.signals import Role
-from tests.entity_records import job
+from tests.builders.jobs import job
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import Shut, raw_connection
 from tests.integration.waiting import eventually
