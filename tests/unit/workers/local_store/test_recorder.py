@@ -29,9 +29,9 @@ from schemas.weights_digest import weights_sha256
 from tests.builders import steps
 from tests.builders.routes import entry, table
 from tests.builders.telemetry import sample
-from workers.store import recorder
-from workers.store.local_store import LocalStore
-from workers.store.recorder import StoreRecorder
+from workers.local_store import recorder
+from workers.local_store.local_store import LocalStore
+from workers.local_store.recorder import StoreRecorder
 
 ME, OTHER = Member(sid="job-s0-r0", incarnation="i"), Member(sid="job-s0-r1", incarnation="o")
 SMO = Envelope(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entities.orchestrator.membership.peer_copies import choose_holders
+from entities.orchestrator.recovery.peer_copies import choose_holders
 from tests.builders.steps import member
 
 A, B, C, D, DATA = (member(sid) for sid in ("a", "b", "c", "d", "data"))
