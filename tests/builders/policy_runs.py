@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bus import subjects
-from bus.subject import Subject
+from bus.subject_row import Subject
 from policies.kit.engine import Engine, EngineConfig, Event
 from policies.kit.policy import Policy
 from schemas.base import Message
