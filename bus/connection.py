@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import secrets
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from typing import Any, cast
@@ -131,6 +132,12 @@ class Bus(StreamCalls):
         stopping = [subscription.stop(drain=False) for subscription in list(self._subscriptions)]
         await asyncio.gather(*stopping, return_exceptions=True)
         await self.connection.close()
+
+    @property
+    def link(self) -> NatsConnection:
+        """`connection` by its name of the release before."""
+        warnings.warn("Bus.link is called Bus.connection", DeprecationWarning, stacklevel=2)
+        return self.connection
 
     @property
     def connected(self) -> bool:

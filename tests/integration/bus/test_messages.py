@@ -33,6 +33,12 @@ async def test_typed_message_arrives_with_its_envelope(connect: Connect) -> None
     assert (envelope.sender, envelope.type) == (alice.sender, "registry.heartbeat")
 
 
+async def test_the_connection_by_its_former_name(connect: Connect) -> None:
+    alice = await connect("alice")
+    with pytest.warns(DeprecationWarning, match=r"Bus\.connection"):
+        assert alice.link is alice.connection
+
+
 async def test_what_one_says_oneself_need_not_be_read(connect: Connect) -> None:
     alice, seen = await connect("alice"), Collector()
     await alice.subscribe(subjects.HEARTBEAT, seen, ignored=subjects.HEARTBEAT(sid="a"))
