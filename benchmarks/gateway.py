@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -446,6 +447,7 @@ def main() -> None:
     options = parser.parse_args()
     configure_logging(level="error")
     if options.role is not None:
+        gc.set_threshold(20_000, 20, 50)  # as `dmsc run` does
         role = run_behind if options.role == "behind" else run_gateway
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(until_terminated(role(options.bus, options.folder)))

@@ -165,6 +165,7 @@ class Gateway:
         # Imported only here: a gateway without an HTTP API need not spend FastAPI's memory.
         from entities.gateway.dashboard import Dashboard
         from entities.gateway.http.admission.deadlines import with_deadlines
+        from entities.gateway.http.admission.early_refusal import refusing_early
         from entities.gateway.http.admission.listener import bind, configured, serving, url_of
         from entities.gateway.http.admission.load import HttpLoad
         from entities.gateway.http.app import build_http
@@ -201,9 +202,8 @@ class Gateway:
 
         protocol = "http" if self.config.tls is None else "https"
         server_config = configured(build_http(context), self.config.tls, self.config.proxies)
-        server_config.http_protocol_class = with_deadlines(
-            server_config.http_protocol_class, context.connections
-        )
+        bounded = with_deadlines(server_config.http_protocol_class, context.connections)
+        server_config.http_protocol_class = refusing_early(bounded, context.load, context.metrics.shed)
         async with serving(server_config, sock, drain, context.connections):
             self.url = url_of(sock, self.config.http_host, self.config.advertised_host, protocol)
             yield

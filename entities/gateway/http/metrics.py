@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from entities.metrics import HTTP_REQUESTS, MetricReading, Render
@@ -20,6 +21,10 @@ class HttpMetrics:
     render: Callable[[], Render | None]
     records: Callable[[], Collection[ServiceRecord]]
     answered: Counter[int] = field(default_factory=Counter)
+
+    def shed(self) -> None:
+        """Counts a request that was refused under overload, before anything was done for it."""
+        self.answered[HTTPStatus.SERVICE_UNAVAILABLE] += 1
 
     def readings(self) -> Iterator[MetricReading]:
         for status, count in self.answered.items():

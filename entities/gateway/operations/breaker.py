@@ -41,6 +41,7 @@ class Breaker:
     def __init__(self, config: BreakerConfig | None = None) -> None:
         self._config = config or BreakerConfig()
         self._calls: deque[tuple[float, bool]] = deque()
+        self._failed = 0  # among `_calls`, counted along: a busy gateway has thousands of calls in the window
         self._open_s = self._config.open_s
         self._until = 0.0
         self._probing = False
@@ -66,7 +67,7 @@ class Breaker:
             self._probing = False
             if ok:
                 self.state, self._open_s = BreakerState.CLOSED, self._config.open_s
-                self._calls.clear()
+                self._forget()
             elif ok is not None:
                 self._open_s = min(2 * self._open_s, self._config.longest_open_s)
                 self._open(now)
@@ -74,17 +75,21 @@ class Breaker:
         if ok is None or self.state is BreakerState.OPEN:
             return  # a call from before it opened
         self._calls.append((now, ok))
+        self._failed += not ok
         while self._calls and self._calls[0][0] < now - self._config.window_s:
-            self._calls.popleft()
-        failed = sum(not each for _, each in self._calls)
-        if failed >= self._config.failures and failed >= self._config.ratio * len(self._calls):
+            self._failed -= not self._calls.popleft()[1]
+        if self._failed >= max(self._config.failures, self._config.ratio * len(self._calls)):
             self._open(now)
 
     def _open(self, now: float) -> None:
         self.state = BreakerState.OPEN
         self._until = now + self._open_s
-        self._calls.clear()
+        self._forget()
         self.opened += 1
+
+    def _forget(self) -> None:
+        self._calls.clear()
+        self._failed = 0
 
 
 class RetryBudget:

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bus.logs import get_logger
 from bus.wire.correlation import correlated
 from entities.gateway.dashboard.assets import PATH as PAGE
+from entities.gateway.http.admission.early_refusal import BUSY, PROBES
 from entities.gateway.http.admission.load import HttpLoad
 from entities.gateway.http.api_document import PATH as DOCS
 from entities.gateway.http.config import HttpConfig
@@ -31,8 +32,6 @@ from schemas.errors import BadInput, DmscError, Overloaded, RateLimited, Refused
 
 log = get_logger("door")
 
-PROBES = frozenset({"/healthz", "/readyz"})
-"""Paths that are answered even under overload, because they report on the gateway's state."""
 QUIET = PROBES | {"/metrics"}
 """Paths that machines poll all day: their log lines are on the debug level."""
 ONCE = frozenset(
@@ -79,8 +78,8 @@ class RequestAdmission:
         now = asyncio.get_running_loop().time()
         if scope["path"] not in PROBES and (reason := self._load.too_much(now)):
             self._load.shed(reason, now)
-            self._metrics.answered[HTTPStatus.SERVICE_UNAVAILABLE] += 1
-            await BUSY(scope, receive, send)
+            self._metrics.shed()
+            await _BUSY(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         caller_id, span = caller_correlation(headers)
@@ -244,9 +243,4 @@ def _refusal(status: HTTPStatus, text: str, code: str, retry_after_s: float = 0.
     return problem_response(status, text, code, retry_after_s=retry_after_s, retryable=retryable)
 
 
-BUSY = _refusal(
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    "more requests come than this gateway can do; come back in a second",
-    Overloaded.code,
-    1.0,
-)
+_BUSY = _refusal(HTTPStatus.SERVICE_UNAVAILABLE, BUSY, Overloaded.code, 1.0)

@@ -47,8 +47,12 @@ def with_deadlines(protocol: type[Any], connections: OpenConnections) -> type[An
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self._is_owing() and not self.transport.is_closing():
-                self._received = 0
-                connections.owes(self)  # the deadline of the next request begins
+                self.answered()
+
+        def answered(self) -> None:
+            """Starts the deadline of the next request."""
+            self._received = 0
+            connections.owes(self)
 
         def pause_writing(self) -> None:
             self._paused_at = self.loop.time()

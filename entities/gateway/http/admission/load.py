@@ -42,6 +42,7 @@ class AdmissionQueue:
     came: deque[float] = field(default_factory=deque)
     since: float = 0.0  # since when the queue has not been empty
     left_at: float = float("-inf")  # when a request last left the queue
+    unread: int = 0  # requests that came in this turn of the loop and do not wait yet
 
     def join(self, now: float) -> None:
         if not self.came and now - self.left_at > self.calm_s:
@@ -55,7 +56,7 @@ class AdmissionQueue:
 
     def is_too_long(self, now: float) -> bool:
         """Whether one more request is to be refused."""
-        waiting = len(self.came)
+        waiting = len(self.came) + self.unread
         if waiting >= self.most:
             return True
         if not self.came:
@@ -90,6 +91,15 @@ class HttpLoad:
         if self.open - self.stalled.total() >= self._most_open:
             return "open"
         return "queue" if self.queue.is_too_long(now) else ""
+
+    def comes(self) -> None:
+        """Counts a request that was read, and whose task runs in the loop's next turn."""
+        if not self.queue.unread:
+            asyncio.get_running_loop().call_soon(self._all_joined)
+        self.queue.unread += 1
+
+    def _all_joined(self) -> None:
+        self.queue.unread = 0
 
     async def turn(self) -> None:
         """Waits until this request may begin."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from entities.gateway.http.admission.early_refusal import is_plain
 from entities.gateway.http.admission.listener import bind
 from entities.gateway.http.admission.load import TURN, AdmissionQueue, HttpLoad
 from entities.gateway.http.paging import cut, decode_cursor, encode_cursor
@@ -123,6 +124,22 @@ def test_a_breaker_stays_closed_while_most_calls_succeed_or_failures_are_old() -
     assert breaker.state is BreakerState.CLOSED
 
 
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 6.0)), max_size=60))
+def test_a_breaker_opens_just_when_the_calls_of_its_window_say_so(outcomes: list[tuple[bool, float]]) -> None:
+    config = BreakerConfig(failures=3, ratio=0.5, window_s=10)
+    breaker, now = Breaker(config), 0.0
+    calls: list[tuple[float, bool]] = []
+    for ok, pause_s in outcomes:
+        now += pause_s
+        breaker.record(ok, now)
+        calls = [(at, each) for at, each in [*calls, (now, ok)] if at >= now - config.window_s]
+        failed = sum(not each for _, each in calls)
+        opens = failed >= config.failures and failed >= config.ratio * len(calls)
+        assert (breaker.state is BreakerState.OPEN) is opens
+        if opens:
+            return
+
+
 def test_a_probe_whose_asker_left_lets_another_through() -> None:
     breaker = Breaker(BreakerConfig(failures=1))
     breaker.record(False, 0.0)
@@ -184,6 +201,28 @@ async def test_requests_begin_a_few_at_a_time_in_their_order() -> None:
     assert began == [number for number in range(3 * TURN) if number != TURN + 1]
     assert max(turns) == TURN
     assert not load.queue.came
+
+
+@pytest.mark.parametrize(
+    ("data", "plain"),
+    [
+        (b"GET /v1/jobs HTTP/1.1\r\nHost: a\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nContent-Length: 0\r\n\r\n", True),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nContent-Length: 2\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\ncontent-length:02\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nExpect: 100-continue\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\nhost: a\r\n\r\n", False),
+        (b"POST / HTTP/1.1\r\nhost: a\r\n\r\n", False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n", False),
+        (b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n", False),
+        (b"GET /a HTTP/1.1\n\nGET /b HTTP/1.1\r\n\r\n", False),
+        (b"", False),
+    ],
+)
+def test_what_is_plain_enough_to_be_refused_unread(data: bytes, plain: bool) -> None:
+    assert is_plain(data) is plain
 
 
 async def test_answers_do_not_wait_for_acknowledgements() -> None:
