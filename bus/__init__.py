@@ -5,7 +5,7 @@ travels, who may say and hear it, and what happens to one that can't be used. It
 message means.
 
 connection   `Bus`, what every service holds: publish, request, command, serve, append, history, buckets
-subjects     the one table of subjects, whose rows are of `subject_row`; `tasks`: background tasks
+subjects     the one table of subjects; `subject_row` has the class of its rows
 wire         envelopes, packed messages, correlation, redaction
 nats         the connection to the server: dialled, kept, made again; JetStream's requests
 messaging    handlers, streams, key-value, objects, dead letters

@@ -125,7 +125,14 @@ class Bus(StreamCalls):
 
     def beside(self, *, name: str, kind: EntityKind, token: Token | None) -> AbstractAsyncContextManager[Bus]:
         """Another connection to the same servers with another identity; see `connect`."""
-        return Bus.connect(self.connection.servers, name=name, kind=kind, token=token)
+        return Bus.connect(
+            self.connection.servers,
+            name=name,
+            kind=kind,
+            token=token,
+            times=self.times,
+            connection_times=self.connection.times,
+        )
 
     async def close(self) -> None:
         """Ends all subscriptions and the connection, in any state. Idempotent."""

@@ -54,8 +54,8 @@ Reply = TypeVar("Reply", bound=Message, default=Any)
 class Subject(Generic[Request, Reply]):
     """One row of the table. `pattern` has `{tokens}`; calling the row with them gives a concrete subject.
 
-    A row with a bucket is delivered as key-value, one with a reply as a request, unless `delivery` says
-    something else. By default (`names` is None), a request names its receiver, a published message its
+    A row with a bucket is delivered as key-value, one with a reply as a request; of all others `delivery`
+    says how. By default (`names` is None), a request names its receiver, a published message its
     sender, and a key nobody. An answer with more than `answer_bytes` is neither sent nor read.
     """
 

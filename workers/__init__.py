@@ -12,7 +12,7 @@ links        tensors between two instances, and among a stage's replicas; transp
 compute      model, data, optimizer, gradient sum, on the compute thread
 state        checkpoints, weights, a stage's state in and out
 tasks        short-lived workers: analysis, sample, files
-store        the local store (draft §6); telemetry: what a device and a process report
+local_store  the local store (draft §6); telemetry: what a device and a process report
 models       factories that come with DMSC; user_code: loading those of users
 
 Workers and entities never import each other: they meet on the bus.

@@ -27,7 +27,7 @@ from bus.mesh.registration import RegistrationClient
 from bus.messaging.key_value import Change
 from bus.security import renewal
 from bus.subjects import INSTANCE_SAMPLE, ROUTE_TABLE, STORE_QUERY
-from bus.tasks import TaskSet
+from bus.tasks import TaskSet, background
 from bus.wire import secret_urls
 from bus.wire.correlation import correlate
 from schemas.cluster import InstanceStart
@@ -83,9 +83,8 @@ class InstancePayload(BaseModel):
     device: str = "cpu"
     store: Path | None = None
     renewal: str = ""  # file in `store` with the credential that replaces `token`
-    dial_s: float = (
-        90.0  # how long it tries to connect; a deployment waits longer, so that a stall fails none
-    )
+    dial_s: float = 90.0
+    """How long it tries to connect; a deployment waits longer, so that a stall fails none."""
     correlation: str | None = None
     cause: str | None = None
     urls: list[str] | None = None
@@ -147,8 +146,7 @@ class Instance:
                 bind_process(correlation=self.payload.correlation)
             correlate(self.payload.correlation, cause=self.payload.cause)
             self.recorder.begins(self.start, pid=os.getpid(), **place)
-            shipping = asyncio.create_task(ship_logs(bus))
-            stack.callback(shipping.cancel)
+            await stack.enter_async_context(background(ship_logs(bus)))
             # No limit here: the orchestrator that ordered the instance ends it at its own deadline.
             presence = await stack.enter_async_context(
                 RegistrationClient(bus, self._record(), register_s=math.inf)

@@ -100,7 +100,7 @@ class AuthCalloutCounters:
 
 
 class AuthCallout:
-    """One responder. `async with AuthCallout.running(servers, keys, door, name=…):`."""
+    """One responder. `async with AuthCallout.running(servers, keys, policy, name=…):`."""
 
     def __init__(self, connection: NatsConnection, keys: GuardKeys, policy: ConnectionPolicy) -> None:
         self.counters = AuthCalloutCounters()

@@ -35,7 +35,7 @@ class BrokeredJetStream:
         next_id: Callable[[], str],
         callers: Sequence[BrokerCaller],
     ) -> None:
-        self.askers = tuple(callers)
+        self.callers = tuple(callers)
         self._connection = connection
         self._sender = codec.sender_map(sender)
         self._next_id = next_id
@@ -43,7 +43,7 @@ class BrokeredJetStream:
     @property
     def asker(self) -> BrokerCaller:
         """The asker with the least rights; the only one unless the token is a user's."""
-        return self.askers[0]
+        return self.callers[0]
 
     @property
     def scope(self) -> str:
@@ -56,7 +56,9 @@ class BrokeredJetStream:
 
     def _reader(self, stream: str, subjects: str) -> BrokerCaller:
         """The first asker that may read the subjects; else the last, which the broker will refuse."""
-        return next((asker for asker in self.askers if may_read(asker, stream, subjects)), self.askers[-1])
+        return next(
+            (caller for caller in self.callers if may_read(caller, stream, subjects)), self.callers[-1]
+        )
 
     async def ask(
         self,
@@ -77,7 +79,7 @@ class BrokeredJetStream:
             Unavailable: no broker is there.
             NoResponders, DeadlineExceeded, BusUnreachable, Refused: as for `NatsConnection.ask`.
         """
-        subject, data = self._question(call, body, headers, owner)
+        subject, data = self._encoded_call(call, body, headers, owner)
         loop, times = asyncio.get_running_loop(), self._connection.times
         until = loop.time() + min(times.broker_away_s, timeout_s)
         while True:
@@ -97,10 +99,10 @@ class BrokeredJetStream:
 
     async def send(self, call: str, body: bytes, reply: str = "") -> None:
         """Sends a call without waiting; answers go to `reply`, an inbox of ours."""
-        subject, data = self._question(call, body, None)
+        subject, data = self._encoded_call(call, body, None)
         await self._connection.send(subject, data, reply=reply)
 
-    def _question(
+    def _encoded_call(
         self, call: str, body: bytes, headers: dict[str, str] | None, owner: str = ""
     ) -> tuple[str, bytes]:
         request = BrokerRequest.model_construct(call=call, headers=headers or {}, body=body)
@@ -108,17 +110,19 @@ class BrokeredJetStream:
         return asker.subject, codec.encode(request, self._sender, self._next_id())
 
     def _asker(self, call: str, body: bytes) -> BrokerCaller:
-        if len(self.askers) == 1:
+        if len(self.callers) == 1:
             return self.asker
         tokens = call.split(".")
         if call.startswith("$JS.API.DIRECT.GET."):
             return self._reader(tokens[4], ".".join(tokens[5:]))
         if call.startswith("$JS.API.CONSUMER."):
             last = tokens[-1] if tokens[3] != "CREATE" else tokens[5]
-            return next((asker for asker in self.askers if last.startswith(asker.consumers)), self.askers[-1])
+            return next(
+                (asker for asker in self.callers if last.startswith(asker.consumers)), self.callers[-1]
+            )
         if call.startswith(("$JS.API.STREAM.INFO.", "$JS.API.STREAM.MSG.GET.")):
             return self._reader(tokens[-1], _subjects_in(body))
-        return self.askers[-1] if call.startswith("$JS.API.") else self.asker
+        return self.callers[-1] if call.startswith("$JS.API.") else self.asker
 
 
 def _subjects_in(body: bytes) -> str:

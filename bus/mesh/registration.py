@@ -132,7 +132,7 @@ class RegistrationClient:
         try:
             await self.change(state, reason)
         except Unavailable as error:
-            log.warning("state not told yet", sid=self.record.sid, state=state, reason=error.text)
+            log.warning("state not reported yet", sid=self.record.sid, state=state, reason=error.text)
             self._again.set()
 
     async def update(self, **fields: Any) -> None:

@@ -354,7 +354,7 @@ class Subscription:
         try:
             await self._bus.connection.send(inbox, b"", headers={SO_FAR: str(progress.so_far)})
         except DmscError as error:  # the bus is away: the asker asks again
-            log.debug("progress not told", subject=self.subject, error=error.text)
+            log.debug("progress not reported", subject=self.subject, error=error.text)
 
     def _failed(self, error: Exception | None) -> None:
         """Counts and logs a handler's failure; None stands for a CancelledError without a cancellation."""

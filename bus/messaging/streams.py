@@ -313,9 +313,8 @@ async def _decoded(bus: BusPort, row: Subject, item: jetstream.StreamMessage) ->
     try:
         message, envelope = codec.decode(item.data, row.schema)
         check = attribution.check_of(row)
-        if (
-            check is not None and bus.connection.guarded
-        ):  # the server checked only the subject of a stored message
+        if check is not None and bus.connection.guarded:
+            # the server checked only the subject of a stored message
             check(item.subject, message, envelope)
     except BadMessage as error:
         await dead_letter(bus, row, item.subject, item.data, error)

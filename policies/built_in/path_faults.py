@@ -28,8 +28,8 @@ USUAL, RECENT = 12, 2
 LOSSY = 0.1
 BROKEN = 2
 """Errors within the last `RECENT` samples."""
-SLOWER_TIMES, SLOWER_DEVIATIONS, SLOWER_MS = 2.0, 6.0, 10.0
-"""A transfer must take longer than usual by all three limits. Busy cores alone cost some milliseconds."""
+SLOWER_TIMES, SLOWER_DEVIATIONS = 2.0, 6.0
+"""A transfer must take longer than usual by both limits, and by more than what busy cores alone cost."""
 MOST_OF = 2 / 3
 """Share of an instance's links at fault from which the instance counts as at fault."""
 
@@ -51,7 +51,11 @@ class Located:
 
 
 def link_fault(
-    link: Link, transfer_ms: Sequence[float], errors: Sequence[int], loss: float
+    link: Link,
+    transfer_ms: Sequence[float],
+    errors: Sequence[int],
+    loss: float,
+    slower_ms: float = 10.0,
 ) -> LinkDiagnosis | None:
     """The fault of a link; None if it has none.
 
@@ -60,6 +64,7 @@ def link_fault(
         transfer_ms: Its last figures, oldest first.
         errors: The error counts of its last samples.
         loss: Share of transfers that had to be repeated.
+        slower_ms: How much longer than usual a transfer must take: busy cores alone cost some milliseconds.
     """
     if sum(errors[-RECENT:]) >= BROKEN:
         return LinkDiagnosis(link=link, what=f"{sum(errors[-RECENT:])} errors in {RECENT} samples")
@@ -68,12 +73,12 @@ def link_fault(
     if len(transfer_ms) < USUAL + RECENT:
         return None
     usual = transfer_ms[-USUAL - RECENT : -RECENT]
-    if min(transfer_ms[-RECENT:]) <= min(usual) + SLOWER_MS:
+    if min(transfer_ms[-RECENT:]) <= min(usual) + slower_ms:
         return None  # nearly always: saves the computation below
     middle = median(usual)
     deviation = 1.4826 * median(abs(value - middle) for value in usual)
     now = min(transfer_ms[-RECENT:])
-    limit = max(SLOWER_TIMES * middle, middle + SLOWER_DEVIATIONS * deviation, middle + SLOWER_MS)
+    limit = max(SLOWER_TIMES * middle, middle + SLOWER_DEVIATIONS * deviation, middle + slower_ms)
     return LinkDiagnosis(link=link, what=f"{now:.1f} ms, usually {middle:.1f} ms") if now > limit else None
 
 

@@ -17,7 +17,7 @@ import psutil
 
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
-from bus.tasks import cancel
+from bus.tasks import background
 from bus.wire import request_progress
 from bus.wire.correlation import stand_alone
 from bus.wire.request_progress import RequestProgress
@@ -64,12 +64,11 @@ async def reporting_progress(
     """Reports progress to the registry while it is open, after every `report_s` in which there was some."""
     transfer = RequestProgress()
     token = request_progress.present.set(transfer)
-    reports = asyncio.create_task(_report(presence, transfer, config), name="progress of getting ready")
     try:
-        yield
+        async with background(_report(presence, transfer, config), name="progress of getting ready"):
+            yield
     finally:
         request_progress.present.reset(token)
-        await cancel(reports)
 
 
 async def _report(presence: RegistrationClient, transfer: RequestProgress, config: StartupConfig) -> None:

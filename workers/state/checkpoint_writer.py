@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bus.connection import Bus
+from bus.tasks import cancel
 from bus.wire import request_progress as progress
 from bus.wire.request_progress import RequestProgress
 from schemas.checkpoint import CheckpointOrder, CheckpointTaken, CheckpointWait, CheckpointWritten
@@ -80,9 +80,7 @@ class CheckpointWriter:
         )
         write_progress = RequestProgress()  # for `wait`, since this order is answered before the write ends
         writing = asyncio.create_task(self._write(order, tensors, write_progress))
-        writing.add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )  # `wait` raises the error
+        writing.add_done_callback(lambda task: task.cancelled() or task.exception())  # `wait` raises it
         self._current[order.url] = _Current(taken, writing, write_progress)
         return taken
 
@@ -127,7 +125,4 @@ class CheckpointWriter:
     async def close(self) -> None:
         """Ends the write under way; its temporary files are removed when this returns."""
         open_orders, self._current = self._current, {}
-        for order in open_orders.values():
-            order.writing.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await order.writing
+        await cancel(*(order.writing for order in open_orders.values()))

@@ -36,6 +36,8 @@ class TelemetryConfig:
     """Seconds between samples; 0: no samples, so that routers do not know the instance's load."""
     prompt_s: float = 0.2
     """A step brings the next sample forward if the last two samples were further apart than this."""
+    least_s: float = 0.1
+    """Least time between two samples: rates over a few milliseconds say nothing."""
 
 
 class InstanceTelemetry:
@@ -92,3 +94,4 @@ class InstanceTelemetry:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(waiting_s):
                     await stepped.wait()
+            await asyncio.sleep(max(0.0, now + self._config.least_s - time.monotonic()))

@@ -79,8 +79,8 @@ def test_times_are_their_owners_configuration(structure: Structure) -> None:
         for name, path in structure.files.items()
         if not name.startswith("schemas.")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.BinOp)
-        for target in node.targets
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.BinOp | ast.Tuple)
+        for target in (each for targets in node.targets for each in ast.walk(targets))
         if isinstance(target, ast.Name) and re.search(r"(?<!PER)_(S|MS|US|NS)$", target.id)
     ]
     assert found == []

@@ -8,6 +8,7 @@ from bus.broker import fair_queue, quotas
 from bus.broker.fair_queue import FairQueue
 from bus.broker.quotas import BrokerQuotas, Spending
 from schemas.errors import RateLimited, Refused
+from schemas.limits import INACTIVE_S
 
 
 def test_parties_are_served_in_turn() -> None:
@@ -89,7 +90,7 @@ def test_stores_readers_and_meeting_points_have_their_bounds() -> None:
         taken.open_reader("one", 0.0)
     with pytest.raises(RateLimited, match="readers"):
         taken.open_reader("one", 1.0)
-    taken.open_reader("one", quotas.READERS_S)
+    taken.open_reader("one", INACTIVE_S)
     taken.write_meeting_point("j1", quotas.MEETING_BYTES - quotas.VALUE_BYTES, 0.0)
     with pytest.raises(Refused, match="job j1 has written 64 MiB"):
         taken.write_meeting_point("j1", 1, 1.0)
