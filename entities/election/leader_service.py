@@ -28,7 +28,7 @@ from schemas.registry import InstanceState, ServiceRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaderServiceConfig:
+class LeaderServiceTimes:
     """Timing of a replica that does not lead."""
 
     standby_after_s: float = 0.3  # a replica that gets the lead sooner does not register as a standby
@@ -58,13 +58,13 @@ class LeaderService(ABC, Generic[LeaderT]):
         kind: EntityKind,
         lease: LeadershipLeaseConfig,
         node: str,
-        config: LeaderServiceConfig = LeaderServiceConfig(),
+        times: LeaderServiceTimes = LeaderServiceTimes(),
     ) -> None:
         self.leader: LeaderT | None = None
         self._bus = bus
         self._kind = kind
         self._node = node
-        self._times = config
+        self._times = times
         self._log = get_logger(kind.value)
         self._candidate = LeaderCandidate(bus, lease, role=kind.value, node=node)
         self._refusal = ""
@@ -139,10 +139,11 @@ class LeaderService(ABC, Generic[LeaderT]):
                 reason = await leader.run(keeping, began)
         finally:
             self.leader = None
-        if leader.refused is not None:
-            self._refusal = leader.refused.text
-            await self._candidate.release()
-        self._log.error("leading no more", term=claim.term, reason=reason)
+        if leader.refused is None:
+            self._log.error("leading no more", term=claim.term, reason=reason)
+            return
+        self._refusal = leader.refused.text  # which `_stand_aside` logs
+        await self._candidate.release()
 
     # --- the registry ----------------------------------------------------------------------------------
     @contextlib.asynccontextmanager

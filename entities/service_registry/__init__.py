@@ -10,7 +10,7 @@ It never places or starts instances and never judges faults beyond an expired le
 - `service`: the entity: stand by, lead, stand by again
 - `leader`: serves one term of the lead
 - `core`: the decisions on records, leases and fences, pure
-- `index`: finds records by content and allocates route ids, pure
+- `content_index`: finds records by content and allocates route ids, pure
 - `record_authority`: who may register what, pure
 - `writer`: writes records to the bucket by compare-and-set
 - `advertiser`: sends Type 2 advertisements

@@ -1,6 +1,7 @@
 """The policies that come with DMSC (draft §5.4; docs/policies-built-in.md).
 
-Each file holds one policy: when it may speak, what it suggests, and its evidence. `dmsc` loads them by name;
+Each file holds one policy (`stage_weights` a base of three): when it may speak, what it suggests, and its
+evidence. `dmsc` loads them by name;
 the engine of the kit calls them. A policy only suggests, and prefers silence to a guess. The models behind
 them are in `policies.numerics`.
 

@@ -24,7 +24,7 @@ class HttpConfig(ConnectionBounds):
     queued_requests: int = 256  # requests that wait for their turn; beyond it 503
     burst_s: float = 0.5  # how long the first request in the queue may have waited; beyond it 503
     standing_s: float = 0.05  # the same, once the queue has not been empty for burst_s
-    log_every_s: float = 1.0  # between two log lines about refusals under overload, which have no line each
+    shed_log_every_s: float = 1.0  # between two log lines about refusals under overload
     upload_hold_s: float = 30.0  # how long a data set's reservation outlives a gateway that fell silent
     stalled_each: int = 64  # bodies of one identity that wait for the client's bytes; beyond it 429
     drain_s: float = 5.0  # at shutdown, for requests that are being answered

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from bus import subjects
 from bus.connection import Bus
 from bus.messaging.key_value import Change
+from bus.tasks import background
 from entities.gateway.operations.backends import Asks
 from entities.gateway.operations.operation import Operation, Result_co
 from schemas.access import Revocation
@@ -126,22 +127,29 @@ class AccessClient:
             del self._streams[key]
 
     async def _check_repeatedly(self, streams: _Streams, token: str, action: str, resource: str) -> None:
-        """Checks until it is refused or cancelled. An absent authorizer changes nothing."""
-        while True:
-            revocation = self._revocation
+        """Checks until it is refused or cancelled. An absent authorizer changes nothing.
+
+        A revocation that the gateway knows of, or an expiry, is not asked about.
+        """
+        decision: AccessDecision | None = None
+        while decision is None or not (why := self.void(decision)):
             left_s = self._config.recheck_s
-            try:
-                decision = await self.check(token, action, resource)
-                if decision.expires_at is not None:
+            async with (
+                background(self._revocation.wait()) as revoked,
+                background(self.check(token, action, resource)) as checked,
+            ):
+                await asyncio.wait({revoked, checked}, return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    decision = checked.result() if checked.done() else decision
+                except Refused as error:
+                    streams.end(error.text)
+                    return
+                except DmscError:
+                    pass
+                if decision is not None and decision.expires_at is not None:
                     left_s = min(left_s, max(0.0, decision.expires_at - time.time()))
-            except Refused as error:
-                streams.end(error.text)
-                return
-            except DmscError:
-                pass
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await revocation.wait()
+                await asyncio.wait({revoked}, timeout=left_s if checked.done() else 0.0)
+        streams.end(why)
 
     async def check(self, token: str, action: str, resource: str) -> AccessDecision:
         """The authorizer's decision that permits `action` on `resource`.

@@ -65,7 +65,7 @@ Step = Literal["act", "take over", "repeat", "in progress", "other request"]
 def next_step(
     stored: KeptAnswer | None, digest: str, claimant: ServiceRecord | None, *, registry_known: bool
 ) -> Step:
-    """What to do with a request whose key holds `kept`. `claimant`: the record of the claiming gateway."""
+    """What to do with a request whose key holds `stored`. `claimant`: the record of the claiming gateway."""
     if stored is None:
         return "act"
     if stored.request != digest:

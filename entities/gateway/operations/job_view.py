@@ -38,6 +38,7 @@ class JobCache:
         try:
             await asyncio.get_running_loop().create_future()
         finally:
+            self.current.clear()  # whoever reads jobs from now on asks the orchestrator
             await watch.stop()
 
     async def _changed(self, change: Change) -> None:

@@ -1,6 +1,7 @@
 """Operations on jobs and nodes, for both APIs, and the NATS request API itself.
 
-Each operation is checked by Type 3 at the AAM first, and then sent to the orchestrator.
+Each operation is checked by Type 3 at the AAM first. What changes a job or a node is then sent to the
+orchestrator; reads are answered from the gateway's own copies where it has them.
 """
 
 from __future__ import annotations

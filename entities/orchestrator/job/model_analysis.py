@@ -91,7 +91,12 @@ class ModelAnalysis:
             key = self._job.mesh.nodes[agents[0]].sealing_key
             self._writers.add(agents[0])
             await self._job.bus.command(
-                WRITE_SAMPLE, order, deadline_s=10.0, while_heard=True, agent=agents[0], seal_to=key
+                WRITE_SAMPLE,
+                order,
+                deadline_s=self._times.answer_s,
+                while_heard=True,
+                agent=agents[0],
+                seal_to=key,
             )
             async with self._job.bus.pulse.timeout(self._times.sample_s):
                 return await self._sample

@@ -1,9 +1,9 @@
 """What the orchestrator records and counts of one job, and the job's instances.
 
-It decides when trying again is pointless (`RetryLimits`, `Quarantine`); the rest keeps state: the job's
-record and events, the decision record, the policies that were issued, the secrets. The packages `job`,
-`step`, `membership`, `faults` and `checkpointing` call it. Nothing here is written over the record of a later
-epoch.
+It decides when trying again is pointless (`RetryLimits`, `Quarantine`) and which gateway dispatches
+for the job (`IngressGateway`), and it keeps the job's state: its record and events, the decision record, the
+policies that were issued, the secrets. The packages `job`, `step`, `recovery`, `membership` and
+`checkpointing` call it. Nothing here is written over the record of a later epoch.
 
 context.py              `JobContext`: what the parts of one job's run share
 job_store.py            `JobStore`: the job's record (compare-and-set) and its event stream

@@ -36,8 +36,8 @@ class StepTimes:
     assign_s: float = 20.0
     group_s: float = 20.0
     prepare_s: float = 30.0
+    """Counts from the last progress of the computation, as `commit_s` does, and of reaching peers."""
     commit_s: float = 30.0
-    """Both count from the last progress: that of the computation, and of reaching peers."""
     state_s: float = 120.0
     """Longest time without progress of a transfer of a small state. A large state gets more time, because it
     may be a single tensor (`JobInstances.patience_s`)."""
@@ -54,8 +54,6 @@ class StepTimes:
     stall_s: float = 30.0
     """After max(this, 10 × the time of a way through the pipeline) without progress the step begins again."""
     status_s: float = 2.0
-    pause_s: float = 0.2
-    """How long `StepLoop.pause` waits: as long as an order waits before it is repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)

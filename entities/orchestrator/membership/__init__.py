@@ -3,7 +3,7 @@
 It decides when replicas are added or dismissed, when a member may leave its node without a loss, and how an
 instance changes its stage. `job.training` creates and calls these services; new members join through
 `recovery.joining`, and the step machine learns of them through `step.StepOwner`. It never decides about the
-open step itself; what is lost against anybody's wish is `recovery`'s matter.
+open step itself; losses are `recovery`'s matter.
 
 membership_changes.py  `MembershipChanges`: scaling, and instances that leave their node
 drain_order.py         `DrainOrder`: which of the instances to be drained may go next

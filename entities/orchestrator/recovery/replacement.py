@@ -149,12 +149,12 @@ class Replacement:
                 closed.setdefault(agent, set()).add(None)
         return closed
 
-    async def end(self, lost: Member) -> None:
+    async def end(self, member: Member) -> None:
         """Ends the process of an instance, so that its slot is free and it can't wake up again."""
-        agent = self._job.instances.agent_of(lost.sid)
+        agent = self._job.instances.agent_of(member.sid)
         if agent is None:
             return
-        stop = InstanceStop(job=self._job.name, sid=lost.sid, incarnation=lost.incarnation, now=True)
+        stop = InstanceStop(job=self._job.name, sid=member.sid, incarnation=member.incarnation, now=True)
         try:
             await self._job.bus.command(
                 STOP_INSTANCE,
@@ -164,7 +164,7 @@ class Replacement:
                 agent=agent,
             )
         except DmscError as error:
-            log.warning("stop of a lost instance failed", sid=lost.sid, reason=str(error))
+            log.warning("an instance was not stopped", sid=member.sid, reason=str(error))
 
     async def _find_room(self, unit: TaskUnit) -> None:
         """Keeps the unit's slot if it is free and its node registered, else places it; waits for room."""

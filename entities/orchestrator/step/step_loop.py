@@ -91,7 +91,7 @@ class StepLoop:
 
     async def pause(self) -> None:
         """Waits a moment; raises the failure of this loop, if it has one."""
-        await self._tasks.unless_failed(asyncio.sleep(self._job.times.steps.pause_s))
+        await self._tasks.unless_failed(asyncio.sleep(self._job.times.steps.repeat_s))
 
     def give_up(self, step: int, why: str) -> None:
         """Ends the loop if `step` is open and not decided: then all members are at its version."""

@@ -80,7 +80,7 @@ class HttpLoad:
         self._most_open = config.open_requests
         self._turns: deque[asyncio.Future[None]] = deque()
         self._begun = 0
-        self._log_every_s = config.log_every_s
+        self._log_every_s = config.shed_log_every_s
         self._unlogged = 0
         self._logged_at = float("-inf")
         self._idle = asyncio.Event()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entities.election.leader_service import LeaderService, LeaderServiceConfig
+from entities.election.leader_service import LeaderService, LeaderServiceTimes
 from entities.election.lease import LeadershipLeaseConfig
 from schemas.envelope import EntityKind
 from schemas.errors import NewerRecord
@@ -65,7 +65,7 @@ class Replica(LeaderService[Leader]):
             bucket=lambda row: None,
             on_reconnect=lambda callback: None,
         )
-        config = LeaderServiceConfig(**times)
+        config = LeaderServiceTimes(**times)
         super().__init__(bus, EntityKind.ORCHESTRATOR, LeadershipLeaseConfig(), "n", config)
         self.candidate = Candidate()
         self._candidate = self.candidate  # type: ignore[assignment]
