@@ -153,7 +153,9 @@ BUBBLE = _ROUTER.gauge(
     "pipeline bubble: 1 − busy, mean over the stage's instances in this cluster",
     *("job", "stage", "cluster"),
 )
-LINK_LATENCY_S = _LINK.gauge("link_latency_seconds", "latency of a transfer of any size")
+LINK_LATENCY_S = _LINK.gauge(
+    "link_latency_seconds", "the part of a transfer's time that does not depend on its size"
+)
 LINK_BANDWIDTH = _LINK.gauge("link_bandwidth_bytes_per_second", "bandwidth, measured by its transfers")
 LINK_LOSS = _LINK.gauge("link_loss_ratio", "share of the transfers that had to be repeated")
 ROUTE_CHANGES = _ROUTER.counter(

@@ -5,7 +5,6 @@ confined, and what happens at a signal or when the parent process dies. The comm
 run` call it; `dmsc.launch` starts the processes that run them. It imports an entity's code only when the
 entity runs, and never contains any of an entity's decisions.
 
-background.py      work beside a block
 composition.py     entity names and options → services; the only file that knows every constructor
 interrupts.py      SIGINT, SIGTERM and SIGHUP as events of the loop
 policy_loading.py  a policy by name or from a user's file

@@ -6,6 +6,7 @@ times and delays of orders. `dmsc simulate`, benchmarks and tests call it; `test
 never uses a bus, real time or threads, so the same scenario and seed give the same result.
 
 instances.py   simulated instances around the workers' machines
+leader.py      what each effect of the step machine has instances do; `tests/sim` shares it
 kernel.py      the virtual clock and its queue of events
 membership.py  a job's instances, their registration, routes and hops
 messages.py    what travels between instances, without validation

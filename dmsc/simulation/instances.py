@@ -177,7 +177,7 @@ class StageInstance(SimulatedInstance):
         return "assigned"
 
     def form(self, effect: ev.FormGroup) -> str | None:
-        """Stand together with the others of the group. None: not all of them are there yet."""
+        """Stand together with the others of the group. A subclass may return None: not all are there yet."""
         self.machine.fence(effect.fenced)
         if effect.attempt > self.machine.attempt:
             self.restarted(effect.attempt)

@@ -1,7 +1,7 @@
 """An orchestrator in virtual time: the real step machine, and what each of its effects has instances do.
 
-`SimulatedJob` (`dmsc simulate`) and the leaders of `tests/sim` differ in how an order travels: there after a
-delay and never lost, here on a bus that drops, repeats and delays.
+`SimulatedJob` (`dmsc simulate`) and the leaders of `tests/sim` differ in how an order travels: in
+`SimulatedJob` after a delay and never lost, in `tests/sim` on a bus that drops, repeats and delays.
 """
 
 from __future__ import annotations

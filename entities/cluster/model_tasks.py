@@ -53,7 +53,7 @@ class ShortLivedWorkers:
     """Runs workers one at a time (a second one would disturb measurements) and keeps topologies.
 
     A worker that makes progress has no time limit. An endless loop makes progress, too: it ends when its user
-    cancels the job, and no other worker waits for it for longer than `alone_s`.
+    cancels the job, and no other worker waits for it for longer than `analysis_alone_s`.
     """
 
     def __init__(self, context: NodeContext) -> None:
@@ -172,7 +172,7 @@ class ShortLivedWorkers:
 
     @contextlib.asynccontextmanager
     async def _wait_for_turn(self, kind: str, job: str) -> AsyncIterator[None]:
-        """Wait for earlier workers; after `alone_s` the next worker may begin beside this one."""
+        """Wait for earlier workers; after `analysis_alone_s` the next worker may begin beside this one."""
         await self._alone_lock.acquire()
         locked = True
 

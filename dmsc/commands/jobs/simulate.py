@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.options import JsonOption, print_json, print_table
 from dmsc.console.svg_files import check_plot, write_plot
-
-if TYPE_CHECKING:
-    pass
 
 
 def simulate(

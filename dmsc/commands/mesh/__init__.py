@@ -1,6 +1,6 @@
 """Commands that start, stop, check and maintain a mesh.
 
-They turn options into `MeshOptions`, `RunOptions` or `AgentOptions` and hand them to `dmsc.launch` and
+They turn options into `MeshOptions`, `RunOptions` or a `ClusterConfig` and hand them to `dmsc.launch` and
 `dmsc.process`, which do the work. Only `dmsc.cli` and the commands `demo` and `policy run` call them.
 
 demo.py    `demo`: a private mesh that trains one job and ends

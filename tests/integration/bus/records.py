@@ -12,8 +12,8 @@ from bus.connection import Bus
 from schemas.envelope import EntityKind
 from schemas.job import JobEvent
 from schemas.registry import Endpoint, Heartbeat, InstanceState, ServiceRecord, StateChange
-from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 
 def heartbeat(digest: str = "") -> Heartbeat:

@@ -14,8 +14,8 @@ from schemas.envelope import Envelope
 from schemas.errors import Ack, BadMessage, Conflict, DmscError
 from tests.conftest import Connect
 from tests.integration.bus.records import state_change
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 REGISTRY = subjects.STATE_CHANGE.answerer({})
 Asked = Sequence[tuple[Any, Envelope]]

@@ -15,9 +15,9 @@ from schemas.envelope import EntityKind
 from schemas.errors import Ack, Conflict, DeadlineExceeded, NoResponders
 from tests.conftest import Connect
 from tests.integration.bus.records import state_change
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import reply_to
+from tests.waiting import eventually
 
 
 async def test_repeats_of_a_running_command_share_its_one_run(connect: Connect) -> None:

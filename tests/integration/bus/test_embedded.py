@@ -21,8 +21,8 @@ from bus.server.embedded import EmbeddedServer, find_binary
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Conflict
 from tests.integration.bus.records import service_record
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 

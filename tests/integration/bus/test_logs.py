@@ -22,7 +22,7 @@ from schemas.registry import Heartbeat
 from schemas.telemetry import LogLine
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat
-from tests.integration.waiting import beside
+from tests.waiting import beside
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from bus.server.embedded import EmbeddedServer
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, NotFound
 from tests.conftest import Connect
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 DATA = os.urandom(3 * CHUNK_BYTES + 1_234)
 

@@ -29,8 +29,8 @@ from tests.integration.bus.records import (
     service_record,
     state_change,
 )
-from tests.integration.waiting import eventually
 from tests.patience import NEVER_S, PATIENCE_S
+from tests.waiting import eventually
 
 CLIENT = EntityKind.CLIENT
 

@@ -19,9 +19,9 @@ from schemas.step import Member, MicrobatchClaim, StepStatus, StepStatusReply
 from schemas.telemetry import DeadLetter
 from tests.conftest import Connect
 from tests.integration.bus.records import Collector, heartbeat, state_change
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import raw_request
+from tests.waiting import eventually
 
 SENDER = codec.sender_map(Sender(name="x", kind=EntityKind.CLIENT, incarnation="i"))
 

@@ -24,7 +24,7 @@ from entities.authorizer.access.authentication import Users
 from entities.authorizer.connections.connection_authorizer import ConnectionAuthorizer
 from schemas.envelope import EntityKind
 from tests.integration.guard.conftest import AnyJob
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 STANDS_STILL_S = ConnectionTimes.gap_s + 2.0
 ON_ITS_WAY_S = ConnectionTimes.beat_s

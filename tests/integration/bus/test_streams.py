@@ -18,7 +18,7 @@ from schemas.policy import ModuleLifecycle
 from schemas.telemetry import NodeSample
 from tests.conftest import Connect
 from tests.integration.bus.records import followed, job_event
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 
 async def test_append_is_acknowledged_and_deduplicated_by_id(connect: Connect) -> None:

@@ -18,6 +18,7 @@ from schemas.job import JobEvent, JobState
 from tests.builders import job_events as events
 from tests.conftest import Connect
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 
 async def test_a_job_whose_record_cannot_be_read_just_now_is_traced_nevertheless(
@@ -41,15 +42,13 @@ async def test_a_job_whose_record_cannot_be_read_just_now_is_traced_nevertheless
         spans.append(span)
         told.set()
 
-    tracing = asyncio.create_task(Tracer(bus, export).run())
-    for state in (JobState.QUEUED, JobState.CANCELLED):
-        event = JobEvent(job=events.JOB, kind="state", at=time.time() + 1, state=state, text="")
-        await bus.append(JOB_EVENT, event, job=events.JOB)
-    async with asyncio.timeout(PATIENCE_S):
-        while "job" not in {span.name for span in spans}:
-            await told.wait()
-            told.clear()
-    tracing.cancel()
-    await asyncio.gather(tracing, return_exceptions=True)
+    async with beside(Tracer(bus, export).run()):
+        for state in (JobState.QUEUED, JobState.CANCELLED):
+            event = JobEvent(job=events.JOB, kind="state", at=time.time() + 1, state=state, text="")
+            await bus.append(JOB_EVENT, event, job=events.JOB)
+        async with asyncio.timeout(PATIENCE_S):
+            while "job" not in {span.name for span in spans}:
+                await told.wait()
+                told.clear()
     assert failed == [{"job": events.JOB}]
     assert [span.name for span in spans] == ["queued", "job"]

@@ -16,7 +16,7 @@ from schemas.audit import AuditEntry, AuditRecord, verify
 from schemas.envelope import EntityKind
 from schemas.errors import BadInput, Unavailable
 from tests.integration.entities.conftest import Dial
-from tests.integration.waiting import beside, eventually
+from tests.waiting import beside, eventually
 
 KEY = SigningKey(b"\x01" * 32)
 SMALL_BYTES = 64 << 10

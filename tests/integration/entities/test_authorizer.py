@@ -19,7 +19,7 @@ from schemas.errors import BadInput, Refused, Unavailable
 from schemas.signals import AccessDecision, AccessRequest, Role
 from tests.builders.jobs import job
 from tests.integration.entities.conftest import Dial, Start, write_users
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 
 def break_file(path: Path) -> None:

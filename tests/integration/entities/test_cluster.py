@@ -47,8 +47,8 @@ from tests.integration.entities.cluster_mesh import (
     stand_in_mesh,
     start,
 )
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -28,8 +28,8 @@ from tests.builders.records import instance
 from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 
 class Events:

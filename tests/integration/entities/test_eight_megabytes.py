@@ -28,9 +28,9 @@ from schemas.module_status import ModuleAnswer, QuestionBody
 from schemas.policy import ModuleState
 from schemas.telemetry import DeadLetter
 from tests.integration.entities.conftest import Heard, write_users
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import reply_to
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ("service-registry", "authorizer", "orchestrator", "router", "gateway", "broker")

@@ -28,8 +28,8 @@ from entities.gateway.http.rate_limit import RequestRate
 from entities.orchestrator import Orchestrator, OrchestratorConfig
 from schemas.envelope import EntityKind
 from tests.integration.entities.conftest import Dial, Start
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 EXAMPLES = int(os.environ.get("DMSC_API_EXAMPLES", "2"))
 """Valid requests of each operation, and one invalid one less; more of them find more, and take longer."""

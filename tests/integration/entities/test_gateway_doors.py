@@ -30,8 +30,8 @@ from tests.builders.telemetry import compute
 from tests.integration.entities.conftest import Dial, Start, bearer, end
 from tests.integration.entities.gateway_answers import JOB, check_problem, submit
 from tests.integration.entities.stand_in_orchestrator import SHARD, StandInOrchestrator
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 LIMITS = HttpConfig(
     max_job_bytes=20_000, max_dataset_bytes=300_000, events=EventsConfig(keepalive_s=0.2, tail_s=0.1)

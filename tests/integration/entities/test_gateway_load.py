@@ -34,8 +34,8 @@ from schemas.signals import Registration
 from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial, Start, bearer, end
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}
 

@@ -23,8 +23,8 @@ from tests.builders.telemetry import compute
 from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, Heard, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 S = InstanceState
 DISPATCH = DispatcherConfig(deadline_s=1.0, entry_wait_s=0.5)

@@ -20,8 +20,8 @@ from dmsc.launch.incubation import incubating
 from entities.cluster.fork_server_client import ForkServerClient, Spawned
 from entities.cluster.fork_server_process import INCUBATOR
 from tests.integration.entities.cluster_mesh import HERE, STAND_IN_TORCH, alive
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere fork servers are started afresh")
 

@@ -18,8 +18,8 @@ from schemas.envelope import EntityKind
 from schemas.errors import Fenced
 from schemas.job import JobState
 from tests.builders.jobs import job as job_record
-from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 LEASE = LeadershipLeaseConfig(lease_s=0.6, check_s=0.1)
 

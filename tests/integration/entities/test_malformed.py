@@ -28,8 +28,8 @@ from schemas.signals import AccessRequest
 from tests.bad_messages import bad_messages
 from tests.builders.routes import policy
 from tests.integration.entities.conftest import Dial, Heard, Start
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 TOKENS = {"sid": "x", "gateway": "gateway-east", "cluster": "east", "job": "j", "action": "job-list"}
 

@@ -27,8 +27,8 @@ from tests.builders.routes import policy
 from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 Table = dict[str, dict[tuple[tuple[str, str], ...], float]]
 

@@ -33,8 +33,8 @@ from schemas.policy import (
 )
 from tests.builders.records import service
 from tests.integration.entities.conftest import Dial, Start
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 CONFIG = OrchestratorConfig(
     lease=LeadershipLeaseConfig(lease_s=0.6, check_s=0.1), promotion=PromotionConfig(min_scores=10, window=50)

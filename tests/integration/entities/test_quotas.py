@@ -30,8 +30,8 @@ from schemas.job import JobSpec, JobState
 from schemas.quota import GIB
 from tests.builders.jobs import job
 from tests.integration.entities.conftest import Dial, Start, write_users
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 QUOTAS = """

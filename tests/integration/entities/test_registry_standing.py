@@ -29,8 +29,8 @@ from tests.builders.records import instance
 from tests.integration.entities.conftest import Dial, Start, end
 from tests.integration.entities.test_service_registry import follow, move, register
 from tests.integration.entities.test_service_registry import resolve as ask
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 S = InstanceState
 SRD = EntityKind.SERVICE_REGISTRY

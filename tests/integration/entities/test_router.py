@@ -24,8 +24,8 @@ from tests.builders.telemetry import compute
 from tests.builders.telemetry import linked_sample as sample
 from tests.integration.entities.conftest import Dial, Heard, Start, end
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 S = InstanceState
 

@@ -29,8 +29,8 @@ from schemas.registry import (
 from schemas.signals import Registration, RegistrationLease, RouteAdvertisement, TerminationReport
 from tests.builders.records import instance
 from tests.integration.entities.conftest import QUICK, Dial, Heard, Start, end
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 S = InstanceState
 

@@ -35,8 +35,8 @@ from schemas.envelope import EntityKind
 from schemas.job import JobSpec
 from tests.integration.entities.conftest import Dial, Start, bearer
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-from tests.integration.waiting import eventually
 from tests.patience import NEVER_S, PATIENCE_S
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = {"name": "tiny", "model": {"factory": "models:build"}, "training": {"steps": 2}}

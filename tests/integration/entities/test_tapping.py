@@ -32,8 +32,8 @@ from tests.integration.bus.records import job_event
 from tests.integration.dmsc.command_line import dmsc, running
 from tests.integration.entities.conftest import Dial, Start
 from tests.integration.entities.stand_in_orchestrator import StandInOrchestrator
-from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 ACCESS = AccessRequest(token="s3cret", action="job.read", resource="j", gateway="a")
 

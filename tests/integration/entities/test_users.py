@@ -29,8 +29,8 @@ from schemas.registry import Endpoint, InstanceState, ServiceRecord, owner_tag
 from tests.builders.jobs import job
 from tests.builders.records import service
 from tests.integration.entities.conftest import Dial, Start, end, write_users
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 FOLDING = RateLimitedRecordsConfig(window_s=0.3, each=2)
 

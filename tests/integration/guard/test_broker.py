@@ -49,8 +49,8 @@ from tests.integration.guard.test_reply_subjects import (
     say,
     state,
 )
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 
 def instance(job_id: str) -> Identity:

@@ -23,8 +23,8 @@ from schemas.gateway_api import MeshQuery, MeshStatus, TapScope
 from schemas.registry import Heartbeat, InstanceState
 from schemas.signals import Role
 from tests.integration.guard.conftest import TOKENS, Guarded
-from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 VIEWER = TapScope(user="vera", role=Role.VIEWER, everything=False, hidden=tuple(row.name for row in PRIVATE))
 OPERATOR = TapScope(user="olga", role=Role.OPERATOR, everything=True)

@@ -26,8 +26,8 @@ from schemas.signals import Role
 from schemas.step import Exported, ExportOrder, Member
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import raw_connection
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
 INSTANCE = Identity(name="j-s0-r0", kind=K.INSTANCE, cluster="a", node="n", job="j")

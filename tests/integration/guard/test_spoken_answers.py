@@ -27,8 +27,8 @@ from tests.integration.guard.conftest import Guarded
 from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_spoken_records import OTHER_AGENT, ask, bus_token
 from tests.integration.guard.test_threats import AGENT, GATEWAY, ROUTER, SMO, bus_of
-from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 
 @pytest_asyncio.fixture

@@ -30,8 +30,8 @@ from tests.builders.telemetry import linked_sample
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_threats import AGENT, MODULE, ROUTER, SMO, SRD, bus_of, instance, of_agent
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 OWN, OTHER = "j-s0-r0", "k-s0-r0"
 RESEARCHERS = f"{Role.RESEARCHER}-one"

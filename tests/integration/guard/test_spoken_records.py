@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ from tests.builders.records import service as service_record
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import raw_connection
 from tests.integration.guard.test_threats import AGENT, SMO, SRD, bus_of, instance, of_agent
-from tests.integration.waiting import beside
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 S = InstanceState
 OTHER_AGENT = Identity(name="b-n", kind=K.CLUSTER, cluster="b", node="n")
@@ -88,9 +89,14 @@ async def test_who_stands_by_and_who_reads_for_others_are_registered(
     mesh: Guarded, registry: ServiceRegistry
 ) -> None:
     """A second registry, a second orchestrator, and the fixture's broker; an agent is nobody's standby."""
-    async with bus_of(mesh, SRD) as second, bus_of(mesh, SMO) as orchestrator, bus_of(mesh, AGENT) as agent:
+    async with (
+        bus_of(mesh, SRD) as second,
+        bus_of(mesh, SMO) as orchestrator,
+        bus_of(mesh, AGENT) as agent,
+        AsyncExitStack() as stack,
+    ):
         standby = ServiceRegistry(second, ServiceRegistryConfig())
-        standing = asyncio.create_task(standby.run())
+        await stack.enter_async_context(beside(standby.run()))
         name = names.standby(SMO.name, orchestrator.sender.incarnation)
         await register(orchestrator, service_record(name, prefix="entity/orchestrator", kind=K.ORCHESTRATOR))
         expected = {name, names.standby(SRD.name, second.sender.incarnation), "broker"}
@@ -101,8 +107,6 @@ async def test_who_stands_by_and_who_reads_for_others_are_registered(
         theirs = names.standby(AGENT.name, agent.sender.incarnation)
         with pytest.raises(Refused):
             await register(agent, service_record(theirs, prefix="entity/orchestrator", kind=K.ORCHESTRATOR))
-        standing.cancel()
-        await asyncio.gather(standing, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ from schemas.signals import Role
 from tests.builders.jobs import job
 from tests.integration.guard.conftest import TOKENS, Guarded
 from tests.integration.guard.raw_connection import Shut, raw_connection
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 AGENT = Identity(name="a-n", kind=K.CLUSTER, cluster="a", node="n")
 

@@ -26,6 +26,7 @@ from schemas.step import Member, StepStatus, StepStatusReply
 from tests.integration.mesh.own_mesh import Witness
 from tests.integration.mesh.pass_gates import Gates, Hold
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 TAPPED = 1_000_000
 NO_ANSWER = f"within {StepTimes().state_s:g} s"
@@ -282,15 +283,13 @@ async def following(
             async for tapped in tap:
                 followed.note(tapped)
 
-        listening = asyncio.create_task(listen())
-        try:
-            gates.close()
-            followed.job = await client.submit(spec)
-            await followed.until_said(subjects.STEP_BEGIN)
-            gates.begin()
-            yield followed
-        finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-            gates.open_all()
+        async with beside(listen()):
+            try:
+                gates.close()
+                followed.job = await client.submit(spec)
+                await followed.until_said(subjects.STEP_BEGIN)
+                gates.begin()
+                yield followed
+            finally:
+                gates.open_all()
         assert tap.dropped == 0

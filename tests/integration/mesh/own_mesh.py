@@ -33,8 +33,8 @@ from schemas.errors import NoResponders, Overloaded, Unavailable
 from schemas.gateway_api import DoorRequest, JobList, MeshStatus
 from schemas.job import ENDED, JobEvent, JobRecord, JobSpec
 from schemas.registry import InstanceState, ServiceRecord
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 from tests.warm_processes import WarmProcess, incubator, start_module
 
 USER_MODELS = Path(__file__).parent / "user_models"
@@ -203,22 +203,25 @@ class Witness:
         orchestrators = sum(command == ["run", "orchestrator"] for command in self.mesh.commands.values())
         entities = {f"{kind}-{cluster}" for kind in ("gateway", "router") for cluster in CLUSTERS}
         status: MeshStatus | None = None
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                with contextlib.suppress(Unavailable):
-                    found = await self.ask("mesh.read")
-                    assert isinstance(found, MeshStatus)
-                    status = found
-                    active = {one.sid for one in found.services if one.state is InstanceState.ACTIVE}
-                    standing = [one for one in found.services if one.kind is EntityKind.ORCHESTRATOR]
-                    warm = sum(node.warm for node in found.nodes) == len(CLUSTERS)
-                    complete = entities | {"authorizer", "orchestrator"} <= active
-                    if complete and warm and len(standing) == orchestrators:
-                        return found
-                dead = self.mesh.processes.keys() - self.mesh.alive().keys()
-                assert not dead, "\n".join(f"{name} ended: {self.mesh.last_words(name)}" for name in dead)
-                await asyncio.sleep(0.05)
-        pytest.fail(f"not ready: {status}")
+
+        async def complete() -> MeshStatus | None:
+            nonlocal status
+            dead = self.mesh.processes.keys() - self.mesh.alive().keys()
+            assert not dead, "\n".join(f"{name} ended: {self.mesh.last_words(name)}" for name in dead)
+            try:
+                found = await self.ask("mesh.read")
+            except Unavailable:
+                return None
+            assert isinstance(found, MeshStatus)
+            status = found
+            active = {one.sid for one in found.services if one.state is InstanceState.ACTIVE}
+            standing = [one for one in found.services if one.kind is EntityKind.ORCHESTRATOR]
+            warm = sum(node.warm for node in found.nodes) == len(CLUSTERS)
+            present = entities | {"authorizer", "orchestrator"} <= active
+            return found if present and warm and len(standing) == orchestrators else None
+
+        ready: MeshStatus = await eventually(complete, lambda: f"not ready: {status}", 0.05)
+        return ready
 
     async def bus_gone(self) -> None:
         """Waits until this client, too, has noticed that the bus is away."""

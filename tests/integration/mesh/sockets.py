@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 PIDFD_GETFD = 438
 """The same number on all of Linux's architectures; Python has no name for it."""

@@ -32,9 +32,9 @@ from schemas.telemetry import DeadLetter, LogLine
 from tests.bad_messages import bad_messages
 from tests.integration.mesh.conftest import Mesh, done
 from tests.integration.mesh.user_jobs import held_job, hold, words
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
 from tests.raw_requests import raw_request
+from tests.waiting import eventually
 
 KINDS = ("truncated", "unknown type", "wrong major", "noise")
 REASONS = {"malformed", "unknown type", "wrong version"}

@@ -15,6 +15,7 @@ from schemas.envelope import EntityKind
 from schemas.job import JobRecord, JobState
 from tests.integration.mesh.conftest import Mesh, tiny_job
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 
 STEPS = 3
 BEGINNING = (subjects.STEP_BEGIN, subjects.STEP_DISPATCH, subjects.NOTICE)
@@ -75,12 +76,11 @@ async def run_tapped(mesh: Mesh, job: object) -> tuple[JobRecord, list[TappedMes
                 if tapped.row is subjects.FORGET_TOPOLOGY and tapped.answers:
                     ended.set()
 
-        keeper = asyncio.create_task(keep())
-        submitted = await asyncio.to_thread(client.submit, job)
-        record: JobRecord = await asyncio.to_thread(client.wait, submitted.job)
-        await asyncio.wait_for(ended.wait(), PATIENCE_S)
-        await bus.barrier()
-        keeper.cancel()
+        async with beside(keep()):
+            submitted = await asyncio.to_thread(client.submit, job)
+            record: JobRecord = await asyncio.to_thread(client.wait, submitted.job)
+            await asyncio.wait_for(ended.wait(), PATIENCE_S)
+            await bus.barrier()
         assert tap.dropped == 0
     return record, seen
 

@@ -30,8 +30,8 @@ from schemas.step import StepDecision
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 ORCHESTRATORS = ("smo-1", "smo-2")
 STEPS = 7

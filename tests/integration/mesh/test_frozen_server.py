@@ -21,7 +21,7 @@ from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at, undisturbed_at
 from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
 from tests.integration.mesh.tripwire import Tripwire
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 MOMENTS = {
     "deploying": ("STREAM.MSG.GET.KV_link_secrets", 2 * MessagingTimes.bucket_call_s),

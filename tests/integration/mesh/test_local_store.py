@@ -20,8 +20,8 @@ from schemas.step import StepCommit
 from schemas.store import StoreQuery
 from tests.integration.mesh.conftest import Mesh, done, running_mesh, tiny_job, until_step
 from tests.integration.mesh.user_jobs import held_job, words
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 from workers.local_store.store_file import StoreFile
 from workers.local_store.store_schema import StoreLimits
 

@@ -27,8 +27,8 @@ from schemas.job import JobEvent
 from schemas.registry import ServiceRecord
 from schemas.telemetry import DeviceDetail, DeviceSample, InstanceSample
 from tests.integration.mesh.conftest import Mesh, tiny_job
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import beside, eventually
 
 HOT_C = 92.0
 
@@ -166,13 +166,11 @@ async def watched(mesh: Mesh, folder: Path) -> AsyncIterator[Watched]:
     )
     record = await asyncio.to_thread(mesh.client.submit, job)
     found = Watched(mesh, record.job)
-    async with mesh.bus("operator", token=mesh.token) as bus:
-        following = asyncio.create_task(found.follow(bus))
+    async with mesh.bus("operator", token=mesh.token) as bus, beside(found.follow(bus)):
         try:
             await found.until(lambda: found.steps >= 25)  # alerts have learnt what is usual
             yield found
         finally:
-            following.cancel()
             await asyncio.to_thread(mesh.client.cancel, record.job)
 
 
@@ -211,12 +209,8 @@ async def telling_of_a_device(mesh: Mesh, record: ServiceRecord) -> AsyncIterato
             await bus.publish(subjects.INSTANCE_SAMPLE, sample, job=record.job, sid=record.sid)
             await asyncio.sleep(0.1)
 
-    async with mesh.bus(record.sid, EntityKind.INSTANCE) as bus:
-        telling = asyncio.create_task(tell(bus))
-        try:
-            yield
-        finally:
-            telling.cancel()
+    async with mesh.bus(record.sid, EntityKind.INSTANCE) as bus, beside(tell(bus)):
+        yield
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from schemas.registry import InstanceState
 from tests.integration.mesh.conftest import Mesh, done, gated_job
 from tests.integration.mesh.expected_weights import undisturbed
 from tests.integration.mesh.pass_gates import gates_at
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 KILL_AT = 2
 """The newcomer takes a snapshot and redos."""

@@ -36,6 +36,7 @@ from tests.conftest import Connect
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.own_mesh import TOKEN, users_file
 from tests.patience import PATIENCE_S
+from tests.waiting import beside
 from tests.warm_processes import incubator, start_module
 
 M = TypeVar("M", bound=Message)
@@ -136,9 +137,8 @@ async def recording(server: EmbeddedServer, connect: Connect) -> AsyncIterator[R
             async for tapped in tap:
                 found.add(tapped)
 
-        keeper = asyncio.create_task(keep())
-        yield found
-        keeper.cancel()
+        async with beside(keep()):
+            yield found
         assert tap.dropped == 0
 
 

@@ -27,7 +27,7 @@ from tests.integration.mesh.expected_weights import undisturbed_at
 from tests.integration.mesh.followed_job import FollowedJob, following
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
 from tests.integration.mesh.pass_gates import gates_at
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 STEPS = 4
 MICROBATCHES = 4

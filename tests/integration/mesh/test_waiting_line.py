@@ -12,7 +12,7 @@ from schemas.job import JobEvent, JobSpec, JobState
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
 from tests.integration.mesh.own_mesh import OwnMesh, Witness
-from tests.integration.waiting import eventually
+from tests.waiting import eventually
 
 SLOTS = 2
 """In each of two clusters."""

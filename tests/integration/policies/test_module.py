@@ -34,8 +34,8 @@ from schemas.registry import Resolve
 from schemas.step import Member
 from schemas.store import StoreRows
 from schemas.telemetry import InstanceSample
-from tests.integration.waiting import eventually
 from tests.patience import NEVER_S, PATIENCE_S
+from tests.waiting import eventually
 from workers.local_store.local_store import LocalStore
 from workers.local_store.recorder import StoreRecorder
 

@@ -21,8 +21,8 @@ from schemas.observation import Observation
 from schemas.policy import ModuleOrder, PolicySuggestion
 from schemas.task_graph import TaskEdge, TaskGraph
 from tests.integration.policies.test_module import Mesh, mesh
-from tests.integration.waiting import eventually
 from tests.patience import PATIENCE_S
+from tests.waiting import eventually
 
 __all__ = ["mesh"]  # the fixture
 

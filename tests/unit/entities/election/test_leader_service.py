@@ -16,6 +16,7 @@ from schemas.envelope import EntityKind
 from schemas.errors import NewerRecord
 from schemas.registry import ServiceRecord
 from tests.patience import NEVER_S, PATIENCE_S
+from tests.waiting import beside
 
 
 class Candidate:
@@ -86,13 +87,8 @@ class Replica(LeaderService[Leader]):
 @contextlib.asynccontextmanager
 async def running(replica: Replica) -> AsyncIterator[asyncio.Event]:
     ready = asyncio.Event()
-    task = asyncio.create_task(replica.run(ready))
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield ready
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    async with beside(replica.run(ready)), asyncio.timeout(PATIENCE_S):
+        yield ready
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -171,6 +171,9 @@ def test_a_burst_may_wait_for_a_while_and_a_queue_that_stands_may_not() -> None:
     assert queue.is_too_long(5.15), "it stands, so 0.02 s are the most"
     queue.leave(5.15)
     queue.join(5.15)
+    queue.unread = 1
+    assert queue.is_too_long(5.15), "nor may so many wait"
+    queue.unread = 0
     queue.join(5.15)
     assert queue.is_too_long(5.15), "nor may so many wait"
     queue.leave(5.16)
@@ -180,6 +183,9 @@ def test_a_burst_may_wait_for_a_while_and_a_queue_that_stands_may_not() -> None:
     assert not queue.is_too_long(5.39)
     queue.join(5.3)
     assert queue.is_too_long(5.39), "no room"
+    queue.leave(5.39)
+    queue.unread = 1
+    assert queue.is_too_long(5.39), "no room for those that were read and do not wait yet"
 
 
 async def test_requests_begin_a_few_at_a_time_in_their_order() -> None:

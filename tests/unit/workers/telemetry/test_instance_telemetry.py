@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from schemas.telemetry import InstanceSample, LinkSample
@@ -44,7 +45,8 @@ async def samples_of(runtime: Runtime, config: TelemetryConfig, count: int) -> l
     reports = InstanceTelemetry(runtime, PLACE, "cpu", publish, config)
     telemetry = asyncio.create_task(reports.run())
     async with asyncio.timeout(PATIENCE_S):
-        await asyncio.gather(telemetry, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await telemetry
     return samples
 
 

@@ -16,25 +16,28 @@ async def eventually(
     condition: Callable[[], Any], what: Callable[[], object] | str = "", every_s: float = 0.01
 ) -> Any:
     """Waits until `condition()` (which may be a coroutine function) is true; its value. `what`: the error."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE_S
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                value = condition()
+                if asyncio.iscoroutine(value):
+                    value = await value
+                if value:
+                    return value
+                await asyncio.sleep(every_s)
+    except TimeoutError:
         text = what if isinstance(what, str) else what()
-        assert loop.time() < deadline, f"not within {PATIENCE_S:.0f} s: {text}"
-        await asyncio.sleep(every_s)
+        raise AssertionError(f"not within {PATIENCE_S:.0f} s: {text}") from None
 
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Runs until the end of the block, if it has not ended by then."""
+    """Runs until the end of the block, if it has not ended by then; its error fails the test."""
     task = asyncio.create_task(work)
     try:
         yield task
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
