@@ -5,13 +5,14 @@ how far a fault reaches, and which files a job's processes may use. The orchestr
 orders over the bus; `dmsc.process.composition` starts it. It never restarts an instance, never imports torch,
 and never opens a job's URL itself.
 
-- `agent`: the entity
+- `agent`: the entity; `config` its settings, `context` what its parts share
 - `core`: its decisions, pure
 - `instances`: starts, watches and stops instances
 - `model_tasks`: short-lived workers that analyse a model or write a sample
 - `file_requests`: reads and removes files for the control plane, in workers
 - `file_reach`: the files that a job's processes may use
 - `store_folders`: the instances' local stores
-- `fork_server_client`, `fork_server_process`: the fork server that spawns all of these processes
+- `fork_server_client`, `fork_server_process`, `prefork_client`: the fork server that spawns all of these
+  processes
 - `temporary_folder`: the agent's temporary files
 """

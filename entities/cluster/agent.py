@@ -25,7 +25,8 @@ from bus.security import renewal
 from bus.security.identity import Identity, is_credential, is_root
 from bus.subject_row import Subject
 from entities import metrics
-from entities.cluster.config import ClusterConfig, NodeContext
+from entities.cluster.config import ClusterConfig
+from entities.cluster.context import NodeContext
 from entities.cluster.core import judge_process, offer_slots
 from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entities.cluster.config import NodeContext
+from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit
 from entities.cluster.file_reach import FileReach
 from entities.cluster.model_tasks import Failure, read_foreign, read_result

@@ -14,7 +14,7 @@ from typing import Any
 from bus import subjects
 from bus.logs import get_logger
 from bus.wire.correlation import current, current_cause
-from entities.cluster.config import NodeContext
+from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit, LocalIncarnation, ProcessLedger, explain_exit
 from entities.cluster.fork_server_client import Spawned, probe_process
 from entities.cluster.store_folders import StoreFolders, renewal_of, write_for_instance

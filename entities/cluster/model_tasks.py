@@ -26,7 +26,7 @@ from bus.security.credentials import Credential, root_of
 from bus.security.identity import is_credential
 from bus.subject_row import Subject
 from bus.tasks import cancel
-from entities.cluster.config import NodeContext
+from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit, ProcessWork
 from entities.cluster.fork_server_client import Spawned, work_of
 from schemas.base import Message

@@ -29,6 +29,7 @@ from entities.gateway.operations.idempotency import IdempotencyStore
 from entities.gateway.operations.jobs import JobOperations
 from entities.http_server.connection_limits import OpenConnections
 from entities.metrics import MetricReading, Render
+from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
 from entities.presence.mesh_registration import keep_registered
 from entities.presence.registry_view import FollowConfig, RegistryFollower
@@ -38,7 +39,7 @@ from entities.qos.reporter import QosReporter
 from entities.qos.window import QosWindow
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack
-from schemas.registry import Endpoint, InstanceState, ServiceRecord
+from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import (
     CommunicationPolicy,
     ComputeEntry,
@@ -266,20 +267,22 @@ class Gateway:
 
     # --- this gateway's records -----------------------------------------------------------------------
     def _record(self) -> ServiceRecord:
-        return ServiceRecord(
-            sid=self.config.sid,
-            prefix=f"entity/gateway/{self.config.cluster}",
-            kind=EntityKind.GATEWAY,
-            incarnation=self._bus.sender.incarnation,
-            state=InstanceState.ACTIVE,
-            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node, address=self.url or ""),
+        config = self.config
+        return entity_record(
+            EntityKind.GATEWAY,
+            config.sid,
+            self._bus.sender.incarnation,
+            node=config.node,
+            cluster=config.cluster,
+            address=self.url or "",
         )
 
     def _registration(self) -> NodeRegistration:
+        record = self._record()
         return NodeRegistration(
-            sid=self.config.sid,
-            kind=EntityKind.GATEWAY,
-            incarnation=self._bus.sender.incarnation,
-            endpoint=Endpoint(cluster=self.config.cluster, node=self.config.node, address=self.url or ""),
+            sid=record.sid,
+            kind=record.kind,
+            incarnation=record.incarnation,
+            endpoint=record.endpoint,
             services=("entry", "aggregation", "door") + (("http",) if self.url else ()),
         )

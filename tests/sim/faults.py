@@ -98,7 +98,7 @@ class Faults:
         def adopted(answers: dict[Member, Adopted]) -> None:
             roles = {member: self._world.nodes[member].stage for member in targets}
             resume_point = find_resume_point(
-                decision, tuple(answers.values()), roles, self._world.plan.stages, new.epoch
+                decision, tuple(answers.values()), roles, self._world.plan.stages
             )
             for member in targets:
                 if member not in resume_point.everyone and member not in new.lost:

@@ -44,7 +44,7 @@ class TakeoverService:
         answers = [answer for answer in await asyncio.gather(*map(self._adopt, members)) if answer]
         roles = {member: self._job.instances.graph.unit(member.sid).stage for member in members}
         stages = 1 + max(unit.stage for unit in self._job.instances.units)
-        resume_point = find_resume_point(decision, answers, roles, stages, self._job.epoch)
+        resume_point = find_resume_point(decision, answers, roles, stages)
         if not any(resume_point.stages):
             return None
         fenced = outsiders(map(_member, records), resume_point)

@@ -57,8 +57,8 @@ class StepTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipTimes:
-    """Deadlines and pauses of what brings members and ends them, in seconds."""
+class RecoveryTimes:
+    """Deadlines and pauses of what finds, starts and ends members, in seconds."""
 
     parked_after_s: float = 10.0
     """How long a stage without members waits for room, in time during which the bus is heard
@@ -139,7 +139,7 @@ class JobTimes:
     """Deadlines and pauses of a job's parts."""
 
     steps: StepTimes = StepTimes()
-    membership: MembershipTimes = MembershipTimes()
+    recovery: RecoveryTimes = RecoveryTimes()
     checkpoints: CheckpointTimes = CheckpointTimes()
     run: RunTimes = RunTimes()
 

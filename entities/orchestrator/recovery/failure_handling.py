@@ -89,7 +89,7 @@ class FailureHandling:
             Unrecoverable: it does not.
         """
         step, attempt = self._step_owner.step, self._step_owner.attempt
-        record = await self._job.mesh.last_words(lost, self._job.times.membership.last_words_s)
+        record = await self._job.mesh.last_words(lost, self._job.times.recovery.last_words_s)
         records = [] if record is None else [record]
         try:
             self._job.faults.broke(why, [lost], records, step=step, attempt=attempt)

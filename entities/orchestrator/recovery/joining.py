@@ -90,7 +90,7 @@ class JoiningMembers:
             await self._until_there()
 
     async def _until_there(self) -> None:
-        times = self._job.times.membership
+        times = self._job.times.recovery
         now, homeless = self._job.bus.pulse.now, self.replacement.homeless
         began = bare_since = now()
         while coming := set(self._coming):

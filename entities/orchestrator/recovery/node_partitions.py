@@ -79,7 +79,7 @@ class NodePartitions:
         query = Judge(job=self._job.name, sid=someone.sid, incarnation=someone.incarnation)
         try:
             await self._job.bus.command(
-                JUDGE, query, deadline_s=self._job.times.membership.agent_s, while_heard=True, agent=agent
+                JUDGE, query, deadline_s=self._job.times.recovery.agent_s, while_heard=True, agent=agent
             )
         except DmscError:
             return False

@@ -66,7 +66,7 @@ class PeerCopies:
 
     def __init__(self, job: JobContext, step_owner: StepOwner, joining: JoiningMembers) -> None:
         self._job = job
-        self._times = job.times.membership
+        self._times = job.times.recovery
         self._step_owner = step_owner
         self._joining = joining
         self._ordered_holders: dict[Member, Member | None] = {}

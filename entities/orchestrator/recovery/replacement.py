@@ -33,7 +33,7 @@ class Replacement:
 
     def __init__(self, job: JobContext) -> None:
         self._job = job
-        self._times = job.times.membership
+        self._times = job.times.recovery
         self._placing = asyncio.Lock()
         self.homeless: dict[str, str] = {}
         """Units for which there is no room now, with the reason."""

@@ -38,7 +38,6 @@ def find_resume_point(
     answers: Sequence[Adopted],
     roles: Mapping[Member, int],
     stages: int,
-    epoch: int,
 ) -> ResumePoint:
     """Who goes on, and where.
 
@@ -53,7 +52,6 @@ def find_resume_point(
         answers: those of all instances that answered; others are lost to the job.
         roles: stage of each instance, −1 for data instances.
         stages: number of stages.
-        epoch: the new epoch.
     """
     step = 0 if decision is None else decision.step + 1
     fenced = {member for answer in answers for member in answer.fenced}

@@ -17,7 +17,7 @@ from bus.nats.dialer import ConnectionTimes
 from bus.server.embedded import EmbeddedServer
 from entities.orchestrator.job.bus_outages import BusOutages, OutageTimes
 from entities.orchestrator.job.model_analysis import ModelAnalysis
-from entities.orchestrator.job_state.context import JobTimes, MembershipTimes, RunTimes
+from entities.orchestrator.job_state.context import JobTimes, RecoveryTimes, RunTimes
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.mesh.mesh_view import MeshView
@@ -167,7 +167,7 @@ class Homeless:
 async def test_a_bus_that_stands_still_parks_no_job_for_want_of_room(
     own_server: EmbeddedServer, dial: Dial
 ) -> None:
-    times = JobTimes(membership=MembershipTimes(parked_after_s=LIMIT_S))
+    times = JobTimes(recovery=RecoveryTimes(parked_after_s=LIMIT_S))
     bus = await dial("orchestrator", EntityKind.ORCHESTRATOR)
     homeless: Any = Homeless()
     tasks = GuardedTasks()

@@ -10,7 +10,8 @@ import pytest
 
 from bus.security.credentials import delegate, issue, new_root
 from bus.security.identity import Identity
-from entities.cluster.config import ClusterConfig, NodeContext
+from entities.cluster.config import ClusterConfig
+from entities.cluster.context import NodeContext
 from entities.cluster.file_reach import FileRules
 from entities.cluster.model_tasks import Failure, ShortLivedWorkers
 from schemas.base import Message

@@ -21,7 +21,7 @@ def test_whom_a_left_out_step_names_goes_on_although_nothing_was_prepared() -> N
         "j", 1, ResumePoint(step=3, attempt=2, generation=6, stages=((A, B, D),), data=()), BAD
     )
     answers = [answer(A, 4, 2), answer(B, 3, 2), answer(C, 3, 2), answer(D, 3, 1)]
-    resume_point = find_resume_point(decision, answers, dict.fromkeys((A, B, C, D), 0), 1, 2)
+    resume_point = find_resume_point(decision, answers, dict.fromkeys((A, B, C, D), 0), 1)
     assert resume_point.stages == ((A, B),)
     assert resume_point.recommit == (B,)
     assert (resume_point.step, resume_point.attempt, resume_point.generation) == (4, 3, 7)
@@ -37,5 +37,5 @@ def test_whom_a_former_leader_had_fenced_does_not_go_on_although_it_is_at_the_st
     """C had not caught up when the former leader began; A takes nothing from it any more."""
     fencing = Adopted(member=A, version=0, attempt=2, generation=6, fenced=(C, D))
     answers = [fencing, answer(B, 0, 2), answer(C, 0, 0), answer(D, 0, 0)]
-    resume_point = find_resume_point(None, answers, {A: 0, B: 0, C: 0, D: -1}, 1, 3)
+    resume_point = find_resume_point(None, answers, {A: 0, B: 0, C: 0, D: -1}, 1)
     assert (resume_point.stages, resume_point.data) == (((A, B),), ())
