@@ -19,7 +19,8 @@ from benchmarks.harness.figures import spread
 from benchmarks.harness.meshes import new_folder
 from bus.files.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest
-from schemas.job import ModelSpec, OptimizerSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.recipe import OptimizerSpec
 from workers.compute.model import build, slice_stage
 from workers.compute.optimizer import StageOptimizer
 from workers.state.checkpoint import copy_tensors, restore_checkpoint, write_stage

@@ -10,7 +10,8 @@ from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Token
 from schemas.cluster import Cordon, NodeStatus
 from schemas.fault import FaultRecord
-from schemas.job import MOST_INSTANCES, JobRecord, JobSpec
+from schemas.job import JobRecord, JobSpec
+from schemas.job_file.parallel import MOST_INSTANCES
 from schemas.marks import HOLDS_USER_VALUES, Secret, Url
 from schemas.module_status import OrderBody, QuestionBody
 from schemas.observation import Observation

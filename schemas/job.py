@@ -6,171 +6,24 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    field_validator,
     model_validator,
 )
 
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
-from schemas.callables import LOSSES, MODELS, misnamed
-from schemas.marks import HOLDS_URL, HOLDS_USER_VALUES, Url
+from schemas.job_file.data import DataSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.parallel import ParallelSpec
+from schemas.job_file.training import TrainingSpec
+from schemas.marks import HOLDS_URL, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
-
-
-def _for_jobs(value: str) -> str:
-    if reason := misnamed(value, MODELS):
-        raise ValueError(reason)
-    return value
-
-
-Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), AfterValidator(_for_jobs)]
-"""`module:callable` of the user's own code, importable on every node of the job, or one of `MODELS`."""
-
-
-MOST_STEPS = 1 << 40
-MOST_INSTANCES = 100_000
-"""Most instances of a job, including standbys."""
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Replicas = Annotated[int, Field(ge=1, le=MOST_INSTANCES)]
-Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
-
-
-class ModelSpec(Part):
-    """The model: `factory(**args)` yields an `nn.Sequential`/`ModuleList` style model.
-
-    `loss` is `cross_entropy` (next-token, mean over all positions) or a `module:callable` taking
-    (output, targets) and returning a scalar mean.
-    """
-
-    factory: Factory
-    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
-    loss: str = "cross_entropy"
-
-    @field_validator("loss")
-    @classmethod
-    def _known_loss(cls, value: str) -> str:
-        if value != "cross_entropy" and ":" not in value:
-            raise ValueError("must be cross_entropy or module:callable")
-        if reason := misnamed(value, LOSSES):
-            raise ValueError(reason)
-        return value
-
-
-class DataSpec(Part):
-    """The source of the data: `stdlib:` (the interpreter's own sources), or any URL that fsspec opens.
-
-    `sample_tokens` is the length of one sample (the model's context).
-    The last `validation_fraction` of the bytes is held out.
-    """
-
-    source: Url = "stdlib:"
-    sample_tokens: int = Field(128, ge=2, le=1 << 20)
-    validation_fraction: float = Field(0.05, ge=0.0, le=0.5, allow_inf_nan=False)
-
-
-class OptimizerSpec(Part):
-    name: Literal["adamw"] = "adamw"
-    lr: float = Field(3e-3, gt=0, le=1e3, allow_inf_nan=False)
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    eps: float = Field(1e-8, ge=1e-30, le=1, allow_inf_nan=False)  # a smaller value is 0 in fp32: 0 ÷ 0
-    weight_decay: float = Field(0.01, ge=0, le=1e3, allow_inf_nan=False)
-
-
-class ScheduleSpec(Part):
-    """Linear warm-up, then cosine down to `final_fraction` of the peak rate at the last step."""
-
-    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS)
-    final_fraction: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
-
-
-def _interval(value: Any) -> Any:
-    """Validate with one clear error line instead of one per member of the union."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    if value == "auto" or (is_number and 0 <= value <= MOST_STEPS):
-        return value
-    raise ValueError(f"does not fit; give auto, or a number of steps from 0 (none) to {MOST_STEPS:,}")
-
-
-class TrainingSpec(Part):
-    """A step is `microbatches` × `microbatch_samples` samples, whatever the number of workers."""
-
-    steps: int = Field(ge=1, le=MOST_STEPS)
-    microbatches: int = Field(8, ge=1, le=4096)
-    microbatch_samples: int = Field(4, ge=1, le=1 << 20)
-    optimizer: OptimizerSpec = OptimizerSpec()
-    schedule: ScheduleSpec = ScheduleSpec()
-    clip_norm: float | None = Field(1.0, gt=0, le=1e12, allow_inf_nan=False)
-    precision: Literal["fp32", "bf16"] = "fp32"
-    seed: int = Field(0, ge=0, lt=1 << 63)
-    compute_threads: int = Field(1, ge=1, le=1024, description="part of the job: it changes bits (DESIGN §5)")
-    exact_accumulation: bool = Field(
-        True, description="int64 fixed-point gradient sums: bits independent of who did what"
-    )
-    on_bad_microbatch: Literal["stop", "skip"] = Field(
-        "stop",
-        description="what becomes of the job when a microbatch fails on two instances (user code raises, "
-        "or loss or gradient is not finite): it fails, or the microbatch's whole step is left out",
-    )
-    validate_every: int = Field(
-        0, ge=0, le=MOST_STEPS, description="steps between validations; 0: only at the end"
-    )
-    validation_microbatches: int = Field(2, ge=0, le=1 << 20)
-    checkpoint_every: Annotated[
-        Annotated[int, Field(ge=0, le=MOST_STEPS)] | Literal["auto"], BeforeValidator(_interval)
-    ] = Field("auto", description="steps between checkpoints; 0: none; auto: by cost, failures and risk")
-
-
-class ParallelSpec(Part):
-    """How the model is cut into stages and replicated. `replicas` is one number or one per stage."""
-
-    stages: int = Field(1, ge=1, le=1024)
-    replicas: Replicas | tuple[Replicas, ...] = 1
-    standbys: Standbys | tuple[Standbys, ...] = Field(
-        0,
-        description="replicas that only keep up, one number or one per stage",
-    )
-    copies: bool = Field(
-        False,
-        description="a stage with one replica and no standby keeps a copy of its state at a peer",
-    )
-    rebalance: bool = Field(
-        True,
-        description="whether a policy may have an instance change its stage; `replicas` is then what the "
-        "job begins with",
-    )
-    clusters: tuple[Token, ...] = ()
-    segmentation: Literal["measured", "uniform"] = "measured"
-
-    @model_validator(mode="after")
-    def _shape(self) -> ParallelSpec:
-        counts = self.replicas_per_stage()
-        if len(counts) != self.stages:
-            raise ValueError(f"replicas names {len(counts)} stages, but stages is {self.stages}")
-        standbys = self.standbys_per_stage()
-        if len(standbys) != self.stages:
-            raise ValueError(f"standbys names {len(standbys)} stages, but stages is {self.stages}")
-        if (total := sum(counts) + sum(standbys)) > MOST_INSTANCES:
-            raise ValueError(f"{total} replicas and standbys in all; give at most {MOST_INSTANCES}")
-        return self
-
-    def standbys_per_stage(self) -> tuple[int, ...]:
-        if isinstance(self.standbys, int):
-            return (self.standbys,) * self.stages
-        return self.standbys
-
-    def replicas_per_stage(self) -> tuple[int, ...]:
-        if isinstance(self.replicas, int):
-            return (self.replicas,) * self.stages
-        return self.replicas
 
 
 class SampleSpec(Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from schemas.job import TrainingSpec
+from schemas.job_file.training import TrainingSpec
 
 
 def learning_rate(step: int, training: TrainingSpec) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.job import JobEvent, JobRecord, JobSpec, JobState, ModelSpec, StepResult
+from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
+from schemas.job_file.model import ModelSpec
 
 
 def document(**more: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
 from bus.wire.secret_urls import hidden
 from schemas.errors import BadData, BadInput, NotFound
-from schemas.job import DataSpec
+from schemas.job_file.data import DataSpec
 
 if TYPE_CHECKING:
     from bus.connection import Bus

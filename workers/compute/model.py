@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bus.wire.secret_urls import filled
 from schemas.callables import LOSSES, MODELS
 from schemas.errors import BadInput, BadModel
-from schemas.job import ModelSpec
+from schemas.job_file.model import ModelSpec
 from workers.user_code import describe, load
 
 Layer = tuple[str, nn.Module]

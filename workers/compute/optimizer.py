@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from schemas.errors import Conflict
-from schemas.job import OptimizerSpec
+from schemas.job_file.recipe import OptimizerSpec
 from workers.compute.model import StageModule
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")

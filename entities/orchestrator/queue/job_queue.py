@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from entities.orchestrator.planning.placement import Cordoned, free_slots
 from schemas.cluster import NodeStatus
-from schemas.job import ParallelSpec
+from schemas.job_file.parallel import ParallelSpec
 from schemas.task_graph import Placement
 
 

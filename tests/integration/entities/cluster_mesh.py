@@ -30,7 +30,10 @@ from schemas.cluster import (
 )
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, NotFound
-from schemas.job import DataSpec, JobSpec, ModelSpec, TrainingSpec
+from schemas.job import JobSpec
+from schemas.job_file.data import DataSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.training import TrainingSpec
 from schemas.registry import InstanceState, StateChange
 from schemas.signals import Registration, RegistrationLease
 from schemas.task_graph import TaskUnit, UnitKind

@@ -32,7 +32,10 @@ from schemas.cluster import (
 )
 from schemas.envelope import EntityKind
 from schemas.errors import Conflict, Refused, Unavailable
-from schemas.job import DataSpec, JobSpec, ModelSpec, TrainingSpec
+from schemas.job import JobSpec
+from schemas.job_file.data import DataSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.training import TrainingSpec
 from schemas.registry import InstanceState
 from schemas.signals import Registration
 from schemas.task_graph import ModelTopology, TopologyReleased

@@ -16,7 +16,9 @@ from entities.orchestrator.job_state.policy_distribution import PolicyDistributi
 from entities.orchestrator.mesh.mesh_view import MeshView
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, Unavailable
-from schemas.job import JobSpec, ModelSpec, TrainingSpec
+from schemas.job import JobSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.training import TrainingSpec
 from schemas.registry import Endpoint
 from schemas.signals import CommunicationPolicy, NodeRegistration
 from schemas.task_graph import TaskGraph

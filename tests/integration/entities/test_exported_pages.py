@@ -14,7 +14,9 @@ from entities.orchestrator.job.weight_export import MOST_TENSORS, export_weights
 from entities.orchestrator.job_state.instances import JobInstances
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import BadMessage
-from schemas.job import JobSpec, ModelSpec, TrainingSpec
+from schemas.job import JobSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.training import TrainingSpec
 from schemas.step import Exported, ExportOrder, Member
 from schemas.weights_digest import tensor_line, weights_sha256
 from tests.builders.jobs import job

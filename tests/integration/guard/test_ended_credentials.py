@@ -34,7 +34,9 @@ from entities.authorizer.service import AuthorizerConfig
 from schemas.access import Revocation
 from schemas.envelope import EntityKind as K
 from schemas.errors import Refused
-from schemas.job import JobRecord, JobSpec, JobState, ModelSpec, TrainingSpec
+from schemas.job import JobRecord, JobSpec, JobState
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.training import TrainingSpec
 from schemas.signals import Role
 from tests.integration.guard.raw_connection import RawConnection, Shut, raw_connection
 from tests.patience import PATIENCE_S

@@ -13,7 +13,10 @@ import torch
 
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadData, DamagedCheckpoint
-from schemas.job import DataSpec, JobSpec, ModelSpec, OptimizerSpec
+from schemas.job import JobSpec
+from schemas.job_file.data import DataSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.recipe import OptimizerSpec
 from tests.checkpoint_files import publish
 from tests.conftest import Connect
 from workers.compute.data import open_dataset

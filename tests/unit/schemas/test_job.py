@@ -7,7 +7,8 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
-from schemas.job import JOB_TRANSITIONS, JobRecord, JobSpec, JobState, TrainingSpec, kept_spec
+from schemas.job import JOB_TRANSITIONS, JobRecord, JobSpec, JobState, kept_spec
+from schemas.job_file.training import TrainingSpec
 from schemas.learning_rate import learning_rate
 from tests.builders.jobs import document
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from schemas.errors import BadData
-from schemas.job import DataSpec
+from schemas.job_file.data import DataSpec
 from workers.compute.data import ByteDataset, Prefetcher, batch, open_dataset, open_local_dataset
 
 

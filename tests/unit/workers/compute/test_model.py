@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from schemas.errors import BadModel
-from schemas.job import ModelSpec
+from schemas.job_file.model import ModelSpec
 from tests.builders.jobs import gpt_model
 from workers.compute.model import (
     Precision,

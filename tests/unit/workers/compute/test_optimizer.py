@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from schemas.job import OptimizerSpec
+from schemas.job_file.recipe import OptimizerSpec
 from tests.builders.jobs import gpt_model
 from tests.patience import PATIENCE_S
 from workers.compute.model import build, slice_stage
@@ -21,7 +21,8 @@ IN_A_NEW_PROCESS = f"""
 import sys
 import torch
 import workers.instance
-from schemas.job import ModelSpec, OptimizerSpec
+from schemas.job_file.model import ModelSpec
+from schemas.job_file.recipe import OptimizerSpec
 from workers.compute.model import build, slice_stage
 from workers.compute.optimizer import StageOptimizer
 stage = slice_stage(build(ModelSpec.model_validate_json({MODEL.model_dump_json()!r}), 3), 0, 4)

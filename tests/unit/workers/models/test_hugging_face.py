@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from schemas.errors import BadModel
-from schemas.job import ModelSpec
+from schemas.job_file.model import ModelSpec
 from workers.compute.model import build, slice_stage, tied_layers
 
 transformers = pytest.importorskip("transformers", reason="the extra `hf` is not installed")

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from bus.files.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME
 from schemas.errors import BadModel, Conflict, DamagedCheckpoint
-from schemas.job import OptimizerSpec
+from schemas.job_file.recipe import OptimizerSpec
 from tests.builders.jobs import gpt_model
 from tests.checkpoint_files import publish
 from workers.compute.model import StageModule, build, slice_stage

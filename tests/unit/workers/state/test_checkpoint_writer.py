@@ -18,7 +18,7 @@ from bus.wire import request_progress
 from bus.wire.request_progress import RequestProgress
 from schemas.checkpoint import CheckpointOrder, CheckpointWait
 from schemas.errors import Conflict, NotFound
-from schemas.job import OptimizerSpec
+from schemas.job_file.recipe import OptimizerSpec
 from schemas.step import Member
 from tests.builders.jobs import gpt_model
 from workers.compute.compute_thread import ComputeThread, Priority

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel, NotFound
-from schemas.job import OptimizerSpec
+from schemas.job_file.recipe import OptimizerSpec
 from schemas.step import ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
 from tests.builders.jobs import gpt_model

@@ -6,7 +6,8 @@ import pytest
 
 from entities.gateway.operations.job_urls import named_things, place, refuse_others_folder
 from schemas.errors import BadJob
-from schemas.job import DataSpec, JobRecord
+from schemas.job import JobRecord
+from schemas.job_file.data import DataSpec
 from tests.builders.jobs import job, spec
 
 
