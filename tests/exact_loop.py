@@ -67,7 +67,7 @@ def _train(spec: JobSpec) -> dict[str, Tensor]:
                 number,
                 training.microbatch_samples,
                 spec.data.sample_tokens,
-            )
+            ).values()
             outputs = whole(inputs, step=step, microbatch=number)
             summed.add(number, torch.autograd.grad(loss(outputs[0], targets), parameters, allow_unused=True))
         gradients = summed.to_gradients(summed.total)

@@ -68,7 +68,7 @@ def _train(spec: JobSpec, steps: int) -> ReferenceRun:
                 microbatch,
                 training.microbatch_samples,
                 spec.data.sample_tokens,
-            )
+            ).values()
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=training.precision == "bf16"):
                 output = _forward(layers, inputs, training.seed, step, microbatch)
             loss = functional.cross_entropy(output.float().flatten(0, 1), targets.flatten())

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from bus.connection import Bus
 
 Split = Literal["train", "validation"]
-Batch = tuple[Tensor, Tensor]
-"""(inputs, targets), each (samples, sample_tokens) int64; targets are the inputs one token later."""
+Batch = dict[str, Tensor]
+"""Name → (samples, …) of everything that model and loss may take, in an order that is always the same."""
 
 STDLIB = "stdlib:"
 _NOT_SOURCE = frozenset(
@@ -167,7 +167,7 @@ def batch(
     So any data instance can make any batch, repeatedly, on any version of torch.
 
     Returns:
-        (inputs, targets), each (samples, sample_tokens) int64.
+        `inputs` and `targets`, each (samples, sample_tokens) int64; targets are the inputs one token later.
 
     Raises:
         BadData: The split holds no whole sample.
@@ -184,7 +184,7 @@ def batch(
         offset = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") % choices
         rows.append(tokens[offset : offset + sample_tokens + 1])
     window = torch.stack(rows).to(torch.int64)
-    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+    return {"inputs": window[:, :-1].contiguous(), "targets": window[:, 1:].contiguous()}
 
 
 class Prefetcher:

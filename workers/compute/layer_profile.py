@@ -47,7 +47,7 @@ class Profiler:
             layer.to(self._device).train()
 
     def run(self, sample: Batch) -> list[LayerProfile]:
-        inputs, targets = (tensor.to(self._device) for tensor in sample)
+        inputs, targets = (sample[name].to(self._device) for name in ("inputs", "targets"))
         began = time.perf_counter()
         best = self._pass(inputs, targets, count=True)
         forward, backward = [float("inf")] * len(best), [float("inf")] * len(best)

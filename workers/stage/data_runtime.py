@@ -136,7 +136,7 @@ class DataRuntime(HopRuntime):
         step, attempt, microbatch, evaluate = send.work
         split: Split = "validation" if evaluate else "train"
         draw = VALIDATION_STEP if evaluate else step
-        tensors: tuple[Tensor, ...] = await self.prefetcher.get(split, draw, microbatch)
+        batch = await self.prefetcher.get(split, draw, microbatch)
         if not self.machine.current(send.work, send.to):
             return
         if not evaluate:
@@ -150,7 +150,7 @@ class DataRuntime(HopRuntime):
             round=self.machine.snapshot.round(self.epoch, step, attempt),
             microbatch=microbatch,
             evaluate=evaluate,
-            tensors=tensors,
+            tensors=tuple(batch.values()),
         )
         await self.deliver(transfer, lambda: self.machine.current(send.work, send.to))
         self.sent += 1

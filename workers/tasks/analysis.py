@@ -68,7 +68,7 @@ def analyse(
         node=node,
         layers=tuple(profiles),
         parameters=sum(unique.values()),
-        input_bytes=sum(tensor.nbytes for tensor in sample),
+        input_bytes=sum(tensor.nbytes for tensor in sample.values()),
         data_tokens=dataset.bytes.numel(),
         code_digest=code_digest(*factories),
         device=device,

@@ -52,7 +52,7 @@ def poison(source: Path, step: int, microbatch: int = 1) -> list[int]:
     """How one microbatch of a step begins (the second), and no other."""
     spec = user_job("sound", source)
     found = [
-        batch(open_local_dataset(spec.data), "train", SEED, number, which, 1, SAMPLE_TOKENS)[0][0, :6]
+        batch(open_local_dataset(spec.data), "train", SEED, number, which, 1, SAMPLE_TOKENS)["inputs"][0, :6]
         for number in range(8)
         for which in range(MICROBATCHES)
     ]

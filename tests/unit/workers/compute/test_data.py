@@ -29,14 +29,14 @@ def test_a_batch_is_a_pure_function_of_seed_step_and_microbatch(dataset: ByteDat
     torch.manual_seed(99)
     batch(dataset, "train", 9, 9, 9, samples=4, sample_tokens=8)
     again = batch(dataset, "train", 1, 2, 3, samples=4, sample_tokens=8)
-    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(first.values(), again.values(), strict=True))
     for key in ((0, 2, 3), (1, 0, 3), (1, 2, 0)):
         other = batch(dataset, "train", *key, samples=4, sample_tokens=8)
-        assert not torch.equal(first[0], other[0])
+        assert not torch.equal(first["inputs"], other["inputs"])
 
 
 def test_targets_are_the_inputs_one_token_later(dataset: ByteDataset) -> None:
-    inputs, targets = batch(dataset, "train", 0, 0, 0, samples=4, sample_tokens=8)
+    inputs, targets = batch(dataset, "train", 0, 0, 0, samples=4, sample_tokens=8).values()
     assert inputs.shape == targets.shape == (4, 8)
     assert inputs.dtype == targets.dtype == torch.int64
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
@@ -46,7 +46,7 @@ def test_targets_are_the_inputs_one_token_later(dataset: ByteDataset) -> None:
 def test_the_drawn_offsets_never_change() -> None:
     """Frozen: other offsets would be another job under the same seed."""
     counting = ByteDataset("counting", torch.arange(200, dtype=torch.uint8), 200)
-    inputs, _ = batch(counting, "train", 0, 5, 1, samples=4, sample_tokens=8)
+    inputs, _ = batch(counting, "train", 0, 5, 1, samples=4, sample_tokens=8).values()
     assert inputs[:, 0].tolist() == [163, 74, 150, 125]
 
 
@@ -54,7 +54,7 @@ def test_validation_is_held_out(dataset: ByteDataset) -> None:
     assert dataset.tokens("train").numel() == 1536
     assert dataset.tokens("validation").numel() == 512
     assert dataset.has_validation
-    inputs, _ = batch(dataset, "validation", 0, 0, 0, samples=2, sample_tokens=8)
+    inputs, _ = batch(dataset, "validation", 0, 0, 0, samples=2, sample_tokens=8).values()
     assert inputs.shape == (2, 8)
 
 
@@ -137,7 +137,9 @@ async def test_the_prefetcher_gives_what_batch_gives_and_stays_bounded(dataset: 
         for microbatch in (0, 9):  # made ahead, and not expected for want of room
             ahead = await prefetcher.get("train", 0, microbatch)
             now = batch(dataset, "train", 1, 0, microbatch, samples=2, sample_tokens=8)
-            assert all(torch.equal(one, other) for one, other in zip(ahead, now, strict=True))
+            assert all(
+                torch.equal(one, other) for one, other in zip(ahead.values(), now.values(), strict=True)
+            )
         assert prefetcher.waiting == 2  # 1 and 2: others took them
         prefetcher.expect("train", 2, 0)
         prefetcher.expect("train", 2, 1)

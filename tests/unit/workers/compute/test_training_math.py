@@ -53,7 +53,7 @@ def train(spec: JobSpec, cuts: list[int], order: list[int]) -> tuple[list[float]
     for step in range(training.steps):
         found: dict[int, float] = {}
         for microbatch in order:
-            inputs, targets = batch(dataset, "train", training.seed, step, microbatch, 2, 16)
+            inputs, targets = batch(dataset, "train", training.seed, step, microbatch, 2, 16).values()
             found[microbatch] = one_microbatch(
                 stages, weights, sums, loss_of, inputs, targets, step, microbatch
             )
