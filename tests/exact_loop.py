@@ -17,10 +17,10 @@ from torch import Tensor
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
-from workers.compute.data import batch, open_local_dataset
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.model import build, loss_function, slice_stage
 from workers.compute.optimizer import StageOptimizer
+from workers.data.byte_windows import batch, open_local_dataset
 from workers.state.safetensors_files import describe_tensor
 from workers.state.weights import weight_tensors
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
-from workers.compute.data import batch, open_local_dataset
 from workers.compute.model import build, layer_seed
+from workers.data.byte_windows import batch, open_local_dataset
 
 
 @dataclass(frozen=True)

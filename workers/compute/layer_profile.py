@@ -15,8 +15,8 @@ from schemas.errors import BadModel, DmscError
 from schemas.job import JobSpec
 from schemas.registry import TensorSchema
 from schemas.task_graph import LayerProfile
-from workers.compute.data import Batch
 from workers.compute.model import Layer, LossFunction, as_tensors, autocast, layer_seed, seed_generators
+from workers.data.batches import Batch
 from workers.user_code import describe
 
 REPEATS = 3

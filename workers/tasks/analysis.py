@@ -12,10 +12,11 @@ from typing import Any
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
-from workers.compute.data import Batch, ByteDataset, batch, open_dataset
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.model import build, check_trained, loss_function, tied_layers
+from workers.data.batches import Batch, BatchSource
+from workers.data.opening import open_source
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -32,23 +33,25 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
-    async with bus_for(spec.data.source, payload) as bus:
-        dataset = await open_dataset(spec.data, bus)
-    topology = analyse(
-        payload["job"], spec, dataset, payload["cluster"], payload["node"], payload.get("device", "cpu")
-    )
+    async with bus_for(payload, *spec.data.urls().values()) as bus:
+        data = await open_source(spec, bus)
+    try:
+        place = (payload["cluster"], payload["node"], payload.get("device", "cpu"))
+        topology = analyse(payload["job"], spec, data, *place)
+    finally:
+        data.close()
     return {"topology": topology.model_dump(mode="json")}
 
 
 def analyse(
-    job: str, spec: JobSpec, dataset: ByteDataset, cluster: str, node: str, device: str = "cpu"
+    job: str, spec: JobSpec, data: BatchSource, cluster: str, node: str, device: str = "cpu"
 ) -> ModelTopology:
     """The job's layer graph with measured costs.
 
     Raises:
         BadModel: The factory fails, the layers can't be trained here, don't fit together, or don't fit the
             loss.
-        BadData: See `open_dataset`.
+        BadData: See `open_source` and `BatchSource.batch`.
     """
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
@@ -56,11 +59,13 @@ def analyse(
     for name, layer in layers:
         check_trained((f"{name}.{own}", weight) for own, weight in layer.named_parameters())
     loss = loss_function(spec.model)
-    sample = batch(
-        dataset, "train", training.seed, 0, 0, training.microbatch_samples, spec.data.sample_tokens
-    )
+    sample = data.batch("train", 0, 0)
     profiles, inexact = _profile(Profiler(spec, layers, loss, device), sample)
-    factories = [spec.model.factory, *([spec.model.loss] if ":" in spec.model.loss else [])]
+    factories = [
+        spec.model.factory,
+        *([spec.model.loss] if ":" in spec.model.loss else []),
+        *spec.data.user_code(),
+    ]
     unique = {id(weight): weight.numel() for _, layer in layers for weight in layer.parameters()}
     return ModelTopology(
         job=job,
@@ -69,7 +74,7 @@ def analyse(
         layers=tuple(profiles),
         parameters=sum(unique.values()),
         input_bytes=sum(tensor.nbytes for tensor in sample.values()),
-        data_tokens=dataset.bytes.numel(),
+        data_tokens=data.tokens,
         code_digest=code_digest(*factories),
         device=device,
         tied=tied_layers(layers),

@@ -14,10 +14,10 @@ from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
 from tests.builders import jobs
 from tests.reference_loop import run
-from workers.compute.data import batch, open_local_dataset
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.model import StageModule, build, loss_function, slice_stage
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
+from workers.data.byte_windows import batch, open_local_dataset
 from workers.state.weights import describe_tensor, weight_tensors
 
 STEPS = 20
