@@ -20,7 +20,7 @@ from schemas.weights_digest import weights_sha256
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.model import build, loss_function, slice_stage
 from workers.compute.optimizer import StageOptimizer
-from workers.data.byte_windows import batch, open_local_dataset
+from workers.data.kinds.byte_windows import batch, open_local_dataset
 from workers.state.safetensors_files import describe_tensor
 from workers.state.weights import weight_tensors
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from workers.compute.model import build, layer_seed
-from workers.data.byte_windows import batch, open_local_dataset
+from workers.data.kinds.byte_windows import batch, open_local_dataset
 
 
 @dataclass(frozen=True)

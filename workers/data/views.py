@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 
 from workers.data.permutation import Indices, Permutation
-from workers.data.samples import BlockSamples, ExpectingSamples, GatheredSamples, Samples, SeededSamples
+from workers.data.samples import (
+    BlockSamples,
+    ExpectingSamples,
+    GatheredSamples,
+    RawSamples,
+    Samples,
+    SeededSamples,
+)
 
 Places = Callable[[Indices], Indices]
 """Indices within a view, (count,) int64 → indices within the source."""
@@ -55,6 +62,12 @@ class SampleView:
         """One sample; see `Samples` and `SeededSamples`."""
         place = int(self.places(np.array([index], dtype=np.int64))[0])
         return self._samples[place] if self._draws is None else self._draws.draw(place, seed)
+
+    def raw(self, index: int, seed: int | None) -> Any:
+        """One sample as the user's code gives it, or else as it is."""
+        if not isinstance(self._samples, RawSamples):
+            return self.sample(index, seed)
+        return self._samples.raw(int(self.places(np.array([index], dtype=np.int64))[0]), seed)
 
     def gather(self, indices: Indices) -> Mapping[str, Any]:
         assert self._gathers is not None

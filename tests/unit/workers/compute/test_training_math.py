@@ -17,7 +17,7 @@ from tests.reference_loop import run
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.model import StageModule, build, loss_function, slice_stage
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
-from workers.data.byte_windows import batch, open_local_dataset
+from workers.data.kinds.byte_windows import batch, open_local_dataset
 from workers.state.weights import describe_tensor, weight_tensors
 
 STEPS = 20
