@@ -9,6 +9,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.job import KeptSpec
 from schemas.marks import Secret, Url
+from schemas.registry import TensorSchema
 from schemas.task_graph import TaskUnit
 
 
@@ -37,7 +38,7 @@ class NodeStatus(Message, wire="cluster.node.status", version=(1, 1)):
     sealing_key: str = Field("", description="what is secret in orders to this agent is sealed to this key")
 
 
-class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):
+class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
     """SMO → node agent: start this unit. Idempotent by (sid, incarnation).
 
     `code_digest` is that of the analysed code; the instance refuses with one line if its own differs.
@@ -53,6 +54,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 2)):
     layer_count: int
     code_digest: str
     inexact: bool = Field(False, description="operations without a deterministic form are let run")
+    batch: tuple[TensorSchema, ...] = Field((), description="what travels of a batch (`TaskGraph.batch`)")
     joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")
     link_secret: Secret = Field(
         "", description="by which members of the job know each other; empty: not asked"

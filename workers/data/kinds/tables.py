@@ -102,10 +102,10 @@ def open_table(spec: SourceSpec, opening: Opening) -> Samples:
     key = f"{opening.at}.source"
     library("pyarrow", "table", opening.at)
     files = list_files(spec.source, opening.fetched, key=key, endings=(".parquet", ".pq", ".csv", ".tsv"))
-    readers = [_Reader(file, f"{key} {file.name}") for file in files]
+    readers = [_TableFile(file, f"{key} {file.name}") for file in files]
     wanted = _wanted(spec, readers, opening.at)
-    parts: dict[str, _Column] = {
-        name: _Column(
+    parts: dict[str, _ColumnBuilder] = {
+        name: _ColumnBuilder(
             opening.spool / f"{number}.column", f"{opening.at}.columns: {name}", spec.dtypes.get(name)
         )
         for number, name in enumerate(wanted)
@@ -125,7 +125,7 @@ def _is_list(spec: SourceSpec, name: str) -> bool:
     return not isinstance(spec.columns.get(name, ()), str)
 
 
-def _wanted(spec: SourceSpec, readers: Sequence[_Reader], at: str) -> dict[str, tuple[str, ...]]:
+def _wanted(spec: SourceSpec, readers: Sequence[_TableFile], at: str) -> dict[str, tuple[str, ...]]:
     there = readers[0].names
     for reader in readers[1:]:
         if reader.names != there:
@@ -151,7 +151,7 @@ def _wanted(spec: SourceSpec, readers: Sequence[_Reader], at: str) -> dict[str, 
     return wanted
 
 
-class _Reader:
+class _TableFile:
     """One file, part by part."""
 
     def __init__(self, file: SourceFile, what: str) -> None:
@@ -205,7 +205,7 @@ class _Reader:
             raise BadData(f"{self.what} can't be read: {_line(error)}") from None
 
 
-class _Column:
+class _ColumnBuilder:
     """One tensor's values of all rows, while they are read."""
 
     def __init__(self, path: Path, what: str, dtype: str | None) -> None:
