@@ -75,7 +75,7 @@ class Profiler:
         values: dict[str, Value] = {name: batch[name] for name in self._graph.inputs}
         for index, layer in enumerate(self._layers):
             part = layer.slice
-            own = {name: values[name] for name in {*part.incoming, *part.layers[0].reads}}
+            own = {name: values[name] for name in {*part.incoming, *self._graph.inputs}}
             own |= {name: _leaf(own[name]) for name in part.incoming if name not in part.constant}
             carried = part.carries_gradient(own, part.incoming)
             saved = _SavedBytes(layer) if count else None

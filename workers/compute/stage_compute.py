@@ -6,6 +6,7 @@ All methods run on that thread, one at a time. The thread that sums also keeps t
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, GradientRefused
 from schemas.learning_rate import learning_rate
-from schemas.step import StepCommit
+from schemas.step import StepCommit, TiedStage
 from workers.compute.batch_schema import empty_batch
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.loss import Loss, counts
@@ -59,8 +60,13 @@ class StageCompute:
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)
         check_trained(self.module.trainable())
         self.module.to(self._device)
+        self.module.untie()
         self.loss = loss if self._last else None
         self.parameters = [weight for _, weight in self.module.trainable()]
+        self._names = [name for name, _ in self.module.trainable()]
+        self._users = {name: graph.users[name] for name in self._names}
+        index = {id(weight): number for number, weight in enumerate(self.parameters)}
+        self._twins = [(index[id(weight)], twin) for weight, twin in self.module.twins]
         self.optimizer = StageOptimizer(self.module, spec.training.optimizer)
         self.sum = GradientSum(
             self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
@@ -128,7 +134,7 @@ class StageCompute:
         carried = hop.carried
         incoming = [item.to(self._device) for item in gradients] if gradients else [None] * len(hop.outputs)
         pairs = [pair for pair in zip(hop.outputs, incoming, strict=True) if pair[0].requires_grad]
-        inputs = [*self.parameters, *carried]
+        inputs = [*self.parameters, *(twin for _, twin in self._twins), *carried]
         results: Sequence[Tensor | None] = [None] * len(inputs)
         if pairs and inputs:
             results = torch.autograd.grad(
@@ -137,11 +143,13 @@ class StageCompute:
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
-        self.sum.add(hop.microbatch, results[: len(self.parameters)])
+        own, twins = len(self.parameters), len(self.parameters) + len(self._twins)
+        further = [(at, found) for (at, _), found in zip(self._twins, results[own:twins], strict=True)]
+        self.sum.add(hop.microbatch, results[:own], further)
         # An unused input gets a zero gradient, since the stage before expects one of its shape.
         hop.sent_backward = tuple(
             torch.zeros_like(item) if gradient is None else gradient.contiguous()
-            for item, gradient in zip(carried, results[len(self.parameters) :], strict=True)
+            for item, gradient in zip(carried, results[twins:], strict=True)
         )
         hop.outputs = hop.inputs = hop.carried = ()
         hop.backward_ms = (time.perf_counter() - began) * 1e3
@@ -163,7 +171,23 @@ class StageCompute:
     def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
         """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
         gradients = self.sum.to_gradients(reduced)
-        return gradients, self.sum.checksum(reduced), self.sum.squared_norms(gradients)
+        norms = self.sum.squared_norms(gradients)
+        first = self._start.unit.first_layer
+        counted = tuple(  # a shared parameter counts once: in the stage that uses it first
+            norm if self._users[name][0] >= first else 0.0
+            for name, norm in zip(self._names, norms, strict=True)
+        )
+        return gradients, self.sum.checksum(reduced), counted
+
+    def shared_with(self, stage: TiedStage) -> list[slice]:
+        """The parts of the flat sum whose parameters another stage uses too, in the order of their names."""
+        ends = list(itertools.accumulate(weight.numel() for weight in self.parameters))
+        parts = {
+            name: slice(end - weight.numel(), end)
+            for name, weight, end in zip(self._names, self.parameters, ends, strict=True)
+            if any(stage.first_layer <= layer < stage.last_layer for layer in self._users[name])
+        }
+        return [parts[name] for name in sorted(parts)]
 
     def apply(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
         """Makes one optimizer step with the recorded clip, or none for a skipped step; clears the sum."""

@@ -137,6 +137,21 @@ class ModelGraph:
             last |= dict.fromkeys(layer.reads, index)
         return last | dict.fromkeys(self.outputs.values(), len(self.layers))
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """id of a parameter or buffer → its name in the whole model: the first, where it has several."""
+        model = self.model
+        return {id(weight): name for name, weight in [*model.named_parameters(), *model.named_buffers()]}
+
+    @cached_property
+    def users(self) -> dict[str, tuple[int, ...]]:
+        """Name of a parameter → the layers that use it."""
+        found: dict[str, list[int]] = {}
+        for index in range(len(self)):
+            for weight in self.parameters(index).values():
+                found.setdefault(self.names[id(weight)], []).append(index)
+        return {name: tuple(layers) for name, layers in found.items()}
+
     def crossing(self, cut: int, needed: Iterable[str] | None = None) -> tuple[str, ...]:
         """Wires of the layers before `cut` that are needed behind it, in order of definition.
 
@@ -162,20 +177,25 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
     return weight
 
 
-def tied_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
-    """Groups of layers, by index, that no cut may separate: they share a parameter, or one changes the
-    other's."""
-    owner: dict[int, int] = {}
-    group = list(range(len(graph.layers)))
+def joined_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+    """Groups of layers, by index, that no cut may separate: one changes in place what another has made."""
+    return _grouped(len(graph), graph.joined)
 
-    def join(first: int, second: int) -> None:
-        old, new = group[second], group[first]
-        group[:] = [new if member == old else member for member in group]
 
-    for index in range(len(graph.layers)):
+def sharing_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+    """Groups of layers, by index, that share a parameter."""
+    users: dict[int, list[int]] = {}
+    for index in range(len(graph)):
         for parameter in graph.parameters(index).values():
-            join(owner.setdefault(id(parameter), index), index)
-    for first, last in graph.joined:
-        join(first, last)
+            users.setdefault(id(parameter), []).append(index)
+    return _grouped(len(graph), [(own[0], other) for own in users.values() for other in own[1:]])
+
+
+def _grouped(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """The groups of more than one that these pairs connect."""
+    group = list(range(count))
+    for first, second in pairs:
+        old, new = group[second], group[first]
+        group = [new if member == old else member for member in group]
     groups = [tuple(i for i, member in enumerate(group) if member == root) for root in sorted(set(group))]
     return tuple(members for members in groups if len(members) > 1)

@@ -18,7 +18,7 @@ from workers.compute.determinism import compute_exactly, inexact_operation, tole
 from workers.compute.layer_profile import Profiler
 from workers.compute.loss import Loss, counts
 from workers.compute.model import build, check_trained
-from workers.graph.model_graph import tied_layers
+from workers.graph.model_graph import joined_layers, sharing_layers
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -76,7 +76,8 @@ def analyse(
         data_tokens=dataset.bytes.numel(),
         code_digest=code_digest(*factories),
         device=device,
-        tied=tied_layers(graph),
+        tied=joined_layers(graph),
+        shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
         inexact=f"{inexact} on {device}" if inexact else "",
     )

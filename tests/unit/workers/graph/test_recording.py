@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from schemas.errors import BadModel
 from tests.integration.mesh.user_models.forked import Block, Chooses, Dot, Hourglass, towers
-from workers.graph.model_graph import ModelGraph, tied_layers
+from workers.graph.model_graph import ModelGraph, joined_layers
 from workers.graph.recording import record
 from workers.graph.stage_module import slice_stage
 
@@ -144,7 +144,7 @@ class InPlace(nn.Module):
 
 def test_what_one_layer_changes_of_another_stays_with_it() -> None:
     graph = record(made(InPlace), tokens())
-    assert tied_layers(graph) == ((0, 1),)
+    assert joined_layers(graph) == ((0, 1),)
     with pytest.raises(BadModel, match="token and scale"):
         slice_stage(graph, 0, 1)
 
