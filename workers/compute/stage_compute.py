@@ -57,6 +57,7 @@ class StageCompute:
             job_seed=spec.training.seed,
             precision=spec.training.precision,
             needed=loss.outputs,
+            recompute=spec.training.recompute,
         )
         self._batch_in = graph.batch_crossing(unit.first_layer, [*batch], loss.batch)
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)

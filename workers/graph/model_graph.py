@@ -87,6 +87,7 @@ class ModelGraph:
         model: The module that holds all weights, under their full names.
         layers: In order of computation.
         inputs: Names of the batch that the layers read.
+        taken: Names of the batch that the model is given, whether it reads them or not.
         outputs: Name → wire of what the model returns.
         sizes: Wires that carry a number.
         constant: Wires that no gradient reaches, because no trained weight is before them.
@@ -104,6 +105,7 @@ class ModelGraph:
     joined: tuple[tuple[int, int], ...] = ()
     spread: bool = False
     evaluation: ModelGraph | None = None
+    taken: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -165,7 +167,13 @@ class ModelGraph:
         return tuple(name for name, index in self._defined.items() if 0 <= index < cut and name in behind)
 
     def batch_crossing(self, cut: int, batch: Sequence[str], loss_takes: Iterable[str]) -> tuple[str, ...]:
-        """Names of the batch that are needed behind `cut`, by layers or the loss, in the batch's order."""
+        """Names of the batch that are needed behind `cut`, by layers or the loss, in the batch's order.
+
+        The first stage gets all that the model is given, so that any stage can record it in the same way.
+        """
+        if not cut:
+            given = {*self.taken, *self.inputs, *loss_takes}
+            return tuple(name for name in batch if name in given)
         needed = set(loss_takes).union(*(layer.reads for layer in self.layers[cut:]))
         return tuple(name for name in batch if name in needed)
 

@@ -375,6 +375,7 @@ class Recorder(TorchFunctionMode):
             model=self._model,
             layers=layers,
             inputs=tuple(name for name in self._batch_names if name in read),
+            taken=self._batch_names,
             outputs=outputs,
             sizes=frozenset(self._sizes),
             constant=frozenset(self._constant),

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import BadModel
 from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, joined_layers, weight_of
@@ -36,6 +39,7 @@ class StageModule(nn.Module):
         job_seed: The job's `training.seed`.
         precision: `bf16` runs the layers under autocast.
         needed: Names of the model's outputs that the loss takes; None: all.
+        recompute: Patterns of names of layers whose activations are computed again in the backward pass.
     """
 
     def __init__(
@@ -47,11 +51,18 @@ class StageModule(nn.Module):
         job_seed: int,
         precision: Precision,
         needed: Sequence[str] | None = None,
+        recompute: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.first_layer, self.last_layer = first, last
         self._job_seed = job_seed
         self._precision = precision
+        self._recompute = frozenset(
+            index
+            for index, layer in enumerate(graph.layers[first:last], first)
+            if any(fnmatchcase(layer.name, pattern) for pattern in recompute)
+            and not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
+        )
         self._graph = _Slice(graph, first, last, needed)
         self._evaluation = _Slice(graph.evaluation or graph, first, last, needed)
         for layer in graph.layers[first:last]:
@@ -138,12 +149,37 @@ class StageModule(nn.Module):
                 own = {
                     name: branches[name].pop(0) if name in branches else known[name] for name in layer.reads
                 }
-                made = self._run_layer(index, layer, own, device)
+                if index in self._recompute and torch.is_grad_enabled():
+                    made = self._run_again(index, layer, own, device, step, microbatch)
+                else:
+                    made = self._run_layer(index, layer, own, device)
                 for name in part.finished(index):
                     known.pop(name, None)
                 known |= made
                 branches |= {name: list(tee(made[name], count)) for name, count in part.forks(made)}
         return known | {name: rest[0] for name, rest in branches.items() if rest}
+
+    def _run_again(
+        self,
+        index: int,
+        layer: GraphLayer,
+        values: dict[str, Value],
+        device: torch.device,
+        step: int | None,
+        microbatch: int | None,
+    ) -> dict[str, Value]:
+        """Runs a layer whose activations are dropped, and computed again for the backward pass: the same
+        bits."""
+
+        def run() -> dict[str, Value]:
+            if step is not None and microbatch is not None:
+                seed_generators(layer_seed(self._job_seed, step, microbatch, index))
+            return self._run_layer(index, layer, values, device)
+
+        made: dict[str, Value] = checkpoint(
+            run, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+        )
+        return made
 
     def _run_layer(
         self, index: int, layer: GraphLayer, values: dict[str, Value], device: torch.device
@@ -287,6 +323,11 @@ def run_call(
     return made
 
 
+def _keeps_averages(module: nn.Module) -> bool:
+    """Whether a second pass would change a module's buffers once more."""
+    return any(isinstance(part, _NormBase) and part.track_running_stats for part in module.modules())
+
+
 def _contiguous(value: Value) -> Value:
     return value.contiguous() if isinstance(value, Tensor) else value
 
@@ -324,6 +365,7 @@ def slice_stage(
     job_seed: int = 0,
     precision: Precision = "fp32",
     needed: Sequence[str] | None = None,
+    recompute: Sequence[str] = (),
 ) -> StageModule:
     """The stage of layers `first` … `last`-1; see `StageModule`.
 
@@ -340,4 +382,6 @@ def slice_stage(
                 f"layers {names} must stay in one stage, since one changes in place what another has made; "
                 "use fewer stages, or no operation in place between them"
             )
-    return StageModule(graph, first, last, job_seed=job_seed, precision=precision, needed=needed)
+    return StageModule(
+        graph, first, last, job_seed=job_seed, precision=precision, needed=needed, recompute=recompute
+    )

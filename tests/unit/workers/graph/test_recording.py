@@ -25,12 +25,14 @@ def tokens(samples: int = 3, length: int = 10) -> dict[str, Tensor]:
     return {"inputs": torch.randint(0, 256, (samples, length), generator=generator)}
 
 
-def through(graph: ModelGraph, cuts: Sequence[int], batch: Mapping[str, Tensor]) -> tuple[float, Gradients]:
+def through(
+    graph: ModelGraph, cuts: Sequence[int], batch: Mapping[str, Tensor], recompute: Sequence[str] = ()
+) -> tuple[float, Gradients]:
     """Loss and gradients through the stages between `cuts`, as instances compute them."""
     passes = []
     sent: tuple[Tensor, ...] = ()
     for first, last in itertools.pairwise(cuts):
-        stage = slice_stage(graph, first, last, job_seed=1).train()
+        stage = slice_stage(graph, first, last, job_seed=1, recompute=recompute).train()
         part = stage.slice
         values = (part.unpacked(sent) if first else {}) | {name: batch[name] for name in graph.inputs}
         carried = part.carries_gradient(values, part.incoming)
@@ -99,6 +101,28 @@ def test_no_cut_changes_a_bit(factory: Callable[[], nn.Module]) -> None:
         assert parts.keys() == whole.keys()
         for name, gradient in whole.items():
             assert gradient is None or torch.equal(gradient, parts[name]), (inner, name)
+
+
+def test_recomputing_layers_changes_no_bit() -> None:
+    graph = record(made(Hourglass), tokens())
+    loss, kept = through(graph, [0, len(graph)], tokens())
+    for cuts in ([0, len(graph)], [0, 3, len(graph)]):
+        other, again = through(graph, cuts, tokens(), recompute=["down.*", "up.1"])
+        assert other == loss
+        assert all(gradient is None or torch.equal(gradient, again[name]) for name, gradient in kept.items())
+
+
+def test_names_of_the_batch_are_mapped_and_what_is_frozen_is_left_out() -> None:
+    graph = record(
+        made(Needs),
+        {"tokens": tokens()["inputs"], "weights": torch.ones(3, 10, 8)},
+        inputs={"words": "tokens", "mask": "weights"},
+    )
+    assert graph.inputs == ("tokens", "weights")
+    with pytest.raises(BadModel, match="the forward pass has no wrods, but mask, words"):
+        record(made(Needs), {"tokens": tokens()["inputs"]}, inputs={"wrods": "tokens"})
+    with pytest.raises(BadModel, match="the data has no x, but tokens"):
+        record(made(Needs), {"tokens": tokens()["inputs"]}, inputs={"words": "x"})
 
 
 def test_a_graph_computes_what_its_model_computes_at_any_size() -> None:

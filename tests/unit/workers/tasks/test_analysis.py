@@ -179,5 +179,5 @@ def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path
     topology = ModelTopology.model_validate(asked(users_layers, job("two_tensors"))["topology"])
     assert [len(layer.output) for layer in topology.layers] == [1, 2, 1]
     tied = ModelTopology.model_validate(asked(users_layers, job("tied"))["topology"])
-    assert tied.tied == ((0, 2),)
+    assert tied.shared == ((0, 2),)
     assert tied.parameters == 256 * 8 + 8 * 8 + 8
