@@ -26,13 +26,18 @@ def tokens(samples: int = 3, length: int = 10) -> dict[str, Tensor]:
 
 
 def through(
-    graph: ModelGraph, cuts: Sequence[int], batch: Mapping[str, Tensor], recompute: Sequence[str] = ()
+    graph: ModelGraph,
+    cuts: Sequence[int],
+    batch: Mapping[str, Tensor],
+    *,
+    recompute: Sequence[str] = (),
+    needed: Sequence[str] | None = None,
 ) -> tuple[float, Gradients]:
     """Loss and gradients through the stages between `cuts`, as instances compute them."""
     passes = []
     sent: tuple[Tensor, ...] = ()
     for first, last in itertools.pairwise(cuts):
-        stage = slice_stage(graph, first, last, job_seed=1, recompute=recompute).train()
+        stage = slice_stage(graph, first, last, job_seed=1, recompute=recompute, needed=needed).train()
         part = stage.slice
         values = (part.unpacked(sent) if first else {}) | {name: batch[name] for name in graph.inputs}
         carried = part.carries_gradient(values, part.incoming)
