@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from schemas.base import Message, Part, Time, Token, is_token
 from schemas.errors import BadJob
 from schemas.job import JobSpec
+from schemas.job_file.data import DataSpec, SourceSpec
 from schemas.redaction import names_secret
 
 SCHEME = "secret://"
@@ -88,7 +89,7 @@ def has_credentials(url: str) -> bool:
 def urls_of(spec: JobSpec) -> dict[str, str]:
     """The URLs of a job, by their keys in the job file."""
     found = {
-        "data.source": spec.data.source,
+        **spec.data.urls(),
         "initial_weights": spec.initial_weights,
         "resume_from": spec.resume_from,
         "artifacts": spec.artifacts,
@@ -105,6 +106,7 @@ def references_of(spec: JobSpec) -> dict[str, tuple[str, str]]:
         return text
 
     with_texts(spec.model.args, note)
+    _data_with(spec.data, note)
     found = [split_reference(text) for text in texts]
     return {f"{one[0]}/{one[1]}": one[:2] for one in found if one is not None}
 
@@ -135,18 +137,36 @@ def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSp
         made[name] = text
         return f"{SCHEME}{user}/{name}"
 
-    urls = {place: recorded(place, "", url) for place, url in urls_of(spec).items()}
+    of_data = spec.data.urls()
+    urls = {place: recorded(place, "", url) for place, url in urls_of(spec).items() if place not in of_data}
+    data = _data_with(spec.data, recorded)
     args = with_texts(spec.model.args, recorded)
-    if urls == urls_of(spec) and args == spec.model.args:
+    if data == spec.data and args == spec.model.args and urls.items() <= urls_of(spec).items():
         return spec, made
-    changed = {key: value for key, value in urls.items() if key != "data.source"}
-    data = spec.data.model_copy(update={"source": urls["data.source"]})
     model = spec.model.model_copy(update={"args": args})
-    return spec.model_copy(update={**changed, "data": data, "model": model}), made
+    return spec.model_copy(update={**urls, "data": data, "model": model}), made
 
 
-def with_texts(args: dict[str, Any], change: Callable[[str, str, str], str]) -> dict[str, Any]:
-    """A model's arguments with each text in them, at any depth, replaced by `change(place, name, text)`.
+PartOfData = TypeVar("PartOfData", bound=SourceSpec)
+
+
+def _data_with(data: DataSpec, change: Callable[[str, str, str], str]) -> DataSpec:
+    """The section with each URL and each text in the arguments of its sources replaced by `change`."""
+
+    def changed(place: str, part: PartOfData) -> PartOfData:
+        urls = {field: change(f"{place}.{field}", "", url) for field, url in part.own_urls().items()}
+        return part.model_copy(update={**urls, "args": with_texts(part.args, change, f"{place}.args")})
+
+    mixture = tuple(changed(f"data.mixture[{index}]", part) for index, part in enumerate(data.mixture))
+    sets = {name: changed(f"data.validation.{name}", part) for name, part in data.validation.items()}
+    whole = data.model_copy(update={"mixture": mixture, "validation": sets})
+    return whole if mixture else changed("data", whole)
+
+
+def with_texts(
+    args: dict[str, Any], change: Callable[[str, str, str], str], at: str = "model.args"
+) -> dict[str, Any]:
+    """Arguments of user code with each text in them, at any depth, replaced by `change(place, name, text)`.
 
     `name` is that of the argument or of the map's entry; for texts in a list it is the list's name.
 
@@ -167,7 +187,7 @@ def with_texts(args: dict[str, Any], change: Callable[[str, str, str], str]) -> 
             walked(f"{place}[{index}]", key, inner, depth + 1) for index, inner in enumerate(value)
         )
 
-    found: dict[str, Any] = walked("model.args", "", args, 0)
+    found: dict[str, Any] = walked(at, "", args, 0)
     return found
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from schemas.base import Message, Part, Token
 from schemas.marks import HOLDS_USER_VALUES
 
@@ -103,7 +105,7 @@ class LinkSample(Part):
     figures: LinkFigures | None = None
 
 
-class InstanceSample(Message, wire="telemetry.instance", version=(1, 2)):
+class InstanceSample(Message, wire="telemetry.instance", version=(1, 3)):
     """An instance's load and speed; sent once a second and after each step.
 
     `service_ms` is a moving average of compute per microbatch, forward plus backward, without pauses.
@@ -121,6 +123,7 @@ class InstanceSample(Message, wire="telemetry.instance", version=(1, 2)):
     queue: int = 0
     in_flight: int = 0
     microbatches: int = 0
+    replaced: int = Field(0, description="unreadable samples in whose place a data instance put another")
     service_ms: float = 0.0
     forward_ms: float = 0.0
     backward_ms: float = 0.0

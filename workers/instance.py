@@ -292,7 +292,8 @@ class Instance:
     def _check_code(self) -> None:
         """Refuses user code that differs from the analysed code: it must be the same on every node."""
         spec = self.start.spec.model
-        digest = code_digest(spec.factory, *([spec.loss] if ":" in spec.loss else []))
+        loss = [spec.loss] if ":" in spec.loss else []
+        digest = code_digest(spec.factory, *loss, *self.start.spec.data.user_code())
         if digest != self.start.code_digest:
             raise BadModel(
                 f"{spec.factory} on node {self.payload.node} differs from the one that was analysed "

@@ -1,20 +1,238 @@
-"""The section `data`: what it is trained on."""
+"""The section `data`: what it is trained on, in which order, and what is held out."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from schemas.base import Part
-from schemas.marks import Url
+from pydantic import AfterValidator, Field, model_validator
+
+from schemas.base import Part, Token
+from schemas.callables import misnamed
+from schemas.marks import HOLDS_USER_VALUES, Url
+from schemas.urls import STDLIB
+
+DataKind = Literal["bytes", "text", "chat", "tokens", "table", "images", "shards", "huggingface", "factory"]
+
+OF_KINDS: dict[str, frozenset[str]] = {
+    "sample_tokens": frozenset({"bytes", "text", "chat", "tokens"}),
+    "unit": frozenset({"tokens"}),
+    "dtype": frozenset({"tokens"}),
+    "columns": frozenset({"table", "images", "huggingface"}),
+    "dtypes": frozenset({"table", "huggingface", "factory"}),
+    "image_size": frozenset({"images", "huggingface"}),
+    "image_mode": frozenset({"images", "huggingface"}),
+    "image_transforms": frozenset({"images", "huggingface"}),
+    "transform": frozenset({"table", "images", "shards", "huggingface", "factory"}),
+    "factory": frozenset({"factory"}),
+    "args": frozenset({"factory"}),
+    "subset": frozenset({"huggingface"}),
+    "split": frozenset({"huggingface"}),
+    "streaming": frozenset({"huggingface"}),
+    "limit": frozenset({"factory", "huggingface"}),
+}
+"""Field → the kinds that have it. A field that is not here is every kind's."""
+
+TOKEN_KINDS = frozenset({"bytes", "text", "chat", "tokens"})
+"""Kinds whose samples are `sample_tokens` tokens; a sample of any other counts as one."""
 
 
-class DataSpec(Part):
-    """The source of the data: `stdlib:` (the interpreter's own sources), or any URL that fsspec opens.
+def _users_own(value: str) -> str:
+    if reason := misnamed(value):
+        raise ValueError(reason)
+    return value
 
-    `sample_tokens` is the length of one sample (the model's context).
-    The last `validation_fraction` of the bytes is held out.
+
+UserCallable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), AfterValidator(_users_own)]
+"""`module:callable` of the user's own code."""
+
+SampleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,119}$")]
+"""A name of a batch: a parameter of the model's forward, or of the loss."""
+
+Dtype = Literal[
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
+]
+
+
+Pixels = Annotated[int, Field(ge=1, le=1 << 14)]
+
+
+class SourceSpec(Part):
+    """One source of samples. Which fields it may have depends on its kind (`OF_KINDS`).
+
+    `source` is `stdlib:` (the interpreter's own sources), or any path or URL that fsspec opens.
+    `sample_tokens` is the length of one sample of tokens (the model's context).
     """
 
-    source: Url = "stdlib:"
+    kind: DataKind = "bytes"
+    source: Url = STDLIB
     sample_tokens: int = Field(128, ge=2, le=1 << 20)
+    unit: Literal["windows", "documents"] = Field(
+        "windows", description="what a sample of kind tokens is: sample_tokens in a row, or one document"
+    )
+    dtype: Literal["uint8", "uint16", "int32", "uint32", "int64"] | None = Field(
+        None, description="of a .bin file of tokens; the other files say it themselves"
+    )
+    columns: dict[SampleName, str | tuple[str, ...]] = Field(
+        {}, description="name of a batch → the column or columns that it is made of"
+    )
+    dtypes: dict[SampleName, Dtype] = Field({}, description="name of a batch → its type")
+    names: dict[str, SampleName] | tuple[SampleName, ...] = Field(
+        {}, description="the samples' own names → names of batches; for samples that are tuples, a list"
+    )
+    image_size: Pixels | tuple[Pixels, Pixels] | None = Field(
+        None, description="pixels: a side, or height and width"
+    )
+    image_mode: Literal["RGB", "L"] = "RGB"
+    image_transforms: tuple[str | dict[str, Any], ...] = Field(
+        (), description="random_crop, flip, normalize, in this order; random ones are left out of validation"
+    )
+    transform: UserCallable | None = Field(None, description="applied to each sample; seeded for each")
+    factory: UserCallable | None = Field(None, description="returns anything with a length and random access")
+    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
+    subset: str | None = Field(None, description="the data set's configuration, as `datasets` names it")
+    split: str = Field("train", description="the data set's own split")
+    streaming: bool = Field(False, description="it is read once, in its own order, into a spool on disk")
+    limit: int | None = Field(
+        None, ge=1, le=1 << 40, description="samples taken of one that can only be read in its own order"
+    )
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.sample_tokens if self.kind in TOKEN_KINDS else 1
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> SourceSpec:
+        fields = SourceSpec.model_fields
+        for name, kinds in OF_KINDS.items():
+            if self.kind not in kinds and getattr(self, name) != fields[name].get_default():
+                raise ValueError(
+                    f"{name} is for kind {' or '.join(sorted(kinds))}, and this is kind {self.kind}: "
+                    f"leave it out, or say kind: {sorted(kinds)[0]}"
+                )
+        if self.kind == "factory" and self.factory is None and not getattr(self, "mixture", ()):
+            raise ValueError("kind factory needs factory: module:callable")
+        if self.kind == "factory" and self.source != STDLIB:
+            raise ValueError("source is not for kind factory: what the factory needs are its args")
+        return self
+
+    def own_urls(self) -> dict[str, str]:
+        """Field → URL of this source. What is not listed here, nobody checks and no node opens."""
+        return {"source": self.source}
+
+    def callables(self) -> Iterator[str]:
+        """Each `module:callable` of the user's that this source runs."""
+        yield from (name for name in (self.factory, self.transform) if name is not None)
+
+
+class MixturePart(SourceSpec):
+    """One source of a mixture. Fields that it does not name are as in the section around it."""
+
+    weight: float = Field(1.0, gt=0, le=1e9, allow_inf_nan=False)
+
+
+class EvaluationSpec(SourceSpec):
+    """One named evaluation set. Fields that it does not name are as in the section around it."""
+
+
+class DataSpec(SourceSpec):
+    """What it is trained on: one source, or a mixture of several.
+
+    Without named evaluation sets, `validation_fraction` of each source is held out: the last bytes of kind
+    bytes in `order: windows`, else samples by a keyed draw.
+    """
+
     validation_fraction: float = Field(0.05, ge=0.0, le=0.5, allow_inf_nan=False)
+    order: Literal["auto", "windows", "shuffled", "sequential"] = Field(
+        "auto",
+        description="windows: tokens from anywhere, drawn anew for each sample; shuffled, sequential: each "
+        "sample once an epoch; auto: windows for kind bytes, else shuffled",
+    )
+    mixture: tuple[MixturePart, ...] = Field((), max_length=1024)
+    last: Literal["wrap", "drop"] = Field(
+        "wrap",
+        description="what an epoch's last samples do that fill no step: the next epoch fills it, or none",
+    )
+    collate: UserCallable | None = Field(
+        None, description="makes a batch of a list of samples; by default they are stacked"
+    )
+    on_unreadable: Literal["replace", "stop"] = Field(
+        "replace", description="what becomes of a sample that its bytes make unreadable"
+    )
+    validation: dict[Token, EvaluationSpec] = Field({}, description="named evaluation sets")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        own = {name: value[name] for name in SourceSpec.model_fields if name in value and name != "source"}
+        changed = dict(value)
+        if isinstance(mixture := value.get("mixture"), list | tuple):
+            changed["mixture"] = [_completed(part, own) for part in mixture]
+        if isinstance(sets := value.get("validation"), dict):
+            changed["validation"] = {name: _completed(part, own) for name, part in sets.items()}
+        return changed
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> DataSpec:
+        if self.mixture and self.source != STDLIB:
+            raise ValueError("source and mixture exclude each other: make it one more part of the mixture")
+        if self.mixture and self.last == "drop":
+            raise ValueError(
+                "last: drop is for one source; in a mixture each source goes on with its next epoch"
+            )
+        if self.order == "windows" and (self.mixture or self.kind not in ("bytes", "tokens")):
+            raise ValueError("order: windows is for one source of kind bytes or tokens; say shuffled")
+        if "train" in self.validation:
+            raise ValueError("validation: an evaluation set can't be called train")
+        return self
+
+    @property
+    def parts(self) -> tuple[SourceSpec, ...]:
+        """The sources that are trained on."""
+        return self.mixture or (self,)
+
+    @property
+    def held_out(self) -> float:
+        """The fraction of each source that is held out."""
+        return 0.0 if self.validation else self.validation_fraction
+
+    @property
+    def evaluation_sets(self) -> tuple[str, ...]:
+        """The names of the evaluation sets; empty: nothing is held out."""
+        return tuple(self.validation) or (("validation",) if self.validation_fraction else ())
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether samples are windows drawn from anywhere, so that there are no epochs."""
+        return self.order == "windows" or (self.order == "auto" and self.kind == "bytes" and not self.mixture)
+
+    def places(self) -> dict[str, SourceSpec]:
+        """Each source of the section by its key in the job file, evaluation sets included."""
+        found: dict[str, SourceSpec] = {} if self.mixture else {"data": self}
+        found |= {f"data.mixture[{index}]": part for index, part in enumerate(self.mixture)}
+        return found | {f"data.validation.{name}": part for name, part in self.validation.items()}
+
+    def urls(self) -> dict[str, str]:
+        """Each URL of the section by its key in the job file."""
+        return {
+            f"{place}.{field}": url
+            for place, part in self.places().items()
+            for field, url in part.own_urls().items()
+        }
+
+    def user_code(self) -> tuple[str, ...]:
+        """Each `module:callable` of the user's that makes batches, once."""
+        own = (self.collate,) if self.collate is not None else ()
+        return tuple(
+            dict.fromkeys((*own, *(name for part in self.places().values() for name in part.callables())))
+        )
+
+
+def _completed(part: Any, own: dict[str, Any]) -> Any:
+    """A part with the fields of the section around it that it has and does not name."""
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("kind", own.get("kind", "bytes"))
+    return {name: value for name, value in own.items() if kind in OF_KINDS.get(name, {kind})} | part

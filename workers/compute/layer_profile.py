@@ -15,9 +15,9 @@ from schemas.errors import BadModel, DmscError
 from schemas.job import JobSpec
 from schemas.registry import TensorSchema
 from schemas.task_graph import LayerProfile
-from workers.compute.data import Batch
 from workers.compute.loss import Loss
 from workers.compute.running_statistics import keeps_statistics
+from workers.data.batches import Batch
 from workers.graph.model_graph import ModelGraph, Value
 from workers.graph.stage_module import StageModule
 from workers.user_code import describe

@@ -26,7 +26,8 @@ from schemas.step import (
     StepFence,
     StepFenced,
 )
-from workers.compute.data import Prefetcher, Split, open_dataset
+from workers.data.opening import open_source
+from workers.data.prefetch import Prefetcher
 from workers.links.hop_exchange import COPIES, TensorTransfer
 from workers.local_store.recorder import Order
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
@@ -51,15 +52,11 @@ class DataRuntime(HopRuntime):
         return self.machine.step
 
     async def build(self) -> None:
-        """Opens the dataset (through fsspec, or the gateway's object store) and starts the prefetcher."""
-        spec = self.start.spec
-        self.dataset = await open_dataset(spec.data, self.bus)
-        self.prefetcher = Prefetcher(
-            self.dataset,
-            seed=spec.training.seed,
-            samples=spec.training.microbatch_samples,
-            sample_tokens=spec.data.sample_tokens,
-        )
+        """Opens the data (through fsspec, or the gateway's object store) and starts the prefetcher."""
+        self.source = await open_source(self.start.spec, self.bus)
+        self.prefetcher = Prefetcher(self.source)
+        self._travelling = [schema.name for schema in self.start.batch]
+        self._evaluation = next(iter(self.start.spec.data.evaluation_sets), "validation")
 
     # --- orders -------------------------------------------------------------------------------------------
     def orders(self) -> list[tuple[Subject, Order]]:
@@ -134,7 +131,7 @@ class DataRuntime(HopRuntime):
 
     async def _send(self, send: Send) -> None:
         step, attempt, microbatch, evaluate = send.work
-        split: Split = "validation" if evaluate else "train"
+        split = self._evaluation if evaluate else "train"
         draw = VALIDATION_STEP if evaluate else step
         batch = await self.prefetcher.get(split, draw, microbatch)
         if not self.machine.current(send.work, send.to):
@@ -150,13 +147,18 @@ class DataRuntime(HopRuntime):
             round=self.machine.snapshot.round(self.epoch, step, attempt),
             microbatch=microbatch,
             evaluate=evaluate,
-            tensors=tuple(batch.values()),
+            tensors=tuple(batch[name] for name in self._travelling or batch),
         )
         await self.deliver(transfer, lambda: self.machine.current(send.work, send.to))
         self.sent += 1
 
     def figures(self) -> dict[str, Any]:
-        return {"step": self.step, "in_flight": self.machine.in_flight, "microbatches": self.sent}
+        return {
+            "step": self.step,
+            "in_flight": self.machine.in_flight,
+            "microbatches": self.sent,
+            "replaced": self.source.replaced,
+        }
 
     async def close(self) -> None:
         await super().close()

@@ -36,7 +36,7 @@ class StageFlow:
         self._thread = thread
         self._layers = layers
         spec = runtime.start.spec
-        self._microbatch_tokens = spec.training.microbatch_samples * spec.data.sample_tokens
+        self._microbatch_tokens = spec.training.microbatch_samples * spec.data.tokens_per_sample
 
     def run(self, effects: Iterable[Effect]) -> None:
         """Carries out the machine's effects."""

@@ -13,11 +13,12 @@ from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
 from workers.compute.batch_schema import batch_schema
-from workers.compute.data import Batch, ByteDataset, batch, open_dataset
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.loss import Loss, counts
 from workers.compute.model import build, check_trained
+from workers.data.batches import Batch, BatchSource
+from workers.data.opening import open_source
 from workers.graph.model_graph import joined_layers, sharing_layers
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
@@ -35,35 +36,36 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
-    async with bus_for(spec.data.source, payload) as bus:
-        dataset = await open_dataset(spec.data, bus)
-    topology = analyse(
-        payload["job"], spec, dataset, payload["cluster"], payload["node"], payload.get("device", "cpu")
-    )
+    async with bus_for(payload, *spec.data.urls().values()) as bus:
+        data = await open_source(spec, bus)
+    try:
+        place = (payload["cluster"], payload["node"], payload.get("device", "cpu"))
+        topology = analyse(payload["job"], spec, data, *place)
+    finally:
+        data.close()
     return {"topology": topology.model_dump(mode="json")}
 
 
 def analyse(
-    job: str, spec: JobSpec, dataset: ByteDataset, cluster: str, node: str, device: str = "cpu"
+    job: str, spec: JobSpec, data: BatchSource, cluster: str, node: str, device: str = "cpu"
 ) -> ModelTopology:
     """The job's layer graph with measured costs.
 
     Raises:
         BadModel: The factory fails, the layers can't be trained here, don't fit together, or don't fit the
             loss.
-        BadData: See `open_dataset`.
+        BadData: See `open_source` and `BatchSource.batch`.
     """
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
-    sample = batch(
-        dataset, "train", training.seed, 0, 0, training.microbatch_samples, spec.data.sample_tokens
-    )
+    sample = data.batch("train", 0, 0)
     graph = build(spec.model, training.seed, sample)
     check_trained(graph.model.named_parameters())
     loss = Loss(spec.model, [*graph.outputs], [*sample], graph.inputs, counted=counts(spec))
     travels = graph.batch_crossing(0, [*sample], loss.batch)
     profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
-    factories = [spec.model.factory, *([spec.model.loss] if ":" in spec.model.loss else [])]
+    loss_factory = [spec.model.loss] if ":" in spec.model.loss else []
+    factories = [spec.model.factory, *loss_factory, *spec.data.user_code()]
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
     unique = {id(weight): weight.numel() for weight in weights}
     return ModelTopology(
@@ -73,7 +75,7 @@ def analyse(
         layers=tuple(profiles),
         parameters=sum(unique.values()),
         input_bytes=sum(sample[name].nbytes for name in travels),
-        data_tokens=dataset.bytes.numel(),
+        data_tokens=data.tokens,
         code_digest=code_digest(*factories),
         device=device,
         tied=joined_layers(graph),

@@ -35,7 +35,7 @@ async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     graph = build(spec.model, spec.training.seed)
     model = slice_stage(graph, 0, len(graph), precision=spec.training.precision)
     url = payload["weights_url"]
-    async with bus_for(url, payload) as bus:
+    async with bus_for(payload, url) as bus:
         await load_initial(model, open_artifacts(url, bus), url)
     model.to(payload.get("device", "cpu"))
     sample = spec.sample or SampleSpec()

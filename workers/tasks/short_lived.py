@@ -53,9 +53,9 @@ def answer(
 
 
 @contextlib.asynccontextmanager
-async def bus_for(url: str, payload: dict[str, Any]) -> AsyncIterator[Bus | None]:
-    """A connection to the bus if `url` is there, by the `servers`, `sid` and `token` of the payload."""
-    if not url.startswith(SCHEME):
+async def bus_for(payload: dict[str, Any], *urls: str) -> AsyncIterator[Bus | None]:
+    """A connection to the bus if one of `urls` is there, by `servers`, `sid` and `token` of the payload."""
+    if not any(url.startswith(SCHEME) for url in urls):
         yield None
         return
     async with Bus.connect(

@@ -40,7 +40,7 @@ def refuse_urls(spec: JobSpec) -> None:
 
 def _read(spec: JobSpec) -> list[tuple[str, str]]:
     named = (
-        ("data.source", spec.data.source),
+        *spec.data.urls().items(),
         ("initial_weights", spec.initial_weights),
         ("resume_from", spec.resume_from),
     )

@@ -219,7 +219,7 @@ class Training:
 
     def _validation_due(self, step: int) -> bool:
         training = self._job.spec.training
-        if not training.validation_microbatches or not self._job.spec.data.validation_fraction:
+        if not training.validation_microbatches or not self._job.spec.data.evaluation_sets:
             return False
         if step == training.steps:
             return True

@@ -31,7 +31,7 @@ class JobFigures:
     def readings(self, record: JobRecord, peak_tflops: float | None = None) -> Iterator[m.MetricReading]:
         """Metrics of a job that has not ended. `peak_tflops`: of one device, 10¹² FLOP/s; None: unknown."""
         job, training = record.job, record.spec.training
-        tokens = training.microbatches * training.microbatch_samples * record.spec.data.sample_tokens
+        tokens = training.microbatches * training.microbatch_samples * record.spec.data.tokens_per_sample
         yield m.JOB_STEP(record.step, job=job)
         yield m.JOB_TOKENS(record.step * tokens, job=job)
         yield m.JOB_RECOVERIES(record.recoveries, job=job)
@@ -93,7 +93,7 @@ def step_result(
         phases: how these seconds are divided among the phases.
     """
     training = spec.training
-    tokens = training.microbatches * training.microbatch_samples * spec.data.sample_tokens
+    tokens = training.microbatches * training.microbatch_samples * spec.data.tokens_per_sample
     return StepResult(
         step=decision.step,
         loss=ledger.mean_loss(),

@@ -15,7 +15,7 @@ from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from tests.integration.mesh.conftest import Mesh, done, losses, tiny_job, until_step
 from tests.integration.mesh.user_models import forked
-from workers.compute.data import batch, open_local_dataset
+from workers.data.kinds.byte_windows import batch, open_local_dataset
 
 STEPS, KILL_AT = 12, 3
 

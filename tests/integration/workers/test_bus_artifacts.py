@@ -14,14 +14,14 @@ import torch
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadData, DamagedCheckpoint
 from schemas.job import JobSpec
-from schemas.job_file.data import DataSpec
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.recipe import OptimizerSpec
+from tests.builders.samples import data_job
 from tests.checkpoint_files import publish
 from tests.conftest import Connect
-from workers.compute.data import open_dataset
 from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer, state_tensors
+from workers.data.opening import open_source
 from workers.graph.stage_module import slice_stage
 from workers.state.checkpoint import restore_checkpoint
 from workers.state.weights import export, load_initial
@@ -35,12 +35,15 @@ SPEC = ModelSpec(
 async def test_a_dataset_uploaded_to_the_bus(connect: Connect) -> None:
     bus = await connect("uploader")
     await open_artifacts("bus://datasets", bus).put_bytes("corpus", bytes(range(100)))
-    spec = DataSpec(source="bus://datasets/corpus", sample_tokens=8, validation_fraction=0.1)
-    dataset = await open_dataset(spec, bus)
-    assert dataset.tokens("train").tolist() == list(range(90))
-    assert dataset.tokens("validation").tolist() == list(range(90, 100))
+    data = {"source": "bus://datasets/corpus", "sample_tokens": 8, "validation_fraction": 0.1}
+    source = await open_source(data_job(data), bus)
+    inputs = torch.stack([source.batch("train", step, 0)["inputs"] for step in range(50)])
+    assert 0 <= inputs.min() < 4
+    assert 86 < inputs.max() < 90
+    assert source.batch("validation", 0, 0)["targets"].min() > 90
+    source.close()
     with pytest.raises(BadData, match="bus://datasets/absent is not on the bus"):
-        await open_dataset(spec.model_copy(update={"source": "bus://datasets/absent"}), bus)
+        await open_source(data_job(data | {"source": "bus://datasets/absent"}), bus)
 
 
 async def test_weights_and_checkpoints_on_the_bus(connect: Connect) -> None:

@@ -33,7 +33,12 @@ BAD: dict[str, float] = {
 NEVER = {"nan", "inf", "-inf", "vast"}
 
 ALLOWED: dict[str, set[str]] = {
-    "data.sample_tokens": set(),
+    **{
+        f"data{source}.{size}": set()
+        for source in ("", ".mixture[0]")
+        for size in ("sample_tokens", "limit", "image_size", "image_size[0]", "image_size[1]")
+    },
+    "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
     "training.steps": set(),
     "training.microbatches": set(),
@@ -123,10 +128,16 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         name = path.partition("[")[0]
         body[name] = [{"source": "s", "what": "w"} | _nested(path.partition("].")[2], value)]
         return body
-    if "betas" in path:
-        betas: list[object] = [0.5, 0.5]
-        betas[int(path[-2])] = value
-        path, value = path.partition("[")[0], betas
+    if path.startswith("data.mixture[0]."):
+        part = document(JobSpec, "data." + path.partition("].")[2], value)["data"]
+        body["data"] = {"mixture": [part]}
+        return body
+    if path.startswith(("data.image_size", "data.limit")):
+        body["data"] = {"kind": "huggingface"}
+    if path.endswith("]") and path.partition("[")[0].endswith(("betas", "image_size")):
+        pair: list[object] = [0.5, 0.5] if "betas" in path else [5, 5]
+        pair[int(path[-2])] = value
+        path, value = path.partition("[")[0], pair
     elif path.endswith("[0]"):
         path, value = path.removesuffix("[0]"), [value]
     _merge(body, _nested(path, value))
@@ -168,7 +179,8 @@ def test_each_number_has_bounds(model: type[Part], path: str, schema: dict[str, 
             model.model_validate(body)
         lines = explain(caught.value, model)
         assert len(lines) == 1, lines
-        assert lines[0].startswith((f"{path}: ", f"{path.removesuffix('[0]')}: ")), "where"
+        places = (path, path.removesuffix("[0]"), path.replace("size[1]", "size"))
+        assert lines[0].startswith(tuple(f"{place}: " for place in places)), "where"
         assert "; give " in lines[0], "remedy"
         assert "\n" not in lines[0]
         assert len(lines[0]) < 250

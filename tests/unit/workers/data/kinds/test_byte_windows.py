@@ -1,4 +1,4 @@
-"""Datasets and batches: pure functions of (seed, step, microbatch), and clear words for bad data."""
+"""Bytes in windows: pure functions of (seed, step, microbatch), and clear words for bad data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 
 from schemas.errors import BadData
 from schemas.job_file.data import DataSpec
-from workers.compute.data import ByteDataset, Prefetcher, batch, open_dataset, open_local_dataset
+from tests.builders import samples
+from workers.data.kinds.byte_windows import ByteDataset, batch, open_local_dataset
+from workers.data.prefetch import Prefetcher
 
 
 def spec(source: str | Path, **values: float) -> DataSpec:
@@ -109,7 +111,7 @@ async def test_bad_data_is_named_with_a_remedy(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BadData) as caught:
-        await open_dataset(spec(path, **values), None)
+        await samples.opened({"source": str(path), "sample_tokens": 8, **values})
     assert text in caught.value.text
     assert str(path) in caught.value.text
     assert "\n" not in caught.value.text
@@ -125,11 +127,14 @@ async def test_bad_data_is_named_with_a_remedy(
 )
 async def test_sources_that_cannot_be_opened(source: str, text: str) -> None:
     with pytest.raises(BadData, match=text):
-        await open_dataset(spec(source), None)
+        await samples.opened({"source": source, "sample_tokens": 8})
 
 
-async def test_the_prefetcher_gives_what_batch_gives_and_stays_bounded(dataset: ByteDataset) -> None:
-    prefetcher = Prefetcher(dataset, seed=1, samples=2, sample_tokens=8, capacity=3)
+async def test_the_prefetcher_gives_what_batch_gives_and_stays_bounded(
+    tmp_path: Path, dataset: ByteDataset
+) -> None:
+    data = {"source": str(tmp_path / "bytes.bin"), "sample_tokens": 8, "validation_fraction": 0.25}
+    prefetcher = Prefetcher(await samples.opened(data, seed=1, microbatch_samples=2), capacity=3)
     try:
         for microbatch in range(10):
             prefetcher.expect("train", 0, microbatch)

@@ -1,0 +1,273 @@
+"""Opens a job's data: the kinds in one table, and what a job's section `data` makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.errors import BadData
+from schemas.job import JobSpec
+from schemas.job_file.data import DataKind, DataSpec, SourceSpec
+from workers.data.batches import Batch, BatchSource, SourceAccount, Split
+from workers.data.collating import users_collate
+from workers.data.interleaving import exact_weights
+from workers.data.kinds.byte_windows import rest_of
+from workers.data.kinds.token_files import token_stream
+from workers.data.order import OrderedSource, SampleOrder
+from workers.data.sampled_batches import SampledBatches, SampleSource, SplitSamples
+from workers.data.samples import Opening as Opening
+from workers.data.samples import Samples
+from workers.data.source_files import combined_digest, fetch_uploads
+from workers.data.views import SampleView, split, whole
+from workers.data.windows import JoinedTokens, WindowBatches
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+KINDS: dict[DataKind, str] = {
+    "bytes": "workers.data.kinds.token_files:open_bytes",
+    "text": "workers.data.text:open_text",
+    "chat": "workers.data.text:open_chat",
+    "tokens": "workers.data.kinds.token_files:open_tokens",
+    "table": "workers.data.kinds.tables:open_table",
+    "images": "workers.data.kinds.images:open_images",
+    "shards": "workers.data.shards:open_shards",
+    "huggingface": "workers.data.kinds.hugging_face:open_huggingface",
+    "factory": "workers.data.kinds.user_data:open_factory",
+}
+"""Kind → the function (SourceSpec, Opening) → Samples that opens it. It is imported when a job has it."""
+
+
+class JobData:
+    """All data of a job, a `BatchSource`: each split from where it comes, and the folder that is theirs.
+
+    Args:
+        splits: By name, `train` among them.
+        closing: Closed at the end.
+    """
+
+    def __init__(self, splits: Mapping[Split, BatchSource], closing: ExitStack) -> None:
+        self._splits = dict(splits)
+        self._closing = closing
+        self._train = splits["train"]
+        self._sources = sources = tuple({id(source): source for source in splits.values()}.values())
+        self.digest = combined_digest(source.digest for source in sources)
+        self.tokens = sum(source.tokens for source in sources)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._train.names
+
+    def batch(self, split: Split, step: int, microbatch: int) -> Batch:
+        return self._of(split).batch(split, step, microbatch)
+
+    def expect(self, split: Split, step: int, microbatch: int) -> None:
+        self._of(split).expect(split, step, microbatch)
+
+    def size(self, split: Split) -> int | None:
+        return self._of(split).size(split)
+
+    def account(self, step: int) -> tuple[SourceAccount, ...]:
+        return self._train.account(step)
+
+    @property
+    def replaced(self) -> int:
+        return sum(source.replaced for source in self._sources)
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
+        self._closing.close()
+
+    def _of(self, split: Split) -> BatchSource:
+        if split not in self._splits:
+            raise BadData(f"data: there is no {split} part; there are {', '.join(self._splits)}")
+        return self._splits[split]
+
+
+async def open_source(spec: JobSpec, bus: Bus | None) -> BatchSource:
+    """The batches of a job. Blocking work is done on a thread.
+
+    Raises:
+        BadData: The data is missing, unreadable, of another kind, too short, or needs a library that is not
+            installed here.
+        BadModel: A callable of the user's can't be loaded.
+        OSError: Files can't be read now.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="data-", ignore_cleanup_errors=True)
+    with ExitStack() as stack:
+        spool = Path(stack.enter_context(folder))
+        fetched = await fetch_uploads(spec.data.urls(), bus, spool)
+        opener = _Opener(spec, spool, fetched, stack)
+        splits = await asyncio.to_thread(opener.splits)
+        return JobData(splits, stack.pop_all())
+
+
+def open_samples(spec: SourceSpec, opening: Opening) -> Samples:
+    """The samples of one source, by its kind. Blocks.
+
+    Raises:
+        BadData: See `open_source`.
+    """
+    module, _, name = KINDS[spec.kind].partition(":")
+    if importlib.util.find_spec(module) is None:
+        raise BadData(f"{opening.at}.kind: {spec.kind} is not there in this version")
+    opener: Callable[[SourceSpec, Opening], Samples] = getattr(importlib.import_module(module), name)
+    return opener(spec, opening)
+
+
+class _Opener:
+    """Opens the sources of one job, and puts them into their splits and orders."""
+
+    def __init__(self, spec: JobSpec, spool: Path, fetched: Mapping[str, Path], closing: ExitStack) -> None:
+        self._data, self._training = spec.data, spec.training
+        self._closing = closing
+        self._classes: tuple[str, Sequence[str]] | None = None
+        self._openings = {
+            place: Opening(place, self._training.seed, spool / f"source-{number}", fetched)
+            for number, place in enumerate(self._data.places())
+        }
+
+    def splits(self) -> dict[Split, BatchSource]:
+        data = self._data
+        parts: dict[Split, SplitSamples] = {}
+        digests: list[str] = []
+        in_windows = self._windows() if data.in_windows else None
+        if in_windows is None:
+            parts |= self._trained(digests)
+        windows: dict[Split, BatchSource] = {}
+        if in_windows is not None:
+            windows |= dict.fromkeys(in_windows.splits, in_windows)
+        for name, part in data.validation.items():
+            if name not in windows:
+                place = f"data.validation.{name}"
+                view = whole(self._samples(place, part, digests), name=place)
+                parts[name] = self._split(name, [view], [part])
+        if not parts:
+            return windows
+        collate = None if data.collate is None else users_collate(data.collate, _tuple_names(data))
+        sampled: BatchSource = SampledBatches(
+            parts,
+            seed=self._training.seed,
+            samples=self._training.microbatch_samples,
+            microbatches=self._training.microbatches,
+            digest=combined_digest(digests),
+            collate=collate,
+            replaces=data.on_unreadable == "replace",
+        )
+        return {**windows, **dict.fromkeys(parts, sampled)}
+
+    def _samples(self, place: str, spec: SourceSpec, digests: list[str]) -> Samples:
+        samples = open_samples(spec, self._opening(place))
+        self._closing.callback(samples.close)
+        self._check_classes(place, getattr(samples, "classes", ()))
+        if not len(samples):
+            raise BadData(f"{place}: there are no samples in it; give more data")
+        digests.append(combined_digest((samples.digest, spec.model_dump_json(exclude={"source"}))))
+        return samples
+
+    def _check_classes(self, place: str, classes: Sequence[str]) -> None:
+        """Classes are numbered by their names, so every source must have the same."""
+        if not classes:
+            return
+        first, known = self._classes or (place, classes)
+        self._classes = (first, known)
+        if other := sorted({*known} ^ {*classes}):
+            raise BadData(
+                f"{place}.source has other classes than {first}.source: not in both: "
+                f"{', '.join(other[:5])}; give both the same folders"
+            )
+
+    def _opening(self, place: str) -> Opening:
+        opening = self._openings[place]
+        opening.spool.mkdir()
+        return opening
+
+    def _trained(self, digests: list[str]) -> dict[Split, SplitSamples]:
+        data = self._data
+        places = {place: part for place, part in data.places().items() if _among(part, data.parts)}
+        kept, held = [], []
+        for number, (place, part) in enumerate(places.items()):
+            samples = self._samples(place, part, digests)
+            shuffled = data.order != "sequential"
+            mine, others = split(
+                samples, data.held_out, self._training.seed, number, shuffled=shuffled, name=place
+            )
+            kept.append(mine)
+            held.append(others)
+            if data.held_out and not others.size:
+                raise BadData(
+                    f"{place}: of {len(samples):,} samples, validation_fraction {data.held_out:g} holds out "
+                    "none; give more data, or set data.validation_fraction to 0"
+                )
+        found = {"train": self._split("train", kept, list(places.values()))}
+        if data.held_out:
+            found["validation"] = self._split("validation", held, list(places.values()))
+        return found
+
+    def _split(self, name: Split, views: list[SampleView], parts: list[SourceSpec]) -> SplitSamples:
+        data, training = self._data, self._training
+        trained = name == "train"
+        step_samples = training.microbatches * training.microbatch_samples
+        total = sum(view.size for view in views)
+        least = step_samples if data.last == "drop" else training.microbatch_samples
+        if trained and total < least:
+            what = "step (data.last: drop leaves it out)" if data.last == "drop" else "microbatch"
+            raise BadData(
+                f"data holds {total:,} samples for training, less than the {least:,} of one {what}; "
+                "give more data, or lower training.microbatch_samples"
+            )
+        weights = exact_weights([getattr(part, "weight", 1.0) for part in parts])
+        order = SampleOrder(
+            training.seed,
+            name,
+            [
+                OrderedSource(view.size, view.blocks, data.order != "sequential", weight)
+                for view, weight in zip(views, weights, strict=True)
+            ],
+            whole_steps=step_samples if trained and data.last == "drop" else 0,
+        )
+        sources = tuple(SampleSource(view, part) for view, part in zip(views, parts, strict=True))
+        return SplitSamples(sources, order, transformed=trained)
+
+    def _windows(self) -> WindowBatches:
+        data, training = self._data, self._training
+        trained, digest = token_stream(data, self._opening("data"))
+        rest = rest_of(data, trained.size)
+        splits: dict[Split, JoinedTokens] = {"train": trained.part(0, rest)}
+        digests = [digest]
+        if rest < trained.size:
+            splits["validation"] = trained.part(rest, trained.size)
+        for name, part in data.validation.items():
+            if part.kind != data.kind:
+                continue  # a set of samples
+            place = f"data.validation.{name}"
+            splits[name], digest = token_stream(part, self._opening(place))
+            if splits[name].size <= data.sample_tokens:
+                raise BadData(
+                    f"{place}.source {part.source} has {splits[name].size:,} tokens, less than one sample of "
+                    f"{data.sample_tokens} and its successor; give more, or lower data.sample_tokens"
+                )
+            digests.append(digest)
+        return WindowBatches(
+            splits,
+            seed=training.seed,
+            samples=training.microbatch_samples,
+            step_samples=training.microbatches * training.microbatch_samples,
+            sample_tokens=data.sample_tokens,
+            digest=combined_digest(digests),
+        )
+
+
+def _among(part: SourceSpec, parts: Iterable[SourceSpec]) -> bool:
+    return any(part is each for each in parts)
+
+
+def _tuple_names(data: DataSpec) -> tuple[str, ...]:
+    return data.names if isinstance(data.names, tuple) else ()

@@ -1,0 +1,197 @@
+"""The files of a source: which there are, what identifies them, and how they are opened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
+from bus.wire.secret_urls import hidden
+from schemas.errors import BadData, BadInput, NotFound
+from schemas.urls import STDLIB
+
+_NOT_SOURCE = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "_bundled", "pydoc_data"}
+)
+"""Folders of the standard library that are left out: installed packages, tests, bundled wheels and a
+generated table. About 12 MB of readable source remain."""
+
+EDGE_BYTES = 1 << 16
+"""Bytes at either end of a local file that go into its digest, beside its name and size."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source.
+
+    Attributes:
+        name: Its path within the source: the same on every node.
+        size: Bytes.
+        version: The store's etag or the like; empty if it has none.
+        local: Where it lies, if that is on this machine.
+    """
+
+    name: str
+    size: int
+    version: str = ""
+    local: Path | None = None
+    _filesystem: Any = field(default=None, repr=False, compare=False)
+    _path: str = field(default="", repr=False, compare=False)
+
+    def open(self) -> BinaryIO:
+        """Opens it to read at any place. A remote file is read by ranges."""
+        if self.local is not None:
+            return self.local.open("rb")
+        return cast(BinaryIO, self._filesystem.open(self._path, "rb"))
+
+    def head(self, count: int = 512) -> bytes:
+        """Its first bytes."""
+        with self.open() as file:
+            return file.read(count)
+
+    def identity(self) -> str:
+        """What tells it from another: its ends, if it lies here, else its version."""
+        if self.local is None:
+            return f"{self.name} {self.size} {self.version}"
+        with self.local.open("rb") as file:
+            ends = hashlib.sha256(file.read(EDGE_BYTES))
+            file.seek(max(EDGE_BYTES, self.size - EDGE_BYTES))
+            ends.update(file.read(EDGE_BYTES))
+        return f"{self.name} {self.size} {ends.hexdigest()}"
+
+
+def files_digest(files: Sequence[SourceFile], *more: object) -> str:
+    """SHA-256 of what identifies the files, in their order, and of what else decides how they are read."""
+    digest = hashlib.sha256()
+    for line in (*(file.identity() for file in files), *map(str, more)):
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()
+
+
+def combined_digest(digests: Iterable[str]) -> str:
+    """One digest of several, in their order; of one, itself."""
+    several = list(digests)
+    return several[0] if len(several) == 1 else hashlib.sha256("\n".join(several).encode()).hexdigest()
+
+
+async def fetch_uploads(urls: Mapping[str, str], bus: Any, folder: Path) -> dict[str, Path]:
+    """Fetches what the job names on the bus: URL → file.
+
+    Args:
+        urls: Key in the job file → URL; those elsewhere are left out.
+        bus: The connection.
+        folder: Where the files go.
+
+    Raises:
+        BadData: Something is not there, or there is no connection.
+    """
+    fetched: dict[str, Path] = {}
+    for place, url in urls.items():
+        if not url.startswith(SCHEME) or url in fetched:
+            continue
+        upper, _, name = url.rpartition("/")
+        try:
+            content = await open_artifacts(upper, bus).get_bytes(name)
+        except NotFound:
+            raise BadData(f"{place} {url} is not on the bus; upload it at a gateway first") from None
+        except BadInput as error:
+            raise BadData(f"{place} {error.text}") from None
+        path = folder / f"upload-{len(fetched)}" / name
+        path.parent.mkdir()
+        path.write_bytes(content)
+        fetched[url] = path
+    return fetched
+
+
+def list_files(
+    source: str, fetched: Mapping[str, Path] = {}, *, key: str = "data.source", endings: tuple[str, ...] = ()
+) -> list[SourceFile]:
+    """The files of a source, sorted by path: of a file, a folder (without hidden ones), or a glob.
+
+    Args:
+        source: `stdlib:`; `bus://datasets/NAME`; any path or URL that fsspec opens.
+        fetched: `bus://` URL → file, for those that were fetched.
+        key: The source's key in the job file, for error texts.
+        endings: Of a folder, only the files with one of these; none: all.
+
+    Raises:
+        BadData: It is missing or can't be read, or no file fits.
+    """
+    if source.startswith(STDLIB):
+        return _standard_library(key)
+    if source in fetched:
+        path = fetched[source]
+        return [SourceFile(path.name, path.stat().st_size, local=path)]
+    if source.startswith(SCHEME):
+        raise BadData(f"{key} {source} was not fetched: not connected to a bus")
+    try:
+        filesystem, path_text = open_filesystem(source)
+    except BadInput as error:
+        raise BadData(f"{key} {error.text}") from None
+    try:
+        found, root = _found(filesystem, path_text, source, key)
+    except OSError as error:
+        raise BadData(f"{key} {source} can't be read: {hidden(str(error.strerror or error))}") from None
+    if endings and (len(found) > 1 or root == path_text):
+        fitting = {name: facts for name, facts in found.items() if name.lower().endswith(endings)}
+        if not fitting:
+            raise BadData(f"{key} {source}: no file ends with {' or '.join(endings)}")
+        found = fitting
+    is_local = "file" in filesystem.protocol
+    return [
+        SourceFile(
+            name.removeprefix(root).lstrip("/") or name.rpartition("/")[2],
+            int(facts["size"] or 0),
+            "" if is_local else _version(facts),
+            Path(name) if is_local else None,
+            filesystem,
+            name,
+        )
+        for name, facts in sorted(found.items())
+    ]
+
+
+def _found(filesystem: Any, path: str, source: str, key: str) -> tuple[dict[str, Any], str]:
+    """Path → facts of each file, and the path that their names are relative to."""
+    if any(magic in path for magic in "*?["):
+        entries = filesystem.glob(path, detail=True)
+        files = {name: facts for name, facts in entries.items() if facts["type"] == "file"}
+        if not files:
+            raise BadData(f"{key} {source}: no file matches")
+        return files, os.path.commonpath([name.rpartition("/")[0] for name in files])
+    if filesystem.isdir(path):
+        files = filesystem.find(path, detail=True)
+        return {name: facts for name, facts in files.items() if not _hidden(name.removeprefix(path))}, path
+    if filesystem.exists(path):
+        return {path: filesystem.info(path)}, path.rpartition("/")[0]
+    raise BadData(f"{key} {source} does not exist on this node; give a path or URL that every node can read")
+
+
+def _version(facts: Mapping[str, Any]) -> str:
+    names = ("ETag", "etag", "version_id", "checksum", "sha256", "LastModified")
+    return str(next((facts[name] for name in names if facts.get(name)), ""))
+
+
+def _hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+def _standard_library(key: str) -> list[SourceFile]:
+    """The running interpreter's own standard library, `*.py` sorted by path, without tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths: list[str] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _NOT_SOURCE]
+        paths += [os.path.join(folder, name) for name in names if name.endswith(".py")]
+    if not paths:
+        raise BadData(f"{key} {STDLIB} {sys.executable} keeps no sources in {root}; name a folder")
+    return [
+        SourceFile(os.path.relpath(path, root), os.path.getsize(path), local=Path(path))
+        for path in sorted(paths)
+    ]
