@@ -9,6 +9,7 @@ removes what is in nobody's part.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import threading
@@ -39,6 +40,8 @@ class CacheBounds:
     slack_part: float = 0.05
     """By how much processes may exceed their part before the agent removes blocks: they count what they
     write, and not the folders around it."""
+    most_files: int = 1 << 20
+    """A folder with more files is removed: no cache has so many, and looking through them has no end."""
     idle_s: float = 7 * 86_400.0
     """What nobody has used for so long is removed."""
 
@@ -153,16 +156,14 @@ class CacheFolders:
             running = set(self._owners.values())
         used = 0
         for name in sorted(running & granted.keys()):
-            used += _trim(
-                self._root / name, granted[name], int(granted[name] * (1 + self._bounds.slack_part))
-            )
+            used += self._trim(name, granted[name], int(granted[name] * (1 + self._bounds.slack_part)))
         idle = sorted(((self._last_use(name), name) for name in granted.keys() - running), reverse=True)
         for last_use, name in idle:
             room = self.limit_bytes - used
             if time.time() - last_use > self._bounds.idle_s:
                 shutil.rmtree(self._root / name, ignore_errors=True)
             else:
-                used += _trim(self._root / name, max(0, room), max(0, room))
+                used += self._trim(name, max(0, room), max(0, room))
         return used
 
     def _last_use(self, name: str) -> float:
@@ -172,28 +173,33 @@ class CacheFolders:
                 times.append((self._root / name / file).lstat().st_mtime)
         return max(times)
 
+    def _trim(self, name: str, keep: int, allowed: int) -> int:
+        """Removes the oldest files of a folder down to `keep` bytes, if there are more than `allowed`.
 
-def _trim(folder: Path, keep: int, allowed: int) -> int:
-    """Removes the oldest files of a folder down to `keep` bytes, if there are more than `allowed`.
-
-    Users' code may write there: no link is followed, neither in names nor on the way. Returns what is left.
-    """
-    files = sorted(_files(folder))
-    total = sum(size for _, size, *_ in files)
-    if total <= allowed:
+        Users' code may write there: no link is followed, neither in names nor on the way. Returns what is
+        left.
+        """
+        folder = self._root / name
+        files = list(itertools.islice(_files(folder), self._bounds.most_files + 1))
+        if len(files) > self._bounds.most_files:
+            log.warning("more files than a cache has: removed", folder=str(folder))
+            shutil.rmtree(folder, ignore_errors=True)
+            return 0
+        total = sum(size for _, size, *_ in files)
+        if total <= allowed:
+            return total
+        gone: set[tuple[str, str]] = set()
+        for _, size, where, file in sorted(files):
+            if total <= keep:
+                break
+            total -= size
+            gone.add((where, file))
+        for where, _, names, directory in os.fwalk(folder, follow_symlinks=False):
+            for file in names:
+                if (where, file) in gone:
+                    with suppress(OSError):
+                        os.unlink(file, dir_fd=directory)
         return total
-    gone: set[tuple[str, str]] = set()
-    for _, size, where, name in files:
-        if total <= keep:
-            break
-        total -= size
-        gone.add((where, name))
-    for where, _, names, directory in os.fwalk(folder, follow_symlinks=False):
-        for name in names:
-            if (where, name) in gone:
-                with suppress(OSError):
-                    os.unlink(name, dir_fd=directory)
-    return total
 
 
 def _files(folder: Path) -> Iterator[tuple[float, int, str, str]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -66,16 +65,14 @@ def mds_decoder(encoding: str, where: str) -> Decoder:
     return decoder
 
 
-def mds_size(encoding: str) -> int | None:
-    """The bytes that each value of an encoding has; None: they differ."""
+def mds_form(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Type and shape of each value of an encoding; None: they differ, or it is no number or array."""
     name, _, details = encoding.partition(":")
-    if name == "int":
-        return 8
-    if name in _SCALARS:
-        return np.dtype(name).itemsize
+    if name == "int" or name in _SCALARS:
+        return np.dtype("int64" if name == "int" else name).newbyteorder("<"), ()
     dtype, _, shape = details.partition(":")
     if name == "ndarray" and shape:
-        return int(np.prod([int(part) for part in shape.split(",")])) * np.dtype(dtype).itemsize
+        return np.dtype(dtype), tuple(int(part) for part in shape.split(","))
     return None
 
 
@@ -134,11 +131,10 @@ def image(data: bytes) -> NDArray[np.uint8]:
     """(channels, height, width) uint8 of a JPEG, PNG, WebP or the like."""
     from PIL import Image
 
-    with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as picture:
-        warnings.simplefilter("ignore")
+    with Image.open(io.BytesIO(data)) as picture:
         if picture.width * picture.height > MOST_PIXELS:
             raise ValueError(f"an image of {picture.width} × {picture.height} pixels")
-        pixels = np.asarray(picture if picture.mode == "L" else picture.convert("RGB"))
+        pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 

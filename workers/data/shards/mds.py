@@ -8,10 +8,11 @@ of its columns that have no fixed one (uint32 each), then the values.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import BadData
 from workers.data.samples import UnreadableSample
-from workers.data.shards.decoding import Decoder, mds_decoder, mds_size
+from workers.data.shards.decoding import Decoder, mds_decoder, mds_form
 from workers.data.shards.shard_samples import ShardFormat
 from workers.data.shards.unpacked import KINDS, UnpackedReader, UnpackedShards
 from workers.data.storage.range_reader import RangeReader, Storage
@@ -70,6 +71,7 @@ class MdsShards(ShardFormat):
         self._readers: dict[int, RangeReader] = {}
         self._offsets: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
         self._offset_count = 0
+        self._row_bytes = _row_bytes(self._shards)
         self._unpacked = UnpackedShards(UNPACKED_BYTES)
         self._lock = threading.Lock()
 
@@ -155,6 +157,38 @@ class MdsShards(ShardFormat):
         chosen = columns or {name: name for name in values}
         return {name: decoders[column](values[column]) for name, column in chosen.items()}
 
+    @property
+    def row_bytes(self) -> int | None:
+        return self._row_bytes
+
+    def rows(self, rows: Sequence[bytes], columns: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+        table = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
+        values: dict[str, NDArray[Any]] = {}
+        place = 0
+        for column in self._shards[0].columns:
+            form = mds_form(column.encoding)
+            assert form is not None
+            dtype, shape = form
+            end = place + dtype.itemsize * math.prod(shape)
+            values[column.name] = np.ascontiguousarray(table[:, place:end]).view(dtype).reshape(-1, *shape)
+            place = end
+        chosen = columns or {name: name for name in values}
+        return {name: values[column] for name, column in chosen.items()}
+
+
+def _row_bytes(shards: Sequence[_Shard]) -> int | None:
+    """The bytes of a sample, if all columns have a fixed form, the same in all shards."""
+    forms = {tuple((column.name, column.encoding, column.size) for column in each.columns) for each in shards}
+    if len(forms) != 1:
+        return None
+    total = 0
+    for _, encoding, size in forms.pop():
+        form = mds_form(encoding)
+        if form is None or size != form[0].itemsize * math.prod(form[1]):
+            return None
+        total += size
+    return total
+
 
 def _parse(text: bytes, where: str, at: str) -> tuple[_Shard, ...]:
     try:
@@ -180,7 +214,8 @@ def _shard(facts: dict[str, Any], where: str) -> _Shard:
         facts["column_names"], facts["column_encodings"], facts["column_sizes"], strict=True
     ):
         decode = mds_decoder(encoding, f"{where}, column {name}")
-        fixed = mds_size(encoding)
+        form = mds_form(encoding)
+        fixed = None if form is None else form[0].itemsize * math.prod(form[1])
         if size and size != fixed and fixed is not None:
             raise BadData(f"{where}, column {name}: {size} bytes for {encoding}, which has {fixed}")
         columns.append(_Column(str(name), encoding, int(size) if size else None, decode))

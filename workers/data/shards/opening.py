@@ -13,7 +13,7 @@ from schemas.urls import BUS
 from workers.data.opening import Opening
 from workers.data.shards.decoding import ending_decoder, needs_pillow
 from workers.data.shards.mds import INDEX, MdsShards
-from workers.data.shards.shard_samples import ShardSamples
+from workers.data.shards.shard_samples import RowSamples, ShardSamples
 from workers.data.shards.webdataset import IndexFolder, TarShards
 from workers.data.storage.node_cache import open_storage, shared_folder
 from workers.data.storage.range_reader import Storage
@@ -57,7 +57,8 @@ def open_shards(spec: SourceSpec, opening: Opening) -> ShardSamples:
             raise BadData(
                 f"{opening.at}: images need pillow; install it on every node: pip install 'dmsc[data]'"
             )
-        return ShardSamples(shards, storage, columns=columns)
+        kind = ShardSamples if shards.row_bytes is None else RowSamples
+        return kind(shards, storage, columns=columns)
     except DmscError:
         storage.close()
         raise

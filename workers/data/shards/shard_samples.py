@@ -58,6 +58,15 @@ class ShardFormat(ABC):
     def decode(self, shard: int, sample: int, data: bytes, columns: Mapping[str, str]) -> dict[str, Any]:
         """The sample that these bytes are: `columns`, or all. Raises anything if they are none."""
 
+    @property
+    def row_bytes(self) -> int | None:
+        """The bytes of each sample, if all columns have a fixed size, the same in all shards."""
+        return None
+
+    def rows(self, rows: Sequence[bytes], columns: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+        """All samples of a batch at once, each of `row_bytes` bytes: name → (samples, …)."""
+        raise NotImplementedError
+
     def key(self, shard: int, sample: int) -> str:
         """What the sample is called in its shard, for people."""
         return f"sample {sample}"
@@ -111,7 +120,7 @@ class ShardSamples:
             BadData: a file is missing, forbidden, or has changed.
         """
         shard, sample = self._place(index)
-        data = self._raw(index) if self._ahead is None else self._ahead.take(index)
+        data = self._bytes(index)
         try:
             return self._shards.decode(shard, sample, data, self._columns)
         except DmscError:
@@ -123,6 +132,9 @@ class ShardSamples:
             raise UnreadableSample(
                 f"{self._shards.name(shard)}: {self._shards.key(shard, sample)} can't be read: {why}"
             ) from None
+
+    def _bytes(self, index: int) -> bytes:
+        return self._raw(index) if self._ahead is None else self._ahead.take(index)
 
     def expect(self, indices: Sequence[int]) -> None:
         """These samples are needed soon, in this order."""
@@ -146,6 +158,22 @@ class ShardSamples:
         if self._foresight is not None:
             self._foresight.close()
         self._storage.close()
+
+
+class RowSamples(ShardSamples):
+    """Samples whose columns have fixed sizes, so that a batch of them is made at once."""
+
+    def gather(self, indices: Sequence[int]) -> Mapping[str, Any]:
+        """Name → (len(indices), …). Raises as `__getitem__` does."""
+        rows = [self._bytes(index) for index in indices]
+        for index, row in zip(indices, rows, strict=True):
+            if len(row) != self._shards.row_bytes:
+                shard, sample = self._place(index)
+                raise UnreadableSample(
+                    f"{self._shards.name(shard)}: {self._shards.key(shard, sample)} has {len(row):,} bytes, "
+                    f"not {self._shards.row_bytes:,}"
+                )
+        return self._shards.rows(rows, self._columns)
 
 
 class _ShardForesight:

@@ -15,6 +15,7 @@ import tarfile
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ from workers.data.storage.range_reader import RangeReader, Storage
 log = get_logger("data")
 
 FORMAT = 1
+INDEXED_AT_ONCE = 8
+"""Files that are looked through at a time: as many as hide the store's delay."""
 _BLOCK = 512
 
 
@@ -179,8 +182,9 @@ class TarShards(ShardFormat):
     def __init__(self, storage: Storage, files: Sequence[str], indices: IndexFolder) -> None:
         self._storage = storage
         self._files = tuple(files)
-        self._readers = [storage.open(file, tag=number) for number, file in enumerate(files)]
-        self._indices = [self._index(reader, indices) for reader in self._readers]
+        with ThreadPoolExecutor(INDEXED_AT_ONCE, thread_name_prefix="index") as threads:
+            self._readers = list(threads.map(storage.open, files, range(len(files))))
+            self._indices = list(threads.map(lambda reader: self._index(reader, indices), self._readers))
         self.counts = np.array([len(index.keys) for index in self._indices], dtype=np.int64)
         self.file_bytes = np.array([reader.size for reader in self._readers], dtype=np.int64)
         self._decoders: dict[str, Decoder] = {}

@@ -49,9 +49,12 @@ class BlockCacheConfig:
     costs more."""
     publish_s: float = 5.0
     """How often needs are published and those of others are read."""
-    fetch_wait_s: float = 60.0
+    lock_wait_s: float = 1.0
+    """How long one waits to write down what is kept. Whoever holds that lock for longer was frozen; then the
+    block is not kept."""
+    fetch_wait_s: float = 10.0
     """How long one waits for another process that fetches the same block, before it fetches it itself."""
-    fetch_check_s: float = 0.02
+    fetch_check_s: float = 0.005
     """How often it looks meanwhile."""
     abandoned_s: float = 600.0
     """After this a block that is being written counts as left by a process that was killed."""
@@ -155,16 +158,22 @@ class BlockCache:
             yield
             return
         try:
-            deadline = time.monotonic() + self._config.fetch_wait_s
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    time.sleep(self._config.fetch_check_s)
+            self._lock_file(file, self._config.fetch_wait_s)
             yield
         finally:
             os.close(file)
+
+    def _lock_file(self, file: int, wait_s: float) -> bool:
+        """Locks an open file until it is closed; False: somebody else has held it for that long."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(self._config.fetch_check_s)
 
     # --- keeping --------------------------------------------------------------------------------------------
     def keep(self, key: str, data: bytes, next_use: float = UNKNOWN) -> bool:
@@ -305,7 +314,7 @@ class BlockCache:
     # --- what is used ---------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def _locked_usage(self) -> Iterator[list[int] | None]:
-        """[bytes in use] under the folder's lock, written back after the block; None: there is no folder."""
+        """[bytes in use] under the folder's lock, written back after the block; None: it can't be had now."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -315,7 +324,9 @@ class BlockCache:
             yield None
             return
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if not self._lock_file(file, self._config.lock_wait_s):
+                yield None
+                return
             data = os.pread(file, _USAGE.size, 0)
             known = len(data) == _USAGE.size
             usage = [_USAGE.unpack(data)[0] if known else sum(size for _, size, _ in self._listed())]

@@ -182,7 +182,10 @@ class RangeReader:
         if start >= end:
             return b""
         if not self._storage.source.cached:
-            return self._fetch(start, end - start)
+            try:
+                return self._storage.source.read(self.name, start, end - start, self.state)
+            except OSError:
+                return self._fetch(start, end - start)
         block_bytes = self._storage.config.block_bytes
         pieces = []
         for number in range(start // block_bytes, (end - 1) // block_bytes + 1):

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from io import FileIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
@@ -94,33 +97,49 @@ def joined(path: str, name: str) -> str:
 
 
 class LocalSource(FileSource):
-    """Files of this machine, by descriptors: the page cache is their cache."""
+    """Files of this machine, by descriptors that stay open: the page cache is their cache."""
 
     cached = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, most_open: int = 128) -> None:
         super().__init__(url)
         self._filesystem, self._path = open_filesystem(url)
+        self._most_open = most_open
+        self._files: OrderedDict[str, FileIO] = OrderedDict()
+        self._lock = threading.Lock()
 
     def state(self, name: str) -> FileState:
-        with self._open(name) as file:
+        with open(joined(self._path, name), "rb", buffering=0) as file:
             return _local_state(os.fstat(file.fileno()))
 
     def read(self, name: str, start: int, length: int, state: FileState) -> bytes:
-        with self._open(name) as file:
-            data = os.pread(file.fileno(), length, start)
-            while 0 < len(data) < length:
-                more = os.pread(file.fileno(), length - len(data), start + len(data))
-                if not more:
-                    break
-                data += more
-            now = _local_state(os.fstat(file.fileno()))
+        file = self._open(name)
+        data = os.pread(file.fileno(), length, start)
+        while 0 < len(data) < length:
+            more = os.pread(file.fileno(), length - len(data), start + len(data))
+            if not more:
+                break
+            data += more
+        now = _local_state(os.fstat(file.fileno()))
         if now != state or len(data) != length:
             raise self.changed(name, now)
         return data
 
-    def _open(self, name: str) -> Any:
-        return open(joined(self._path, name), "rb", buffering=0)
+    def _open(self, name: str) -> FileIO:
+        """The file, open; one that was dropped from here is closed when its last reader is done."""
+        with self._lock:
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = FileIO(joined(self._path, name), "rb")
+                while len(self._files) > self._most_open:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(name)
+            return file
+
+    def close(self) -> None:
+        with self._lock:
+            self._files.clear()
 
     def names(self) -> list[str]:
         return listed(self._filesystem, self._path)

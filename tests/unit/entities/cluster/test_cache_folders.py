@@ -138,6 +138,16 @@ def test_links_of_users_code_lead_the_agent_nowhere(tmp_path: Path) -> None:
     assert len(list((folder / "more").rglob("block-*"))) <= 1
 
 
+def test_a_folder_of_more_files_than_a_cache_has_is_removed(tmp_path: Path) -> None:
+    caches = caches_of(tmp_path, 100, CacheBounds(most_files=5))
+    folder = opened(caches, "p", "mallory")
+    fill(folder, 6)
+    assert caches.tend() == 0
+    assert not folder.exists()
+    opened(caches, "q", "mallory")
+    assert limit(folder) == 100
+
+
 def test_a_disk_that_fails_costs_only_the_cache(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     caches = caches_of(tmp_path / "cache", 3)

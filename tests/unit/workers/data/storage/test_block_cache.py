@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -121,6 +122,17 @@ def test_what_a_killed_writer_left_is_removed_and_usage_counted_anew(tmp_path: P
     assert again.keep(KEYS[1], DATA)
     assert not partial.exists()
     assert kept(again) == [0, 1]
+
+
+def test_a_process_that_was_frozen_with_the_lock_hinders_nobody(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path, 3, BlockCacheConfig(free_bytes=0, lock_wait_s=0.01))
+    cache.keep(KEYS[0], DATA)
+    frozen = os.open(tmp_path / "usage", os.O_RDWR)
+    fcntl.flock(frozen, fcntl.LOCK_EX)
+    assert not cache.keep(KEYS[1], DATA, 1.0)
+    assert cache.read(KEYS[0], 0, SIZE, SIZE) == DATA
+    os.close(frozen)
+    assert cache.keep(KEYS[1], DATA, 1.0)
 
 
 def test_a_block_just_fetched_by_another_reader_does_not_go_before_it_has_said_why(tmp_path: Path) -> None:
