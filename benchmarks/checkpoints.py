@@ -21,8 +21,9 @@ from bus.files.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.recipe import OptimizerSpec
-from workers.compute.model import build, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
+from workers.graph.stage_module import slice_stage
 from workers.state.checkpoint import copy_tensors, restore_checkpoint, write_stage
 
 

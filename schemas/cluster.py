@@ -9,6 +9,7 @@ from pydantic import Field
 from schemas.base import Message, Part, Time, Token
 from schemas.job import KeptSpec
 from schemas.marks import Secret, Url
+from schemas.registry import TensorSchema
 from schemas.task_graph import TaskUnit
 
 
@@ -53,6 +54,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
     layer_count: int
     code_digest: str
     inexact: bool = Field(False, description="operations without a deterministic form are let run")
+    batch: tuple[TensorSchema, ...] = Field((), description="what travels of a batch (`TaskGraph.batch`)")
     joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")
     link_secret: Secret = Field(
         "", description="by which members of the job know each other; empty: not asked"

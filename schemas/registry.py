@@ -56,6 +56,7 @@ class Culprit(Part):
 class TensorSchema(Part):
     """One tensor at a unit's boundary. `shape` without the sample dimension; dtype as torch spells it."""
 
+    name: str = Field("", description="of the wire, or in the batch; empty: it has none")
     shape: tuple[int, ...]
     dtype: str
 

@@ -111,11 +111,12 @@ class MicrobatchDispatch(AttemptMessage, wire="step.dispatch"):
     evaluate: bool = False
 
 
-class MicrobatchClaim(AttemptMessage, wire="step.claim"):
+class MicrobatchClaim(AttemptMessage, wire="step.claim", version=(1, 1)):
     """MI → SMO, off the critical path: this microbatch is in my sum (or, with `evaluate`, was scored).
 
     `upstream` is the SID that it came from, so that the orchestrator can check that claims link up.
-    Losses are means over the microbatch; times are milliseconds of compute.
+    A loss is the sum over the microbatch, whose `weight` is what it is divided by: of means, 1. Times are
+    milliseconds of compute.
     """
 
     microbatch: int
@@ -124,6 +125,7 @@ class MicrobatchClaim(AttemptMessage, wire="step.claim"):
     upstream: Token
     evaluate: bool = False
     loss: float | None = None
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
     forward_ms: float = 0.0
     backward_ms: float = 0.0
 

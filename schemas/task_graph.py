@@ -29,7 +29,7 @@ class LayerProfile(Part):
     output_bytes: int
 
 
-class ModelTopology(Message, wire="topology.model"):
+class ModelTopology(Message, wire="topology.model", version=(1, 1)):
     """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
@@ -45,6 +45,7 @@ class ModelTopology(Message, wire="topology.model"):
         (), description="groups of layers that share a parameter: no cut may separate them"
     )
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
+    batch: tuple[TensorSchema, ...] = Field((), description="what model and loss take of a batch, in order")
 
 
 class TopologyReleased(Message, wire="topology.released"):
@@ -135,6 +136,9 @@ class TaskGraph(Part):
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")
+    batch: tuple[TensorSchema, ...] = Field(
+        (), description="what travels of a batch, in order; empty: inputs and targets, tokens both"
+    )
 
     def unit(self, sid: str) -> TaskUnit:
         return next(unit for unit in self.units if unit.sid == sid)

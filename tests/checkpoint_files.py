@@ -8,7 +8,7 @@ import torch
 
 from bus.files.artifacts import Artifacts
 from schemas.checkpoint import MANIFEST_NAME, CheckpointManifest
-from workers.compute.model import StageModule
+from workers.graph.stage_module import StageModule
 from workers.state.checkpoint import copy_tensors, write_stage
 
 

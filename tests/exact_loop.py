@@ -17,10 +17,12 @@ from torch import Tensor
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
+from tests.builders.graph_parts import loss_of
 from workers.compute.gradient_sum import GradientSum
-from workers.compute.model import build, loss_function, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
-from workers.data.byte_windows import batch, open_local_dataset
+from workers.data.kinds.byte_windows import batch, open_local_dataset
+from workers.graph.stage_module import slice_stage
 from workers.state.safetensors_files import describe_tensor
 from workers.state.weights import weight_tensors
 
@@ -53,7 +55,7 @@ def _train(spec: JobSpec) -> dict[str, Tensor]:
     layers = build(spec.model, training.seed)
     whole = slice_stage(layers, 0, len(layers), job_seed=training.seed, precision=training.precision)
     whole.train()
-    loss = loss_function(spec.model)
+    loss = loss_of(spec.model)
     parameters = [weight for _, weight in whole.trainable()]
     optimizer = StageOptimizer(whole, training.optimizer)
     for step in range(training.steps):

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
-from workers.compute.model import build, layer_seed
-from workers.data.byte_windows import batch, open_local_dataset
+from tests.builders.graph_parts import layers_of
+from workers.compute.model import build
+from workers.data.kinds.byte_windows import batch, open_local_dataset
+from workers.graph.randomness import layer_seed
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def run(spec: JobSpec, steps: int | None = None) -> ReferenceRun:
 def _train(spec: JobSpec, steps: int) -> ReferenceRun:
     training = spec.training
     dataset = open_local_dataset(spec.data)
-    layers = build(spec.model, training.seed)
+    layers = layers_of(build(spec.model, training.seed))
     parameters = {
         f"{name}.{inner}": parameter
         for name, layer in layers

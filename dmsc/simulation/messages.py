@@ -50,6 +50,7 @@ class SimulatedClaim:
     owner: Member
     upstream: str
     loss: float = 1.0
+    weight: float = 1.0
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ OF_KINDS: dict[str, frozenset[str]] = {
     "subset": frozenset({"huggingface"}),
     "split": frozenset({"huggingface"}),
     "streaming": frozenset({"huggingface"}),
+    "limit": frozenset({"factory", "huggingface"}),
 }
 """Field → the kinds that have it. A field that is not here is every kind's."""
 
@@ -92,6 +93,9 @@ class SourceSpec(Part):
     subset: str | None = Field(None, description="the data set's configuration, as `datasets` names it")
     split: str = Field("train", description="the data set's own split")
     streaming: bool = Field(False, description="it is read once, in its own order, into a spool on disk")
+    limit: int | None = Field(
+        None, ge=1, le=1 << 40, description="samples taken of one that can only be read in its own order"
+    )
 
     @property
     def tokens_per_sample(self) -> int:

@@ -22,10 +22,16 @@ Factory = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), After
 
 
 class ModelSpec(Part):
-    """The model: `factory(**args)` yields an `nn.Sequential`/`ModuleList` style model.
+    """The model: `factory(**args)` returns an `nn.Module` or a `DeclaredGraph`.
 
-    `loss` is `cross_entropy` (next-token, mean over all positions) or a `module:callable` taking
-    (output, targets) and returning a scalar mean.
+    An `nn.Sequential` or `nn.ModuleList` is a sequence of layers; of any other module the forward pass is
+    recorded, whose parameters take what bears their names in the batch.
+
+    Any `nn.Module` does, and a `DeclaredGraph`; its forward pass takes names of the batch.
+
+    `loss` is `cross_entropy` (mean over all targets), a `module:callable` that takes outputs and names of the
+    batch by the names of its parameters, or (output, targets), and returns a scalar mean or (sum, weight); or
+    `model`, where the model itself returns it.
     """
 
     factory: Factory
@@ -35,8 +41,8 @@ class ModelSpec(Part):
     @field_validator("loss")
     @classmethod
     def _known_loss(cls, value: str) -> str:
-        if value != "cross_entropy" and ":" not in value:
-            raise ValueError("must be cross_entropy or module:callable")
+        if value not in ("cross_entropy", "model") and ":" not in value:
+            raise ValueError("must be cross_entropy or module:callable, or model where the model returns it")
         if reason := misnamed(value, LOSSES):
             raise ValueError(reason)
         return value

@@ -6,7 +6,7 @@ An error names the layer that fails, its input and its message.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ from schemas.errors import BadModel, DmscError
 from schemas.job import JobSpec
 from schemas.registry import TensorSchema
 from schemas.task_graph import LayerProfile
-from workers.compute.model import Layer, LossFunction, as_tensors, autocast, layer_seed, seed_generators
+from workers.compute.loss import Loss
 from workers.data.batches import Batch
+from workers.graph.model_graph import ModelGraph, Value
+from workers.graph.stage_module import StageModule
 from workers.user_code import describe
 
 REPEATS = 3
@@ -30,31 +32,36 @@ class Profiler:
     """
 
     def __init__(
-        self,
-        spec: JobSpec,
-        layers: Sequence[Layer],
-        loss: LossFunction,
-        device: str,
-        *,
-        enough_s: float = 2.0,
+        self, spec: JobSpec, graph: ModelGraph, loss: Loss, device: str, *, enough_s: float = 2.0
     ) -> None:
         self._spec = spec
-        self._layers = layers
+        self._graph = graph
         self._loss = loss
         self._enough_s = enough_s
         self._device = torch.device(device)
-        for _, layer in layers:
+        self._layers = [
+            StageModule(
+                graph,
+                index,
+                index + 1,
+                job_seed=spec.training.seed,
+                precision=spec.training.precision,
+                needed=loss.outputs,
+            )
+            for index in range(len(graph))
+        ]
+        for layer in self._layers:
             layer.to(self._device).train()
 
     def run(self, sample: Batch) -> list[LayerProfile]:
-        inputs, targets = (sample[name].to(self._device) for name in ("inputs", "targets"))
+        batch = {name: tensor.to(self._device) for name, tensor in sample.items()}
         began = time.perf_counter()
-        best = self._pass(inputs, targets, count=True)
+        best = self._pass(batch, count=True)
         forward, backward = [float("inf")] * len(best), [float("inf")] * len(best)
         for repeat in range(REPEATS):
             if repeat and time.perf_counter() - began > self._enough_s:
                 break
-            for index, profile in enumerate(self._pass(inputs, targets, count=False)):
+            for index, profile in enumerate(self._pass(batch, count=False)):
                 forward[index] = min(forward[index], profile.forward_ms)
                 backward[index] = min(backward[index], profile.backward_ms)
         return [
@@ -62,29 +69,39 @@ class Profiler:
             for index, profile in enumerate(best)
         ]
 
-    def _pass(self, inputs: Tensor, targets: Tensor, *, count: bool) -> list[LayerProfile]:
-        """Runs each layer forward and backward on the previous layer's output; `count` measures memory."""
+    def _pass(self, batch: Batch, *, count: bool) -> list[LayerProfile]:
+        """Runs each layer forward and backward on what the ones before gave; `count` measures memory."""
         profiles: list[LayerProfile] = []
-        tensors: tuple[Tensor, ...] = (inputs,)
-        for index, (name, layer) in enumerate(self._layers):
-            carried = tuple(_leaf(tensor) if index else tensor for tensor in tensors)
+        values: dict[str, Value] = {name: batch[name] for name in self._graph.inputs}
+        for index, layer in enumerate(self._layers):
+            part = layer.slice
+            own = {name: values[name] for name in {*part.incoming, *part.layers[0].reads}}
+            own |= {name: _leaf(own[name]) for name in part.incoming if name not in part.constant}
+            carried = part.carries_gradient(own, part.incoming)
             saved = _SavedBytes(layer) if count else None
             buffers = _saved_buffers(layer) if count else {}
             forward_began = self._now()
-            outputs = self._forward(index, carried, saved)
+            made = self._forward(index, own, saved)
             self._check_buffers(index, buffers)
+            outputs = part.packed(made)
             last = index == len(self._layers) - 1
-            ends = (self._scalar_loss(outputs, targets),) if last else outputs
+            if last and part.spread and len(outputs) > 1:
+                shapes = ", ".join(map(_shape, outputs))
+                raise BadModel(
+                    f"the last layer, {self._described(index)}, gives {shapes}; a loss takes one tensor"
+                )
+            ends = (self._scalar_loss(part.named_outputs(made), batch),) if last else outputs
             backward_began = self._now()
             self._backward(index, layer, carried, ends)
             ended = self._now()
+            parameters = self._graph.parameters(index).values()
             profiles.append(
                 LayerProfile(
                     index=index,
-                    name=name,
-                    kind=type(layer).__name__,
-                    parameters=sum(weight.numel() for weight in layer.parameters()),
-                    parameter_bytes=sum(weight.nbytes for weight in layer.parameters()),
+                    name=self._graph.layers[index].name,
+                    kind=self._graph.layers[index].kind,
+                    parameters=sum(weight.numel() for weight in parameters),
+                    parameter_bytes=sum(weight.nbytes for weight in parameters),
                     forward_ms=(backward_began - forward_began) * 1e3,
                     backward_ms=(ended - backward_began) * 1e3,
                     activation_bytes=saved.total if saved else 0,
@@ -92,42 +109,37 @@ class Profiler:
                     output_bytes=sum(tensor.nbytes for tensor in outputs),
                 )
             )
-            tensors = tuple(tensor.detach() for tensor in outputs)
+            needed = {*part.outgoing, *self._graph.inputs}
+            values = {name: _detached(value) for name, value in made.items() if name in needed}
         return profiles
 
-    def _forward(
-        self, index: int, carried: tuple[Tensor, ...], saved: _SavedBytes | None
-    ) -> tuple[Tensor, ...]:
-        name, layer = self._layers[index]
-        seed_generators(layer_seed(self._spec.training.seed, 0, 0, index))
+    def _forward(self, index: int, values: dict[str, Value], saved: _SavedBytes | None) -> dict[str, Value]:
+        layer = self._layers[index]
         try:
-            with autocast(self._device.type, self._spec.training.precision):
-                if saved is None:
-                    output = layer(*carried)
-                else:
-                    with torch.autograd.graph.saved_tensors_hooks(saved.pack, _same):
-                        output = layer(*carried)
+            if saved is None:
+                return layer.run(values, step=0, microbatch=0)
+            with torch.autograd.graph.saved_tensors_hooks(saved.pack, _same):
+                return layer.run(values, step=0, microbatch=0)
         except DmscError:
             raise
         except Exception as error:  # user code may raise anything
+            carried = [values[name] for name in self._graph.layers[index].reads]
             raise BadModel(self._describe_misfit(index, carried, error)) from error
-        return as_tensors(output, index, name, layer)
 
     def _check_buffers(self, index: int, before: dict[str, Tensor]) -> None:
         """Refuses a layer whose forward pass changed its buffers: only gradients are summed over replicas."""
-        name, layer = self._layers[index]
-        now = layer.state_dict()
+        now = self._layers[index].state_dict()
         for buffer, old in before.items():
             if not torch.equal(now[buffer], old):
                 inner = buffer.rpartition(".")[0]
-                kind = type(layer.get_submodule(inner)).__name__
+                kind = type(self._layers[index].get_submodule(inner)).__name__
                 raise BadModel(
-                    f"layer {index} ({f'{name}.{inner}' if inner else name}: {kind}) keeps running "
+                    f"layer {index} ({inner}: {kind}) keeps running "
                     "statistics, which would depend on who computes what; use LayerNorm or GroupNorm"
                 )
 
-    def _describe_misfit(self, index: int, carried: Sequence[Tensor], error: Exception) -> str:
-        shapes = ", ".join(_shape(tensor) for tensor in carried)
+    def _describe_misfit(self, index: int, carried: Sequence[Value], error: Exception) -> str:
+        shapes = ", ".join(_shape(tensor) for value in carried for tensor in _tensors(value))
         this = self._described(index)
         if "in-place operation" in str(error):
             return (
@@ -135,38 +147,46 @@ class Profiler:
                 "use inplace=False or make it one layer with the one before"
             )
         if not index:
-            return f"{this} does not accept tokens {shapes}: {describe(error)}"
+            return f"{this} does not accept {', '.join(self._graph.inputs)} {shapes}: {describe(error)}"
         before = self._described(index - 1)
         return f"{this} does not fit behind {before}, which gives {shapes}: {describe(error)}"
 
     def _described(self, index: int) -> str:
-        name, layer = self._layers[index]
-        return f"layer {index} ({name}: {type(layer).__name__})"
+        layer = self._graph.layers[index]
+        return f"layer {index} ({layer.name}: {layer.kind})"
 
-    def _scalar_loss(self, outputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+    def _scalar_loss(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         index = len(self._layers) - 1
-        name, output = self._layers[index][0], outputs[0]
-        this = f"the last layer, {index} ({name}), gives {', '.join(_shape(item) for item in outputs)}"
-        if len(outputs) > 1:
-            raise BadModel(f"{this}; a loss takes one tensor")
-        if self._spec.model.loss == "cross_entropy":
-            if output.shape[:-1] != targets.shape:
-                raise BadModel(
-                    f"{this}, but cross_entropy with targets {_shape(targets)} needs logits "
-                    f"[{targets.shape[0]},{targets.shape[1]},vocabulary]"
-                )
-            if output.shape[-1] < 256:
-                raise BadModel(f"{this}: {output.shape[-1]} logits per token, but bytes need 256")
+        shapes = ", ".join(
+            _shape(item) if name == "output" else f"{name} {_shape(item)}" for name, item in outputs.items()
+        )
+        this = f"the last layer, {index} ({self._graph.layers[index].name}), gives {shapes}"
+        if self._loss.name == "cross_entropy":
+            self._check_logits(this, outputs, batch)
         try:
-            loss = self._loss(output, targets)
+            loss = self._loss(outputs, batch).loss
+        except BadModel:
+            raise
         except Exception as error:  # user code may raise anything
-            raise BadModel(f"{this}, and loss {self._spec.model.loss} fails: {describe(error)}") from error
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            kind = _shape(loss) if isinstance(loss, Tensor) else type(loss).__name__
-            raise BadModel(f"loss {self._spec.model.loss} returned {kind}; it must return a scalar mean")
+            raise BadModel(f"{this}, and loss {self._loss.name} fails: {describe(error)}") from error
         if not loss.requires_grad:
-            raise BadModel(f"loss {self._spec.model.loss} does not depend on the model's parameters")
-        return loss.reshape(())
+            raise BadModel(f"loss {self._loss.name} does not depend on the model's parameters")
+        return loss
+
+    def _check_logits(self, this: str, outputs: Mapping[str, Tensor], batch: Batch) -> None:
+        (_, name), (_, wanted) = self._loss.arguments
+        output, targets = outputs[name], batch[wanted]
+        if output.shape[:-1] != targets.shape:
+            sizes = ",".join(map(str, targets.shape))
+            raise BadModel(
+                f"{this}, but cross_entropy with {wanted} {_shape(targets)} needs logits [{sizes},vocabulary]"
+            )
+        most = int(targets.max()) if targets.numel() else -1
+        kind = getattr(self._spec.data, "kind", "bytes")
+        if kind == "bytes" and output.shape[-1] < 256:
+            raise BadModel(f"{this}: {output.shape[-1]} logits per token, but bytes need 256")
+        if most >= output.shape[-1]:
+            raise BadModel(f"{this}: {output.shape[-1]} logits, but {wanted} go up to {most}")
 
     def _backward(
         self, index: int, layer: nn.Module, carried: Sequence[Tensor], ends: Sequence[Tensor]
@@ -213,8 +233,22 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.requires_grad_(tensor.is_floating_point())
+def _tensors(value: Value) -> Iterable[Tensor]:
+    if isinstance(value, tuple):
+        return value
+    return (value,) if isinstance(value, Tensor) else ()
+
+
+def _detached(value: Value) -> Value:
+    if isinstance(value, tuple):
+        return tuple(tensor.detach() for tensor in value)
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _leaf(value: Value) -> Value:
+    for tensor in _tensors(value):
+        tensor.requires_grad_(tensor.is_floating_point())
+    return value
 
 
 def _schema(tensor: Tensor) -> TensorSchema:

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 
 from schemas.errors import Conflict
 from schemas.job_file.recipe import OptimizerSpec
-from workers.compute.model import StageModule
+from workers.graph.stage_module import StageModule
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

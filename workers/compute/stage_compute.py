@@ -17,9 +17,12 @@ from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, GradientRefused
 from schemas.learning_rate import learning_rate
 from schemas.step import StepCommit
+from workers.compute.batch_schema import empty_batch
 from workers.compute.gradient_sum import GradientSum
-from workers.compute.model import build, check_trained, loss_function, slice_stage
+from workers.compute.loss import Loss, counts
+from workers.compute.model import build, check_trained
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
+from workers.graph.stage_module import slice_stage
 from workers.transaction.microbatch import Hop
 
 
@@ -41,16 +44,22 @@ class StageCompute:
             BadModel: The user's code fails, or trains parameters that are not float32.
         """
         unit, spec = self._start.unit, self._start.spec
+        batch = empty_batch(self._start.batch)
+        graph = build(spec.model, spec.training.seed, batch)
+        loss = Loss(spec.model, [*graph.outputs], [*batch], graph.inputs, counted=counts(spec))
         self.module = slice_stage(
-            build(spec.model, spec.training.seed),
+            graph,
             unit.first_layer,
             unit.last_layer,
             job_seed=spec.training.seed,
             precision=spec.training.precision,
+            needed=loss.outputs,
         )
+        self._batch_in = graph.batch_crossing(unit.first_layer, [*batch], loss.batch)
+        self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)
         check_trained(self.module.trainable())
         self.module.to(self._device)
-        self.loss = loss_function(spec.model) if self._last else None
+        self.loss = loss if self._last else None
         self.parameters = [weight for _, weight in self.module.trainable()]
         self.optimizer = StageOptimizer(self.module, spec.training.optimizer)
         self.sum = GradientSum(
@@ -62,23 +71,31 @@ class StageCompute:
     def forward(self, hop: Hop) -> None:
         """Runs the layers. The last stage also computes the loss and, in training, the gradient.
 
-        `hop.inputs` are the activations of the stage before ((samples, tokens) int64 at the first stage),
-        then the targets. Sets `outputs`, `sent_forward`, `loss`, `forward_ms`.
+        `hop.inputs` are the activations of the stage before, then what of the batch is needed from here on.
+        Sets `outputs`, `carried`, `sent_forward`, `loss`, `weight`, `forward_ms`.
 
         Raises:
             GradientRefused: The loss of a training microbatch is not finite.
         """
         began = time.perf_counter()
-        *activations, targets = (tensor.to(self._device, non_blocking=True) for tensor in hop.inputs)
-        if not self._first and not hop.evaluate:
-            activations = [item.requires_grad_(item.is_floating_point()) for item in activations]
-        hop.inputs = (*activations, targets)
+        self.module.train(not hop.evaluate)
+        part = self.module.slice
+        tensors = [tensor.to(self._device, non_blocking=True) for tensor in hop.inputs]
+        arrived = len(tensors) - len(self._batch_in)
+        batch = dict(zip(self._batch_in, tensors[arrived:], strict=True))
+        values = ({} if self._first else part.unpacked(tensors[:arrived])) | batch
+        if not hop.evaluate:
+            hop.carried = tuple(part.carries_gradient(values, part.incoming))
+            for tensor in hop.carried:
+                tensor.requires_grad_()
         with torch.set_grad_enabled(not hop.evaluate):
-            self.module.train(not hop.evaluate)
-            outputs = self.module(*activations, step=hop.step, microbatch=hop.microbatch)
+            values = self.module.run(values, step=hop.step, microbatch=hop.microbatch)
+            outputs = tuple(part.carries_gradient(values, part.outgoing))
             if self.loss is not None:
-                loss = self.loss(outputs[0], targets)
+                scored = self.loss(part.named_outputs(values), batch)
+                loss = scored.loss
                 hop.loss = float(loss.detach())
+                hop.weight = 1.0 if scored.weight is None else scored.weight
                 if not hop.evaluate and not math.isfinite(hop.loss):
                     raise GradientRefused(
                         f"microbatch {hop.microbatch}: the loss is {hop.loss}; "
@@ -91,7 +108,8 @@ class StageCompute:
         if self._last:
             self.backward(hop, ())
         else:
-            hop.sent_forward = (*(item.detach().contiguous() for item in outputs), targets)
+            sent = (item.detach().contiguous() for item in part.packed(values))
+            hop.sent_forward = (*sent, *(batch[name] for name in self._batch_out))
 
     def backward(self, hop: Hop, gradients: Sequence[Tensor]) -> None:
         """Computes the gradients of one microbatch separately, then adds them all (DESIGN §5 rule 4).
@@ -104,13 +122,12 @@ class StageCompute:
             GradientRefused: A gradient can't be summed exactly; the sum is unchanged.
         """
         if hop.evaluate:
-            hop.outputs = hop.inputs = ()
+            hop.outputs = hop.inputs = hop.carried = ()
             return
         began = time.perf_counter()
-        carried = [item for item in hop.inputs[:-1] if item.requires_grad and not self._first]
-        floating = [item for item in hop.outputs if item.is_floating_point()]
-        incoming = [item.to(self._device) for item in gradients] if gradients else [None] * len(floating)
-        pairs = [pair for pair in zip(floating, incoming, strict=True) if pair[0].requires_grad]
+        carried = hop.carried
+        incoming = [item.to(self._device) for item in gradients] if gradients else [None] * len(hop.outputs)
+        pairs = [pair for pair in zip(hop.outputs, incoming, strict=True) if pair[0].requires_grad]
         inputs = [*self.parameters, *carried]
         results: Sequence[Tensor | None] = [None] * len(inputs)
         if pairs and inputs:
@@ -126,7 +143,7 @@ class StageCompute:
             torch.zeros_like(item) if gradient is None else gradient.contiguous()
             for item, gradient in zip(carried, results[len(self.parameters) :], strict=True)
         )
-        hop.outputs = hop.inputs = ()
+        hop.outputs = hop.inputs = hop.carried = ()
         hop.backward_ms = (time.perf_counter() - began) * 1e3
 
     def copy_sum(self) -> tuple[frozenset[int], Tensor]:

@@ -16,7 +16,7 @@ from workers.user_code import describe, load
 DEFAULT_NAMES = ("inputs", "targets")
 """Names of the parts of a sample that is a tuple, if the job gives none."""
 
-Collate = Callable[[Sequence[Mapping[str, Any]]], Batch]
+Collate = Callable[[Sequence[Any]], Batch]
 
 
 def stack(samples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -70,12 +70,16 @@ def as_tensor(name: str, value: Any) -> Tensor:
             raise BadData(f"data: {name} is {value}, which 64 bits do not hold") from None
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         return torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
-    if (
-        isinstance(value, list | tuple)
-        and value
-        and all(isinstance(each, bool | int | float) for each in value)
-    ):
-        return torch.tensor(value, dtype=torch.float64 if any(isinstance(v, float) for v in value) else None)
+    if isinstance(value, list | tuple) and value:
+        try:
+            value = np.asarray(value)
+        except ValueError:
+            raise BadData(
+                f"data: {name} of a sample has lists of different lengths; make them equal, or give "
+                "data.collate"
+            ) from None
+        if value.dtype.kind in "biuf":
+            return torch.from_numpy(value)
     kind_of = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
     raise BadData(
         f"data: {name} of a sample is {kind_of}, which makes no tensor; leave it out, turn it into numbers "
@@ -95,7 +99,7 @@ def users_collate(name: str, names: Sequence[str] = ()) -> Collate:
     """
     function = load(name)
 
-    def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
+    def collate(samples: Sequence[Any]) -> Batch:
         try:
             made = function(list(samples))
         except DmscError:

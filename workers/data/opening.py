@@ -6,9 +6,8 @@ import asyncio
 import importlib
 import importlib.util
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +15,17 @@ from schemas.errors import BadData
 from schemas.job import JobSpec
 from schemas.job_file.data import DataKind, DataSpec, SourceSpec
 from workers.data.batches import Batch, BatchSource, SourceAccount, Split
-from workers.data.byte_windows import open_local_dataset, read_bytes
 from workers.data.collating import users_collate
 from workers.data.interleaving import exact_weights
+from workers.data.kinds.byte_windows import rest_of
+from workers.data.kinds.token_files import token_stream
 from workers.data.order import OrderedSource, SampleOrder
 from workers.data.sampled_batches import SampledBatches, SampleSource, SplitSamples
+from workers.data.samples import Opening as Opening
 from workers.data.samples import Samples
-from workers.data.source_files import combined_digest, fetch_uploads, files_digest
+from workers.data.source_files import combined_digest, fetch_uploads
 from workers.data.views import SampleView, split, whole
-from workers.data.windows import TokenArray, WindowBatches
+from workers.data.windows import JoinedTokens, WindowBatches
 
 if TYPE_CHECKING:
     from bus.connection import Bus
@@ -41,23 +42,6 @@ KINDS: dict[DataKind, str] = {
     "factory": "workers.data.kinds.user_data:open_factory",
 }
 """Kind → the function (SourceSpec, Opening) → Samples that opens it. It is imported when a job has it."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a kind is told about the place where it is opened.
-
-    Attributes:
-        at: The source's key in the job file, for error texts: `data`, `data.mixture[0]`.
-        seed: The job's `training.seed`.
-        spool: A folder of this source alone, for what it has to write down; removed when the data is closed.
-        fetched: `bus://` URL → the file that holds what was uploaded under it.
-    """
-
-    at: str
-    seed: int
-    spool: Path
-    fetched: Mapping[str, Path] = field(default_factory=dict)
 
 
 class JobData:
@@ -143,8 +127,8 @@ class _Opener:
 
     def __init__(self, spec: JobSpec, spool: Path, fetched: Mapping[str, Path], closing: ExitStack) -> None:
         self._data, self._training = spec.data, spec.training
-        self._fetched = fetched
         self._closing = closing
+        self._classes: tuple[str, Sequence[str]] | None = None
         self._openings = {
             place: Opening(place, self._training.seed, spool / f"source-{number}", fetched)
             for number, place in enumerate(self._data.places())
@@ -180,18 +164,34 @@ class _Opener:
         return {**windows, **dict.fromkeys(parts, sampled)}
 
     def _samples(self, place: str, spec: SourceSpec, digests: list[str]) -> Samples:
-        opening = self._openings[place]
-        opening.spool.mkdir()
-        samples = open_samples(spec, opening)
+        samples = open_samples(spec, self._opening(place))
         self._closing.callback(samples.close)
+        self._check_classes(place, getattr(samples, "classes", ()))
         if not len(samples):
             raise BadData(f"{place}: there are no samples in it; give more data")
         digests.append(combined_digest((samples.digest, spec.model_dump_json(exclude={"source"}))))
         return samples
 
+    def _check_classes(self, place: str, classes: Sequence[str]) -> None:
+        """Classes are numbered by their names, so every source must have the same."""
+        if not classes:
+            return
+        first, known = self._classes or (place, classes)
+        self._classes = (first, known)
+        if other := sorted({*known} ^ {*classes}):
+            raise BadData(
+                f"{place}.source has other classes than {first}.source: not in both: "
+                f"{', '.join(other[:5])}; give both the same folders"
+            )
+
+    def _opening(self, place: str) -> Opening:
+        opening = self._openings[place]
+        opening.spool.mkdir()
+        return opening
+
     def _trained(self, digests: list[str]) -> dict[Split, SplitSamples]:
         data = self._data
-        places = {place: part for place, part in data.places().items() if part in data.parts}
+        places = {place: part for place, part in data.places().items() if _among(part, data.parts)}
         kept, held = [], []
         for number, (place, part) in enumerate(places.items()):
             samples = self._samples(place, part, digests)
@@ -238,23 +238,23 @@ class _Opener:
 
     def _windows(self) -> WindowBatches:
         data, training = self._data, self._training
-        dataset = open_local_dataset(data, self._fetched)
-        splits: dict[Split, TokenArray] = {"train": dataset.tokens("train").numpy()}
-        digests = [dataset.digest]
-        if dataset.has_validation:
-            splits["validation"] = dataset.tokens("validation").numpy()
+        trained, digest = token_stream(data, self._opening("data"))
+        rest = rest_of(data, trained.size)
+        splits: dict[Split, JoinedTokens] = {"train": trained.part(0, rest)}
+        digests = [digest]
+        if rest < trained.size:
+            splits["validation"] = trained.part(rest, trained.size)
         for name, part in data.validation.items():
             if part.kind != data.kind:
-                continue
-            place = f"data.validation.{name}.source"
-            files, content = read_bytes(part, self._fetched, place)
-            if content.size <= data.sample_tokens:
+                continue  # a set of samples
+            place = f"data.validation.{name}"
+            splits[name], digest = token_stream(part, self._opening(place))
+            if splits[name].size <= data.sample_tokens:
                 raise BadData(
-                    f"{place} {part.source} has {content.size:,} tokens, less than one sample of "
+                    f"{place}.source {part.source} has {splits[name].size:,} tokens, less than one sample of "
                     f"{data.sample_tokens} and its successor; give more, or lower data.sample_tokens"
                 )
-            splits[name] = content
-            digests.append(files_digest(files))
+            digests.append(digest)
         return WindowBatches(
             splits,
             seed=training.seed,
@@ -263,6 +263,10 @@ class _Opener:
             sample_tokens=data.sample_tokens,
             digest=combined_digest(digests),
         )
+
+
+def _among(part: SourceSpec, parts: Iterable[SourceSpec]) -> bool:
+    return any(part is each for each in parts)
 
 
 def _tuple_names(data: DataSpec) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ class SampledBatches:
 
     def _sample(
         self, split: Split, part: SplitSamples, draws: Draws, step: int, microbatch: int, number: int
-    ) -> Mapping[str, Any]:
+    ) -> Any:
         source = part.sources[int(draws.sources[number])]
         epoch, index = int(draws.epochs[number]), int(draws.indices[number])
         seed = None
@@ -188,6 +188,8 @@ class SampledBatches:
                 drawn = keys(self._seed, split, source.view.name, epoch, index, "instead", attempt, count=1)
                 place = int(drawn[0] % source.view.size)
             try:
+                if self._collate is not None:
+                    return source.view.raw(place, seed)
                 values = _renamed(source.view.sample(place, seed), source.spec)
             except UnreadableSample as error:
                 if not self._replaces:
@@ -197,8 +199,6 @@ class SampledBatches:
                 self.replaced += 1
                 last = error
                 continue
-            if self._collate is not None and not source.spec.dtypes:
-                return values
             return {name: _typed(name, as_tensor(name, value), source.spec) for name, value in values.items()}
         raise BadData(f"{source.view.name}: {MOST_REPLACED} samples in a row are unreadable: {last.text}")
 

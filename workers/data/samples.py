@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from schemas.errors import BadData
@@ -85,12 +87,38 @@ class SeededSamples(Protocol):
 
 
 @runtime_checkable
+class RawSamples(Protocol):
+    """Samples that the user's own code makes: `data.collate` gets them as they are."""
+
+    def raw(self, index: int, seed: int | None) -> Any:
+        """What the user's code gives; see `SeededSamples.draw`."""
+        ...
+
+
+@runtime_checkable
 class GatheredSamples(Protocol):
     """Samples of which many are read at once faster than one by one."""
 
     def gather(self, indices: Sequence[int]) -> Mapping[str, Any]:
         """Name → array or Tensor (len(indices), …): what stacking the samples would give."""
         ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a kind is told about the place where it is opened.
+
+    Attributes:
+        at: The source's key in the job file, for error texts: `data`, `data.mixture[0]`.
+        seed: The job's `training.seed`.
+        spool: A folder of this source alone, for what it has to write down; removed when the data is closed.
+        fetched: `bus://` URL → the file that holds what was uploaded under it.
+    """
+
+    at: str
+    seed: int
+    spool: Path
+    fetched: Mapping[str, Path] = field(default_factory=dict)
 
 
 class UnreadableSample(BadData):

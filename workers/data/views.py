@@ -13,6 +13,7 @@ from workers.data.samples import (
     ExpectingSamples,
     ForeseeingSamples,
     GatheredSamples,
+    RawSamples,
     Samples,
     SeededSamples,
 )
@@ -63,6 +64,12 @@ class SampleView:
         """One sample; see `Samples` and `SeededSamples`."""
         place = int(self.places(np.array([index], dtype=np.int64))[0])
         return self._samples[place] if self._draws is None else self._draws.draw(place, seed)
+
+    def raw(self, index: int, seed: int | None) -> Any:
+        """One sample as the user's code gives it, or else as it is."""
+        if not isinstance(self._samples, RawSamples):
+            return self.sample(index, seed)
+        return self._samples.raw(int(self.places(np.array([index], dtype=np.int64))[0]), seed)
 
     def gather(self, indices: Indices) -> Mapping[str, Any]:
         assert self._gathers is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,42 @@ TokenArray = NDArray[Any]
 """(tokens,) of an unsigned or signed integer type; it may be mapped from a file."""
 
 
+class JoinedTokens:
+    """Several arrays of tokens as if they were one.
+
+    Args:
+        arrays: (tokens,) each, of one dtype.
+    """
+
+    def __init__(self, arrays: Sequence[TokenArray]) -> None:
+        self._arrays = tuple(arrays)
+        sizes = np.array([array.size for array in arrays], dtype=np.int64)
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+        self.size = int(sizes.sum())
+
+    def part(self, first: int, last: int) -> JoinedTokens:
+        """The tokens `first` … `last` - 1, of which none is read."""
+        return JoinedTokens(
+            [
+                array[max(0, first - start) : max(0, last - start)]
+                for array, start in zip(self._arrays, self._starts.tolist(), strict=True)
+            ]
+        )
+
+    def __getitem__(self, part: slice) -> TokenArray:
+        first, last = part.start or 0, self.size if part.stop is None else min(part.stop, self.size)
+        number = int(np.searchsorted(self._ends, first, side="right"))
+        found = []
+        while first < last:
+            start, end = int(self._starts[number]), int(self._ends[number])
+            found.append(self._arrays[number][first - start : last - start])
+            first, number = end, number + 1
+        return found[0] if len(found) == 1 else np.concatenate(found or [np.zeros(0, dtype=np.int64)])
+
+
 def draw_windows(
-    tokens: TokenArray,
+    tokens: TokenArray | JoinedTokens,
     split: Split,
     seed: int,
     step: int,
@@ -64,7 +98,7 @@ class WindowBatches:
 
     def __init__(
         self,
-        splits: Mapping[Split, TokenArray],
+        splits: Mapping[Split, JoinedTokens],
         *,
         seed: int,
         samples: int,

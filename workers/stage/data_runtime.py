@@ -55,6 +55,7 @@ class DataRuntime(HopRuntime):
         """Opens the data (through fsspec, or the gateway's object store) and starts the prefetcher."""
         self.source = await open_source(self.start.spec, self.bus)
         self.prefetcher = Prefetcher(self.source)
+        self._travelling = [schema.name for schema in self.start.batch]
         self._evaluation = next(iter(self.start.spec.data.evaluation_sets), "validation")
 
     # --- orders -------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class DataRuntime(HopRuntime):
             round=self.machine.snapshot.round(self.epoch, step, attempt),
             microbatch=microbatch,
             evaluate=evaluate,
-            tensors=tuple(batch.values()),
+            tensors=tuple(batch[name] for name in self._travelling or batch),
         )
         await self.deliver(transfer, lambda: self.machine.current(send.work, send.to))
         self.sent += 1

@@ -110,6 +110,7 @@ class StageFlow:
             upstream=hop.upstream.sid,
             evaluate=hop.evaluate,
             loss=hop.loss,
+            weight=hop.weight,
             forward_ms=hop.forward_ms,
             backward_ms=hop.backward_ms,
         )

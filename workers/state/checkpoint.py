@@ -25,8 +25,8 @@ from schemas.checkpoint import (
     parse_manifest,
 )
 from schemas.errors import BadMessage, BadModel, Conflict, DamagedCheckpoint, NotFound
-from workers.compute.model import StageModule
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, named_state
+from workers.graph.stage_module import StageModule
 from workers.state.weights import Runner
 
 STEP = "step"

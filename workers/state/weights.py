@@ -18,7 +18,7 @@ from bus.files.artifacts import Artifacts
 from bus.wire.request_progress import in_thread
 from schemas.errors import BadModel
 from schemas.weights_digest import INDEX_NAME
-from workers.compute.model import StageModule
+from workers.graph.stage_module import StageModule
 from workers.state.safetensors_files import (
     SUFFIX,
     copy_into,

@@ -12,12 +12,15 @@ from typing import Any
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
+from workers.compute.batch_schema import batch_schema
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
-from workers.compute.model import build, check_trained, loss_function, tied_layers
+from workers.compute.loss import Loss, counts
+from workers.compute.model import build, check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
+from workers.graph.model_graph import tied_layers
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -57,29 +60,28 @@ def analyse(
     """
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
-    layers = build(spec.model, training.seed)
-    for name, layer in layers:
-        check_trained((f"{name}.{own}", weight) for own, weight in layer.named_parameters())
-    loss = loss_function(spec.model)
     sample = data.batch("train", 0, 0)
-    profiles, inexact = _profile(Profiler(spec, layers, loss, device), sample)
-    factories = [
-        spec.model.factory,
-        *([spec.model.loss] if ":" in spec.model.loss else []),
-        *spec.data.user_code(),
-    ]
-    unique = {id(weight): weight.numel() for _, layer in layers for weight in layer.parameters()}
+    graph = build(spec.model, training.seed, sample)
+    check_trained(graph.model.named_parameters())
+    loss = Loss(spec.model, [*graph.outputs], [*sample], graph.inputs, counted=counts(spec))
+    travels = graph.batch_crossing(0, [*sample], loss.batch)
+    profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    loss_factory = [spec.model.loss] if ":" in spec.model.loss else []
+    factories = [spec.model.factory, *loss_factory, *spec.data.user_code()]
+    weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
+    unique = {id(weight): weight.numel() for weight in weights}
     return ModelTopology(
         job=job,
         cluster=cluster,
         node=node,
         layers=tuple(profiles),
         parameters=sum(unique.values()),
-        input_bytes=sum(tensor.nbytes for tensor in sample.values()),
+        input_bytes=sum(sample[name].nbytes for name in travels),
         data_tokens=data.tokens,
         code_digest=code_digest(*factories),
         device=device,
-        tied=tied_layers(layers),
+        tied=tied_layers(graph),
+        batch=batch_schema(sample, travels),
         inexact=f"{inexact} on {device}" if inexact else "",
     )
 

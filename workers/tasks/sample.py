@@ -11,7 +11,8 @@ import torch
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel
 from schemas.job import SampleSpec, kept_spec
-from workers.compute.model import StageModule, build, slice_stage
+from workers.compute.model import build
+from workers.graph.stage_module import StageModule, slice_stage
 from workers.state.weights import load_initial
 from workers.tasks.short_lived import answer, bus_for
 
@@ -31,8 +32,8 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
     torch.set_num_threads(spec.training.compute_threads)
-    layers = build(spec.model, spec.training.seed)
-    model = slice_stage(layers, 0, len(layers), precision=spec.training.precision)
+    graph = build(spec.model, spec.training.seed)
+    model = slice_stage(graph, 0, len(graph), precision=spec.training.precision)
     url = payload["weights_url"]
     async with bus_for(payload, url) as bus:
         await load_initial(model, open_artifacts(url, bus), url)

@@ -19,7 +19,8 @@ HopKey = tuple[int, int, bool]
 class Hop:
     """A microbatch on its way through this instance, in one attempt.
 
-    `inputs` came from upstream: activations, then the targets that travel along.
+    `inputs` came from upstream: activations, then what of the batch travels along; `carried` are those of
+    them that get a gradient.
     `outputs` are this stage's activations with their autograd graph, until the backward pass.
     `sent_forward` and `sent_backward` are retained until the step is committed, so that they can be offered
     to a neighbour that replaces a lost one (DESIGN §5 rule 3). An `idle` hop was assigned by the orchestrator
@@ -34,6 +35,7 @@ class Hop:
     upstream: Member
     state: MicrobatchState = MicrobatchState.IDLE
     inputs: tuple[Tensor, ...] = ()
+    carried: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     downstream: Member | None = None
     offer: bool = True
@@ -41,6 +43,7 @@ class Hop:
     sent_forward: tuple[Tensor, ...] = ()
     sent_backward: tuple[Tensor, ...] = ()
     loss: float | None = None
+    weight: float = 1.0
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     measured: bool = False

@@ -215,6 +215,7 @@ class JobInstances:
             layer_count=self.graph.layer_count,
             code_digest=self.graph.code_digest,
             inexact=bool(self.graph.inexact),
+            batch=self.graph.batch,
             joins=joins,
             link_secret=self._link_secret,
             secrets=named,

@@ -115,6 +115,7 @@ def plan(
         inexact=topology.inexact,
         layer_count=len(topology.layers),
         parameters=topology.parameters,
+        batch=topology.batch,
     )
 
 

@@ -30,16 +30,18 @@ class ValidationPass:
         self._version = version
         self._count = microbatches
         self._losses: dict[int, float] = {}
+        self._weights: dict[int, float] = {}
         self._progress = asyncio.Event()
 
     def claimed(self, claim: MicrobatchClaim) -> None:
         """A claim arrived; only claims of the last stage carry a loss."""
         if claim.loss is not None:
             self._losses[claim.microbatch] = claim.loss
+            self._weights[claim.microbatch] = claim.weight
             self._progress.set()
 
     async def run(self) -> float:
-        """Runs the pass; returns the mean loss, summed in order so that it does not depend on arrival.
+        """Runs the pass; returns the mean loss, exact whatever the order of arrival.
 
         Raises:
             PassBroken: a member was lost or joined, or no progress is made.
@@ -60,4 +62,4 @@ class ValidationPass:
                     raise PassBroken("no progress") from None
             if (machine.attempt, machine.stages) != (attempt, members):
                 raise PassBroken("somebody was lost, or joined")
-        return math.fsum(self._losses[number] for number in sorted(self._losses)) / len(self._losses)
+        return math.fsum(self._losses.values()) / (math.fsum(self._weights.values()) or 1.0)

@@ -126,10 +126,15 @@ class StepLedger:
         ]
 
     def mean_loss(self) -> float:
-        """Mean of the microbatches' losses, summed in their order so that it does not depend on arrival."""
+        """The mean over all of the microbatches' weight, exact whatever the order of arrival."""
         last = len(self.membership) - 1
         losses = [self.claims[(last, number)].loss for number in range(self.microbatches)]
-        return math.fsum(loss for loss in losses if loss is not None) / self.microbatches
+        return math.fsum(loss for loss in losses if loss is not None) / (self.weight() or 1.0)
+
+    def weight(self) -> float:
+        """What the microbatches' losses are divided by: their number, if each is a mean."""
+        last = len(self.membership) - 1
+        return math.fsum(self.claims[(last, number)].weight for number in range(self.microbatches))
 
     def shares(self) -> dict[str, int]:
         """Microbatches per instance."""
@@ -170,11 +175,13 @@ class StepLedger:
             checksums.append(vote.checksum)
             for value in vote.squared_norms:
                 squared += value
-        norm = math.sqrt(squared) if squared >= 0 else math.nan
+        # Members hold the gradient's mean over the microbatches; it shall be that over their weight.
+        weight = self.weight()
+        clip = self.microbatches / weight if weight else 1.0
+        norm = clip * math.sqrt(squared) if squared >= 0 else math.nan
         finite = math.isfinite(norm)
-        clip = 1.0
         if finite and self.clip_norm is not None and norm > self.clip_norm:
-            clip = self.clip_norm / (norm + 1e-6)
+            clip *= self.clip_norm / (norm + 1e-6)
         return StepDecision(
             job=self.job,
             epoch=self.epoch,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
-from workers.compute.model import layer_seed
+from workers.graph.randomness import layer_seed
 
 LAYERS = 3
 

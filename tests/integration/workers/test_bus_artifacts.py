@@ -19,9 +19,10 @@ from schemas.job_file.recipe import OptimizerSpec
 from tests.builders.samples import data_job
 from tests.checkpoint_files import publish
 from tests.conftest import Connect
-from workers.compute.model import build, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer, state_tensors
 from workers.data.opening import open_source
+from workers.graph.stage_module import slice_stage
 from workers.state.checkpoint import restore_checkpoint
 from workers.state.weights import export, load_initial
 from workers.tasks import analysis, sample

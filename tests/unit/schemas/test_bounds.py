@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     **{
         f"data{source}.{size}": set()
         for source in ("", ".mixture[0]")
-        for size in ("sample_tokens", "image_size", "image_size[0]", "image_size[1]")
+        for size in ("sample_tokens", "limit", "image_size", "image_size[0]", "image_size[1]")
     },
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
@@ -132,8 +132,8 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         part = document(JobSpec, "data." + path.partition("].")[2], value)["data"]
         body["data"] = {"mixture": [part]}
         return body
-    if path.startswith("data.image_size"):
-        body["data"] = {"kind": "images"}
+    if path.startswith(("data.image_size", "data.limit")):
+        body["data"] = {"kind": "huggingface"}
     if path.endswith("]") and path.partition("[")[0].endswith(("betas", "image_size")):
         pair: list[object] = [0.5, 0.5] if "betas" in path else [5, 5]
         pair[int(path[-2])] = value

@@ -62,7 +62,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
             "routing.algorithm: must be one of expected-completion, "
             "weighted-service-time, power-of-two, least-outstanding, round-robin, or module:factory",
         ),
-        ("model.loss", "mse", "model.loss: must be cross_entropy or module:callable"),
+        (
+            "model.loss",
+            "mse",
+            "model.loss: must be cross_entropy or module:callable, or model where the model returns it",
+        ),
         ("name", "my job", "name: 'my job' does not fit; give 1 to 120 letters, digits, _ or -"),
         (
             "parallel.replicas",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -204,6 +204,6 @@ def ending_decoder(ending: str, where: str) -> Decoder:
     return decoder
 
 
-def needs_pillow(endings: list[str]) -> bool:
+def needs_pillow(endings: Sequence[str]) -> bool:
     """Whether any of these endings or encodings is an image."""
     return any(ending.rpartition(".")[2] in _IMAGES for ending in endings)

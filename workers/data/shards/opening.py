@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from schemas.errors import BadData, DmscError
 from schemas.job_file.data import SourceSpec
 from schemas.urls import BUS
-from workers.data.opening import Opening
+from workers.data.samples import Opening
 from workers.data.shards.decoding import ending_decoder, needs_pillow
 from workers.data.shards.mds import INDEX, MdsShards
-from workers.data.shards.shard_samples import RowSamples, ShardSamples
+from workers.data.shards.shard_samples import RowSamples, ShardSamples, TransformedSamples
 from workers.data.shards.webdataset import IndexFolder, TarShards
 from workers.data.storage.node_cache import open_storage, shared_folder
 from workers.data.storage.range_reader import Storage
@@ -43,6 +43,11 @@ def open_shards(spec: SourceSpec, opening: Opening) -> ShardSamples:
     storage = open_storage(base)
     try:
         shards = _tar_shards(storage, names, opening) if names else _found(storage, opening)
+        if spec.transform is not None:
+            _check_decoders(shards, storage, opening)
+            return TransformedSamples(
+                shards, storage, transform=spec.transform, at=opening.at, columns=columns
+            )
         known = shards.columns if isinstance(shards, MdsShards) else dict.fromkeys(shards.endings, "")
         if missing := [column for column in columns.values() if column not in known]:
             raise BadData(
@@ -50,18 +55,26 @@ def open_shards(spec: SourceSpec, opening: Opening) -> ShardSamples:
                 f"there are {', '.join(known)}"
             )
         chosen = [known[column] or column for column in columns.values() or known]
-        if isinstance(shards, TarShards):
-            for ending in chosen:
-                ending_decoder(ending, storage.source.described(""))
-        if needs_pillow(chosen) and importlib.util.find_spec("PIL") is None:
-            raise BadData(
-                f"{opening.at}: images need pillow; install it on every node: pip install 'dmsc[data]'"
-            )
+        _check_decoders(shards, storage, opening, chosen)
         kind = ShardSamples if shards.row_bytes is None else RowSamples
         return kind(shards, storage, columns=columns)
     except DmscError:
         storage.close()
         raise
+
+
+def _check_decoders(
+    shards: MdsShards | TarShards, storage: Storage, opening: Opening, chosen: Sequence[str] = ()
+) -> None:
+    """Refuses what can't be decoded here, of these encodings and endings, or of all."""
+    if isinstance(shards, TarShards):
+        chosen = chosen or shards.endings
+        for ending in chosen:
+            ending_decoder(ending, storage.source.described(""))
+    else:
+        chosen = chosen or list(shards.columns.values())
+    if needs_pillow(chosen) and importlib.util.find_spec("PIL") is None:
+        raise BadData(f"{opening.at}: images need pillow; install it on every node: pip install 'dmsc[data]'")
 
 
 def _columns(columns: Mapping[str, str | tuple[str, ...]], at: str) -> dict[str, str]:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.errors import DmscError
+from schemas.errors import BadData, DmscError
+from workers.data.kinds.decoding import seed_generators
 from workers.data.samples import UnreadableSample
 from workers.data.storage.foresight import Foresight, Upcoming
 from workers.data.storage.range_reader import BlockUse, RangeReader, Storage
 from workers.data.storage.read_ahead import ReadAhead, ReadAheadConfig
+from workers.user_code import describe, load
 
 AT_ONCE = 1 << 16
 """A horizon up to this is looked through when it is due; a longer one by a thread of its own."""
@@ -174,6 +176,49 @@ class RowSamples(ShardSamples):
                     f"not {self._shards.row_bytes:,}"
                 )
         return self._shards.rows(rows, self._columns)
+
+
+class TransformedSamples(ShardSamples):
+    """Samples that the user's function changes: it gets all columns, and `columns` choose of what it returns.
+
+    Args:
+        shards, storage, columns, ahead: As of `ShardSamples`.
+        transform: `module:callable`, from a mapping to one.
+        at: The source's key in the job file.
+    """
+
+    def __init__(
+        self,
+        shards: ShardFormat,
+        storage: Storage,
+        *,
+        transform: str,
+        at: str,
+        columns: Mapping[str, str] = {},
+        ahead: ReadAheadConfig = ReadAheadConfig(),
+    ) -> None:
+        super().__init__(shards, storage, ahead=ahead)
+        self._users, self._chosen = load(transform), dict(columns)
+        self._what, self._at = f"{at}.transform {transform}", at
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        return self.draw(index, None)
+
+    def draw(self, index: int, seed: int | None) -> Mapping[str, Any]:
+        """The sample as the user's function makes it, with generators that are seeded for it."""
+        sample = dict(super().__getitem__(index))
+        seed_generators(index if seed is None else seed)
+        try:
+            made = self._users(sample)
+        except DmscError:
+            raise
+        except Exception as error:  # user code may raise anything
+            raise BadData(f"{self._what} failed at sample {index}: {describe(error)}") from error
+        if not isinstance(made, Mapping):
+            raise BadData(f"{self._what} returned a {type(made).__name__}; it must return a mapping of names")
+        if missing := [column for column in self._chosen.values() if column not in made]:
+            raise BadData(f"{self._at}.columns: {self._what} gave no {missing[0]!r}, but {', '.join(made)}")
+        return {name: made[column] for name, column in self._chosen.items()} if self._chosen else made
 
 
 class _ShardForesight:

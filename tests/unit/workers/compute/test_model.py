@@ -12,16 +12,12 @@ from torch import Tensor
 
 from schemas.errors import BadModel
 from schemas.job_file.model import ModelSpec
+from tests.builders.graph_parts import layers_of, loss_of
 from tests.builders.jobs import gpt_model
-from workers.compute.model import (
-    Precision,
-    StageModule,
-    build,
-    layer_seed,
-    loss_function,
-    slice_stage,
-    tied_layers,
-)
+from workers.compute.model import build
+from workers.graph.model_graph import tied_layers
+from workers.graph.randomness import layer_seed
+from workers.graph.stage_module import Precision, StageModule, slice_stage
 
 SPEC = gpt_model(layers=3, width=32, heads=4, context=16, dropout=0.2)
 LAYERS = 5
@@ -53,7 +49,7 @@ def run_stages(
         carried.append(hidden if index else ())
         hidden = stage(*hidden, step=3, microbatch=2)
         outputs.append(hidden)
-    loss = loss_function(SPEC)(hidden[0], targets)
+    loss = loss_of(SPEC)(hidden[0], targets)
     ends: tuple[Tensor, ...] = (loss,)
     incoming: list[Tensor] | None = None
     gradients: dict[str, Tensor] = {}
@@ -163,9 +159,9 @@ def of(name: str, **args: object) -> ModelSpec:
 
 @pytest.mark.usefixtures("user_module")
 def test_lists_and_one_level_of_layers_are_taken_apart() -> None:
-    assert [name for name, _ in build(of("listed"), 0)] == ["0", "1"]
+    assert [name for name, _ in layers_of(build(of("listed"), 0))] == ["0", "1"]
     layers = build(of("Wrapped"), 0)
-    assert [name for name, _ in layers] == ["layers.0", "layers.1"]
+    assert [name for name, _ in layers_of(layers)] == ["layers.0", "layers.1"]
     assert set(dict(slice_stage(layers, 1, 2).named_parameters())) == {"layers.1.weight", "layers.1.bias"}
 
 
@@ -210,7 +206,7 @@ def test_impossible_slices_names_and_outputs_are_refused() -> None:
 def test_losses_may_be_functions_or_classes() -> None:
     output, targets = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0])
     for loss in ("torch.nn:MSELoss", "torch.nn.functional:mse_loss"):
-        assert loss_function(SPEC.model_copy(update={"loss": loss}))(output, targets).item() == 5.0
+        assert loss_of(SPEC.model_copy(update={"loss": loss}))(output, targets).item() == 5.0
 
 
 def test_impossible_sizes_are_named() -> None:

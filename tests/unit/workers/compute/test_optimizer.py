@@ -11,8 +11,9 @@ import torch
 from schemas.job_file.recipe import OptimizerSpec
 from tests.builders.jobs import gpt_model
 from tests.patience import PATIENCE_S
-from workers.compute.model import build, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
+from workers.graph.stage_module import slice_stage
 
 MODEL = gpt_model()
 SPEC = OptimizerSpec(lr=3e-3, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.2)
@@ -23,7 +24,8 @@ import torch
 import workers.instance
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.recipe import OptimizerSpec
-from workers.compute.model import build, slice_stage
+from workers.compute.model import build
+from workers.graph.stage_module import slice_stage
 from workers.compute.optimizer import StageOptimizer
 stage = slice_stage(build(ModelSpec.model_validate_json({MODEL.model_dump_json()!r}), 3), 0, 4)
 StageOptimizer(stage, OptimizerSpec()).step([torch.ones_like(one) for one in stage.parameters()], 1e-3)

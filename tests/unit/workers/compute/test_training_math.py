@@ -13,11 +13,13 @@ from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
 from tests.builders import jobs
+from tests.builders.graph_parts import loss_of
 from tests.reference_loop import run
 from workers.compute.gradient_sum import GradientSum
-from workers.compute.model import StageModule, build, loss_function, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
-from workers.data.byte_windows import batch, open_local_dataset
+from workers.data.kinds.byte_windows import batch, open_local_dataset
+from workers.graph.stage_module import StageModule, slice_stage
 from workers.state.weights import describe_tensor, weight_tensors
 
 STEPS = 20
@@ -48,14 +50,14 @@ def train(spec: JobSpec, cuts: list[int], order: list[int]) -> tuple[list[float]
     optimizers = [StageOptimizer(stage, training.optimizer) for stage in stages]
     weights = [[weight for _, weight in stage.trainable()] for stage in stages]
     sums = [GradientSum(own, exact=True, microbatches=training.microbatches) for own in weights]
-    loss_of = loss_function(spec.model)
+    mean_loss = loss_of(spec.model)
     losses = []
     for step in range(training.steps):
         found: dict[int, float] = {}
         for microbatch in order:
             inputs, targets = batch(dataset, "train", training.seed, step, microbatch, 2, 16).values()
             found[microbatch] = one_microbatch(
-                stages, weights, sums, loss_of, inputs, targets, step, microbatch
+                stages, weights, sums, mean_loss, inputs, targets, step, microbatch
             )
         losses.append(sum(found[microbatch] for microbatch in sorted(found)) / len(found))
         reduced = [total.to_gradients(total.copy_for_reduce()) for total in sums]
@@ -75,7 +77,7 @@ def one_microbatch(
     stages: list[StageModule],
     weights: list[list[torch.nn.Parameter]],
     sums: list[GradientSum],
-    loss_of: Callable[[Tensor, Tensor], Tensor],
+    mean_loss: Callable[[Tensor, Tensor], Tensor],
     inputs: Tensor,
     targets: Tensor,
     step: int,
@@ -89,7 +91,7 @@ def one_microbatch(
         entries.append(hidden)
         (hidden,) = stage(hidden, step=step, microbatch=microbatch)
         exits.append(hidden)
-    loss = loss_of(hidden, targets)
+    loss = mean_loss(hidden, targets)
     exits[-1] = loss
     incoming: Tensor | None = None
     for index in reversed(range(len(stages))):

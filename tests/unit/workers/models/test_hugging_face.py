@@ -11,7 +11,9 @@ import torch
 
 from schemas.errors import BadModel
 from schemas.job_file.model import ModelSpec
-from workers.compute.model import build, slice_stage, tied_layers
+from workers.compute.model import build
+from workers.graph.model_graph import tied_layers
+from workers.graph.stage_module import slice_stage
 
 transformers = pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 

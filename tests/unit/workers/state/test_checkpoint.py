@@ -20,8 +20,10 @@ from schemas.errors import BadModel, Conflict, DamagedCheckpoint
 from schemas.job_file.recipe import OptimizerSpec
 from tests.builders.jobs import gpt_model
 from tests.checkpoint_files import publish
-from workers.compute.model import StageModule, build, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
+from workers.graph.sequence import of_sequence
+from workers.graph.stage_module import StageModule, slice_stage
 from workers.state import checkpoint_files
 from workers.state.checkpoint import copy_tensors, named_tensors, restore_checkpoint, write_stage
 from workers.state.checkpoint_files import read_folder, write_folder
@@ -169,8 +171,12 @@ def test_two_tensors_under_one_key_are_refused() -> None:
             super().__init__()
             self.exp_avg = nn.Parameter(torch.ones(1))
 
-    layers: list[tuple[str, nn.Module]] = [("a", nn.Linear(1, 1)), ("optimizer.a.weight", Odd())]
-    stage = slice_stage(layers, 0, 2)
+    model = nn.Sequential(nn.Linear(1, 1), Odd())
+    names = ("0", "optimizer.0.weight")
+    holder = nn.Module()
+    holder.add_module("0", model[0])
+    holder.add_module("optimizer", nn.ModuleDict({"0": nn.ModuleDict({"weight": model[1]})}))
+    stage = slice_stage(of_sequence(holder, list(zip(names, model, strict=True))), 0, 2)
     with pytest.raises(BadModel, match="twice"):
         named_tensors(stage, StageOptimizer(stage, OptimizerSpec()))
 

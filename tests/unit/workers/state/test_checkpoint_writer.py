@@ -22,8 +22,9 @@ from schemas.job_file.recipe import OptimizerSpec
 from schemas.step import Member
 from tests.builders.jobs import gpt_model
 from workers.compute.compute_thread import ComputeThread, Priority
-from workers.compute.model import build, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
+from workers.graph.stage_module import slice_stage
 from workers.state import checkpoint_files
 from workers.state.checkpoint_files import read_folder, write_folder
 from workers.state.checkpoint_writer import CheckpointWriter

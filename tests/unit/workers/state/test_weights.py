@@ -17,8 +17,9 @@ from schemas.job_file.recipe import OptimizerSpec
 from schemas.step import ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
 from tests.builders.jobs import gpt_model
-from workers.compute.model import StageModule, build, slice_stage
+from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
+from workers.graph.stage_module import StageModule, slice_stage
 from workers.state import weights
 from workers.state.stage_state import StageState
 from workers.state.weights import export, load_initial

@@ -128,7 +128,7 @@ def job(factory: str, loss: str = "cross_entropy", **data: Any) -> JobSpec:
             "bad_model",
             "layer 2 (2: Linear) does not fit behind layer 1 (1: Linear), which gives [2,8,16] float32",
         ),
-        (job("floats_first"), "bad_model", "layer 0 (0: Linear) does not accept tokens [2,8] int64"),
+        (job("floats_first"), "bad_model", "layer 0 (0: Linear) does not accept inputs [2,8] int64"),
         (job("few_logits"), "bad_model", "100 logits per token, but bytes need 256"),
         (job("pooled"), "bad_model", "needs logits [2,8,vocabulary]"),
         (job("in_place"), "bad_model", "changes its input in place"),

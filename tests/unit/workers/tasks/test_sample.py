@@ -12,7 +12,8 @@ from bus.files.artifacts import open_artifacts
 from schemas.job import JobSpec
 from tests.builders import jobs
 from tests.builders.jobs import gpt
-from workers.compute.model import build, slice_stage
+from workers.compute.model import build
+from workers.graph.stage_module import slice_stage
 from workers.state.weights import export
 from workers.tasks.sample import main
 

@@ -17,8 +17,13 @@ from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
 from tests.builders.range_server import RangeServer, range_server
 from tests.builders.shards import mds_files, picture, write_all
-from workers.data.opening import Opening
-from workers.data.samples import BlockSamples, ExpectingSamples, UnreadableSample
+from workers.data.samples import (
+    BlockSamples,
+    ExpectingSamples,
+    Opening,
+    SeededSamples,
+    UnreadableSample,
+)
 from workers.data.shards import open_shards
 from workers.data.shards.shard_samples import ShardSamples
 
@@ -114,6 +119,41 @@ def test_columns_are_chosen_and_named(tmp_path: Path) -> None:
     assert list(samples[2]) == ["inputs", "targets"]
     with pytest.raises(BadData, match=r"data\.columns: there is no 'label' in .*there are id, name"):
         opened(str(tmp_path), tmp_path, columns={"targets": "label"})
+
+
+def plain(sample: dict[str, Any]) -> dict[str, Any]:
+    """A user's transform."""
+    return {"x": sample["free"] * 2 + np.random.randint(1000), "y": len(sample["name"])}
+
+
+def broken(sample: dict[str, Any]) -> Any:
+    return 1 / 0 if sample["id"] == -1 else [sample]
+
+
+def test_the_users_function_makes_the_sample_seeded_for_it(tmp_path: Path) -> None:
+    write_all(tmp_path, mds_files(COLUMNS, SHARDS))
+    here = f"{__name__}:"
+    samples = opened(str(tmp_path), tmp_path, transform=f"{here}plain", columns={"inputs": "x"})
+    assert isinstance(samples, SeededSamples)
+    first, again, other = (samples.draw(4, seed)["inputs"] for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert list(opened(str(tmp_path), tmp_path, transform=f"{here}plain")[3]) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("transform", "index", "text"),
+    [
+        ("broken", 2, "data.transform .*broken failed at sample 2: ZeroDivisionError"),
+        ("broken", 3, "returned a list; it must return a mapping"),
+        ("plain", 3, "data.columns: .*plain gave no 'gone', but x, y"),
+    ],
+)
+def test_a_users_function_that_fails_is_named(transform: str, index: int, text: str, tmp_path: Path) -> None:
+    write_all(tmp_path, mds_files(COLUMNS, SHARDS))
+    more = {"transform": f"{__name__}:{transform}", "columns": {"inputs": "gone"}}
+    with pytest.raises(BadData, match=text):
+        opened(str(tmp_path), tmp_path, **more)[index]
 
 
 def test_other_data_have_another_digest(tmp_path: Path) -> None:

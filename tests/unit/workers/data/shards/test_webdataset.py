@@ -18,8 +18,7 @@ from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
 from tests.builders.range_server import RangeServer, range_server
 from tests.builders.shards import picture, tar_file, write_all
-from workers.data.opening import Opening
-from workers.data.samples import UnreadableSample
+from workers.data.samples import Opening, UnreadableSample
 from workers.data.shards import open_shards
 from workers.data.shards.opening import expanded
 from workers.data.shards.shard_samples import ShardSamples

@@ -11,7 +11,7 @@ import torch
 from schemas.errors import BadData
 from schemas.job_file.data import DataSpec
 from tests.builders import samples
-from workers.data.byte_windows import ByteDataset, batch, open_local_dataset
+from workers.data.kinds.byte_windows import ByteDataset, batch, open_local_dataset
 from workers.data.prefetch import Prefetcher
 
 

@@ -15,6 +15,7 @@ from bus.wire.secret_urls import hidden
 from schemas.errors import BadData
 from schemas.job_file.data import DataSpec, SourceSpec
 from workers.data.batches import Batch, Split
+from workers.data.kinds.file_formats import refuse_binary
 from workers.data.source_files import SourceFile, files_digest, list_files
 from workers.data.windows import TokenArray, draw_windows
 
@@ -44,17 +45,27 @@ def open_local_dataset(spec: DataSpec, fetched: Mapping[str, Path] = {}) -> Byte
         BadData: The source is missing, empty, unreadable, or shorter than one sample and the byte after it.
     """
     files, content = read_bytes(spec, fetched, "data.source")
-    total = content.size
+    rest = rest_of(spec, content.size)
+    return ByteDataset(spec.source, torch.from_numpy(content), rest, files_digest(files))
+
+
+def rest_of(spec: DataSpec, total: int) -> int:
+    """How many of `total` tokens are trained on: all but the last `validation_fraction`.
+
+    Raises:
+        BadData: They are shorter than one sample and the token after it, or those that are held out are.
+    """
     held_out = int(total * spec.held_out)
+    unit = "bytes" if spec.kind == "bytes" else "tokens"
     for name, size in (("training", total - held_out), ("validation", held_out)):
         if size <= spec.sample_tokens and (name == "training" or spec.held_out):
             raise BadData(
-                f"data.source {spec.source} leaves {size:,} of its {total:,} bytes for {name}, less than one "
-                f"sample of {spec.sample_tokens} tokens and its successor; give more data, lower "
+                f"data.source {spec.source} leaves {size:,} of its {total:,} {unit} for {name}, less than "
+                f"one sample of {spec.sample_tokens} tokens and its successor; give more data, lower "
                 f"data.sample_tokens, or {'lower' if name == 'training' else 'set to 0'} "
                 "data.validation_fraction"
             )
-    return ByteDataset(spec.source, torch.from_numpy(content), total - held_out, files_digest(files))
+    return total - held_out
 
 
 def read_bytes(
@@ -67,6 +78,7 @@ def read_bytes(
     """
     files = list_files(spec.source, fetched, key=key)
     try:
+        refuse_binary(files, spec.source, spec.kind, key)
         content = _content(files)
     except OSError as error:
         raise BadData(f"{key} {spec.source} can't be read: {hidden(str(error.strerror or error))}") from None

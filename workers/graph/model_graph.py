@@ -1,0 +1,181 @@
+"""The model as layers and wires, and what crosses a cut.
+
+Layers stand in the order in which they compute. A cut is the position in front of a layer: the stage before
+it ends there. What crosses it is decided here, and is the same wherever else the model is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workers.graph.values import named_wires
+
+Value = Tensor | int | tuple[Tensor, ...]
+"""What a wire carries: a tensor, a size, or all outputs of a layer of a sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module or a function.
+
+    Attributes:
+        target: The full name of a module of the model, or a function.
+        args: Positional arguments, with `Wire` and `Weight` for values that are not known yet.
+        kwargs: Keyword arguments, likewise.
+        result: The structure of what it returns, with `Wire` where a value is kept.
+        gradients: Whether autograd records the call.
+        autocast: (enabled, dtype) where the model itself chooses; None: as the job's precision says.
+        spread: The one argument is all outputs of the layer before, and all outputs are kept as one value.
+    """
+
+    target: str | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    gradients: bool = True
+    autocast: tuple[bool, torch.dtype] | None = None
+    spread: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class GraphLayer:
+    """The smallest part of a model that a stage may hold: it draws its randomness from one seed.
+
+    Attributes:
+        name: Its full name; unique.
+        kind: The class of its module, for people.
+        calls: What it computes, in order.
+        modules: Full names of the modules that it calls.
+        weights: Full names of the parameters and buffers that its calls name themselves.
+    """
+
+    name: str
+    kind: str
+    calls: tuple[Call, ...]
+    modules: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Wires that it takes from before it, in order of use."""
+        own: set[str] = set()
+        found: dict[str, None] = {}
+        for call in self.calls:
+            for name in named_wires((call.args, call.kwargs)):
+                if name not in own:
+                    found[name] = None
+            own.update(named_wires(call.result))
+        return tuple(found)
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        """Wires that it defines, in order."""
+        return tuple(dict.fromkeys(name for call in self.calls for name in named_wires(call.result)))
+
+
+@dataclass(frozen=True, eq=False)
+class ModelGraph:
+    """A model, ready to be cut.
+
+    Attributes:
+        model: The module that holds all weights, under their full names.
+        layers: In order of computation.
+        inputs: Names of the batch that the layers read.
+        outputs: Name → wire of what the model returns.
+        sizes: Wires that carry a number.
+        constant: Wires that no gradient reaches, because no trained weight is before them.
+        joined: (first, last) layers that no cut may separate: what one makes, the other changes in place.
+        spread: Whether the wires between layers are all outputs of a layer at once: the model is a sequence.
+        evaluation: The graph without training (`model.eval()`), where it differs.
+    """
+
+    model: nn.Module
+    layers: tuple[GraphLayer, ...]
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, str]
+    sizes: frozenset[str] = frozenset()
+    constant: frozenset[str] = frozenset()
+    joined: tuple[tuple[int, int], ...] = ()
+    spread: bool = False
+    evaluation: ModelGraph | None = None
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def parameters(self, layer: int) -> dict[str, nn.Parameter]:
+        """Full name → parameter of one layer; a parameter with several names appears once."""
+        found: dict[str, nn.Parameter] = {}
+        for prefix in self.layers[layer].modules:
+            module = self.model.get_submodule(prefix)
+            found |= {f"{prefix}.{name}": weight for name, weight in module.named_parameters()}
+        for name in self.layers[layer].weights:
+            weight = weight_of(self.model, name)
+            if isinstance(weight, nn.Parameter):
+                found[name] = weight
+        unique = {id(weight): name for name, weight in reversed(found.items())}
+        return {name: weight for name, weight in found.items() if unique[id(weight)] == name}
+
+    @cached_property
+    def _defined(self) -> dict[str, int]:
+        """Wire → the layer that defines it; −1: the batch. In order of definition."""
+        found = dict.fromkeys(self.inputs, -1)
+        for index, layer in enumerate(self.layers):
+            found |= {name: index for name in layer.writes if name not in found}
+        return found
+
+    @cached_property
+    def _last_use(self) -> dict[str, int]:
+        """Wire → the last layer that reads it; the number of layers: it is an output."""
+        last: dict[str, int] = {}
+        for index, layer in enumerate(self.layers):
+            last |= dict.fromkeys(layer.reads, index)
+        return last | dict.fromkeys(self.outputs.values(), len(self.layers))
+
+    def crossing(self, cut: int, needed: Iterable[str] | None = None) -> tuple[str, ...]:
+        """Wires of the layers before `cut` that are needed behind it, in order of definition.
+
+        Args:
+            cut: A position in front of a layer, or behind the last.
+            needed: Names of the outputs that are needed at the end; None: all.
+        """
+        ends = {wire for name, wire in self.outputs.items() if needed is None or name in needed}
+        inner = [set(layer.reads) for layer in self.layers[cut:]]
+        behind = ends.union(*inner)
+        return tuple(name for name, index in self._defined.items() if 0 <= index < cut and name in behind)
+
+    def batch_crossing(self, cut: int, batch: Sequence[str], loss_takes: Iterable[str]) -> tuple[str, ...]:
+        """Names of the batch that are needed behind `cut`, by layers or the loss, in the batch's order."""
+        needed = set(loss_takes).union(*(layer.reads for layer in self.layers[cut:]))
+        return tuple(name for name in batch if name in needed)
+
+
+def weight_of(model: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of this full name."""
+    owner, _, own = name.rpartition(".")
+    weight: Tensor = getattr(model.get_submodule(owner), own)
+    return weight
+
+
+def tied_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+    """Groups of layers, by index, that no cut may separate: they share a parameter, or one changes the
+    other's."""
+    owner: dict[int, int] = {}
+    group = list(range(len(graph.layers)))
+
+    def join(first: int, second: int) -> None:
+        old, new = group[second], group[first]
+        group[:] = [new if member == old else member for member in group]
+
+    for index in range(len(graph.layers)):
+        for parameter in graph.parameters(index).values():
+            join(owner.setdefault(id(parameter), index), index)
+    for first, last in graph.joined:
+        join(first, last)
+    groups = [tuple(i for i, member in enumerate(group) if member == root) for root in sorted(set(group))]
+    return tuple(members for members in groups if len(members) > 1)

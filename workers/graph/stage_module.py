@@ -1,0 +1,341 @@
+"""Some layers of a graph as a module: it takes the tensors that cross its first cut and gives those of its
+last.
+
+The cut changes no bit of the result: each layer draws its randomness from (seed, step, microbatch, layer),
+whichever stage runs it and however often; tensors between layers are contiguous; and forks add gradients in
+one order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from schemas.errors import BadModel
+from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, tied_layers, weight_of
+from workers.graph.randomness import layer_seed, seed_generators
+from workers.graph.tee import tee
+from workers.graph.values import Weight, Wire, leaves, replaced
+
+Precision = Literal["fp32", "bf16"]
+
+
+class StageModule(nn.Module):
+    """Layers `first_layer` … `last_layer`-1 of a graph, under their full parameter names.
+
+    Args:
+        graph: The whole model.
+        first: The first layer.
+        last: The layer behind the last one.
+        job_seed: The job's `training.seed`.
+        precision: `bf16` runs the layers under autocast.
+        needed: Names of the model's outputs that the loss takes; None: all.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        first: int,
+        last: int,
+        *,
+        job_seed: int,
+        precision: Precision,
+        needed: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.first_layer, self.last_layer = first, last
+        self._job_seed = job_seed
+        self._precision = precision
+        self._graph = _Slice(graph, first, last, needed)
+        self._evaluation = _Slice(graph.evaluation or graph, first, last, needed)
+        for layer in graph.layers[first:last]:
+            for name in layer.modules:
+                _place(self, name, graph.model.get_submodule(name), layer.name)
+            for name in layer.weights:
+                _place(self, name, weight_of(graph.model, name), layer.name)
+
+    @property
+    def slice(self) -> _Slice:
+        """What crosses the cuts, in training or evaluation."""
+        return self._graph if self.training else self._evaluation
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """(full name, parameter) of all trained parameters, each once, in layer order."""
+        return [(name, weight) for name, weight in self.named_parameters() if weight.requires_grad]
+
+    def untrained(self) -> list[tuple[str, Tensor]]:
+        """(full name, tensor) of the other weights: frozen parameters and saved buffers."""
+        saved = self.state_dict(keep_vars=True)
+        frozen = [(name, weight) for name, weight in self.named_parameters() if not weight.requires_grad]
+        return [
+            *((name, weight.detach()) for name, weight in frozen),
+            *((name, buffer) for name, buffer in self.named_buffers() if name in saved),
+        ]
+
+    def forward(
+        self, *tensors: Tensor, step: int | None = None, microbatch: int | None = None
+    ) -> tuple[Tensor, ...]:
+        """`run` without the batch: what crosses the first cut, or the model's inputs, to what crosses the
+        last."""
+        part = self.slice
+        values = self.run(part.unpacked(tensors), step=step, microbatch=microbatch)
+        return part.packed(values)
+
+    def run(
+        self, values: Mapping[str, Value], *, step: int | None = None, microbatch: int | None = None
+    ) -> dict[str, Value]:
+        """Runs the layers one after the other.
+
+        With `step` and `microbatch` the generators are seeded before every layer, so that the result does not
+        depend on the segmentation, and a second call computes the same again.
+
+        Args:
+            values: Wire → value of what crosses the first cut, and of the batch.
+            step: The step, for the seeds.
+            microbatch: The microbatch, for the seeds.
+
+        Returns:
+            The same, and what the layers made.
+
+        Raises:
+            BadModel: A layer returns something other than tensors.
+        """
+        part = self.slice
+        known = dict(values)
+        branches = {name: list(tee(known[name], count)) for name, count in part.forks(known)}
+        device = part.device(values)
+        with autocast(device.type, self._precision):
+            for index, layer in enumerate(part.layers, self.first_layer):
+                if step is not None and microbatch is not None:
+                    seed_generators(layer_seed(self._job_seed, step, microbatch, index))
+                own = {
+                    name: branches[name].pop(0) if name in branches else known[name] for name in layer.reads
+                }
+                made = self._run_layer(index, layer, own, device)
+                for name in part.finished(index):
+                    known.pop(name, None)
+                known |= made
+                branches |= {name: list(tee(made[name], count)) for name, count in part.forks(made)}
+        return known | {name: rest[0] for name, rest in branches.items() if rest}
+
+    def _run_layer(
+        self, index: int, layer: GraphLayer, values: dict[str, Value], device: torch.device
+    ) -> dict[str, Value]:
+        known = dict(values)
+        for call in layer.calls:
+            known |= run_call(self, call, known, device, f"layer {index} ({layer.name}: {layer.kind})")
+        return {name: _contiguous(known[name]) for name in layer.writes}
+
+
+class _Slice:
+    """The cuts of one stage in one mode."""
+
+    def __init__(self, graph: ModelGraph, first: int, last: int, needed: Sequence[str] | None) -> None:
+        self.layers = graph.layers[first:last]
+        self.incoming = graph.crossing(first, needed)
+        self.outgoing = graph.crossing(last, needed)
+        self.inputs = graph.inputs
+        self.outputs = graph.outputs
+        self.sizes = graph.sizes
+        self.constant = graph.constant
+        self.spread = graph.spread
+        readers = Counter(name for layer in self.layers for name in layer.reads)
+        readers.update(name for name in self.outgoing)
+        last_reader = {name: at for at, layer in enumerate(self.layers, first) for name in layer.reads}
+        self._finished: dict[int, list[str]] = {}
+        for name, reader in last_reader.items():
+            if name not in self.outgoing and name not in graph.inputs:
+                self._finished.setdefault(reader, []).append(name)
+        self._readers = {
+            name: count for name, count in readers.items() if count > 1 and name not in graph.sizes
+        }
+
+    def forks(self, values: Mapping[str, Value]) -> list[tuple[str, int]]:
+        """(wire, readers) of those of these wires that several layers read, or a layer and what is behind the
+        cut."""
+        return [(name, self._readers[name]) for name in values if name in self._readers and not self.spread]
+
+    def finished(self, layer: int) -> list[str]:
+        """Wires that nobody needs after this layer: their memory is free."""
+        return self._finished.get(layer, [])
+
+    def packed(self, values: Mapping[str, Value]) -> tuple[Tensor, ...]:
+        """What crosses the last cut: the tensors in order, then all sizes as one (sizes,) int64 tensor."""
+        tensors: list[Tensor] = []
+        sizes: list[int] = []
+        for name in self.outgoing:
+            value = values[name]
+            if name in self.sizes:
+                sizes.append(int(value))  # type: ignore[arg-type]  # a size is a number
+            elif isinstance(value, tuple):
+                tensors += value
+            else:
+                tensors.append(value)  # type: ignore[arg-type]  # no size, no bundle
+        if sizes:
+            tensors.append(torch.tensor(sizes, dtype=torch.int64))
+        return tuple(tensors)
+
+    def named_outputs(self, values: Mapping[str, Value]) -> dict[str, Tensor]:
+        """Name → tensor of the model's outputs that are there; of a sequence with several, the first is
+        `output`."""
+        named: dict[str, Tensor] = {}
+        for name, wire in self.outputs.items():
+            found = _tensors(values[wire]) if wire in values else ()
+            if found:
+                named[name] = found[0]
+        return named
+
+    def unpacked(self, tensors: Sequence[Tensor]) -> dict[str, Value]:
+        """Wire → value of what came over the first cut; in front of the first layer, of the inputs."""
+        if not self.incoming:
+            return dict(zip(self.inputs, tensors, strict=True))
+        if self.spread:
+            return {self.incoming[0]: tuple(tensors)}
+        plain = [name for name in self.incoming if name not in self.sizes]
+        values: dict[str, Value] = dict(zip(plain, tensors, strict=False))
+        sizes = [name for name in self.incoming if name in self.sizes]
+        if sizes:
+            values |= zip(sizes, tensors[len(plain)].tolist(), strict=True)
+        return values
+
+    def carries_gradient(self, values: Mapping[str, Value], wires: Iterable[str]) -> list[Tensor]:
+        """The tensors on these wires that a gradient may reach, in order."""
+        return [
+            tensor
+            for name in wires
+            if name not in self.constant
+            for tensor in _tensors(values[name])
+            if tensor.is_floating_point()
+        ]
+
+    @staticmethod
+    def device(values: Mapping[str, Value]) -> torch.device:
+        for value in values.values():
+            for tensor in _tensors(value):
+                return tensor.device
+        return torch.device("cpu")
+
+
+def run_call(
+    module: nn.Module, call: Call, known: Mapping[str, Value], device: torch.device, where: str
+) -> dict[str, Value]:
+    """Makes one call of a layer; returns the wires that it defines.
+
+    Args:
+        module: Holds the modules and weights that the call names.
+        call: The call.
+        known: Wire → value.
+        device: Stands for the device `meta`, on which the call was recorded.
+        where: The layer, for messages.
+    """
+
+    def value(leaf: Any) -> Any:
+        if isinstance(leaf, Wire):
+            return known[leaf.name]
+        if isinstance(leaf, Weight):
+            return weight_of(module, leaf.name)
+        if isinstance(leaf, Tensor):  # a constant of the model's own code
+            return leaf.to(device)
+        return device if isinstance(leaf, torch.device) and leaf.type == "meta" else leaf
+
+    args, kwargs = replaced((call.args, call.kwargs), value)
+    function = module.get_submodule(call.target) if isinstance(call.target, str) else call.target
+    if call.spread:
+        outputs = function(
+            *(item for each in args for item in (each if isinstance(each, tuple) else (each,)))
+        )
+        return {call.result.name: as_tensors(outputs, where)}
+    with ExitStack() as stack:
+        if not call.gradients:
+            stack.enter_context(torch.no_grad())
+        if call.autocast is not None:
+            enabled, dtype = call.autocast
+            stack.enter_context(torch.autocast(device.type, dtype=dtype, enabled=enabled))
+        found = function(*args, **kwargs)
+    made: dict[str, Value] = {}
+    for leaf, item in zip(leaves(call.result), leaves(found), strict=True):
+        if isinstance(leaf, Wire):
+            made[leaf.name] = item
+    return made
+
+
+def _contiguous(value: Value) -> Value:
+    return value.contiguous() if isinstance(value, Tensor) else value
+
+
+def _tensors(value: Value) -> tuple[Tensor, ...]:
+    if isinstance(value, tuple):
+        return value
+    return (value,) if isinstance(value, Tensor) else ()
+
+
+def _place(root: nn.Module, name: str, part: nn.Module | Tensor, layer: str) -> None:
+    """Puts a module or weight below `root` under its full name; what is there already stays."""
+    parent = root
+    *path, leaf = name.split(".")
+    try:
+        for step in path:
+            if step not in parent._modules:
+                parent.add_module(step, nn.Module())
+            parent = parent.get_submodule(step)
+        if isinstance(part, nn.Module):
+            if leaf not in parent._modules:
+                parent.add_module(leaf, part)
+        elif isinstance(part, nn.Parameter):
+            if leaf not in parent._parameters:
+                parent.register_parameter(leaf, part)
+        elif leaf not in parent._buffers:
+            parent.register_buffer(leaf, part)
+    except KeyError as error:
+        raise BadModel(f"layer {layer!r} bears a name that a module can't have: {error.args[0]}") from None
+
+
+def as_tensors(output: Any, where: str) -> tuple[Tensor, ...]:
+    """A layer's output as contiguous tensors; raises `BadModel` for anything else."""
+    outputs = tuple(output) if isinstance(output, tuple | list) else (output,)
+    wrong = next((item for item in outputs if not isinstance(item, Tensor)), None)
+    if wrong is not None or not outputs:
+        raise BadModel(
+            f"{where} returned a {type(output).__name__} with "
+            f"{type(wrong).__name__ if outputs else 'nothing'} in it; layers must return tensors"
+        )
+    return tuple(tensor.contiguous() for tensor in outputs)
+
+
+def autocast(device_type: str, precision: Precision) -> AbstractContextManager[Any]:
+    """bf16 autocast, if the job's precision is bf16; parameters and gradients stay fp32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device_type, dtype=torch.bfloat16)
+
+
+def slice_stage(
+    graph: ModelGraph,
+    first: int,
+    last: int,
+    *,
+    job_seed: int = 0,
+    precision: Precision = "fp32",
+    needed: Sequence[str] | None = None,
+) -> StageModule:
+    """The stage of layers `first` … `last`-1; see `StageModule`.
+
+    Raises:
+        BadModel: There are no such layers, or the cut separates layers that must stay together.
+    """
+    if not 0 <= first < last <= len(graph):
+        raise BadModel(f"layers {first} to {last} are no slice of a model with {len(graph)} layers")
+    for group in tied_layers(graph):
+        inside = [index for index in group if first <= index < last]
+        if inside and len(inside) < len(group):
+            names = " and ".join(graph.layers[index].name for index in group)
+            raise BadModel(
+                f"layers {names} share a parameter and must stay in one stage; "
+                "use fewer stages or untie them in the model"
+            )
+    return StageModule(graph, first, last, job_seed=job_seed, precision=precision, needed=needed)
