@@ -111,6 +111,11 @@ def compare(name: str, task: Task, sides: list[str], rounds: int, folder: Path) 
                 print(f"  {state:6} {side:20} {spread(rates, ',.0f')} samples/s; workers {memory:,.0f} MB")
             elif epoch == 0:
                 print(f"  {side}: failed: {log.read_text().strip().splitlines()[-1][:160]}")
+        if epoch < 0:
+            for side, found in answers.items():
+                each = [1e3 * answer.cpu_s / (len(answer.rates) * task.count) for answer in found]
+                if each:
+                    print(f"  {'CPU':6} {side:20} {spread(each, '.3f')} ms of the workers a sample")
         if OURS in medians and len(medians) > 1:
             best = max(rate for side, rate in medians.items() if side != OURS)
             ratio = medians[OURS] / best

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.data_sides.task import Answer, Task, unique_bytes
+from benchmarks.data_sides.task import Answer, Task, cpu_seconds, unique_bytes
 from benchmarks.harness.meshes import new_folder
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -141,11 +141,12 @@ async def stage(task: Task, makers: Sequence[tuple[int, Connection]]) -> Answer:
                 for _, orders in makers:
                     orders.send("go")
                 await done.wait()
-                memory = unique_bytes(process for process, _ in makers)
+                processes = [process for process, _ in makers]
+                memory, cpu_s = unique_bytes(processes), cpu_seconds(processes)
                 for _, orders in makers:
                     orders.send("end")
     rates = [each * task.samples / (end - start) for start, end in itertools.pairwise([began, *ends])]
-    return Answer(rates=rates, memory_bytes=memory)
+    return Answer(rates=rates, memory_bytes=memory, cpu_s=cpu_s)
 
 
 def main() -> None:

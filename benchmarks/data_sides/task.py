@@ -55,10 +55,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Samples per second of each epoch; bytes of memory that nobody else has, of all worker processes."""
+    """Samples per second of each epoch; of all worker processes, their own memory and CPU time at the end."""
 
     rates: list[float]
     memory_bytes: int
+    cpu_s: float
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -67,6 +68,11 @@ class Answer:
 def unique_bytes(processes: Iterable[int]) -> int:
     """Memory of these processes that is theirs alone."""
     return sum(psutil.Process(process).memory_full_info().uss for process in processes)
+
+
+def cpu_seconds(processes: Iterable[int]) -> float:
+    """CPU time of these processes."""
+    return sum(sum(psutil.Process(process).cpu_times()[:2]) for process in processes)
 
 
 def write_shards(folder: Path, form: str, count: int, shard_bytes: int = 16 << 20) -> None:

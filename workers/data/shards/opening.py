@@ -13,7 +13,7 @@ from schemas.urls import BUS
 from workers.data.samples import Opening
 from workers.data.shards.decoding import ending_decoder, needs_pillow
 from workers.data.shards.mds import INDEX, MdsShards
-from workers.data.shards.shard_samples import RowSamples, ShardSamples, TransformedSamples
+from workers.data.shards.shard_samples import RowSamples, ShardSamples, TransformedShardSamples
 from workers.data.shards.webdataset import IndexFolder, TarShards
 from workers.data.storage.node_cache import open_storage, shared_folder
 from workers.data.storage.range_reader import Storage
@@ -45,7 +45,7 @@ def open_shards(spec: SourceSpec, opening: Opening) -> ShardSamples:
         shards = _tar_shards(storage, names, opening) if names else _found(storage, opening)
         if spec.transform is not None:
             _check_decoders(shards, storage, opening)
-            return TransformedSamples(
+            return TransformedShardSamples(
                 shards, storage, transform=spec.transform, at=opening.at, columns=columns
             )
         known = shards.columns if isinstance(shards, MdsShards) else dict.fromkeys(shards.endings, "")

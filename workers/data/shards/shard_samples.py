@@ -178,7 +178,7 @@ class RowSamples(ShardSamples):
         return self._shards.rows(rows, self._columns)
 
 
-class TransformedSamples(ShardSamples):
+class TransformedShardSamples(ShardSamples):
     """Samples that the user's function changes: it gets all columns, and `columns` choose of what it returns.
 
     Args:

@@ -65,7 +65,6 @@ class CacheCounts:
     """What a process did with its cache."""
 
     hits: int = 0
-    misses: int = 0
     kept: int = 0
     declined: int = 0
     evicted: int = 0

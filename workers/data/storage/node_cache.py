@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from workers.data.storage.block_cache import BlockCache
 from workers.data.storage.range_reader import Storage, StorageConfig
+from workers.data.storage.retrying import retried
 from workers.data.storage.source_kinds import open_source
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ def open_storage(
     loop: asyncio.AbstractEventLoop | None = None,
     config: StorageConfig = StorageConfig(),
 ) -> Storage:
-    """The files below a URL, with this node's cache. Raises as `open_source` does."""
-    source = open_source(url, bus, loop)
+    """The files below a URL, with this node's cache.
+
+    Raises:
+        BadData: no such scheme or place, its driver is missing, or the URL is forbidden.
+        Unavailable: the store does not answer.
+    """
+    source = retried(lambda: open_source(url, bus, loop), url, config.first_retries)
     cache = BlockCache(*_granted[0]) if _granted and source.cached else None
     return Storage(source, cache, config)

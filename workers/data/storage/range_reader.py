@@ -9,11 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from workers.data.storage.block_cache import BlockCache
+from bus.logs import get_logger
+from workers.data.storage.block_cache import BlockCache, CacheCounts
 from workers.data.storage.block_file import block_key
 from workers.data.storage.cache_plan import UNKNOWN, worth_whole
 from workers.data.storage.retrying import StoreRetryTimes, retried
 from workers.data.storage.sources import FileSource, FileState
+
+log = get_logger("data")
 
 T = TypeVar("T")
 
@@ -96,6 +99,7 @@ class Storage:
         self.memory = MemoryBlocks(config.memory_bytes)
         self.counts = StorageCounts()
         self._has_answered = False
+        self._closed = False
         self.use_of: Callable[[int, int, int], BlockUse] | None = None
         """(tag of a file, number of a block, its bytes) → what the order says of it, if there is one."""
 
@@ -132,6 +136,17 @@ class Storage:
         self.source.close()
         if self.cache is not None:
             self.cache.close()
+        if self.counts.requests and not self._closed:
+            kept = self.cache.counts if self.cache is not None else CacheCounts()
+            log.info(
+                "data read from a store",
+                source=self.source.described(""),
+                requests=self.counts.requests,
+                fetched_bytes=self.counts.fetched_bytes,
+                from_cache=kept.hits,
+                **{name: getattr(kept, name) for name in ("kept", "declined", "evicted", "damaged")},
+            )
+        self._closed = True
 
 
 class RangeReader:

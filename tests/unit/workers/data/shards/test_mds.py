@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,24 +122,35 @@ def test_columns_are_chosen_and_named(tmp_path: Path) -> None:
         opened(str(tmp_path), tmp_path, columns={"targets": "label"})
 
 
-def plain(sample: dict[str, Any]) -> dict[str, Any]:
-    """A user's transform."""
-    return {"x": sample["free"] * 2 + np.random.randint(1000), "y": len(sample["name"])}
+USERS = """
+import numpy
 
+def plain(sample):
+    return {"x": sample["free"] * 2 + numpy.random.randint(1000), "y": len(sample["name"])}
 
-def broken(sample: dict[str, Any]) -> Any:
+def broken(sample):
     return 1 / 0 if sample["id"] == -1 else [sample]
+"""
 
 
-def test_the_users_function_makes_the_sample_seeded_for_it(tmp_path: Path) -> None:
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A user's module beside the shards."""
+    sys.modules.pop("users_shards", None)
+    (tmp_path / "users_shards.py").write_text(USERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DMSC_CODE_PATH", str(tmp_path))
     write_all(tmp_path, mds_files(COLUMNS, SHARDS))
-    here = f"{__name__}:"
-    samples = opened(str(tmp_path), tmp_path, transform=f"{here}plain", columns={"inputs": "x"})
+    return "users_shards"
+
+
+def test_the_users_function_makes_the_sample_seeded_for_it(users: str, tmp_path: Path) -> None:
+    samples = opened(str(tmp_path), tmp_path, transform=f"{users}:plain", columns={"inputs": "x"})
     assert isinstance(samples, SeededSamples)
     first, again, other = (samples.draw(4, seed)["inputs"] for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    assert list(opened(str(tmp_path), tmp_path, transform=f"{here}plain")[3]) == ["x", "y"]
+    assert list(opened(str(tmp_path), tmp_path, transform=f"{users}:plain")[3]) == ["x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -149,11 +161,12 @@ def test_the_users_function_makes_the_sample_seeded_for_it(tmp_path: Path) -> No
         ("plain", 3, "data.columns: .*plain gave no 'gone', but x, y"),
     ],
 )
-def test_a_users_function_that_fails_is_named(transform: str, index: int, text: str, tmp_path: Path) -> None:
-    write_all(tmp_path, mds_files(COLUMNS, SHARDS))
-    more = {"transform": f"{__name__}:{transform}", "columns": {"inputs": "gone"}}
+def test_a_users_function_that_fails_is_named(
+    transform: str, index: int, text: str, users: str, tmp_path: Path
+) -> None:
+    samples = opened(str(tmp_path), tmp_path, transform=f"{users}:{transform}", columns={"inputs": "gone"})
     with pytest.raises(BadData, match=text):
-        opened(str(tmp_path), tmp_path, **more)[index]
+        samples[index]
 
 
 def test_other_data_have_another_digest(tmp_path: Path) -> None:
