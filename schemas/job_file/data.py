@@ -18,7 +18,7 @@ OF_KINDS: dict[str, frozenset[str]] = {
     "sample_tokens": frozenset({"bytes", "text", "chat", "tokens"}),
     "unit": frozenset({"tokens"}),
     "dtype": frozenset({"tokens"}),
-    "columns": frozenset({"table", "images", "huggingface"}),
+    "columns": frozenset({"table", "images", "shards", "huggingface"}),
     "dtypes": frozenset({"table", "huggingface", "factory"}),
     "image_size": frozenset({"images", "huggingface"}),
     "image_mode": frozenset({"images", "huggingface"}),

@@ -15,7 +15,7 @@ from schemas.job_file.data import SourceSpec
 from workers.data.batches import Batch, SourceAccount, Split
 from workers.data.collating import Collate, as_tensor, stack
 from workers.data.order import Draws, SampleOrder
-from workers.data.permutation import keys
+from workers.data.permutation import Indices, keys
 from workers.data.samples import UnreadableSample
 from workers.data.views import SampleView
 
@@ -82,13 +82,26 @@ class SampledBatches:
             for each in part.sources
         )
 
+        trained = self._splits["train"].sources if "train" in self._splits else ()
+        for number, source in enumerate(trained):
+            source.view.follow(functools.partial(self._upcoming, number))
+
+    def _upcoming(self, source: int, start: int, count: int) -> Indices:
+        """The train samples of one source at these positions; -1: another's."""
+        draws = self._splits["train"].order.draws(start, count)
+        return np.where(draws.sources == source, draws.indices, -1)
+
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(self.batch("train", 0, 0))
 
     def batch(self, split: Split, step: int, microbatch: int) -> Batch:
         part = self._part(split)
-        draws = self._draws(split, self._position(step, microbatch))
+        position = self._position(step, microbatch)
+        draws = self._draws(split, position)
+        if split == "train":
+            for each in part.sources:
+                each.view.reached(position)
         sources = np.unique(draws.sources)
         if (
             self._collate is None
