@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workers.data.samples import UnreadableSample
-from workers.data.text.packing import SamplePacking, DocumentSlice
+from workers.data.text.packing import DocumentSlice, SamplePacking
 from workers.data.text.token_file import TokenFile
 
 IGNORED = -100

@@ -27,7 +27,9 @@ async def analysed(folder: Path, vocabulary: int, **data: object) -> object:
 
 
 async def test_a_vocabulary_that_is_too_small(tmp_path: Path) -> None:
-    with pytest.raises(BadModel, match=r"embeds 399 ids, and the tokenizer has ids up to 399; give .* at least 400"):
+    with pytest.raises(
+        BadModel, match=r"embeds 399 ids, and the tokenizer has ids up to 399; give .* at least 400"
+    ):
         await analysed(tmp_path, 399)
 
 
