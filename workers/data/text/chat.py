@@ -12,9 +12,9 @@ import numpy.typing as npt
 from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
 from workers.data.source_files import SourceFile
-from workers.data.text.documents import BadDocument, Row, file_format, read_rows
+from workers.data.text.documents import BadDocument, Row, file_format, half_surrogate, read_rows
 from workers.data.text.template import ChatTemplate, UnfitConversation
-from workers.data.text.tokenizer import Ids, TextTokenizer
+from workers.data.text.tokenizer import Ids, TextTokenizer, naming_failures
 
 FIELD = "messages"
 
@@ -62,11 +62,12 @@ class ChatReader:
         }
         try:
             text, answers = self._template.render(row.value, others, answers=self._answers_only)
-            piece = tokenizer.encode_with_ranges(text)
+            if broken := half_surrogate(text):
+                return BadDocument(row.place, broken)
+            with naming_failures(tokenizer, row.place):
+                piece = tokenizer.encode_with_ranges(text)
         except UnfitConversation as error:
             return BadDocument(row.place, str(error))
-        except (UnicodeEncodeError, TypeError):
-            return BadDocument(row.place, "it holds half a surrogate pair: no UTF-8 has it")
         counted = np.full(len(piece.ids), not self._answers_only)
         if self._answers_only:
             for start, end in answers:

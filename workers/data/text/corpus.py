@@ -22,10 +22,11 @@ from workers.data.text.documents import (
     BadDocument,
     TextPiece,
     read_texts,
+    refuse_mixture,
 )
 from workers.data.text.token_cache import TokenCache
 from workers.data.text.token_file import TokenFile, TokenFileWriter
-from workers.data.text.tokenizer import TextTokenizer
+from workers.data.text.tokenizer import TextTokenizer, naming_failures
 
 log = get_logger("data")
 
@@ -41,6 +42,9 @@ class Corpus:
         tokenizer: Makes the ids.
         fields: The source's text fields of the job.
         chat: Renders conversations; None: documents are texts.
+
+    Raises:
+        BadData: The files are of several kinds, or the tokenizer has no end-of-document token.
     """
 
     def __init__(
@@ -50,11 +54,20 @@ class Corpus:
         fields: SourceSpec,
         chat: ChatReader | None,
     ) -> None:
+        refuse_mixture(files, fields)
         self._files = files
         self._tokenizer = tokenizer
         self._fields = fields
         self._chat = chat
-        self.eos = None if chat is not None else tokenizer.eos_id(fields.eos)
+        self._stops = fields.on_bad_document == "stop" and fields.packing_of(fields.kind) != "none"
+        self.eos = None if chat is not None or self._ends_itself() else tokenizer.eos_id(fields.eos)
+
+    def _ends_itself(self) -> bool:
+        """Whether the tokenizer's own special tokens end a document, as [SEP] does."""
+        if self._fields.eos != "auto" or not self._fields.special_tokens:
+            return False
+        ids = self._tokenizer.encode(["a"], special_tokens=True)[0]
+        return len(ids) > 0 and int(ids[-1]) in self._tokenizer.special_ids()
 
     @property
     def key(self) -> str:
@@ -122,10 +135,11 @@ class Corpus:
         empty = 0
         for pieces in _batches(read_texts(self._files, self._fields)):
             texts = [piece.text for piece in pieces if isinstance(piece, TextPiece)]
-            ids = iter(self._tokenizer.encode(texts, special_tokens=self._fields.special_tokens))
+            with naming_failures(self._tokenizer, pieces[0].place):
+                ids = iter(self._tokenizer.encode(texts, special_tokens=self._fields.special_tokens))
             for piece in pieces:
                 if isinstance(piece, BadDocument):
-                    writer.bad_document(piece.place, piece.reason)
+                    self._note(piece, writer)
                     continue
                 writer.add(next(ids))
                 if piece.ends and writer.in_document and self.eos is not None:
@@ -138,11 +152,21 @@ class Corpus:
         assert self._chat is not None
         for found in self._chat.conversations(self._files, self._tokenizer, self._fields):
             if isinstance(found, BadDocument):
-                writer.bad_document(found.place, found.reason)
+                self._note(found, writer)
             else:
                 writer.add(found.ids, found.counted)
                 writer.end_document()
         return 0
+
+    def _note(self, bad: BadDocument, writer: TokenFileWriter) -> None:
+        if self._stops:
+            raise BadData(stopped_at(f"{bad.place}: {bad.reason}"))
+        writer.bad_document(bad.place, bad.reason)
+
+
+def stopped_at(document: str) -> str:
+    """What is said of a document that can't be read, where none may be missing."""
+    return f"{document}; data.on_bad_document: skip leaves such documents out"
 
 
 def _batches(pieces: Iterator[TextPiece | BadDocument]) -> Iterator[list[TextPiece | BadDocument]]:

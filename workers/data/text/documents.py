@@ -73,16 +73,20 @@ def read_texts(files: Iterable[SourceFile], spec: SourceSpec) -> Iterator[TextPi
 
 def _cut(row: Row) -> Iterator[TextPiece | BadDocument]:
     text: str = row.value
-    if not text.isascii() and (surrogate := _SURROGATE.search(text)):
-        yield BadDocument(
-            row.place, f"half a surrogate pair at character {surrogate.start():,}: no UTF-8 has it"
-        )
+    if broken := half_surrogate(text):
+        yield BadDocument(row.place, broken)
         return
     while len(text) > PIECE_CHARACTERS:
         end = _border(text)
         yield TextPiece(text[:end], row.place, False)
         text = text[end:]
     yield TextPiece(text, row.place, True)
+
+
+def half_surrogate(text: str) -> str:
+    """Where a text has what JSON may say and no UTF-8 has; empty: nowhere."""
+    found = None if text.isascii() else _SURROGATE.search(text)
+    return f"half a surrogate pair at character {found.start():,}: no UTF-8 has it" if found else ""
 
 
 def _border(text: str) -> int:
@@ -97,18 +101,9 @@ def file_format(file: SourceFile, spec: SourceSpec) -> FileFormat:
         BadData: It is something else.
     """
     head = first_bytes(file)
-    name = file.name.casefold()
-    for suffix in PACKED:
-        name = name.removesuffix(suffix)
-    kind: FileFormat
-    if spec.format != "auto":
-        kind = spec.format
-    elif name.endswith((".jsonl", ".ndjson", ".json")):
-        kind = "jsonl"
-    elif name.endswith((".parquet", ".pq")) or head.startswith(b"PAR1"):
+    kind = spec.format if spec.format != "auto" else _named_format(file)
+    if kind == "text" and spec.format == "auto" and head.startswith(b"PAR1"):
         kind = "parquet"
-    else:
-        kind = "text"
     if kind == "parquet":
         if not head.startswith(b"PAR1"):
             raise BadData(f"{file.name} is not a Parquet file")
@@ -116,6 +111,32 @@ def file_format(file: SourceFile, spec: SourceSpec) -> FileFormat:
     if found := binary_format(head):
         raise BadData(f"{file.name} is {found}, no {'text' if kind == 'text' else 'JSON lines'}")
     return kind
+
+
+def _named_format(file: SourceFile) -> FileFormat:
+    name = file.name.casefold()
+    for suffix in PACKED:
+        name = name.removesuffix(suffix)
+    if name.endswith((".jsonl", ".ndjson", ".json")):
+        return "jsonl"
+    return "parquet" if name.endswith((".parquet", ".pq")) else "text"
+
+
+def refuse_mixture(files: Iterable[SourceFile], spec: SourceSpec) -> None:
+    """Refuses files of several kinds, as of a data set's folder with a README, unless the job says a format.
+
+    Raises:
+        BadData: There are some.
+    """
+    found: dict[str, str] = {}
+    for file in files:
+        found.setdefault(_named_format(file), file.name)
+    if spec.format == "auto" and len(found) > 1:
+        kinds = ", ".join(f"{name} ({kind})" for kind, name in found.items())
+        raise BadData(
+            f"data.source {spec.source} holds files of several kinds, as {kinds}; name those that are meant "
+            "by a pattern such as data/*.parquet, or say data.format"
+        )
 
 
 _MAGIC = (

@@ -10,7 +10,7 @@ from schemas.job_file.data import SourceSpec
 from workers.data.opening import Opening
 from workers.data.source_files import list_files
 from workers.data.text.chat import ChatReader
-from workers.data.text.corpus import Corpus, bound_parallelism
+from workers.data.text.corpus import Corpus, bound_parallelism, stopped_at
 from workers.data.text.objectives import MaskedSamples, SpanSamples, span_lengths
 from workers.data.text.packing import BestFitPacking, ConcatenatedPacking, SamplePacking, WholePacking
 from workers.data.text.template import open_template
@@ -19,6 +19,9 @@ from workers.data.text.token_file import TokenFile
 from workers.data.text.tokenizer import TextTokenizer, open_tokenizer
 
 log = get_logger("data")
+
+MOST_MASKED_TOKENS = 1 << 14
+"""Longer samples have no mask of (tokens, tokens): 256 MiB each."""
 
 
 def open_text(spec: SourceSpec, opening: Opening) -> PackedSamples:
@@ -47,7 +50,12 @@ def open_text(spec: SourceSpec, opening: Opening) -> PackedSamples:
 
 
 def _check_tokens(spec: SourceSpec, opening: Opening, tokenizer: TextTokenizer) -> None:
-    """Refuses a tokenizer without the tokens that the targets need."""
+    """Refuses a tokenizer without the tokens that the targets need, and a mask that no memory holds."""
+    if spec.attention_mask == "documents" and spec.sample_tokens > MOST_MASKED_TOKENS:
+        raise BadData(
+            f"{opening.at}.attention_mask: documents takes sample_tokens² bytes a sample, here "
+            f"{spec.sample_tokens**2:,}; it goes up to {MOST_MASKED_TOKENS:,} tokens: use document_ids beyond"
+        )
     if spec.targets == "masked":
         tokenizer.mask_id()
     if spec.targets != "spans":
@@ -71,8 +79,7 @@ def _check(file: TokenFile, spec: SourceSpec, opening: Opening) -> None:
         reason = f"no document of it can be read; the first: {first}" if first else "it has no text"
         raise BadData(f"{opening.at}.source {spec.source} is empty: {reason}")
     if first and packed and spec.on_bad_document == "stop":
-        more = f" (and {len(file.bad) - 1:,} more)" if len(file.bad) > 1 else ""
-        raise BadData(f"{first}{more}; {opening.at}.on_bad_document: skip leaves such documents out")
+        raise BadData(stopped_at(first))
 
 
 def _samples(file: TokenFile, spec: SourceSpec, opening: Opening, tokenizer: TextTokenizer) -> PackedSamples:

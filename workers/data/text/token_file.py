@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from schemas.errors import BadData
 from workers.data.text.tokenizer import Ids
 
 VERSION = 1
 _HASHED_AT_ONCE = 1 << 23
+_MOST_BAD = 100_000
 _TOKENS, _OFFSETS, _COUNTED, _BAD = "tokens.bin", "offsets.bin", "counted.bin", "bad.json"
 _ACCOUNT = "tokens.json"
 
@@ -149,7 +151,16 @@ class TokenFileWriter:
         self._open.close()
 
     def add(self, ids: Ids, counted: npt.NDArray[np.bool_] | None = None) -> None:
-        """Adds tokens to the document at hand."""
+        """Adds tokens to the document at hand.
+
+        Raises:
+            BadData: An id lies beyond the vocabulary.
+        """
+        if len(ids) and (highest := int(ids.max())) >= self.vocabulary:
+            raise BadData(
+                f"the tokenizer gives the id {highest:,}, and its vocabulary has {self.vocabulary:,} ids: "
+                "its special tokens are not in it"
+            )
         self._files[_TOKENS].write(ids.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes())
         if counted is not None:
             self._files[_COUNTED].write(counted.astype(np.uint8).tobytes())
@@ -164,7 +175,14 @@ class TokenFileWriter:
         return True
 
     def bad_document(self, place: str, reason: str) -> None:
-        """Notes a document that can't be read."""
+        """Notes a document that can't be read.
+
+        Raises:
+            BadData: There are too many.
+        """
+        if len(self._bad) == _MOST_BAD:
+            first = f"{self._bad[0][1]}: {self._bad[0][2]}"
+            raise BadData(f"more than {_MOST_BAD:,} documents can't be read; the first: {first}")
         self._bad.append((self.documents, place, reason))
         self._end()
 

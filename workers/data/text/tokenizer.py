@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from schemas.errors import BadData
+from schemas.errors import BadData, DmscError
 from schemas.job_file.text import RANKS, TIKTOKEN
 from workers.data.text.tokenizer_files import TokenizerFiles, library, open_tokenizer_files
 
@@ -179,8 +179,9 @@ class JsonTokenizer(TextTokenizer):
         tokenizers = library("tokenizers", name)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-        except Exception as error:  # the library raises bare Exceptions
-            raise BadData(f"data.tokenizer {name} is not a tokenizer.json: {_first_line(error)}") from None
+        except BaseException as error:  # the library raises bare Exceptions, and panics
+            _raise_others(error)
+            raise BadData(f"data.tokenizer {name} is not a tokenizer.json: {first_line(error)}") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         if getattr(self._tokenizer.model, "dropout", None):
@@ -223,7 +224,7 @@ class SentencePieceTokenizer(TextTokenizer):
             self._processor.LoadFromSerializedProto(content)
         except Exception as error:
             raise BadData(
-                f"data.tokenizer {name} is not a sentencepiece model: {_first_line(error)}"
+                f"data.tokenizer {name} is not a sentencepiece model: {first_line(error)}"
             ) from None
         self._version = f"sentencepiece {sentencepiece.__version__}"
         vocabulary = self._processor.vocab_size()
@@ -418,5 +419,28 @@ def _replaced(public: Any, ranks: dict[bytes, int]) -> Iterator[None]:
         public.load_tiktoken_bpe, public.data_gym_to_mergeable_bpe_ranks = before
 
 
-def _first_line(error: Exception) -> str:
+def _raise_others(error: BaseException) -> None:
+    """Raises what is neither an Exception nor a panic of a library in Rust, which is no Exception."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+
+
+@contextmanager
+def naming_failures(tokenizer: TextTokenizer, place: str) -> Iterator[None]:
+    """Turns whatever a library raises about a text into one line.
+
+    Raises:
+        BadData: It did.
+    """
+    try:
+        yield
+    except DmscError:
+        raise
+    except BaseException as error:
+        _raise_others(error)
+        raise BadData(f"data.tokenizer {tokenizer.name} fails at {place}: {first_line(error)}") from None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without what it shows."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

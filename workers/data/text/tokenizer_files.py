@@ -52,7 +52,10 @@ def open_tokenizer_files(name: str, fetched: Mapping[str, Path] = {}) -> Tokeniz
         if filesystem.isdir(path):
             return _folder(name, filesystem, path.rstrip("/"))
         if not filesystem.exists(path):
-            raise BadData(f"data.tokenizer {name} does not exist on this node")
+            raise BadData(
+                f"data.tokenizer {name} does not exist on this node; give the path or URL of a "
+                "tokenizer.json, of a sentencepiece model, or of a folder with one"
+            )
         if filesystem.size(path) > MOST_BYTES:
             raise BadData(f"data.tokenizer {name} is larger than {MOST_BYTES >> 20} MiB: no tokenizer is")
         content: bytes = filesystem.cat_file(path)

@@ -148,7 +148,7 @@ def test_bad_rows_are_unreadable_samples_with_their_place(tmp_path: Path) -> Non
     for index, reason in enumerate(expected, 1):
         with pytest.raises(UnreadableSample, match=reason):
             samples[index]
-    with pytest.raises(BadData, match=r"line 2: .*and 5 more.; data.on_bad_document: skip"):
+    with pytest.raises(BadData, match=r"line 2: .*; data.on_bad_document: skip"):
         talk(tmp_path / "packed", [*rows[:6], {"messages": 1}], packing="best_fit")
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from schemas.errors import BadData
-from tests.builders.text import lines, text_source
+from tests.builders.text import lines, opened, text_source
 from workers.data.source_files import list_files
 from workers.data.text import documents
 from workers.data.text.documents import BadDocument, read_texts
@@ -158,3 +158,13 @@ def test_other_encodings(tmp_path: Path) -> None:
     assert texts(tmp_path, encoding="utf-16") == ["größer"]
     with pytest.raises(ValueError, match="klingon is no encoding that Python knows"):
         text_source(tmp_path, encoding="klingon")
+
+
+def test_a_folder_of_several_kinds_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("not meant")
+    lines(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(
+        BadData, match=r"several kinds, as README.md \(text\), rows.jsonl \(jsonl\); name those"
+    ):
+        opened(tmp_path, tmp_path / "spool")
+    assert len(opened(f"{tmp_path}/*.jsonl", tmp_path / "spool", sample_tokens=4)) == 2

@@ -93,6 +93,33 @@ def test_documents_within_a_window_are_separated(source: str, tokenizer: str, tm
     assert position.max() > 8
 
 
+def test_a_model_of_transformers_sees_each_document_alone(tokenizer: str, tmp_path: Path) -> None:
+    """By `position_ids`, as long as there is no mask and no cache."""
+    import torch
+    import transformers
+
+    path = lines(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS])
+    sample = opened(
+        path,
+        tmp_path,
+        tokenizer=tokenizer,
+        packing="best_fit",
+        attention="within_documents",
+        sample_tokens=64,
+    )[0]  # type: ignore[index]
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=400, use_cache=False, num_key_value_heads=2, **sizes)
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.from_numpy(sample["inputs"])[None]
+    with torch.no_grad():
+        packed = model(input_ids=ids, position_ids=torch.from_numpy(sample["position_ids"])[None]).logits[0]
+        for document in sorted(set(sample["document_ids"].tolist()) - {0}):
+            here = np.flatnonzero(sample["document_ids"] == document)
+            alone = model(input_ids=ids[:, here]).logits[0]
+            torch.testing.assert_close(packed[here], alone, rtol=0, atol=1e-5)
+
+
 def test_best_fit_keeps_documents_whole(source: str, tokenizer: str, tmp_path: Path) -> None:
     documents, _, pad = plain()
     size = max(map(len, documents)) + 3
@@ -138,7 +165,7 @@ def test_bad_documents_stop_or_are_left_out_or_are_unreadable_samples(tmp_path: 
     spool = tmp_path / "spool"
     with pytest.raises(
         BadData,
-        match=r"line 2: text is int, not a text \(and 1 more\); data.on_bad_document: skip leaves such",
+        match=r"line 2: text is int, not a text; data.on_bad_document: skip leaves such",
     ):
         opened(source, spool)
     left = opened(source, spool, on_bad_document="skip", sample_tokens=4)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import BadData
-from tests.builders.text import EOS, bpe, saved_bpe, text_source
+from tests.builders.text import EOS, bpe, opened, saved_bpe, text_source
 from workers.data.text import tokenizer_files
 from workers.data.text.tokenizer import ByteTokenizer, TextTokenizer, open_tokenizer
 
@@ -187,3 +187,20 @@ def test_an_unknown_end_of_document_is_refused(tmp_path: Path) -> None:
     assert mine.eos_id("none") is None
     with pytest.raises(BadData, match=r"data.eos: the tokenizer .* has no token '</nope>'"):
         mine.eos_id("</nope>")
+
+
+def test_a_tokenizer_that_fails_on_a_text_is_named_with_the_place(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    (tmp_path / "a.txt").write_text("known unknown")
+    words = Tokenizer(models.WordLevel({"known": 0}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    fields = {"tokenizer": str(tmp_path / "words.json"), "eos": "none"}
+    with pytest.raises(BadData, match=r"words.json fails at a.txt: WordLevel error: Missing \[UNK\] token"):
+        opened(tmp_path / "a.txt", tmp_path / "spool", **fields)
+    words.post_processor = processors.TemplateProcessing(single="[X] $A", special_tokens=[("[X]", 99_999)])
+    words.save(str(tmp_path / "words.json"))
+    (tmp_path / "a.txt").write_text("known")
+    with pytest.raises(BadData, match=r"gives the id 99,999, and its vocabulary has 1 ids"):
+        opened(tmp_path / "a.txt", tmp_path / "spool", special_tokens=True, **fields)
