@@ -47,6 +47,8 @@ def test_a_killed_data_instance_changes_no_bit(mesh: Mesh, data: dict[str, Any])
     assert record.recoveries >= 1
     assert record.weights is not None
     assert record.weights.sha256 == peaceful.weights.sha256
+    made = {path.parent.name for path in mesh.state.rglob("tokens/*/tokens.json")}
+    assert len(made) == 1, "instances and analyses of a user share what one of them made"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from workers.data.text.documents import (
     read_texts,
     refuse_mixture,
 )
-from workers.data.text.token_cache import TokenCache
+from workers.data.text.token_cache import TokenCache, TokenCacheConfig
 from workers.data.text.token_file import TokenFile, TokenFileWriter
 from workers.data.text.tokenizer import TextTokenizer, naming_failures
 
@@ -32,6 +32,7 @@ log = get_logger("data")
 
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_TEXTS = 1024
+_FOLDER = "tokens"
 
 
 class Corpus:
@@ -88,26 +89,25 @@ class Corpus:
         }
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
-    def open(self, folder: Path, fallback: Path) -> TokenFile:
+    def open(self, shared: Path | None, own: Path) -> TokenFile:
         """Its file of tokens, from the node's folder, or made there now.
 
         Args:
-            folder: The folder that this node's processes share.
-            fallback: A folder of this process alone, for a shared one that can't be written.
+            shared: The part of the node's cache for this job's user; None: there is none.
+            own: A folder of this process alone, if the shared one is not there or can't be written.
 
         Raises:
             BadData: The source can't be read as what the job says, or nothing is in it.
         """
+        if shared is not None:
+            try:
+                return TokenCache(shared / _FOLDER, TokenCacheConfig.within(shared)).get(self.key, self.write)
+            except OSError as error:
+                log.warning("the cache takes no tokens: this process makes its own", reason=str(error))
         try:
-            return TokenCache(folder).get(self.key, self.write)
+            return TokenCache(own).get(self.key, self.write)
         except OSError as error:
-            if folder == fallback:
-                raise self._no_room(folder, error) from None
-            log.warning("no shared folder for tokens: this process makes its own", reason=str(error))
-        try:
-            return TokenCache(fallback).get(self.key, self.write)
-        except OSError as error:
-            raise self._no_room(fallback, error) from None
+            raise self._no_room(own, error) from None
 
     def _no_room(self, folder: Path, error: OSError) -> BadData:
         source = sum(file.size for file in self._files)

@@ -9,6 +9,7 @@ from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
 from workers.data.opening import Opening
 from workers.data.source_files import list_files
+from workers.data.storage.node_cache import shared_folder
 from workers.data.text.chat import ChatReader
 from workers.data.text.corpus import Corpus, bound_parallelism, stopped_at
 from workers.data.text.objectives import MaskedSamples, SpanSamples, span_lengths
@@ -42,7 +43,7 @@ def open_text(spec: SourceSpec, opening: Opening) -> PackedSamples:
     if not files:
         raise BadData(f"{opening.at}.source {spec.source} is a folder without files")
     corpus = Corpus(files, tokenizer, spec, chat)
-    file = corpus.open(opening.spool, opening.spool)
+    file = corpus.open(shared_folder(), opening.spool)
     _check(file, spec, opening)
     samples = _samples(file, spec, opening, tokenizer)
     _report(file, samples, spec, opening)

@@ -38,6 +38,14 @@ class TokenCacheConfig:
     most_age_s: float = 14 * 24 * 3600.0
     """A file that nobody has opened for this long is removed."""
 
+    @classmethod
+    def within(cls, shared: Path) -> TokenCacheConfig:
+        """Half of what the node agent grants to this part of its cache, whose other half is for blocks."""
+        try:
+            return cls(most_bytes=int((shared / "limit").read_text()) // 2)
+        except (OSError, ValueError):
+            return cls()
+
 
 class TokenCache:
     """A folder of token files, shared by the processes of a node.
@@ -88,8 +96,9 @@ class TokenCache:
         except DamagedTokenFile:
             log.warning("file of tokens is damaged: made again", path=str(entry))
             return None
-        with contextlib.suppress(OSError):  # of another user, or swept at this moment
-            os.utime(entry)
+        with contextlib.suppress(OSError):  # swept at this moment
+            for path in (entry, *entry.iterdir()):
+                os.utime(path)  # the node agent removes what was used longest ago, file by file
         return found
 
     @contextlib.contextmanager

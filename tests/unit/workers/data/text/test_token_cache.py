@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from schemas.errors import BadData
 from tests.builders.text import opened
 from tests.patience import PATIENCE_S
+from workers.data.storage import node_cache
 from workers.data.text.token_cache import TokenCache, TokenCacheConfig
 from workers.data.text.token_file import DamagedTokenFile, TokenFile, TokenFileWriter
 
@@ -113,6 +115,37 @@ def test_a_changed_source_is_read_again(tmp_path: Path) -> None:
     source.write_text("x" * 200_000 + "cba" + "x" * 200_000)
     assert opened(source, tmp_path / "spool").digest != before.digest
     assert len(list((tmp_path / "spool").glob("*.lock"))) == 2
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """This process's part of its node's cache."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    node_cache.grant(folder, "reader")
+    yield folder
+    node_cache.grant(None, "")
+
+
+def test_processes_of_a_user_share_their_part_of_the_nodes_cache(tmp_path: Path, shared: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text of some length")
+    for spool in ("one", "other"):
+        opened(tmp_path / "a.txt", tmp_path / spool)
+        assert not list((tmp_path / spool).iterdir())
+    assert len(list((shared / "tokens").glob("*/tokens.json"))) == 1
+
+
+def test_without_room_in_the_cache_a_process_makes_its_own(tmp_path: Path, shared: Path) -> None:
+    (shared / "tokens").write_text("in the way")
+    (tmp_path / "a.txt").write_text("some text of some length")
+    assert len(opened(tmp_path / "a.txt", tmp_path / "spool")) == 2
+    assert len(list((tmp_path / "spool").glob("*/tokens.json"))) == 1
+
+
+def test_the_bound_is_half_of_what_is_granted(shared: Path) -> None:
+    assert TokenCacheConfig.within(shared) == TokenCacheConfig()
+    (shared / "limit").write_text("1000")
+    assert TokenCacheConfig.within(shared).most_bytes == 500
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
