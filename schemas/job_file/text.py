@@ -119,6 +119,8 @@ class TextSpec(Part):
             return "targets: spans needs packing: concatenate, as the length of each sample must be known"
         if self.targets == "spans" and self.attention == "within_documents":
             return "targets: spans does not go with attention: within_documents, as a span may cross a border"
+        if self.targets == "spans" and self.attention_mask == "documents":
+            return "targets: spans does not go with attention_mask: documents, as a span may cross a border"
         if self.targets == "masked" and self.pad_to_longest:
             return "pad_to_longest does not go with targets: masked, whose samples are made one by one"
         if packing == "concatenate" and self.pad_to_longest:

@@ -5,7 +5,7 @@ of tokens, which is made once on a node and mapped by all its instances; what a 
 arithmetic on documents' borders. It decides which tokens there are and which of them are targets. Which
 sample is when is the order's business (`workers.data`), and no file of a source is ever whole in memory.
 
-- `documents`, `unpacking`: text files, JSON lines, Parquet, packed or not, as a stream of documents.
+- `documents`: text files, JSON lines, Parquet, packed or not, as a stream of documents.
 - `tokenizer`, `tokenizer_files`: one face for the libraries; they are imported when a job needs them.
 - `template`, `chat`: conversations, and which of their tokens are answers.
 - `corpus`, `token_file`, `token_cache`: tokens on disk, made once, checked by digest, bounded.

@@ -97,15 +97,17 @@ class Corpus:
             own: A folder of this process alone, if the shared one is not there or can't be written.
 
         Raises:
-            BadData: The source can't be read as what the job says, or nothing is in it.
+            BadData: The source can't be read as what the job says.
+            Unavailable: It can't be read now.
         """
+        key = self.key
         if shared is not None:
             try:
-                return TokenCache(shared / _FOLDER, TokenCacheConfig.within(shared)).get(self.key, self.write)
+                return TokenCache(shared / _FOLDER, TokenCacheConfig.within(shared)).get(key, self.write)
             except OSError as error:
                 log.warning("the cache takes no tokens: this process makes its own", reason=str(error))
         try:
-            return TokenCache(own).get(self.key, self.write)
+            return TokenCache(own).get(key, self.write)
         except OSError as error:
             raise self._no_room(own, error) from None
 
@@ -119,7 +121,9 @@ class Corpus:
 
     def write(self, folder: Path) -> None:
         """Makes the file of tokens in an empty folder."""
-        with TokenFileWriter(folder, self._tokenizer.vocabulary, counted=self._chat is not None) as writer:
+        with TokenFileWriter(
+            folder, self._tokenizer.vocabulary, with_counted=self._chat is not None
+        ) as writer:
             empty = self._write_conversations(writer) if self._chat else self._write_texts(writer)
             account = writer.finish(
                 empty_documents=empty,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import gzip
+import io
 import json
+import lzma
 import re
+import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, Literal, NamedTuple
+from contextlib import closing, contextmanager
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
-from schemas.errors import BadData
+from bus.wire.secret_urls import hidden
+from schemas.errors import BadData, DmscError, Unavailable
 from schemas.job_file.data import SourceSpec
 from workers.data.source_files import SourceFile
+from workers.data.storage.retrying import passes
 from workers.data.text.tokenizer_files import library
-from workers.data.text.unpacking import PACKED, first_bytes, unpacked
 
 PIECE_CHARACTERS = 1 << 24
 """A longer document becomes tokens in pieces of about this size, each ending with a line if there is one.
@@ -25,6 +32,11 @@ _ROWS = 256
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 FileFormat = Literal["text", "jsonl", "parquet"]
+
+
+_HEAD_BYTES = 512
+PACKED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
+"""Endings of packed files' names. Which of them a file is, its first bytes say."""
 
 
 class TextPiece(NamedTuple):
@@ -284,3 +296,54 @@ def _read_parquet(file: SourceFile, stream: BinaryIO, field: str) -> Iterator[Ro
 def _listed(names: Iterable[str]) -> str:
     shown = [str(name) for name in names]
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} others" if len(shown) > 12 else "") or "none"
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def unpacked(file: SourceFile) -> Iterator[BinaryIO]:
+    """The content of a file that is gzip, zstd, bzip2, xz or neither.
+
+    Raises:
+        BadData: It is damaged, or can't be read.
+        Unavailable: It can't be read now.
+    """
+    try:
+        with file.open() as raw:
+            head = raw.read(_HEAD_BYTES)
+            raw.seek(0)
+            with closing(_stream(file.name, raw, head)) as stream:
+                yield stream
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise BadData(f"{file.name} is damaged: {error}") from None
+    except OSError as error:
+        reason = hidden(str(error.strerror or error))
+        if "decompression failed" in reason:
+            raise BadData(f"{file.name} is damaged: {reason}") from None
+        if passes(error):
+            raise Unavailable(f"{file.name} can't be read now: {reason}") from None
+        raise BadData(f"{file.name} can't be read: {reason}") from None
+    except Exception as error:  # of a store's driver
+        if isinstance(error, DmscError) or not passes(error):
+            raise
+        raise Unavailable(f"{file.name} can't be read now: {hidden(str(error))}") from None
+
+
+def first_bytes(file: SourceFile) -> bytes:
+    """The first bytes of a file's content."""
+    with unpacked(file) as stream:
+        return stream.read(_HEAD_BYTES)
+
+
+def _stream(name: str, raw: BinaryIO, head: bytes) -> BinaryIO:
+    if head.startswith(b"\x1f\x8b"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        pyarrow = library("pyarrow", f"{name} (zstd)", key="data.source")
+        return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd")))
+    if head.startswith(b"BZh"):
+        return cast(BinaryIO, bz2.BZ2File(raw))
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return cast(BinaryIO, lzma.LZMAFile(raw))
+    return raw

@@ -122,10 +122,16 @@ def _packing(file: TokenFile, spec: SourceSpec, sample_tokens: int, ahead: int) 
     packing = spec.packing_of(spec.kind)
     if packing == "concatenate":
         return ConcatenatedPacking(file.offsets, sample_tokens, ahead)
-    split = not spec.truncates(spec.kind)
-    if packing == "best_fit":
-        return BestFitPacking(WholePacking(file.offsets, sample_tokens, ahead, split=split))
-    return WholePacking(file.offsets, sample_tokens, ahead, split=split, bad=tuple(file.bad))
+    bad = () if packing == "best_fit" else tuple(file.bad)
+    documents = WholePacking(
+        file.offsets,
+        sample_tokens,
+        ahead,
+        split=not spec.truncates(spec.kind),
+        least=1 if spec.targets == "masked" else 2,
+        bad=bad,
+    )
+    return BestFitPacking(documents) if packing == "best_fit" else documents
 
 
 def _mask(spec: SourceSpec, packing: SamplePacking) -> Mask:

@@ -86,6 +86,7 @@ class WholePacking(SamplePacking):
         sample_tokens: Most tokens of a sample.
         ahead: Whether the token behind a sample is needed.
         split: Whether a longer document is split.
+        least: Documents with fewer tokens are left out.
         bad: Documents without tokens that are samples all the same, so that each is accounted for.
     """
 
@@ -98,11 +99,13 @@ class WholePacking(SamplePacking):
         ahead: int,
         *,
         split: bool,
+        least: int = 1,
         bad: Sequence[int] = (),
     ) -> None:
         super().__init__(sample_tokens)
         borders = offsets.astype(np.int64)
         lengths = np.maximum(np.diff(borders) - ahead, 0)
+        lengths[np.diff(borders) < least] = 0
         counts = -(-lengths // sample_tokens)
         if not split:
             self.truncated = int((counts > 1).sum())

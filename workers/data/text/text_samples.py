@@ -93,7 +93,7 @@ class PackedSamples:
         for number, part in enumerate(segments, 1):
             count = part.stop - part.start
             here = slice(place, place + count)
-            inputs[here] = self._file.tokens[part.start : part.stop]
+            inputs[here] = self._file.tokens.read(part.start, part.stop)
             documents[here] = number
             positions[here] = np.arange(count)
             place += count
@@ -147,10 +147,10 @@ class TextSamples(PackedSamples):
         for part in segments:
             count = part.stop - part.start
             here = targets[place : place + count]
-            known = slice(part.start + ahead, part.stop + ahead)
-            here[:] = self._file.tokens[known]
+            known = part.start + ahead, part.stop + ahead
+            here[:] = self._file.tokens.read(*known)
             if self._file.counted is not None:
-                here[self._file.counted[known] == 0] = IGNORED
+                here[self._file.counted.read(*known) == 0] = IGNORED
             if separated and self._form.shifted and part.crosses:
                 here[-1] = IGNORED
             if separated and not self._form.shifted:
