@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.job_file.data import SourceSpec
-from workers.data.opening import Opening
+from workers.data.samples import Opening
 from workers.data.text.opening import open_text
 from workers.data.text.text_samples import PackedSamples
 

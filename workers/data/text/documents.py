@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, cast
 from bus.wire.secret_urls import hidden
 from schemas.errors import BadData, DmscError, Unavailable
 from schemas.job_file.data import SourceSpec
+from workers.data.kinds.file_formats import format_of
 from workers.data.source_files import SourceFile
 from workers.data.storage.retrying import passes
 from workers.data.text.tokenizer_files import library
@@ -120,8 +121,9 @@ def file_format(file: SourceFile, spec: SourceSpec) -> FileFormat:
         if not head.startswith(b"PAR1"):
             raise BadData(f"{file.name} is not a Parquet file")
         return kind
-    if found := binary_format(head):
-        raise BadData(f"{file.name} is {found}, no {'text' if kind == 'text' else 'JSON lines'}")
+    if found := format_of(head):
+        what = "text" if kind == "text" else "JSON lines"
+        raise BadData(f"{file.name} is {found[0]}, not {what}; {found[1]}")
     return kind
 
 
@@ -149,32 +151,6 @@ def refuse_mixture(files: Iterable[SourceFile], spec: SourceSpec) -> None:
             f"data.source {spec.source} holds files of several kinds, as {kinds}; name those that are meant "
             "by a pattern such as data/*.parquet, or say data.format"
         )
-
-
-_MAGIC = (
-    (b"PAR1", "a Parquet file"),
-    (b"%PDF", "a PDF"),
-    (b"PK\x03\x04", "a ZIP archive (or an office document)"),
-    (b"\x93NUMPY", "a NumPy file"),
-    (b"\x89PNG", "a PNG image"),
-    (b"\xff\xd8\xff", "a JPEG image"),
-    (b"GIF8", "a GIF image"),
-    (b"ARROW1", "an Arrow file"),
-    (b"SQLite format 3", "an SQLite database"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"7z\xbc\xaf", "a 7z archive"),
-    (b"Obj\x01", "an Avro file"),
-    (b"ORC", "an ORC file"),
-    (b"\x7fELF", "a program"),
-    (b"MMIDIDX", "an index of Megatron's"),
-)
-
-
-def binary_format(head: bytes) -> str:
-    """The name of a format whose files begin with these bytes; empty for what may be text."""
-    if head[257:262] == b"ustar":
-        return "a tar archive"
-    return next((name for magic, name in _MAGIC if head.startswith(magic)), "")
 
 
 def _read_text(file: SourceFile, spec: SourceSpec) -> Iterator[TextPiece | BadDocument]:

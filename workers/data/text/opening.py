@@ -7,7 +7,7 @@ import torch
 from bus.logs import get_logger
 from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
-from workers.data.opening import Opening
+from workers.data.samples import Opening
 from workers.data.source_files import list_files
 from workers.data.storage.node_cache import shared_folder
 from workers.data.text.chat import ChatReader

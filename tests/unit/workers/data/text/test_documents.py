@@ -119,9 +119,9 @@ def test_lines_that_are_none_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "fields", "expected"),
     [
-        ("a.txt", b"PAR1....", {"format": "text"}, "a.txt is a Parquet file, no text"),
-        ("a.txt", b"%PDF-1.7", {}, "a.txt is a PDF, no text"),
-        ("a.jsonl", b"\x89PNG\r\n", {}, "a.jsonl is a PNG image, no JSON lines"),
+        ("a.txt", b"PAR1....", {"format": "text"}, "a.txt is Parquet, not text; say data.kind: table"),
+        ("a.txt", b"%PDF-1.7", {}, "a.txt is PDF, not text; take the text"),
+        ("a.jsonl", b"\x89PNG\r\n", {}, "a.jsonl is PNG, not JSON lines"),
         (
             "a.txt",
             b"abc\xff",
