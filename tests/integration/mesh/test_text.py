@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,27 @@ def test_a_killed_data_instance_changes_no_bit(mesh: Mesh, data: dict[str, Any])
     assert record.weights.sha256 == peaceful.weights.sha256
     made = {path.parent.name for path in mesh.state.rglob("tokens/*/tokens.json")}
     assert len(made) == 1, "instances and analyses of a user share what one of them made"
+
+
+def test_conversations_train_whatever_names_the_model_takes(mesh: Mesh, data: dict[str, Any]) -> None:
+    """Padded and separated: the model takes neither `position_ids` nor `document_ids`."""
+    folder = Path(data["source"]).parent
+    talk = [
+        {"role": "user", "content": "how many?"},
+        {"role": "assistant", "content": "as many as there are"},
+    ]
+    chat = {
+        "kind": "chat",
+        "source": lines(folder / "talk.jsonl", [{"messages": talk}] * 200),
+        "template": CHATML,
+        "packing": "best_fit",
+        "attention": "within_documents",
+    }
+    record = outcome(mesh.client, text_job("chat", data | chat, training={"steps": 3}))
+    assert record.state is JobState.DONE, record.reason
+    assert record.loss_last is not None
+    assert record.loss_first is not None
+    assert record.loss_last < record.loss_first
 
 
 @pytest.mark.parametrize(
