@@ -81,6 +81,8 @@ class SampledBatches:
             for part in self._splits.values()
             for each in part.sources
         )
+        views = [each.view for part in self._splits.values() for each in part.sources]
+        self.vocabulary = max((view.vocabulary or 0 for view in views), default=0) or None
 
         trained = self._splits["train"].sources if "train" in self._splits else ()
         for number, source in enumerate(trained):

@@ -51,6 +51,7 @@ class SampleView:
         self.size = size
         self.blocks = tuple(blocks)
         self.name = name
+        self.vocabulary: int | None = getattr(samples, "vocabulary", None)
 
     @property
     def gathers(self) -> bool:
