@@ -55,6 +55,7 @@ class Plan:
     cuts: int = 0
     takeovers: int = 0
     joins: int = 0
+    rollbacks: int = 0
     pause_every: int = 0
     state_s: tuple[float, float] = (0.01, 0.2)
     """What a whole state takes on its way, at least and at most; `redo_s`: what the redo of a step does."""
