@@ -20,7 +20,8 @@ from schemas.job import JobEvent, JobRecord, JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh, done
-from tests.integration.mesh.counter import Counter, serving
+from tests.integration.mesh.counter import Counter, Meetings, serving
+from tests.integration.mesh.expected_weights import undisturbed
 from tests.integration.mesh.user_jobs import MICROBATCHES, held_job, hold, poison, user_job
 from tests.patience import PATIENCE_S
 
@@ -190,3 +191,28 @@ def test_a_model_that_can_compute_nothing_never_loops(mesh: Mesh, source: Path) 
     assert record.reason.startswith("steps 0 to 2 can't be computed: it is not their data alone")
     assert {event.skipped_step for event in skipped(seen)} == {0, 1}
     assert len(seen) < 200
+
+
+# --- the budget -----------------------------------------------------------------------------------------
+def test_code_that_fails_here_and_there_parks_its_job_until_a_person_resumes_it(
+    mesh: Mesh, source: Path
+) -> None:
+    """Four microbatches, each of which fails once: no step can be blamed (ADR-0059)."""
+    budget, training = {"max_recoveries": 2}, {"steps": 4, "microbatches": 1}
+    with serving(Meetings()) as meetings:
+        args = {"meetings": meetings.address}
+        spec = user_job("shy", source, model={"args": args}, training=training, recovery=budget)
+        job = mesh.client.submit(spec).job
+        parked = next(event for event in mesh.client.events(job) if event.state is JobState.PARKED)
+        assert "the job's own code failed 3 times within" in parked.text
+        assert "recovery.max_recoveries is 2 within 3600 s; the last time" in parked.text
+        assert "LookupError: we have not met (troubled.py:" in parked.text
+        assert f"`dmsc resume {job}`" in parked.text
+        record = mesh.client.job(job)
+        assert (record.state, record.held) == (JobState.PARKED, parked.text)
+        mesh.client.resume(job)
+        record = done(mesh.client, job)
+    assert len(meetings.seen) == 4
+    assert record.weights is not None
+    trusting = spec.model_copy(update={"model": spec.model.model_copy(update={"args": {"meetings": ""}})})
+    assert record.weights.sha256 == undisturbed(mesh.client, trusting)
