@@ -263,7 +263,7 @@ class JobRecord(Message, wire="job.record", version=(1, 13)):
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
 
 
-class JobEvent(Message, wire="job.event", version=(1, 4)):
+class JobEvent(Message, wire="job.event", version=(1, 5)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token
@@ -284,6 +284,7 @@ class JobEvent(Message, wire="job.event", version=(1, 4)):
     ]
     at: Time
     text: str = ""
+    warning: bool = Field(False, description="a `fault` by which nothing is lost")
     state: JobState | None = None
     total_steps: int | None = None
     result: StepResult | None = None

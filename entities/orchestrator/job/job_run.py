@@ -155,7 +155,7 @@ class JobRun:
             return
         self._reported.discard(key)
         if self.job.instances.is_present(member):  # else its loss was reported meanwhile
-            await self.job.store.tell("fault", text=f"{member.sid}: {text}")
+            await self.job.store.tell("fault", text=f"{member.sid}: {text}", warning=report.kind == "slow")
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node; returns an obstacle, or ''. The caller asks again until it is gone.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from schemas.envelope import EntityKind
@@ -79,7 +80,11 @@ def test_a_killed_instance_is_in_the_queue_from_report_to_resolution(
     gate = tmp_path / "gate"
     job = hold(mesh.client, held_job(source, gate, parallel={"replicas": 2}), gate)
     with running("faults", job, "--follow", "--state", str(mesh.state), cwd=tmp_path) as following:
-        os.kill(mesh.instance(f"{job}-s0-r1").endpoint.pid, signal.SIGKILL)
+        victim, data = mesh.instance(f"{job}-s0-r1"), mesh.instance(f"{job}-data-r0")
+        for record, role in ((victim, "stage=0 replica=1"), (data, "data replica=0")):
+            shown = " ".join(psutil.Process(record.endpoint.pid).cmdline())
+            assert shown.startswith(f"dmsc instance job={job} {role} incarnation={record.incarnation} log=/")
+        os.kill(victim.endpoint.pid, signal.SIGKILL)
         gate.unlink()
         done(mesh.client, job)
         of_victim = [fault for fault in over(mesh, job) if fault.task.sid == f"{job}-s0-r1"]

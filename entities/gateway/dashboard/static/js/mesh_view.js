@@ -184,7 +184,7 @@ export class MeshView {
     const active = rows.filter((row) => row.state === "active").length;
     put(instances, String(active), rows.length ? `of ${rows.length}` : "", [...store.nodes.values()].length ? `${store.nodes.size} node${store.nodes.size === 1 ? "" : "s"}` : "");
     instances.value.classList.toggle("wait", active < rows.length);
-    const mine = [...store.faults.values()].filter((row) => row.job === store.shown());
+    const mine = [...store.faults.values()].filter((row) => row.job === store.shown() && !row.warning);
     const open = mine.filter((row) => row.state !== "handled" && row.state !== "given_up").length;
     put(faults, String(mine.length), open ? `${open} open` : "", mine.length ? `${mine.filter((row) => row.state === "handled").length} recovered` : "none so far");
     faults.value.classList.toggle("bad", open > 0);

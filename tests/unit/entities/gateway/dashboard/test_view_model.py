@@ -272,3 +272,29 @@ def test_the_curves_of_a_job_that_the_orchestrator_forgot_go(job: str) -> None:
     picture.take_event(event, "e1")
     picture.take_mesh(mesh("j"))
     assert picture.whole(2.0)["curves"] == {}
+
+
+def test_an_instance_that_is_merely_slow_is_an_alert_and_no_fault() -> None:
+    picture = MeshViewModel()
+    picture.take_event(JobEvent(job="j", kind="fault", at=5.0, text="slow", warning=True), "e1")
+    picture.take_event(JobEvent(job="j", kind="fault", at=6.0, text="killed"), "e2")
+    for kind in ("slow", "instance"):
+        picture.take_fault(fault_record(kind))
+    whole = picture.whole(7.0)
+    assert [row["kind"] for row in whole["events"]] == ["alert", "fault"]
+    assert {row["kind"]: row["warning"] for row in whole["faults"]} == {"slow": True, "instance": False}
+
+
+def fault_record(kind: str) -> FaultRecord:
+    return FaultRecord.model_validate(
+        {
+            "id": f"f-{kind}",
+            "state": "open",
+            "kind": kind,
+            "task": {"job": "j", "sid": "j-s0-r0"},
+            "reporter": "router-east",
+            "limit": 5,
+            "opened_at": 5.0,
+            "changed_at": 6.0,
+        }
+    )
