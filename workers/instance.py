@@ -223,11 +223,9 @@ class Instance:
 
         async def table_changed(change: Change) -> None:
             if change.message is not None:
-                runtime.binder.update(change.message)
-                runtime.routes_changed()
-                self.recorder.routes(change.message)
+                self.recorder.routes(runtime.route(change.message, change.revision))
 
-        watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.payload.cluster)
+        watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job)
         stack.push_async_callback(watch.stop)
         self._was_ready = True
         joins = self.start.joins and not self.unit.is_data

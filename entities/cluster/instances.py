@@ -108,6 +108,7 @@ class NodeInstances:
                 f"{self._config.worker_package}.instance",
                 payload,
                 log_path=self._config.logs / f"{instance.sid}.log",
+                title=_title(order),
                 threads=order.spec.training.compute_threads,
                 needs=_needs(order),
                 read=reach.read,
@@ -256,6 +257,12 @@ class NodeInstances:
 
 def _name(instance: LocalIncarnation) -> str:
     return f"{instance.sid}.{instance.incarnation}"
+
+
+def _title(order: InstanceStart) -> str:
+    unit = order.unit
+    role = "data" if unit.is_data else f"stage={unit.stage}"
+    return f"instance job={order.job} {role} replica={unit.replica} incarnation={order.incarnation}"
 
 
 def _needs(order: InstanceStart) -> tuple[str, ...]:

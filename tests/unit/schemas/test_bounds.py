@@ -62,6 +62,8 @@ ALLOWED: dict[str, set[str]] = {
     "parallel.replicas[0]": set(),
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
+    "recovery.max_recoveries": {"zero"},
+    "recovery.within_s": set(),
     "sample.tokens": {"zero"},
     "sample.temperature": {"zero"},
     # what was seen outside may be any number there is; when it was seen may not
