@@ -276,7 +276,7 @@ class TokenFileWriter:
         with (self.folder / _BLOCKS).open("wb") as blocks:
             for name in self._arrays:
                 blocks.writelines(_block_digests(self.folder / name))
-        fields = {
+        fields: dict[str, Any] = {
             "dtype": self.dtype,
             "tokens": self.tokens,
             "documents": self.documents,
