@@ -21,7 +21,7 @@ function block(value, indent) {
 }
 
 function scalar(value) {
-  if (typeof value !== "string") return String(value);
+  if (typeof value !== "string") return String(value).replace(/^(-?\d+)e/, "$1.0e"); // 1e-8 would be read as text
   const plain = PLAIN.test(value) && !WORDS.has(value.toLowerCase()) && !value.includes(": ") && !value.endsWith(":");
   return plain ? value : JSON.stringify(value);
 }

@@ -19,7 +19,7 @@ ODD: dict[str, Any] = {
     "text": "two\nlines: # no comment",
     "words": ["yes", "fp32", "1.5", "- x", "null", "0x1F", "", "a b", "é", "~"],
     "nested": [{"a": 1, "b": [1, [2]]}, {"c": {}}, []],
-    "small": 1e-05,
+    "small": [1e-05, 1e-08, -2.5e-09, 3],
     "flag": False,
 }
 
