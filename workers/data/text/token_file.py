@@ -19,7 +19,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -276,15 +276,15 @@ class TokenFileWriter:
         with (self.folder / _BLOCKS).open("wb") as blocks:
             for name in self._arrays:
                 blocks.writelines(_block_digests(self.folder / name))
-        fields: dict[str, Any] = {
-            "dtype": self.dtype,
-            "tokens": self.tokens,
-            "documents": self.documents,
-            "counted": self.with_counted,
-            "bad_documents": len(self._bad),
-        }
-        whole = TokenAccount(**fields, **account)
-        whole = TokenAccount(**(asdict(whole) | {"digest": _digest(self.folder, whole)}))
+        whole = TokenAccount(
+            dtype=self.dtype,
+            tokens=self.tokens,
+            documents=self.documents,
+            counted=self.with_counted,
+            bad_documents=len(self._bad),
+            **account,
+        )
+        whole = replace(whole, digest=_digest(self.folder, whole))
         (self.folder / _ACCOUNT).write_text(json.dumps(asdict(whole)))
         return whole
 
