@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from dmsc.commands.jobs import chaos, jobs, replay, runs, simulate, train
+from dmsc.commands.jobs import chaos, comparing, jobs, replay, runs, simulate, train
 from dmsc.commands.mesh import demo, doctor, nodes, run, up
 from dmsc.commands.observe import dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import policy, policy_versions
@@ -76,7 +76,10 @@ app.add_typer(user.app, name="user", rich_help_panel="Mesh")
 app.add_typer(secret.app, name="secret", rich_help_panel="Jobs")
 app.add_typer(access.app, name="access", rich_help_panel="Mesh")
 app.add_typer(audit.app, name="audit", rich_help_panel="Mesh")
-app.add_typer(runs.app, name="runs", rich_help_panel="Parts")
+runs.app.command("list")(comparing.list_)
+runs.app.command()(comparing.show)
+runs.app.command()(comparing.compare)
+app.add_typer(runs.app, name="runs", rich_help_panel="Watch")
 
 
 def main() -> None:

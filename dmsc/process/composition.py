@@ -190,7 +190,10 @@ def lease_s(replicas: int) -> float:
 
 def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart:
     from entities.gateway import Gateway, GatewayConfig
+    from entities.gateway.http.config import HttpConfig
+    from schemas.usage import Prices
 
+    prices = Prices(slot_hour=options.slot_price, kwh=options.energy_price, slot_watts=options.slot_watts)
     advertised = "" if port is None else own_address(options.bind)
     config = GatewayConfig(
         cluster=cluster,
@@ -199,6 +202,7 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
         advertised_host=advertised,
         tls=options.tls,
         proxies=options.proxies,
+        door=HttpConfig(prices=prices),
     )
     return ServicePart(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1

@@ -119,6 +119,18 @@ class RunOptions:
             "--energy-price $DMSC_ENERGY_PRICE", "Price of one kWh, to compute the cost of energy.", min=0
         ),
     ] = None
+    slot_price: Annotated[
+        float | None,
+        option("--slot-price $DMSC_SLOT_PRICE", "For gateways: price of one slot for an hour.", min=0),
+    ] = None
+    slot_watts: Annotated[
+        float,
+        option(
+            "--slot-watts $DMSC_SLOT_WATTS",
+            "For gateways: power of a slot whose device does not measure its energy.",
+            min=0,
+        ),
+    ] = 15.0
     wait_s: WaitOption = 30.0
     state: StateOption = None
     log_level: LevelOption = "info"

@@ -6,7 +6,8 @@ They ask a gateway for what the user wants of a job, or hand the options to `dms
 chaos.py     `chaos`: faults against a running job, and what they cost
 jobs.py      `jobs`, `status`, `cancel`, `park`, `resume`, `scale`, `move`
 replay.py    `replay`: a policy against a recorded run
-runs.py      `runs list`, `runs export`, `runs import`
+runs.py      `runs recorded`, `runs export`, `runs import`
+comparing.py `runs list`, `runs show`, `runs compare`
 simulate.py  `simulate`: a scenario under a virtual clock
 train.py     `train` and `attach`
 """
