@@ -57,7 +57,8 @@ class CurveFold:
             self._step(_Point(sequence, event.at, event.result))
         elif event.kind == "validation" and event.validation_loss is not None:
             step = event.validation_step or 0
-            point = ValidationPoint(step=step, at=event.at, loss=event.validation_loss)
+            metrics = getattr(event, "metrics", {})
+            point = ValidationPoint(step=step, at=event.at, loss=event.validation_loss, metrics=metrics)
             self._validations = [known for known in self._validations if known[1].step < step]
             self._validations.append((sequence, point))
         elif event.kind in INTERRUPTIONS:
