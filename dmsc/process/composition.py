@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ class ServicePart:
 
 
 ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
-"""The entities that `dmsc run` knows, beside policies and the `tracer`. Each cluster has its own gateway and
-router."""
+"""The entities that `dmsc run` knows, beside policies, the `tracer` and the `tracker`. Each cluster has its
+own gateway and router."""
 
 
 def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> list[ServicePart]:
@@ -70,6 +71,8 @@ def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> l
             parts.extend(_router(cluster, options) for cluster in _clusters(name, options))
         elif name == "tracer":
             parts.append(_tracer())
+        elif name == "tracker":
+            parts.append(_tracker(options))
         else:
             parts.append(policy_part(name))
     return parts
@@ -113,6 +116,23 @@ def _tracer() -> ServicePart:
         sid="tracer",
         kind=EntityKind.FUNCTIONAL_MODULE,
         make=lambda bus: TracerService(bus, export),
+        stop_order=0,
+    )
+
+
+def _tracker(options: RunOptions) -> ServicePart:
+    from dmsc.run_history.selection import since_when
+    from dmsc.state.state_folder import default_state
+    from dmsc.tracking.sinks import sinks_of
+    from dmsc.tracking.tracker import Tracker, TrackerConfig
+
+    state = options.state or default_state()
+    config = TrackerConfig(since=since_when(options.since, time.time()))
+    sinks = sinks_of(tensorboard=options.tensorboard, mlflow=options.mlflow, wandb=options.wandb, state=state)
+    return ServicePart(
+        sid="tracker",
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        make=lambda bus: Tracker(bus, sinks, config),
         stop_order=0,
     )
 
