@@ -219,7 +219,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 13)):
+class JobRecord(Message, wire="job.record", version=(1, 14)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
