@@ -31,6 +31,7 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds; the tracker itself tries again
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
