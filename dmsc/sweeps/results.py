@@ -43,6 +43,8 @@ def objective_at(curve: StepCurve, step: int, objective: Objective) -> float | N
             return None
         first = step - objective.last_steps
         losses = [loss for at, loss in zip(curve.steps, curve.loss, strict=True) if first <= at < step]
+        if not losses:  # a long curve was thinned
+            losses = [loss for at, loss in zip(curve.steps, curve.loss, strict=True) if at < step][-1:]
         return math.fsum(losses) / len(losses) if losses else None
     values = [
         _metric(point.loss, point.metrics, objective) for point in curve.validations if point.step == step

@@ -23,16 +23,24 @@ INTERRUPTIONS_KEPT = 200
 class CurvesConfig:
     """What a gateway keeps of curves."""
 
-    kept_points: int = 20_000  # of one job; a longer curve keeps every second step, then every fourth …
-    kept_jobs: int = 64  # curves kept; the one that nobody asked for longest goes first
+    kept_points: int = 10_000  # of one job; a longer curve keeps every second step, then every fourth …
+    kept_jobs: int = 32  # curves kept; the one that nobody asked for longest goes first
+    readers: int = 4  # curves that are read at the same time
     yield_every: int = 200  # events folded in a row before the event loop serves others
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
+    """A committed step without what a curve does not tell: a gateway keeps thousands of them."""
+
     sequence: int
     at: float
-    result: StepResult
+    step: int
+    figures: tuple[float, ...]
+
+    @classmethod
+    def of(cls, sequence: int, at: float, result: StepResult) -> _Point:
+        return cls(sequence, at, result.step, tuple(getattr(result, name) for name in FIGURES))
 
 
 @dataclass
@@ -40,7 +48,7 @@ class CurveFold:
     """Takes a job's events in order. Pure. `stride`: only every so many-th step is kept, and the last one."""
 
     job: str
-    kept_points: int = 20_000
+    kept_points: int = 10_000
     stride: int = 1
     next: int = 1
     first_step: int | None = None
@@ -54,7 +62,7 @@ class CurveFold:
         """Take the event at this sequence of the stream. A repeated step replaces it and all later ones."""
         self.next = sequence + 1
         if event.kind == "step" and event.result is not None:
-            self._step(_Point(sequence, event.at, event.result))
+            self._step(_Point.of(sequence, event.at, event.result))
         elif event.kind == "validation" and event.validation_loss is not None:
             step = event.validation_step or 0
             metrics = getattr(event, "metrics", {})
@@ -62,16 +70,16 @@ class CurveFold:
             self._validations = [known for known in self._validations if known[1].step < step]
             self._validations.append((sequence, point))
         elif event.kind in INTERRUPTIONS:
-            step = self._points[-1].result.step if self._points else -1
+            step = self._points[-1].step if self._points else -1
             note = Interruption(at=event.at, step=step, kind=event.kind, text=event.text)
             self._interruptions.append((sequence, note))
 
     def _step(self, point: _Point) -> None:
-        step, points = point.result.step, self._points
+        step, points = point.step, self._points
         self.first_step = step if self.first_step is None else min(step, self.first_step)
-        while points and points[-1].result.step >= step:
+        while points and points[-1].step >= step:
             points.pop()
-        if points and points[-1].result.step % self.stride:
+        if points and points[-1].step % self.stride:
             points.pop()  # it was there as the last one
         points.append(point)
         if len(points) > self.kept_points:
@@ -86,13 +94,15 @@ class CurveFold:
             stride *= 2
             points = _every(points, stride)
         points = [point for point in points if point.sequence >= start]
-        columns = {name: tuple(getattr(point.result, name) for point in points) for name in FIGURES}
+        columns = {
+            name: tuple(point.figures[index] for point in points) for index, name in enumerate(FIGURES)
+        }
         return StepCurve(
             job=self.job,
             stride=stride,
             first_kept=self.first_step or 0,
             next=self.next,
-            steps=tuple(point.result.step for point in points),
+            steps=tuple(point.step for point in points),
             at=tuple(point.at for point in points),
             validations=tuple(point for sequence, point in self._validations if sequence >= start),
             interruptions=tuple(note for sequence, note in self._interruptions if sequence >= start),
@@ -102,7 +112,7 @@ class CurveFold:
 
 def _every(points: list[_Point], stride: int) -> list[_Point]:
     """Every `stride`-th step, counted from step 0 so that all jobs keep the same ones, and the last point."""
-    return [point for point in points[:-1] if point.result.step % stride == 0] + points[-1:]
+    return [point for point in points[:-1] if point.step % stride == 0] + points[-1:]
 
 
 class JobCurves:
@@ -111,6 +121,7 @@ class JobCurves:
     def __init__(self, bus: Bus, config: CurvesConfig = CurvesConfig()) -> None:
         self._bus = bus
         self._config = config
+        self._readers = asyncio.Semaphore(config.readers)
         self._folds: dict[str, tuple[asyncio.Lock, CurveFold]] = {}
 
     async def of(self, job: str, start: int = 1, most: int = 2_000) -> StepCurve:
@@ -119,7 +130,7 @@ class JobCurves:
         lock, fold = self._folds[job] = self._folds.pop(job, fresh)  # the newest are at the end
         while len(self._folds) > self._config.kept_jobs:
             del self._folds[next(iter(self._folds))]
-        async with lock:
+        async with lock, self._readers:
             events = self._bus.history(subjects.JOB_EVENT, start=fold.next, job=job)
             async with contextlib.aclosing(events):
                 count = 0
