@@ -10,7 +10,7 @@ from dmsc.client.async_client import AsyncClient
 from dmsc.sweeps.results import SweepResult, last_objective, objective_at, reported, result_of
 from dmsc.sweeps.schedule import SweepAction, SweepPlan, TrialView, decide
 from dmsc.sweeps.sweep_file import Sweep
-from dmsc.sweeps.trials import Trial
+from dmsc.sweeps.trials import SweepTrial
 from schemas.curve import StepCurve
 from schemas.errors import BadInput, Conflict, NotFound, OverQuota, Unavailable
 from schemas.job import ENDED, JobRecord, JobState
@@ -33,7 +33,7 @@ class SweepDriver:
         self,
         client: AsyncClient,
         sweep: Sweep,
-        trials: Sequence[Trial],
+        trials: Sequence[SweepTrial],
         say: Say,
         times: SweepTimes = SweepTimes(),
     ) -> None:

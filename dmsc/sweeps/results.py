@@ -9,7 +9,7 @@ from typing import Any
 from dmsc.run_history.presentation import number, text
 from dmsc.sweeps.schedule import ranked
 from dmsc.sweeps.sweep_file import LOSS, VALIDATION_LOSS, Objective
-from dmsc.sweeps.trials import Trial
+from dmsc.sweeps.trials import SweepTrial
 from schemas.base import Part
 from schemas.curve import StepCurve
 from schemas.job import JobRecord
@@ -80,7 +80,7 @@ def result_of(
     sweep: str,
     digest: str,
     objective: Objective,
-    trials: Sequence[Trial],
+    trials: Sequence[SweepTrial],
     records: Mapping[int, JobRecord],
     curves: Mapping[int, StepCurve],
 ) -> SweepResult:

@@ -19,7 +19,7 @@ from schemas.job import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class SweepTrial:
     """One job of a sweep. `values` are its parameters by dotted path."""
 
     number: int
@@ -53,7 +53,7 @@ def _drawn(given: tuple[Any, ...] | ParameterRange, share: float) -> Any:
     return given.at(share) if isinstance(given, ParameterRange) else given[int(share * len(given))]
 
 
-def trials_of(sweep: Sweep) -> tuple[Trial, ...]:
+def trials_of(sweep: Sweep) -> tuple[SweepTrial, ...]:
     """All trials of a sweep, each checked as a job file is.
 
     Raises:
@@ -62,11 +62,11 @@ def trials_of(sweep: Sweep) -> tuple[Trial, ...]:
     count = count_of(sweep.spec)
     if count > MOST_TRIALS:
         raise BadJob(f"{sweep.file}: parameters: {count:,} combinations; a sweep has at most {MOST_TRIALS:,}")
-    trials: list[Trial] = []
+    trials: list[SweepTrial] = []
     problems: dict[str, str] = {}
     for number, values in enumerate(parameters_of(sweep.spec)):
         try:
-            trials.append(Trial(number=number, values=values, spec=_job(sweep, number, values)))
+            trials.append(SweepTrial(number=number, values=values, spec=_job(sweep, number, values)))
         except ValidationError as error:
             lines = explain(error, JobSpec)
         except ValueError as error:

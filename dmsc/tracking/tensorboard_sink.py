@@ -24,7 +24,7 @@ HEADER_BYTES, FOOTER_BYTES = 12, 4
 
 
 @dataclass
-class _Board:
+class _EventFile:
     """The open file of a run.
 
     `ahead` are the ends of records that the file has behind its position, `place` the end of the last record
@@ -57,7 +57,7 @@ class TensorBoardSink:
         self._record_writer: Any = record_writer.RecordWriter
         self._folder = folder
         self.position_file = folder / "tracker.json"
-        self._boards: dict[str, _Board] = {}
+        self._boards: dict[str, _EventFile] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / ".writable"
@@ -85,7 +85,7 @@ class TensorBoardSink:
         file = path.open("r+b")
         file.truncate(whole)
         file.seek(whole)
-        self._boards[run.job] = _Board(folder, file, self._record_writer(file), size, deque(ends))
+        self._boards[run.job] = _EventFile(folder, file, self._record_writer(file), size, deque(ends))
         return position
 
     def _known(self, folder: Path, path: Path) -> tuple[SinkPosition, int] | None:
@@ -100,7 +100,7 @@ class TensorBoardSink:
 
     def _start(self, folder: Path, path: Path, run: TrackedRun) -> None:
         file = path.open("wb")
-        board = self._boards[run.job] = _Board(folder, file, self._record_writer(file))
+        board = self._boards[run.job] = _EventFile(folder, file, self._record_writer(file))
         at = run.submitted_at
         rows = "\n".join(f"| {key} | {value} |" for key, value in run.parameters.items())
         table = f"| key | value |\n|---|---|\n| name | {run.name} |\n| user | {run.user} |\n{rows}"
@@ -118,7 +118,7 @@ class TensorBoardSink:
                 self._tell(board, record)
         self._settle(board, position)
 
-    def _tell(self, board: _Board, record: Any) -> None:
+    def _tell(self, board: _EventFile, record: Any) -> None:
         """Writes a record, unless the file has it."""
         if board.ahead:
             board.place = board.ahead.popleft()
@@ -126,7 +126,7 @@ class TensorBoardSink:
             board.writer.write(record.SerializeToString())
             board.place = board.file.tell()
 
-    def _settle(self, board: _Board, position: SinkPosition) -> None:
+    def _settle(self, board: _EventFile, position: SinkPosition) -> None:
         """Flushes the file, then notes how far it goes."""
         board.file.flush()
         body = json.dumps({**asdict(position), "bytes": board.place})

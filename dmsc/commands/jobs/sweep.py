@@ -15,7 +15,7 @@ from dmsc.console.running import leave, run_async
 if TYPE_CHECKING:
     from dmsc.sweeps.results import SweepResult
     from dmsc.sweeps.sweep_file import Sweep
-    from dmsc.sweeps.trials import Trial
+    from dmsc.sweeps.trials import SweepTrial
 
 
 def sweep(
@@ -69,7 +69,7 @@ def sweep(
 
 
 async def _run(
-    chosen: Sweep, trials: tuple[Trial, ...], mesh: GatewayOptions, *, resume: bool
+    chosen: Sweep, trials: tuple[SweepTrial, ...], mesh: GatewayOptions, *, resume: bool
 ) -> SweepResult:
     from dmsc.process.interrupts import interrupts
     from dmsc.sweeps.driver import SweepDriver
@@ -85,7 +85,7 @@ async def _run(
                 raise
 
 
-async def _cancel(chosen: Sweep, trials: tuple[Trial, ...], mesh: GatewayOptions) -> int:
+async def _cancel(chosen: Sweep, trials: tuple[SweepTrial, ...], mesh: GatewayOptions) -> int:
     from dmsc.sweeps.driver import SweepDriver
 
     async with mesh.client(timeout_s=20.0) as client:

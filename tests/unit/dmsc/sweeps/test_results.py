@@ -8,7 +8,7 @@ import pytest
 
 from dmsc.sweeps.results import last_objective, objective_at, reported, result_of, result_table
 from dmsc.sweeps.sweep_file import Objective
-from dmsc.sweeps.trials import Trial
+from dmsc.sweeps.trials import SweepTrial
 from schemas.curve import StepCurve, ValidationPoint
 from schemas.job import JobState
 from tests.builders.jobs import job, spec
@@ -52,7 +52,7 @@ def test_the_last_one_and_what_there_is() -> None:
 
 
 def test_what_is_done_goes_before_what_was_left_out_early() -> None:
-    trials = [Trial(number=number, values={"lr": number}, spec=spec()) for number in range(4)]
+    trials = [SweepTrial(number=number, values={"lr": number}, spec=spec()) for number in range(4)]
     states = (JobState.CANCELLED, JobState.DONE, JobState.DONE, JobState.FAILED)
     records = {number: job(f"j{number}", state) for number, state in enumerate(states)}
     curves = {0: curve(range(9), at=(9,)), 1: curve(range(4), at=(4,)), 2: curve(range(8), at=(8,))}
