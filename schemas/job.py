@@ -25,6 +25,7 @@ from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
+from schemas.usage import JobUsage
 
 
 class SampleSpec(Part):
@@ -218,7 +219,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 13)):
+class JobRecord(Message, wire="job.record", version=(1, 14)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -261,6 +262,7 @@ class JobRecord(Message, wire="job.record", version=(1, 13)):
     )
     ends_because: str = ""
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
+    usage: JobUsage = JobUsage()
 
 
 class JobEvent(Message, wire="job.event", version=(1, 5)):

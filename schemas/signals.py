@@ -145,12 +145,13 @@ class LinkReport(Part):
     figures: LinkFigures
 
 
-class QosReport(Message, wire="signal.qos.report", version=(1, 1)):
+class QosReport(Message, wire="signal.qos.report", version=(1, 2)):
     """Type 5, upward: one cluster's figures, aggregated over the last `window_s` seconds.
 
     `temperature_c` is that of the hottest device, `ecc_errors` the uncorrected memory errors since the job
     was first seen on each device; None if no device reports them. `links` are the slowest links over which
-    the cluster's instances send.
+    the cluster's instances send. `energy_j` is what the job's devices in the cluster have used since this
+    router first saw it; None if none measures that.
     """
 
     sid: Token
@@ -167,6 +168,7 @@ class QosReport(Message, wire="signal.qos.report", version=(1, 1)):
     temperature_c: float | None = None
     ecc_errors: int | None = None
     links: tuple[LinkReport, ...] = ()
+    energy_j: float | None = None
 
 
 class StagePolicy(Part):

@@ -176,6 +176,7 @@ class Gateway:
         from entities.gateway.http.metrics import HttpMetrics
         from entities.gateway.http.readiness import ReadinessProbe
         from entities.gateway.http.sse.hub import EventHub
+        from entities.gateway.operations.job_curves import JobCurves
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower
@@ -193,6 +194,7 @@ class Gateway:
                 self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
             ),
             dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
+            curves=JobCurves(self._bus),
             config=config,
         )
 

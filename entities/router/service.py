@@ -132,6 +132,7 @@ class Router:
             follower=self.follower,
             every_s=config.report_every_s,
             links=self._links.report,
+            energy_j=self._samples.energy_j,
         )
         self._faults = FaultReporter(bus, config.faults)
 

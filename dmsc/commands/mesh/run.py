@@ -24,6 +24,7 @@ from dmsc.console.options import (
     StateOption,
     TrustOption,
     WaitOption,
+    print_text,
 )
 from dmsc.console.running import run_async
 from dmsc.launch import ports
@@ -40,7 +41,8 @@ def run(
         tuple[str, ...],
         argument(
             "ENTITY...",
-            "service-registry, authorizer, orchestrator, broker, gateway, router, tracer, or a policy.",
+            "service-registry, authorizer, orchestrator, broker, gateway, router, tracer, tracker,"
+            " or a policy.",
         ),
     ],
     options: RunOptions = RunOptions(),
@@ -60,6 +62,9 @@ def run(
     from dmsc.state.state_folder import default_state
     from schemas.urls import UrlRules
 
+    if options.recording is not None:
+        _track_recording(entity, options)
+        return
     address = find_bus(options.bus, options.bus_token, options.state)
     authorizer, broker = identities.called(entity, options.name)
     services = identities.entities(entity, options.clusters, authorizer=authorizer, broker=broker)
@@ -77,6 +82,28 @@ def run(
         replicas=options.replicas,
         metrics=metrics_options(options.metrics_port, options.metrics_bind),
     )
+
+
+def _track_recording(entity: tuple[str, ...], options: RunOptions) -> None:
+    """Hand a recorded run to the tracker's sinks, and end."""
+    from dmsc.replay.recordings import Archive
+    from dmsc.state.settings import find_bus
+    from dmsc.state.state_folder import default_state
+    from dmsc.tracking.recorded import track_recording
+    from dmsc.tracking.sinks import sinks_of
+    from schemas.errors import BusUnreachable
+
+    if entity != ("tracker",):
+        raise bad_input(f"--from {options.recording}: only the tracker takes a recorded run")
+    assert options.recording is not None
+    state = options.state or default_state()
+    sinks = sinks_of(tensorboard=options.tensorboard, mlflow=options.mlflow, wandb=options.wandb, state=state)
+    try:
+        address = find_bus(options.bus, options.bus_token, options.state)
+    except BusUnreachable:
+        address = None
+    job, count = run_async(track_recording(options.recording, address, Archive(state), sinks))
+    print_text(f"{job}: {count:,} events tracked in {', '.join(sink.name for sink in sinks)}")
 
 
 def join(

@@ -30,11 +30,13 @@ from entities.gateway.http.routes.nodes import nodes
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
 from entities.gateway.http.routes.registry import registry
+from entities.gateway.http.routes.runs import runs
 from entities.gateway.http.routes.secrets import secrets
 from entities.gateway.http.routes.weights import weights
 
 RESOURCES = (
     jobs,
+    runs,
     weights,
     checkpoints,
     datasets,
