@@ -53,6 +53,9 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
     stages: int
     layer_count: int
     code_digest: str
+    data_digest: str = Field(
+        "", description="of the analysed data; a data instance compares; empty: not known"
+    )
     inexact: bool = Field(False, description="operations without a deterministic form are let run")
     batch: tuple[TensorSchema, ...] = Field((), description="what travels of a batch (`TaskGraph.batch`)")
     joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")

@@ -163,7 +163,7 @@ class DataSpec(SourceSpec):
     on_unreadable: Literal["replace", "stop"] = Field(
         "replace", description="what becomes of a sample that its bytes make unreadable"
     )
-    validation: dict[Token, EvaluationSpec] = Field({}, description="named evaluation sets")
+    validation: dict[Token, EvaluationSpec] = Field({}, max_length=64, description="named evaluation sets")
 
     @model_validator(mode="before")
     @classmethod

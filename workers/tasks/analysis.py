@@ -18,6 +18,7 @@ from workers.compute.layer_profile import Profiler
 from workers.compute.loss import Loss, counts
 from workers.compute.model import build, check_trained
 from workers.data.batches import Batch, BatchSource
+from workers.data.checking import checked_batch
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
@@ -61,7 +62,7 @@ def analyse(
     """
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
-    sample = data.batch("train", 0, 0)
+    sample = checked_batch(data, spec.data.evaluation_sets)
     graph = build(spec.model, training.seed, sample)
     check_trained(graph.model.named_parameters())
     loss = Loss(spec.model, [*graph.outputs], [*sample], graph.inputs, counted=counts(spec))
@@ -83,6 +84,7 @@ def analyse(
         input_bytes=sum(sample[name].nbytes for name in travels),
         data_tokens=data.tokens,
         code_digest=code_digest(*factories),
+        data_digest=data.digest,
         device=device,
         tied=joined_layers(graph),
         shared=sharing_layers(graph),

@@ -112,6 +112,7 @@ def plan(
         placements=placed,
         reason=why,
         code_digest=topology.code_digest,
+        data_digest=topology.data_digest,
         inexact=topology.inexact,
         layer_count=len(topology.layers),
         parameters=topology.parameters,

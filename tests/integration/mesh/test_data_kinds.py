@@ -97,6 +97,7 @@ def test_a_killed_data_instance_changes_no_bit(
         ({"args": {"size": 3}}, "data: of 3 samples, validation_fraction 0.05 holds out none"),
         ({"args": {"size": 40, "damaged": 0}, "on_unreadable": "stop"}, "rows:Rows["),
         ({"factory": "rows:Absent"}, "has no 'Absent'"),
+        ({"factory": "rows:ByProcess", "args": {}}, "differs from the data that was analysed"),
     ],
 )
 def test_data_that_does_not_fit_is_one_line(mesh: Mesh, data: dict[str, Any], text: str) -> None:

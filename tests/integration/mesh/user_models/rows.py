@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -24,6 +25,16 @@ class Slow(nn.Module):
 
 def classifier(pad_ms: float = 0.0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), Slow(pad_ms), nn.Linear(16, 3))
+
+
+class ByProcess(Dataset[dict[str, Any]]):
+    """Not the same rows in each process."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"row": torch.full((4,), float(os.getpid())), "label": index % 3}
 
 
 class Rows(Dataset[dict[str, Any]]):
