@@ -18,6 +18,7 @@ MODELS = frozenset(
         "workers.models.gpt:byte_gpt",
         "workers.models.padded:padded_gpt",
         "workers.models.hugging_face:causal_lm",
+        "workers.models.transformers_model:transformers_model",
     }
 )
 """Our callables that a job may name as its model's factory. Our losses have short names."""

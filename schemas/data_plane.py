@@ -29,14 +29,15 @@ class HopLoad(Part):
     service_ms: float = 0.0
 
 
-class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 2)):
+class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
     Directions: `forward` has activations and what travels with them (targets); `backward` has the gradient of
     what was sent forward (no tensors after an evaluation: it only returns the credit);
     `state` has parameters and optimizer state of version `step`, for a newcomer; `copy` has the same for a
     holder of a peer copy (no tensors: drop the copy); `redo` has the clipped mean gradients with which `step`
-    was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state. `transfer`
+    was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state; `tied` has the
+    sums of parameters that the sender's stage, `stage`, shares with the receiver's. `transfer`
     numbers the transfers to a newcomer: its redos belong to the state of the same number.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
     `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
@@ -45,7 +46,7 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 2)):
     microbatch: int
     stage: int = Field(description="the receiver's stage; of `copy` and `redo`: the copied one")
     round: int = Field(default=0, description="of the fence that the sender answered last in this step")
-    direction: Literal["forward", "backward", "state", "copy", "redo"]
+    direction: Literal["forward", "backward", "state", "copy", "redo", "tied"]
     sender: Member
     receiver: Member
     link: str
@@ -56,14 +57,14 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 2)):
     transfer: int = 0
 
 
-class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 1)):
+class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 2)):
     """Receiver → sender. `held`: I have it; `stale`: it is older than my step or attempt. `load` is mine."""
 
     job: Token
     step: int
     attempt: int
     microbatch: int
-    direction: Literal["forward", "backward", "state", "copy", "redo"]
+    direction: Literal["forward", "backward", "state", "copy", "redo", "tied"]
     receiver: Member
     link: str
     tag: int

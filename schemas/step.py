@@ -172,10 +172,25 @@ class GroupFormed(Message, wire="step.group.formed"):
     generation: int
 
 
-class StepPrepare(AttemptMessage, wire="step.prepare"):
-    """SMO → MI: all microbatches of your stage are in some member's sum; all-reduce and vote."""
+class TiedStage(Part):
+    """Another stage that shares parameters: its layers (the last exclusive), and who has a vote there."""
+
+    stage: int
+    first_layer: int
+    last_layer: int
+    members: tuple[Member, ...]
+
+
+class StepPrepare(AttemptMessage, wire="step.prepare", version=(1, 1)):
+    """SMO → MI: all microbatches of your stage are in some member's sum; all-reduce and vote.
+
+    The sums of parameters that `tied` stages share are exchanged with them, and added. The order is repeated
+    when the members of one of them change.
+    """
 
     generation: int
+    members: tuple[Member, ...] = Field((), description="of the stage; only where there are tied ones")
+    tied: tuple[TiedStage, ...] = ()
 
 
 class StepVote(Message, wire="step.vote"):

@@ -41,9 +41,8 @@ class ModelTopology(Message, wire="topology.model", version=(1, 1)):
     data_tokens: int
     code_digest: str = Field(description="SHA-256 of the user code's source files; nodes must agree")
     device: str = "cpu"
-    tied: tuple[tuple[int, ...], ...] = Field(
-        (), description="groups of layers that share a parameter: no cut may separate them"
-    )
+    tied: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that no cut may separate")
+    shared: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that share a parameter")
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
     batch: tuple[TensorSchema, ...] = Field((), description="what model and loss take of a batch, in order")
 
@@ -139,12 +138,20 @@ class TaskGraph(Part):
     batch: tuple[TensorSchema, ...] = Field(
         (), description="what travels of a batch, in order; empty: inputs and targets, tokens both"
     )
+    tied_stages: tuple[tuple[int, ...], ...] = Field(
+        (), description="groups of stages that share a parameter: they prepare together"
+    )
 
     def unit(self, sid: str) -> TaskUnit:
         return next(unit for unit in self.units if unit.sid == sid)
 
     def placement(self, sid: str) -> Placement:
         return next(place for place in self.placements if place.sid == sid)
+
+    def layers(self, stage: int) -> tuple[int, int]:
+        """(first, last) layer of a stage, the last exclusive."""
+        unit = self.stage(stage)[0]
+        return unit.first_layer, unit.last_layer
 
     def stage(self, stage: int) -> tuple[TaskUnit, ...]:
         return tuple(unit for unit in self.units if unit.stage == stage)

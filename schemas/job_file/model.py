@@ -37,6 +37,15 @@ class ModelSpec(Part):
     factory: Factory
     args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
     loss: str = "cross_entropy"
+    inputs: Annotated[dict[str, str], HOLDS_USER_VALUES] = Field(
+        {}, description="parameter of the model's forward pass → the name in the batch that it takes"
+    )
+    freeze: tuple[str, ...] = Field(
+        (), max_length=256, description="patterns of names of parameters that are not trained"
+    )
+    train: tuple[str, ...] = Field(
+        (), max_length=256, description="patterns of names of the only parameters that are trained"
+    )
 
     @field_validator("loss")
     @classmethod

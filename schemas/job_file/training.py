@@ -30,6 +30,12 @@ class TrainingSpec(Part):
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(0, ge=0, lt=1 << 63)
     compute_threads: int = Field(1, ge=1, le=1024, description="part of the job: it changes bits (DESIGN §5)")
+    recompute: tuple[str, ...] = Field(
+        (),
+        max_length=256,
+        description="patterns of names of layers whose activations are computed again in the backward pass, "
+        "instead of kept",
+    )
     exact_accumulation: bool = Field(
         True, description="int64 fixed-point gradient sums: bits independent of who did what"
     )

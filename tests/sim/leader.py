@@ -46,6 +46,7 @@ class Leader(SimulatedLeader):
             pauses=lambda step: step >= plan.steps or bool(plan.pause_every and step % plan.pause_every == 0),
             generation=resume_point.generation,
             transfers=self.transfers,
+            tied=plan.tied,
         )
         self.started = True
         self.event(ev.Opened(resume_point.step, resume_point.attempt))

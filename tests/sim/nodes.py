@@ -180,6 +180,9 @@ class StageNode(StageInstance, Freezing):
         total = self.world.reduce(order, self)
         if total is None:
             return None
+        self.world.reduced[self.member].add(at)
+        if not all(self.world.has_sum_of(members, order, self.member) for _, members in order.tied):
+            return None
         vote = StepVote(
             member=self.member,
             step=order.step,

@@ -56,6 +56,8 @@ class Plan:
     takeovers: int = 0
     joins: int = 0
     pause_every: int = 0
+    tied: tuple[tuple[int, ...], ...] = ()
+    """Groups of stages that share parameters: each member needs a sum of each of the other stages."""
     state_s: tuple[float, float] = (0.01, 0.2)
     """What a whole state takes on its way, at least and at most; `redo_s`: what the redo of a step does."""
     redo_s: tuple[float, float] = (0.005, 0.06)
@@ -90,6 +92,7 @@ class World(Kernel):
         self.transfers = Transfers(self)
         self.restarts = 0
         self.contributed: dict[Any, dict[Member, tuple[frozenset[int], int]]] = defaultdict(dict)
+        self.reduced: dict[Member, set[tuple[int, int]]] = defaultdict(set)
         self._met: dict[tuple[int, int, int], set[Member]] = defaultdict(set)
         self._incarnations: dict[str, int] = defaultdict(int)
         self.cut: set[frozenset[Member]] = set()
@@ -382,6 +385,12 @@ class World(Kernel):
         if met:
             self.admit(order.stage, [one for one in order.members if one not in self.handled])
         return met
+
+    def has_sum_of(self, senders: tuple[Member, ...], order: ev.Prepare, receiver: Member) -> bool:
+        """Whether the one of a tied stage's members that sends to `receiver` lives and has reduced."""
+        sender = senders[order.members.index(receiver) % len(senders)]
+        node = self.nodes[sender]
+        return node.alive and not node.frozen and (order.step, order.attempt) in self.reduced[sender]
 
     def reduce(self, order: ev.Prepare, node: StageNode) -> int | None:
         """The sum over the group, once all its members have contributed and still stand together."""

@@ -72,8 +72,15 @@ class GradientSum:
     def bytes(self) -> int:
         return self._sum.nbytes
 
-    def add(self, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
+    def add(
+        self,
+        microbatch: int,
+        gradients: Sequence[Tensor | None],
+        further: Sequence[tuple[int, Tensor | None]] = (),
+    ) -> None:
         """Adds one microbatch's gradients, in parameter order; None for an unused parameter.
+
+        `further` are (place of a parameter, gradient) of layers that use it too.
 
         All gradients are checked before the first is added, so that a refusal leaves the sum unchanged. If an
         addition fails nevertheless (a failing device), the sum can't be read any more.
@@ -91,6 +98,8 @@ class GradientSum:
             self._check(microbatch, index, flat) if flat is not None and flat.numel() else 0.0
             for index, flat in enumerate(flats)
         ]
+        more = [(at, gradient.reshape(-1).float()) for at, gradient in further if gradient is not None]
+        most_of_more = [self._check(microbatch, at, flat) if flat.numel() else 0.0 for at, flat in more]
         first = self._exact and not self._members  # overwrites the sum of a former step
         targets = torch.split(self._sum if first else self.total, self._sizes)
         self._incomplete = True
@@ -99,6 +108,8 @@ class GradientSum:
                 self._accumulate(flat, target, first, most)
             elif first:
                 target.zero_()
+        for (at, flat), most in zip(more, most_of_more, strict=True):
+            self._accumulate(flat, targets[at], False, most)
         self._members.add(microbatch)
         self._incomplete = False
 

@@ -16,6 +16,7 @@ from schemas.job import JobSpec
 from schemas.registry import TensorSchema
 from schemas.task_graph import LayerProfile
 from workers.compute.loss import Loss
+from workers.compute.running_statistics import keeps_statistics
 from workers.data.batches import Batch
 from workers.graph.model_graph import ModelGraph, Value
 from workers.graph.stage_module import StageModule
@@ -75,7 +76,7 @@ class Profiler:
         values: dict[str, Value] = {name: batch[name] for name in self._graph.inputs}
         for index, layer in enumerate(self._layers):
             part = layer.slice
-            own = {name: values[name] for name in {*part.incoming, *part.layers[0].reads}}
+            own = {name: values[name] for name in {*part.incoming, *self._graph.inputs}}
             own |= {name: _leaf(own[name]) for name in part.incoming if name not in part.constant}
             carried = part.carries_gradient(own, part.incoming)
             saved = _SavedBytes(layer) if count else None
@@ -127,15 +128,19 @@ class Profiler:
             raise BadModel(self._describe_misfit(index, carried, error)) from error
 
     def _check_buffers(self, index: int, before: dict[str, Tensor]) -> None:
-        """Refuses a layer whose forward pass changed its buffers: only gradients are summed over replicas."""
+        """Refuses a layer whose forward pass changed its buffers, unless `RunningStatistics` can sum them."""
         now = self._layers[index].state_dict()
         for buffer, old in before.items():
             if not torch.equal(now[buffer], old):
                 inner = buffer.rpartition(".")[0]
-                kind = type(self._layers[index].get_submodule(inner)).__name__
+                module = self._layers[index].get_submodule(inner)
+                if keeps_statistics(module):
+                    continue
                 raise BadModel(
-                    f"layer {index} ({inner}: {kind}) keeps running "
-                    "statistics, which would depend on who computes what; use LayerNorm or GroupNorm"
+                    f"layer {index} ({inner}: {type(module).__name__}) changes its buffer "
+                    f"{buffer.rpartition('.')[2]} in its forward pass, which would depend on who "
+                    "computes what; use "
+                    "torch's batch normalisation with a momentum, LayerNorm or GroupNorm"
                 )
 
     def _describe_misfit(self, index: int, carried: Sequence[Value], error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -56,17 +57,21 @@ def build(spec: ModelSpec, seed: int, batch: Mapping[str, Tensor] = TOKENS) -> M
             raise
         except Exception as error:  # user code may raise anything
             raise BadModel(f"{spec.factory} failed: {describe(error)}") from error
-    graph = _graph(spec.factory, model, batch)
+    _freeze(spec, model)
+    graph = _graph(spec, model, batch)
     if not graph.layers:
         raise BadModel(f"{spec.factory} returned a model without layers")
     return graph
 
 
-def _graph(factory: str, model: Any, batch: Mapping[str, Tensor]) -> ModelGraph:
+def _graph(spec: ModelSpec, model: Any, batch: Mapping[str, Tensor]) -> ModelGraph:
+    factory = spec.factory
     if isinstance(model, DeclaredGraph):
-        return model.graph(batch)
+        graph = model.graph(batch)
+        _freeze(spec, graph.model)
+        return graph
     if isinstance(model, nn.Sequential | nn.ModuleList):
-        return _sequence(model, "", model, batch)
+        return _sequence(spec, model, "", model, batch)
     if not isinstance(model, nn.Module):
         raise BadModel(
             f"{factory} returned a {type(model).__name__}; it must return an nn.Sequential or "
@@ -74,7 +79,7 @@ def _graph(factory: str, model: Any, batch: Mapping[str, Tensor]) -> ModelGraph:
         )
     layers = getattr(model, "layers", None)
     if type(model).forward is not nn.Module.forward:
-        return record(model, batch)
+        return record(model, batch, inputs=spec.inputs)
     if not isinstance(layers, nn.Sequential | nn.ModuleList):
         raise BadModel(
             f"{factory} returned a {type(model).__name__}, which has no forward pass and no .layers; "
@@ -87,15 +92,41 @@ def _graph(factory: str, model: Any, batch: Mapping[str, Tensor]) -> ModelGraph:
             f"{factory} returned a {type(model).__name__} with parameters outside its .layers "
             f"({', '.join(outside[:3])}): make them layers too, so that every stage can be cut off"
         )
-    return _sequence(model, "layers.", layers, batch)
+    return _sequence(spec, model, "layers.", layers, batch)
 
 
-def _sequence(model: nn.Module, prefix: str, container: nn.Module, batch: Mapping[str, Tensor]) -> ModelGraph:
+def _sequence(
+    spec: ModelSpec, model: nn.Module, prefix: str, container: nn.Module, batch: Mapping[str, Tensor]
+) -> ModelGraph:
     named = [(prefix + name, layer) for name, layer in container._modules.items() if layer is not None]
     taken: tuple[str, ...] = ("inputs",)
     if named and inspect.signature(named[0][1].forward).parameters:
-        taken = tuple(names_taken(named[0][1], batch).values()) or taken
+        taken = tuple(names_taken(named[0][1], batch, spec.inputs).values()) or taken
     return of_sequence(model, named, taken)
+
+
+def _freeze(spec: ModelSpec, model: Any) -> None:
+    """Has only those parameters trained that `model.train` and `model.freeze` leave.
+
+    Raises:
+        BadModel: A pattern matches no parameter, or nothing is left to train.
+    """
+    if not isinstance(model, nn.Module) or not (spec.freeze or spec.train):
+        return
+    named = dict(model.named_parameters())
+    for pattern in (*spec.freeze, *spec.train):
+        if not any(fnmatchcase(name, pattern) for name in named):
+            raise BadModel(
+                f"model.freeze or model.train: {pattern!r} matches no parameter; there are "
+                f"{', '.join([*named][:3])} and {max(0, len(named) - 3)} more"
+            )
+    for name, weight in named.items():
+        chosen = not spec.train or any(fnmatchcase(name, pattern) for pattern in spec.train)
+        frozen = any(fnmatchcase(name, pattern) for pattern in spec.freeze)
+        if frozen or not chosen:
+            weight.requires_grad_(False)
+    if not any(weight.requires_grad for weight in named.values()):
+        raise BadModel("model.freeze and model.train leave no parameter to train")
 
 
 def check_trained(named: Iterable[tuple[str, nn.Parameter]]) -> None:

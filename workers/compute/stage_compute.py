@@ -6,9 +6,11 @@ All methods run on that thread, one at a time. The thread that sums also keeps t
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -16,12 +18,13 @@ from torch import Tensor
 from schemas.cluster import InstanceStart
 from schemas.errors import Conflict, GradientRefused
 from schemas.learning_rate import learning_rate
-from schemas.step import StepCommit
+from schemas.step import StepCommit, TiedStage
 from workers.compute.batch_schema import empty_batch
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.loss import Loss, counts
 from workers.compute.model import build, check_trained
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
+from workers.compute.running_statistics import RunningStatistics
 from workers.graph.stage_module import slice_stage
 from workers.transaction.microbatch import Hop
 
@@ -54,16 +57,25 @@ class StageCompute:
             job_seed=spec.training.seed,
             precision=spec.training.precision,
             needed=loss.outputs,
+            recompute=spec.training.recompute,
         )
         self._batch_in = graph.batch_crossing(unit.first_layer, [*batch], loss.batch)
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)
         check_trained(self.module.trainable())
         self.module.to(self._device)
+        self.module.untie()
         self.loss = loss if self._last else None
         self.parameters = [weight for _, weight in self.module.trainable()]
+        self._names = [name for name, _ in self.module.trainable()]
+        self._users = {name: graph.users[name] for name in self._names}
+        index = {id(weight): number for number, weight in enumerate(self.parameters)}
+        self._twins = [(index[id(weight)], twin) for weight, twin in self.module.twins]
         self.optimizer = StageOptimizer(self.module, spec.training.optimizer)
+        self._statistics = RunningStatistics(self.module, spec.training.microbatches)
         self.sum = GradientSum(
-            self.parameters, exact=spec.training.exact_accumulation, microbatches=spec.training.microbatches
+            [*self.parameters, *self._statistics.buffers],
+            exact=spec.training.exact_accumulation,
+            microbatches=spec.training.microbatches,
         )
         tensors = state_tensors(self.module, self.optimizer)
         self.state_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -89,7 +101,10 @@ class StageCompute:
             for tensor in hop.carried:
                 tensor.requires_grad_()
         with torch.set_grad_enabled(not hop.evaluate):
-            values = self.module.run(values, step=hop.step, microbatch=hop.microbatch)
+            found: list[Tensor] = []
+            with nullcontext() if hop.evaluate else self._statistics.apart(hop.microbatch, found):
+                values = self.module.run(values, step=hop.step, microbatch=hop.microbatch)
+            hop.statistics = tuple(found)
             outputs = tuple(part.carries_gradient(values, part.outgoing))
             if self.loss is not None:
                 scored = self.loss(part.named_outputs(values), batch)
@@ -122,13 +137,13 @@ class StageCompute:
             GradientRefused: A gradient can't be summed exactly; the sum is unchanged.
         """
         if hop.evaluate:
-            hop.outputs = hop.inputs = hop.carried = ()
+            hop.outputs = hop.inputs = hop.carried = hop.statistics = ()
             return
         began = time.perf_counter()
         carried = hop.carried
         incoming = [item.to(self._device) for item in gradients] if gradients else [None] * len(hop.outputs)
         pairs = [pair for pair in zip(hop.outputs, incoming, strict=True) if pair[0].requires_grad]
-        inputs = [*self.parameters, *carried]
+        inputs = [*self.parameters, *(twin for _, twin in self._twins), *carried]
         results: Sequence[Tensor | None] = [None] * len(inputs)
         if pairs and inputs:
             results = torch.autograd.grad(
@@ -137,13 +152,15 @@ class StageCompute:
                 [gradient for _, gradient in pairs],
                 allow_unused=True,
             )
-        self.sum.add(hop.microbatch, results[: len(self.parameters)])
+        own, twins = len(self.parameters), len(self.parameters) + len(self._twins)
+        further = [(at, found) for (at, _), found in zip(self._twins, results[own:twins], strict=True)]
+        self.sum.add(hop.microbatch, [*results[:own], *hop.statistics], further)
         # An unused input gets a zero gradient, since the stage before expects one of its shape.
         hop.sent_backward = tuple(
             torch.zeros_like(item) if gradient is None else gradient.contiguous()
-            for item, gradient in zip(carried, results[len(self.parameters) :], strict=True)
+            for item, gradient in zip(carried, results[twins:], strict=True)
         )
-        hop.outputs = hop.inputs = hop.carried = ()
+        hop.outputs = hop.inputs = hop.carried = hop.statistics = ()
         hop.backward_ms = (time.perf_counter() - began) * 1e3
 
     def copy_sum(self) -> tuple[frozenset[int], Tensor]:
@@ -163,12 +180,28 @@ class StageCompute:
     def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
         """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
         gradients = self.sum.to_gradients(reduced)
-        return gradients, self.sum.checksum(reduced), self.sum.squared_norms(gradients)
+        norms = self.sum.squared_norms(gradients[: len(self.parameters)])
+        first = self._start.unit.first_layer
+        counted = tuple(  # a shared parameter counts once: in the stage that uses it first
+            norm if self._users[name][0] >= first else 0.0
+            for name, norm in zip(self._names, norms, strict=True)
+        )
+        return gradients, self.sum.checksum(reduced), counted
+
+    def shared_with(self, stage: TiedStage) -> list[slice]:
+        """The parts of the flat sum whose parameters another stage uses too, in the order of their names."""
+        ends = list(itertools.accumulate(weight.numel() for weight in self.parameters))
+        parts = {
+            name: slice(end - weight.numel(), end)
+            for name, weight, end in zip(self._names, self.parameters, ends, strict=True)
+            if any(stage.first_layer <= layer < stage.last_layer for layer in self._users[name])
+        }
+        return [parts[name] for name in sorted(parts)]
 
     def apply(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
         """Makes one optimizer step with the recorded clip, or none for a skipped step; clears the sum."""
         if order.action == "apply":
-            for gradient in gradients:
+            for gradient in gradients[: len(self.parameters)]:
                 if order.clip != 1.0:
                     gradient.mul_(order.clip)
             self._update(order.step, gradients)
@@ -186,13 +219,17 @@ class StageCompute:
             Conflict: The gradients are of another stage; nothing was changed.
         """
         if gradients:
-            if [gradient.shape for gradient in gradients] != [weight.shape for weight in self.parameters]:
+            expected = [*self.parameters, *self._statistics.buffers]
+            if [gradient.shape for gradient in gradients] != [weight.shape for weight in expected]:
                 raise Conflict(f"the gradients of step {step} that came are of another stage")
             self._update(step, [gradient.to(self._device) for gradient in gradients])
         self.version = step + 1
 
     def _update(self, step: int, gradients: Sequence[Tensor]) -> None:
-        self.optimizer.step(gradients, learning_rate(step, self._start.spec.training))
+        own = len(self.parameters)
+        self.optimizer.step(gradients[:own], learning_rate(step, self._start.spec.training))
+        microbatches = self._start.spec.training.microbatches
+        self._statistics.apply([mean * microbatches for mean in gradients[own:]])
 
     def load(self, version: int, tensors: Sequence[Tensor]) -> None:
         """Loads the `state_tensors` of another replica at `version`."""

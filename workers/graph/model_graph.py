@@ -87,6 +87,7 @@ class ModelGraph:
         model: The module that holds all weights, under their full names.
         layers: In order of computation.
         inputs: Names of the batch that the layers read.
+        taken: Names of the batch that the model is given, whether it reads them or not.
         outputs: Name → wire of what the model returns.
         sizes: Wires that carry a number.
         constant: Wires that no gradient reaches, because no trained weight is before them.
@@ -104,6 +105,7 @@ class ModelGraph:
     joined: tuple[tuple[int, int], ...] = ()
     spread: bool = False
     evaluation: ModelGraph | None = None
+    taken: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -137,6 +139,21 @@ class ModelGraph:
             last |= dict.fromkeys(layer.reads, index)
         return last | dict.fromkeys(self.outputs.values(), len(self.layers))
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """id of a parameter or buffer → its name in the whole model: the first, where it has several."""
+        model = self.model
+        return {id(weight): name for name, weight in [*model.named_parameters(), *model.named_buffers()]}
+
+    @cached_property
+    def users(self) -> dict[str, tuple[int, ...]]:
+        """Name of a parameter → the layers that use it."""
+        found: dict[str, list[int]] = {}
+        for index in range(len(self)):
+            for weight in self.parameters(index).values():
+                found.setdefault(self.names[id(weight)], []).append(index)
+        return {name: tuple(layers) for name, layers in found.items()}
+
     def crossing(self, cut: int, needed: Iterable[str] | None = None) -> tuple[str, ...]:
         """Wires of the layers before `cut` that are needed behind it, in order of definition.
 
@@ -150,7 +167,13 @@ class ModelGraph:
         return tuple(name for name, index in self._defined.items() if 0 <= index < cut and name in behind)
 
     def batch_crossing(self, cut: int, batch: Sequence[str], loss_takes: Iterable[str]) -> tuple[str, ...]:
-        """Names of the batch that are needed behind `cut`, by layers or the loss, in the batch's order."""
+        """Names of the batch that are needed behind `cut`, by layers or the loss, in the batch's order.
+
+        The first stage gets all that the model is given, so that any stage can record it in the same way.
+        """
+        if not cut:
+            given = {*self.taken, *self.inputs, *loss_takes}
+            return tuple(name for name in batch if name in given)
         needed = set(loss_takes).union(*(layer.reads for layer in self.layers[cut:]))
         return tuple(name for name in batch if name in needed)
 
@@ -162,20 +185,25 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
     return weight
 
 
-def tied_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
-    """Groups of layers, by index, that no cut may separate: they share a parameter, or one changes the
-    other's."""
-    owner: dict[int, int] = {}
-    group = list(range(len(graph.layers)))
+def joined_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+    """Groups of layers, by index, that no cut may separate: one changes in place what another has made."""
+    return _grouped(len(graph), graph.joined)
 
-    def join(first: int, second: int) -> None:
-        old, new = group[second], group[first]
-        group[:] = [new if member == old else member for member in group]
 
-    for index in range(len(graph.layers)):
+def sharing_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+    """Groups of layers, by index, that share a parameter."""
+    users: dict[int, list[int]] = {}
+    for index in range(len(graph)):
         for parameter in graph.parameters(index).values():
-            join(owner.setdefault(id(parameter), index), index)
-    for first, last in graph.joined:
-        join(first, last)
+            users.setdefault(id(parameter), []).append(index)
+    return _grouped(len(graph), [(own[0], other) for own in users.values() for other in own[1:]])
+
+
+def _grouped(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """The groups of more than one that these pairs connect."""
+    group = list(range(count))
+    for first, second in pairs:
+        old, new = group[second], group[first]
+        group = [new if member == old else member for member in group]
     groups = [tuple(i for i, member in enumerate(group) if member == root) for root in sorted(set(group))]
     return tuple(members for members in groups if len(members) > 1)

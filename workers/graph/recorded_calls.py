@@ -49,18 +49,18 @@ def named_layers(grouped: list[list[RecordedCall]]) -> tuple[GraphLayer, ...]:
     return tuple(layers)
 
 
-def joined_layers(grouped: list[list[RecordedCall]]) -> tuple[tuple[int, int], ...]:
+def joined(grouped: list[list[RecordedCall]]) -> tuple[tuple[int, int], ...]:
     """From the layer that first touches a storage to the last that changes it: no cut may come between."""
     first: dict[int, int] = {}
-    joined: dict[int, tuple[int, int]] = {}
+    found: dict[int, tuple[int, int]] = {}
     for index, members in enumerate(grouped):
         for item in members:
             for storage in item.touched:
                 first.setdefault(storage, index)
             for storage in item.changed:
                 if first[storage] < index:
-                    joined[storage] = (first[storage], index)
-    return tuple(sorted(set(joined.values())))
+                    found[storage] = (first[storage], index)
+    return tuple(sorted(set(found.values())))
 
 
 def trains(recorded: RecordedCall) -> bool:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from schemas.errors import BadModel
 from workers.graph.model_graph import Call, ModelGraph
-from workers.graph.recorded_calls import RecordedCall, called_name, joined_layers, named_layers, trains
+from workers.graph.recorded_calls import RecordedCall, called_name, joined, named_layers, trains
 from workers.graph.sizes import Size, size_of
 from workers.graph.values import TensorShape, Weight, Wire, leaves, named_wires, replaced
 
@@ -323,7 +323,10 @@ class Recorder(TorchFunctionMode):
 
     # --- outputs ----------------------------------------------------------------------------------------
     def _named_outputs(self, outputs: Any) -> dict[str, str]:
-        """Name → wire: by key of a dictionary or model output, `output` for one tensor, else by number."""
+        """Name → wire: by key of a dictionary or model output, `output` for one tensor, else by number.
+
+        The only scalar of a tuple is called `loss`.
+        """
         if isinstance(outputs, Tensor):
             named: dict[str, Any] = {"output": outputs}
         elif isinstance(outputs, Mapping):
@@ -332,6 +335,9 @@ class Recorder(TorchFunctionMode):
             named = outputs._asdict()
         elif isinstance(outputs, tuple | list):
             named = {f"output_{index}": item for index, item in enumerate(outputs)}
+            scalars = [name for name, item in named.items() if isinstance(item, Tensor) and not item.dim()]
+            if len(scalars) == 1:
+                named = {"loss" if name in scalars else name: item for name, item in named.items()}
         else:
             raise BadModel(
                 f"{type(self._model).__name__} returns a {type(outputs).__name__}; it must return a "
@@ -364,16 +370,16 @@ class Recorder(TorchFunctionMode):
                 grouped.append([])
             grouped[-1].append(recorded)
         layers = named_layers(grouped)
-        joined = joined_layers(grouped)
         read = {name for layer in layers for name in layer.reads}
         return ModelGraph(
             model=self._model,
             layers=layers,
             inputs=tuple(name for name in self._batch_names if name in read),
+            taken=self._batch_names,
             outputs=outputs,
             sizes=frozenset(self._sizes),
             constant=frozenset(self._constant),
-            joined=joined,
+            joined=joined(grouped),
         )
 
 

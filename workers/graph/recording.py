@@ -29,6 +29,7 @@ def record(
     model: nn.Module,
     batch: Mapping[str, Tensor],
     *,
+    inputs: Mapping[str, str] = {},
     leaves_of: Callable[[str, nn.Module], bool] | None = None,
 ) -> ModelGraph:
     """Records the model's forward pass on this batch.
@@ -37,6 +38,7 @@ def record(
         model: On the device `meta`, or any other; its weights are not read.
         batch: Name → tensor; those whose names the model's `forward` takes are passed on, as tensors
             without data.
+        inputs: Parameter of the forward pass → name of the batch, where they differ.
         leaves_of: Says of (full name, module) whether it is a layer as a whole; by default `is_layer`.
 
     Raises:
@@ -46,9 +48,10 @@ def record(
     try:
         with _without_data(model):
             model.train()
-            graph = _record(model, batch, leaves_of or is_layer)
+            taken = names_taken(model, batch, inputs)
+            graph = _record(model, batch, taken, leaves_of or is_layer)
             model.eval()
-            evaluation = _record(model, batch, leaves_of or is_layer)
+            evaluation = _record(model, batch, taken, leaves_of or is_layer)
     finally:
         model.train(training)
     names, others = ([layer.name for layer in each.layers] for each in (graph, evaluation))
@@ -62,13 +65,16 @@ def record(
 
 
 def _record(
-    model: nn.Module, batch: Mapping[str, Tensor], is_leaf: Callable[[str, nn.Module], bool]
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    taken: Mapping[str, str],
+    is_leaf: Callable[[str, nn.Module], bool],
 ) -> ModelGraph:
     whole: set[str] = set()
     first: Unrecordable | None = None
     compiling = False
     while True:
-        recorder = Recorder(model, names_taken(model, batch), is_leaf, whole)
+        recorder = Recorder(model, taken, is_leaf, whole)
         try:
             with _as_compiler() if compiling else nullcontext():
                 return recorder.run(batch)
@@ -151,7 +157,7 @@ def _repeats(container: nn.Module) -> bool:
     )
 
 
-def names_taken(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, str]:
+def names_taken(model: nn.Module, batch: Mapping[str, Any], inputs: Mapping[str, str] = {}) -> dict[str, str]:
     """The model's forward parameters → names of the batch that they take.
 
     A parameter takes what bears its name. A model whose only parameter without a default bears another name
@@ -163,14 +169,23 @@ def names_taken(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, str]:
     parameters = inspect.signature(model.forward).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     required = [p.name for p in named if p.default is p.empty]
-    taken = {p.name: p.name for p in named if p.name in batch}
+    known = {p.name for p in named}
+    for parameter, name in inputs.items():
+        if parameter not in known:
+            raise BadModel(
+                f"model.inputs: the forward pass has no {parameter}, but {', '.join(sorted(known))}"
+            )
+        if name not in batch:
+            raise BadModel(f"model.inputs: the data has no {name}, but {', '.join(batch)}")
+    taken = {p.name: p.name for p in named if p.name in batch} | dict(inputs)
+    if not taken and not required and named:  # as of transformers: everything has a default
+        return {named[0].name: "inputs" if "inputs" in batch else next(iter(batch))}
     missing = [name for name in required if name not in taken]
     if len(missing) == 1 and missing == required[:1] and len(required) == 1:
         return {missing[0]: "inputs" if "inputs" in batch else next(iter(batch)), **taken}
     if missing:
         raise BadModel(
             f"{type(model).__name__}.forward takes {', '.join(missing)}, which the data does not "
-            "have: it has "
-            f"{', '.join(batch)}; rename them by data.names"
+            f"have: it has {', '.join(batch)}; say which is which in model.inputs"
         )
     return taken

@@ -11,15 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import BadModel
-from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, tied_layers, weight_of
+from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, joined_layers, weight_of
 from workers.graph.randomness import layer_seed, seed_generators
 from workers.graph.tee import tee
+from workers.graph.twins import TwinnedWeights, place
 from workers.graph.values import Weight, Wire, leaves, replaced
 
 Precision = Literal["fp32", "bf16"]
@@ -35,6 +39,7 @@ class StageModule(nn.Module):
         job_seed: The job's `training.seed`.
         precision: `bf16` runs the layers under autocast.
         needed: Names of the model's outputs that the loss takes; None: all.
+        recompute: Patterns of names of layers whose activations are computed again in the backward pass.
     """
 
     def __init__(
@@ -46,18 +51,46 @@ class StageModule(nn.Module):
         job_seed: int,
         precision: Precision,
         needed: Sequence[str] | None = None,
+        recompute: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.first_layer, self.last_layer = first, last
         self._job_seed = job_seed
         self._precision = precision
+        self._recompute = frozenset(
+            index
+            for index, layer in enumerate(graph.layers[first:last], first)
+            if any(fnmatchcase(layer.name, pattern) for pattern in recompute)
+            and not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
+        )
         self._graph = _Slice(graph, first, last, needed)
         self._evaluation = _Slice(graph.evaluation or graph, first, last, needed)
         for layer in graph.layers[first:last]:
             for name in layer.modules:
-                _place(self, name, graph.model.get_submodule(name), layer.name)
+                place(self, name, graph.model.get_submodule(name), layer.name)
             for name in layer.weights:
-                _place(self, name, weight_of(graph.model, name), layer.name)
+                place(self, name, weight_of(graph.model, name), layer.name)
+        self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
+        self._twins = TwinnedWeights(graph, first, last)
+
+    @property
+    def twins(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """(parameter, its twin) for each further layer that uses a parameter of this stage.
+
+        Both have the same values, and a gradient each: the sums of the layers are added exactly, in this
+            stage as
+        between two. They are there after `untie`.
+        """
+        return self._twins.pairs
+
+    def untie(self) -> None:
+        """Gives each layer but the first its own leaf of a shared parameter; call it on the final device."""
+        self._twins.make()
+
+    def train(self, mode: bool = True) -> StageModule:
+        super().train(mode)
+        self._twins.train(mode)
+        return self
 
     @property
     def slice(self) -> _Slice:
@@ -66,12 +99,12 @@ class StageModule(nn.Module):
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """(full name, parameter) of all trained parameters, each once, in layer order."""
-        return [(name, weight) for name, weight in self.named_parameters() if weight.requires_grad]
+        return [(self._names[id(w)], w) for w in self.parameters() if w.requires_grad]
 
     def untrained(self) -> list[tuple[str, Tensor]]:
         """(full name, tensor) of the other weights: frozen parameters and saved buffers."""
         saved = self.state_dict(keep_vars=True)
-        frozen = [(name, weight) for name, weight in self.named_parameters() if not weight.requires_grad]
+        frozen = [(self._names[id(w)], w) for w in self.parameters() if not w.requires_grad]
         return [
             *((name, weight.detach()) for name, weight in frozen),
             *((name, buffer) for name, buffer in self.named_buffers() if name in saved),
@@ -116,19 +149,45 @@ class StageModule(nn.Module):
                 own = {
                     name: branches[name].pop(0) if name in branches else known[name] for name in layer.reads
                 }
-                made = self._run_layer(index, layer, own, device)
+                if index in self._recompute and torch.is_grad_enabled():
+                    made = self._run_again(index, layer, own, device, step, microbatch)
+                else:
+                    made = self._run_layer(index, layer, own, device)
                 for name in part.finished(index):
                     known.pop(name, None)
                 known |= made
                 branches |= {name: list(tee(made[name], count)) for name, count in part.forks(made)}
         return known | {name: rest[0] for name, rest in branches.items() if rest}
 
+    def _run_again(
+        self,
+        index: int,
+        layer: GraphLayer,
+        values: dict[str, Value],
+        device: torch.device,
+        step: int | None,
+        microbatch: int | None,
+    ) -> dict[str, Value]:
+        """Runs a layer whose activations are dropped, and computed again for the backward pass: the same
+        bits."""
+
+        def run() -> dict[str, Value]:
+            if step is not None and microbatch is not None:
+                seed_generators(layer_seed(self._job_seed, step, microbatch, index))
+            return self._run_layer(index, layer, values, device)
+
+        made: dict[str, Value] = checkpoint(
+            run, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+        )
+        return made
+
     def _run_layer(
         self, index: int, layer: GraphLayer, values: dict[str, Value], device: torch.device
     ) -> dict[str, Value]:
         known = dict(values)
+        where = f"layer {index} ({layer.name}: {layer.kind})"
         for call in layer.calls:
-            known |= run_call(self, call, known, device, f"layer {index} ({layer.name}: {layer.kind})")
+            known |= run_call(self._twins.of(index) or self, call, known, device, where)
         return {name: _contiguous(known[name]) for name in layer.writes}
 
 
@@ -264,6 +323,11 @@ def run_call(
     return made
 
 
+def _keeps_averages(module: nn.Module) -> bool:
+    """Whether a second pass would change a module's buffers once more."""
+    return any(isinstance(part, _NormBase) and part.track_running_stats for part in module.modules())
+
+
 def _contiguous(value: Value) -> Value:
     return value.contiguous() if isinstance(value, Tensor) else value
 
@@ -272,27 +336,6 @@ def _tensors(value: Value) -> tuple[Tensor, ...]:
     if isinstance(value, tuple):
         return value
     return (value,) if isinstance(value, Tensor) else ()
-
-
-def _place(root: nn.Module, name: str, part: nn.Module | Tensor, layer: str) -> None:
-    """Puts a module or weight below `root` under its full name; what is there already stays."""
-    parent = root
-    *path, leaf = name.split(".")
-    try:
-        for step in path:
-            if step not in parent._modules:
-                parent.add_module(step, nn.Module())
-            parent = parent.get_submodule(step)
-        if isinstance(part, nn.Module):
-            if leaf not in parent._modules:
-                parent.add_module(leaf, part)
-        elif isinstance(part, nn.Parameter):
-            if leaf not in parent._parameters:
-                parent.register_parameter(leaf, part)
-        elif leaf not in parent._buffers:
-            parent.register_buffer(leaf, part)
-    except KeyError as error:
-        raise BadModel(f"layer {layer!r} bears a name that a module can't have: {error.args[0]}") from None
 
 
 def as_tensors(output: Any, where: str) -> tuple[Tensor, ...]:
@@ -322,6 +365,7 @@ def slice_stage(
     job_seed: int = 0,
     precision: Precision = "fp32",
     needed: Sequence[str] | None = None,
+    recompute: Sequence[str] = (),
 ) -> StageModule:
     """The stage of layers `first` … `last`-1; see `StageModule`.
 
@@ -330,12 +374,14 @@ def slice_stage(
     """
     if not 0 <= first < last <= len(graph):
         raise BadModel(f"layers {first} to {last} are no slice of a model with {len(graph)} layers")
-    for group in tied_layers(graph):
+    for group in joined_layers(graph):
         inside = [index for index in group if first <= index < last]
         if inside and len(inside) < len(group):
             names = " and ".join(graph.layers[index].name for index in group)
             raise BadModel(
-                f"layers {names} share a parameter and must stay in one stage; "
-                "use fewer stages or untie them in the model"
+                f"layers {names} must stay in one stage, since one changes in place what another has made; "
+                "use fewer stages, or no operation in place between them"
             )
-    return StageModule(graph, first, last, job_seed=job_seed, precision=precision, needed=needed)
+    return StageModule(
+        graph, first, last, job_seed=job_seed, precision=precision, needed=needed, recompute=recompute
+    )

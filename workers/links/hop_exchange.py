@@ -37,7 +37,7 @@ from workers.transport.pinned_buffers import describe, to_host
 
 log = get_logger("workers.links.hop_exchange")
 
-Direction = Literal["forward", "backward", "state", "copy", "redo"]
+Direction = Literal["forward", "backward", "state", "copy", "redo", "tied"]
 COPIES: tuple[Direction, ...] = ("copy", "redo")
 """Directions whose tensors the receiver keeps in host memory, whatever device it computes on."""
 Answer = Literal["accepted", "held", "stale", "later"]

@@ -119,7 +119,7 @@ def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Seq
         raise BadModel(
             "Hugging Face models need transformers on every node: pip install 'dmsc[hf]'"
         ) from None
-    settings = dict(config) if isinstance(config, dict) else _read(Path(config))
+    settings = dict(config) if isinstance(config, dict) else read_config(Path(config))
     family = settings.pop("model_type", None)
     if family not in _FAMILIES:
         raise BadModel(f"model_type {family!r} is not supported; use {' or '.join(sorted(_FAMILIES))}")
@@ -141,7 +141,8 @@ def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Seq
     return nn.Sequential(named).float()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The `config.json` at this path, or in this folder; raises `BadModel` if it can't be read."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text())

@@ -8,7 +8,6 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,8 +74,8 @@ from workers.links.peer_copy import CopySource
 from workers.local_store.recorder import Order
 from workers.stage.followers import Followers
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
+from workers.stage.preparation import Preparation
 from workers.stage.stage_flow import StageFlow
-from workers.stage.stage_reduction import StageReduction
 from workers.state.stage_state import StageState
 from workers.transaction.stage_machine import Effect, StageMachine
 from workers.transport.pinned_buffers import HostCopy
@@ -93,14 +92,6 @@ class StageTimes:
     """
     fence_s: float = 10.0
     """A fence: for the step that it names to open here."""
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A reduced gradient waiting for the decision."""
-
-    vote: StepVote
-    gradients: list[Tensor]
 
 
 class StageRuntime(HopRuntime):
@@ -141,8 +132,15 @@ class StageRuntime(HopRuntime):
             binder=self.binder,
         )
         self.flow = StageFlow(self, self.machine, thread, self.layers)
-        self.reduction = StageReduction(context)
-        self._prepared: Prepared | None = None
+        self.preparation = Preparation(
+            context,
+            thread,
+            self.layers,
+            self.flow.load,
+            lambda: (self.version, self.attempt),
+            lambda transfer: self.track(self.deliver(transfer, lambda: transfer.step == self.version)),
+        )
+        self.reduction = self.preparation.reduction
         self._applying = asyncio.Lock()
         self.copy_source = CopySource(
             lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
@@ -178,6 +176,9 @@ class StageRuntime(HopRuntime):
         elif notice.direction == "state":
             if self.machine.takes(notice):
                 self.track(self.state.take(notice.step, list(tensors), lambda: self.machine.takes(notice)))
+        elif notice.direction == "tied":
+            if (notice.step, notice.attempt) == (self.version, self.attempt):
+                self.preparation.tied.arrived(notice, tensors)
         elif notice.direction == "redo":
             self.track(self.state.redo(notice.step, tensors, lambda: self.machine.takes(notice)))
         else:
@@ -294,7 +295,7 @@ class StageRuntime(HopRuntime):
             version=self.version,
             attempt=self.attempt,
             generation=self.reduction.generation,
-            prepared=self._prepared.vote.step if self._prepared is not None else -1,
+            prepared=self.preparation.prepared.vote.step if self.preparation.prepared is not None else -1,
             fenced=tuple(self.machine.fenced),
         )
 
@@ -307,41 +308,8 @@ class StageRuntime(HopRuntime):
             raise Fenced(
                 f"prepare of step {order.step}/{order.attempt}, but I am at {self.version}/{self.attempt}"
             )
-        group = self.reduction.group
-        if order.generation != self.reduction.generation or group is None:
-            raise Conflict(
-                f"prepare in generation {order.generation}, but my group is {self.reduction.generation}"
-            )
-        earlier = self._prepared.vote if self._prepared is not None else None
-        if earlier is not None and (earlier.generation, earlier.step) == (order.generation, order.step):
-            return earlier
         request_progress.follow(self.thread.computed)
-        reduce_ms = 0.0
-        if len(group.members) == 1:
-            microbatches, (gradients, checksum, norms) = await self.thread.order(self.layers.finish_alone)
-        else:
-            began = time.perf_counter()
-            microbatches, flat = await self.thread.order(self.layers.copy_sum)
-            reduced = await self.reduction.all_reduce(group, flat)
-            reduce_ms = (time.perf_counter() - began) * 1e3
-            if (order.step, order.attempt) != (self.version, self.attempt):
-                raise Fenced("aborted while reducing")
-            gradients, checksum, norms = await self.thread.order(lambda: self.layers.finish_reduced(reduced))
-        self.flow.load.reduce_ms = reduce_ms
-        vote = StepVote(
-            member=self.member,
-            step=order.step,
-            attempt=order.attempt,
-            generation=order.generation,
-            microbatches=tuple(sorted(microbatches)),
-            checksum=checksum,
-            squared_norms=norms,
-            reduce_ms=reduce_ms,
-        )
-        ordered = (order.step, order.attempt, order.generation)
-        if ordered == (self.version, self.attempt, self.reduction.generation):
-            self._prepared = Prepared(vote, gradients)
-        return vote
+        return await self.preparation.vote(order)
 
     async def commit(self, order: StepCommit) -> StepApplied:
         """Applies the decision. Idempotent; it must match the prepared gradient (rule 6)."""
@@ -350,7 +318,7 @@ class StageRuntime(HopRuntime):
         if order.quarantined:
             return await self._skip(order)
         request_progress.follow(self.thread.computed)  # updating a large stage's weights takes long
-        prepared = self._prepared
+        prepared = self.preparation.prepared
         if prepared is None or (order.step, order.attempt) != (prepared.vote.step, prepared.vote.attempt):
             raise Conflict(f"commit of step {order.step}/{order.attempt}, which I have not prepared")
         if order.generation != prepared.vote.generation or order.checksum != prepared.vote.checksum:
@@ -359,10 +327,12 @@ class StageRuntime(HopRuntime):
         async with self._applying:
             if order.step + 1 == self.version:  # both a leader and its successor ordered this commit
                 return StepApplied(member=self.member, version=self.version)
-            if self._prepared is not prepared:
+            if self.preparation.prepared is not prepared:
                 raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
             await self.thread.order(lambda: self.layers.apply(order, prepared.gradients))
-            self._prepared = None  # not earlier: until here this instance can still apply the decision
+            self.preparation.prepared = (
+                None  # not earlier: until here this instance can still apply the decision
+            )
             # No await before this: hops read the version, and no snapshot may be ahead of the redos.
             self._end_step(order.step, prepared.gradients if order.action == "apply" else ())
         await self.state.move_to(self.version)
@@ -375,7 +345,7 @@ class StageRuntime(HopRuntime):
                 f"step {order.step}/{order.attempt} is to be left out, but I am at "
                 f"{self.version}/{self.attempt}"
             )
-        self._prepared = None
+        self.preparation.prepared = None
         await self.flow.forget(order.attempt)  # the sum must hold nothing of this step
         await self.thread.order(lambda: self.layers.skip(order.step))
         self._end_step(order.step, ())
@@ -488,8 +458,7 @@ class StageRuntime(HopRuntime):
 
     def _release_group(self) -> None:
         """Ends the group; its waiters get an error at once, and the gradient reduced in it is dropped."""
-        self._prepared = None
-        self.reduction.release()
+        self.preparation.release()
 
     async def close(self) -> None:
         self.copy_source.close()

@@ -20,7 +20,7 @@ from workers.compute.model import build, check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
-from workers.graph.model_graph import tied_layers
+from workers.graph.model_graph import joined_layers, sharing_layers
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -80,7 +80,8 @@ def analyse(
         data_tokens=data.tokens,
         code_digest=code_digest(*factories),
         device=device,
-        tied=tied_layers(graph),
+        tied=joined_layers(graph),
+        shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
         inexact=f"{inexact} on {device}" if inexact else "",
     )

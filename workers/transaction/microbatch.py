@@ -20,7 +20,7 @@ class Hop:
     """A microbatch on its way through this instance, in one attempt.
 
     `inputs` came from upstream: activations, then what of the batch travels along; `carried` are those of
-    them that get a gradient.
+    them that get a gradient. `statistics` are what it adds to running averages.
     `outputs` are this stage's activations with their autograd graph, until the backward pass.
     `sent_forward` and `sent_backward` are retained until the step is committed, so that they can be offered
     to a neighbour that replaces a lost one (DESIGN §5 rule 3). An `idle` hop was assigned by the orchestrator
@@ -36,6 +36,7 @@ class Hop:
     state: MicrobatchState = MicrobatchState.IDLE
     inputs: tuple[Tensor, ...] = ()
     carried: tuple[Tensor, ...] = ()
+    statistics: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     downstream: Member | None = None
     offer: bool = True

@@ -106,8 +106,10 @@ class StageMachine:
             return "later"
         if attempt < self.attempt or step < self.version:
             return "stale"
-        if step > self.version + WINDOW_STEPS:
+        if step > self.version + WINDOW_STEPS or (direction == "tied" and step > self.version):
             return "later"
+        if direction == "tied":
+            return "accepted"
         if notice.round and notice.round > self.snapshot.round(epoch, step, attempt):
             return "later"  # it was sent after a snapshot round that this instance has not answered yet
         hop = self.hops.get((step, notice.microbatch, notice.evaluate))

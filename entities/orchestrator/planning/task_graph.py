@@ -116,7 +116,29 @@ def plan(
         layer_count=len(topology.layers),
         parameters=topology.parameters,
         batch=topology.batch,
+        tied_stages=tied_stages(topology.shared, cuts),
     )
+
+
+def tied_stages(
+    shared: Sequence[Sequence[int]], cuts: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of stages that share a parameter; a stage is in one group at most.
+
+    Args:
+        shared: Groups of layers that share a parameter.
+        cuts: (first, last) layer of each stage, the last exclusive.
+    """
+    groups: list[set[int]] = []
+    for layers in shared:
+        stages = {
+            stage for stage, (first, last) in enumerate(cuts) if any(first <= at < last for at in layers)
+        }
+        for other in [group for group in groups if group & stages]:
+            groups.remove(other)
+            stages |= other
+        groups.append(stages)
+    return tuple(sorted(tuple(sorted(group)) for group in groups if len(group) > 1))
 
 
 def why_inexact(spec: JobSpec, graph: TaskGraph) -> str:

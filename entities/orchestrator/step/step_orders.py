@@ -39,6 +39,7 @@ from schemas.step import (
     StepBegin,
     StepDecision,
     StepPrepare,
+    TiedStage,
 )
 
 log = get_logger("orchestrator")
@@ -202,6 +203,8 @@ class StepOrders:
             step=effect.step,
             attempt=effect.attempt,
             generation=effect.generation,
+            members=effect.members if effect.tied else (),
+            tied=tuple(self._tied(stage, members) for stage, members in effect.tied),
         )
         try:
             answers = await self._job.instances.order(
@@ -216,6 +219,10 @@ class StepOrders:
         else:
             vote = answers[member.sid]
             self._post(ev.Voted(effect.stage, vote))
+
+    def _tied(self, stage: int, members: tuple[Member, ...]) -> TiedStage:
+        first, last = self._job.instances.graph.layers(stage)
+        return TiedStage(stage=stage, first_layer=first, last_layer=last, members=members)
 
     async def record(self, decision: StepDecision) -> None:
         await self._job.decisions.write(decision)

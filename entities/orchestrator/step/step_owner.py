@@ -47,6 +47,7 @@ class StepOwner:
             pauses=self._pauses,
             generation=resume_point.generation,
             transfers=self.transfers,
+            tied=self._job.instances.graph.tied_stages,
         )
         machine.attempt = resume_point.attempt
         self._loop = StepLoop(self._job, machine, self._observer)

@@ -29,6 +29,7 @@ step_ledger.py     `StepLedger`: claims and votes of one attempt; makes the deci
 states.py          each state variable with its named transitions, as docs/step-transaction.md draws them
 stage_group.py     `StageGroup`: one stage's members and their reduction group
 fencing.py         `Fencing`: the fence rounds of the open step, and the path updates that follow from them
+preparing.py       which stages prepare now, alone or with those that they share parameters with
 path_repair.py     who takes over the microbatches of a lost owner
 newcomers.py       `Newcomers`: instances that receive their stage's state and have no vote yet
 takeover_rules.py  where a new orchestrator goes on with a running job

@@ -231,13 +231,17 @@ class FormGroup:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Have the stage all-reduce; answered by `Voted` of each member, or by `ReductionGroupFailed`."""
+    """Have the stage all-reduce; answered by `Voted` of each member, or by `ReductionGroupFailed`.
+
+    `tied`: stages that share parameters with it, and their members.
+    """
 
     stage: int
     step: int
     attempt: int
     generation: int
     members: tuple[Member, ...]
+    tied: tuple[tuple[int, tuple[Member, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

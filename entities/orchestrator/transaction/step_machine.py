@@ -13,6 +13,7 @@ from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.fencing import Fencing
 from entities.orchestrator.transaction.newcomers import Newcomers
 from entities.orchestrator.transaction.path_repair import repair_paths
+from entities.orchestrator.transaction.preparing import prepare_orders, tied_to
 from entities.orchestrator.transaction.stage_group import StageGroup, StageGroupConfig
 from entities.orchestrator.transaction.states import (
     DispatchLifecycle,
@@ -52,6 +53,7 @@ class StepMachine:
         generation: int = 0,
         transfers: Iterator[int] | None = None,
         groups: StageGroupConfig = StageGroupConfig(),
+        tied: Iterable[Iterable[int]] = (),
     ) -> None:
         self.job = job
         self.epoch = epoch
@@ -65,6 +67,7 @@ class StepMachine:
         self._groups = [
             StageGroup(stage, tuple(members), generation, groups) for stage, members in enumerate(stages)
         ]
+        self._tied = tied_to(tied)
         self._data = list(data)
         self._newcomers = Newcomers()
         self._transfer_numbers = transfers or itertools.count(1)
@@ -432,15 +435,12 @@ class StepMachine:
         """Has each stage prepare whose microbatches are all in members' sums and whose group is formed."""
         if self._phase.state is not GATHERING or self._progress.state is not RUNNING:
             return []
-        effects: list[ev.Effect] = []
-        for stage, group in enumerate(self._groups):
-            if group.state is not FORMED or self._newcomers.is_receiving(stage):
-                continue
-            if not self.ledger.complete(stage) or self._any_dead(group.members):
-                continue
-            group.prepare()
-            effects.append(ev.Prepare(stage, self.step, self.attempt, group.generation, group.members))
-        return effects
+        return list(prepare_orders(self._groups, self._tied, self._may_prepare, self.step, self.attempt))
+
+    def _may_prepare(self, group: StageGroup) -> bool:
+        if group.state is not FORMED or self._newcomers.is_receiving(group.stage):
+            return False
+        return self.ledger.complete(group.stage) and not self._any_dead(group.members)
 
     def _voted(self, stage: int, vote: StepVote) -> list[ev.Effect]:
         if self._phase.state is not GATHERING or self._progress.state is not RUNNING:

@@ -95,6 +95,23 @@ def test_a_declared_graph_and_dropout_between_layers_give_the_same_bits_for_ever
         assert len(digests) == 1, factory
 
 
+def test_parameters_shared_across_stages_give_the_same_bits_and_survive_a_kill(mesh: Mesh) -> None:
+    """The embedding is also the head, stages apart: their sums are exchanged."""
+    digests = {}
+    for stages, replicas, kill in ((1, 1, ""), (3, 1, ""), (3, 2, "s0-r1"), (2, 2, "s1-r0")):
+        name = f"tied-{stages}x{replicas}"
+        job_id = mesh.client.submit(job(name, "Tied", "model", stages, replicas)).job
+        if kill:
+            until_step(mesh.client, job_id, KILL_AT)
+            os.kill(mesh.instance(f"{job_id}-{kill}").endpoint.pid, signal.SIGKILL)
+        record = done(mesh.client, job_id)
+        assert record.weights is not None
+        assert "head.weight" not in record.weights.tensors
+        assert bool(kill) == (record.recoveries > 0)
+        digests[name] = record.weights.sha256
+    assert len(set(digests.values())) == 1, digests
+
+
 @pytest.mark.parametrize(
     ("factory", "loss", "text"),
     [

@@ -97,3 +97,27 @@ class Chooses(nn.Module):
 def wants_more(logits: Tensor, colour: Tensor, targets: Tensor) -> Tensor:
     """Takes what there is not."""
     return logits.mean() + colour.mean() + targets.mean()
+
+
+class Tied(nn.Module):
+    """A small GPT as people write it: the head is the embedding's weight, and the model returns its loss."""
+
+    def __init__(self, width: int = 16, layers: int = 3, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.token = nn.Embedding(256, width)
+        self.position = nn.Embedding(64, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 256, bias=False)
+        self.head.weight = self.token.weight
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        positions = torch.arange(inputs.size(1), device=inputs.device)
+        x = self.dropout(self.token(inputs) + self.position(positions))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        if targets is None:
+            return logits, None
+        return logits, functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))

@@ -15,9 +15,9 @@ from schemas.job_file.model import ModelSpec
 from tests.builders.graph_parts import layers_of, loss_of
 from tests.builders.jobs import gpt_model
 from workers.compute.model import build
-from workers.graph.model_graph import tied_layers
+from workers.graph.model_graph import sharing_layers
 from workers.graph.randomness import layer_seed
-from workers.graph.stage_module import Precision, StageModule, slice_stage
+from workers.graph.stage_module import Precision, slice_stage
 
 SPEC = gpt_model(layers=3, width=32, heads=4, context=16, dropout=0.2)
 LAYERS = 5
@@ -184,13 +184,20 @@ def test_factories_that_fail_say_why_in_one_line(spec: ModelSpec, text: str) -> 
 
 
 @pytest.mark.usefixtures("user_module")
-def test_a_cut_between_tied_layers_is_refused() -> None:
-    layers = build(of("tied"), 0)
-    assert tied_layers(layers) == ((0, 2),)
-    assert isinstance(slice_stage(layers, 0, 3), StageModule)
-    assert isinstance(slice_stage(layers, 1, 2), StageModule)
-    with pytest.raises(BadModel, match="0 and 2 share a parameter"):
-        slice_stage(layers, 0, 2)
+def test_a_shared_parameter_has_one_name_and_each_layer_a_gradient_of_its_own() -> None:
+    graph = build(of("tied"), 0)
+    assert sharing_layers(graph) == ((0, 2),)
+    assert graph.users["0.weight"] == (0, 2)
+    apart = [slice_stage(graph, 0, 1), slice_stage(graph, 2, 3)]
+    assert [[name for name, _ in stage.trainable()] for stage in apart] == [["0.weight"], ["0.weight"]]
+    whole = slice_stage(graph, 0, 3)
+    whole.untie()
+    ((weight, twin),) = whole.twins
+    assert weight is not twin
+    assert weight.data_ptr() == twin.data_ptr()
+    (logits,) = whole(torch.arange(6).reshape(2, 3), step=0, microbatch=0)
+    first, second = torch.autograd.grad(logits.square().mean(), [weight, twin])
+    assert first.count_nonzero() < second.count_nonzero()  # the embedding's rows, and all of the head's
 
 
 @pytest.mark.usefixtures("user_module")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from schemas.errors import BadModel
 from tests.integration.mesh.user_models.forked import Block, Chooses, Dot, Hourglass, towers
-from workers.graph.model_graph import ModelGraph, tied_layers
+from workers.graph.model_graph import ModelGraph, joined_layers
 from workers.graph.recording import record
 from workers.graph.stage_module import slice_stage
 
@@ -25,12 +25,19 @@ def tokens(samples: int = 3, length: int = 10) -> dict[str, Tensor]:
     return {"inputs": torch.randint(0, 256, (samples, length), generator=generator)}
 
 
-def through(graph: ModelGraph, cuts: Sequence[int], batch: Mapping[str, Tensor]) -> tuple[float, Gradients]:
+def through(
+    graph: ModelGraph,
+    cuts: Sequence[int],
+    batch: Mapping[str, Tensor],
+    *,
+    recompute: Sequence[str] = (),
+    needed: Sequence[str] | None = None,
+) -> tuple[float, Gradients]:
     """Loss and gradients through the stages between `cuts`, as instances compute them."""
     passes = []
     sent: tuple[Tensor, ...] = ()
     for first, last in itertools.pairwise(cuts):
-        stage = slice_stage(graph, first, last, job_seed=1).train()
+        stage = slice_stage(graph, first, last, job_seed=1, recompute=recompute, needed=needed).train()
         part = stage.slice
         values = (part.unpacked(sent) if first else {}) | {name: batch[name] for name in graph.inputs}
         carried = part.carries_gradient(values, part.incoming)
@@ -101,6 +108,28 @@ def test_no_cut_changes_a_bit(factory: Callable[[], nn.Module]) -> None:
             assert gradient is None or torch.equal(gradient, parts[name]), (inner, name)
 
 
+def test_recomputing_layers_changes_no_bit() -> None:
+    graph = record(made(Hourglass), tokens())
+    loss, kept = through(graph, [0, len(graph)], tokens())
+    for cuts in ([0, len(graph)], [0, 3, len(graph)]):
+        other, again = through(graph, cuts, tokens(), recompute=["down.*", "up.1"])
+        assert other == loss
+        assert all(gradient is None or torch.equal(gradient, again[name]) for name, gradient in kept.items())
+
+
+def test_names_of_the_batch_are_mapped_and_what_is_frozen_is_left_out() -> None:
+    graph = record(
+        made(Needs),
+        {"tokens": tokens()["inputs"], "weights": torch.ones(3, 10, 8)},
+        inputs={"words": "tokens", "mask": "weights"},
+    )
+    assert graph.inputs == ("tokens", "weights")
+    with pytest.raises(BadModel, match="the forward pass has no wrods, but mask, words"):
+        record(made(Needs), {"tokens": tokens()["inputs"]}, inputs={"wrods": "tokens"})
+    with pytest.raises(BadModel, match="the data has no x, but tokens"):
+        record(made(Needs), {"tokens": tokens()["inputs"]}, inputs={"words": "x"})
+
+
 def test_a_graph_computes_what_its_model_computes_at_any_size() -> None:
     model = made(Hourglass).eval()
     graph = record(model, tokens())
@@ -144,7 +173,7 @@ class InPlace(nn.Module):
 
 def test_what_one_layer_changes_of_another_stays_with_it() -> None:
     graph = record(made(InPlace), tokens())
-    assert tied_layers(graph) == ((0, 1),)
+    assert joined_layers(graph) == ((0, 1),)
     with pytest.raises(BadModel, match="token and scale"):
         slice_stage(graph, 0, 1)
 

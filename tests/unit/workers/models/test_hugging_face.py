@@ -12,7 +12,7 @@ import torch
 from schemas.errors import BadModel
 from schemas.job_file.model import ModelSpec
 from workers.compute.model import build
-from workers.graph.model_graph import tied_layers
+from workers.graph.model_graph import sharing_layers
 from workers.graph.stage_module import slice_stage
 
 transformers = pytest.importorskip("transformers", reason="the extra `hf` is not installed")
@@ -55,8 +55,8 @@ def test_the_slices_compute_what_transformers_computes(config: dict[str, Any]) -
 
 def test_a_config_file_serves_and_tying_is_a_choice(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
-    assert tied_layers(build(spec(str(tmp_path)), 0)) == ()
-    assert tied_layers(build(spec(str(tmp_path / "config.json"), tie_weights=True), 0)) == ((0, 4),)
+    assert sharing_layers(build(spec(str(tmp_path)), 0)) == ()
+    assert sharing_layers(build(spec(str(tmp_path / "config.json"), tie_weights=True), 0)) == ((0, 4),)
 
 
 @pytest.mark.parametrize(

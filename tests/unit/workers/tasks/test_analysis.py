@@ -93,9 +93,17 @@ class Normed(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm1d(8)
     def forward(self, x): return self.norm(x)
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+    def forward(self, x):
+        self.seen += 1
+        return x
 
-def batch_norm(): return chain(nn.BatchNorm1d(8), nn.Linear(8, 256))
-def inner_batch_norm(): return chain(Normed(), nn.Linear(8, 256))
+def batch_norm(): return chain(Normed(), nn.Linear(8, 256))
+def average_norm(): return chain(nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 256))
+def counting(): return chain(Counting(), nn.Linear(8, 256))
 def still_buffers():
     norm = nn.BatchNorm1d(8, track_running_stats=False)
     norm.register_buffer("scale", torch.ones(8))
@@ -135,12 +143,12 @@ def job(factory: str, loss: str = "cross_entropy", **data: Any) -> JobSpec:
         (job("ends_in_two"), "bad_model", "a loss takes one tensor"),
         (job("dictionary"), "bad_model", "layer 1 (1: Dictionary) returned a dict"),
         (
-            job("batch_norm"),
+            job("counting"),
             "bad_model",
-            "layer 1 (1: BatchNorm1d) keeps running statistics, which would depend on who computes what; "
-            "use LayerNorm or GroupNorm",
+            "layer 1 (1: Counting) changes its buffer seen in its forward pass, which would depend on who "
+            "computes what; use torch's batch normalisation with a momentum, LayerNorm or GroupNorm",
         ),
-        (job("inner_batch_norm"), "bad_model", "layer 1 (1.norm: BatchNorm1d) keeps running statistics"),
+        (job("average_norm"), "bad_model", "layer 1 (1: BatchNorm1d) changes its buffer"),
         (
             job("half"),
             "bad_model",
@@ -171,5 +179,5 @@ def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path
     topology = ModelTopology.model_validate(asked(users_layers, job("two_tensors"))["topology"])
     assert [len(layer.output) for layer in topology.layers] == [1, 2, 1]
     tied = ModelTopology.model_validate(asked(users_layers, job("tied"))["topology"])
-    assert tied.tied == ((0, 2),)
+    assert tied.shared == ((0, 2),)
     assert tied.parameters == 256 * 8 + 8 * 8 + 8
