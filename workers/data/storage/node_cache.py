@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workers.data.storage.block_cache import BlockCache
-from workers.data.storage.range_reader import Storage, StorageConfig
+from workers.data.storage.range_reader import MemoryBlocks, Storage, StorageConfig
 from workers.data.storage.retrying import retried
-from workers.data.storage.source_kinds import open_source
+from workers.data.storage.source_kinds import open_source, source_on
 
 if TYPE_CHECKING:
     from bus.connection import Bus
 
+_memory = MemoryBlocks(64 << 20)
+"""Of all single files together: a source of another kind may have thousands open."""
 _granted: list[tuple[Path, str]] = []
 
 
@@ -25,6 +28,23 @@ def grant(folder: str | Path | None, reader: str) -> None:
 def shared_folder() -> Path | None:
     """The folder that this process shares with others of its user and node; None: it has none."""
     return _granted[0][0] if _granted else None
+
+
+def open_file(filesystem: Any, path: str) -> io.BufferedReader:
+    """A remote file of a file system of fsspec, to read at any place, by ranges and with this node's cache.
+
+    Raises:
+        BadData: it is missing or forbidden. Reading raises it, too, if the file has changed.
+        Unavailable: the store does not answer.
+    """
+    source = retried(lambda: source_on(filesystem, path), path, StorageConfig().first_retries)
+    cache = BlockCache(*_granted[0]) if _granted else None
+    storage = Storage(source, cache, memory=_memory)
+    try:
+        return storage.open().as_file(closing=storage.close)
+    except BaseException:
+        storage.close()
+        raise
 
 
 def open_storage(

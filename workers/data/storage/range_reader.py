@@ -88,15 +88,20 @@ class Storage:
         source: Where the files come from.
         cache: The node's cache; None: every range comes from the store.
         config: Sizes and limits.
+        memory: Blocks in memory, if other storages share them.
     """
 
     def __init__(
-        self, source: FileSource, cache: BlockCache | None = None, config: StorageConfig = StorageConfig()
+        self,
+        source: FileSource,
+        cache: BlockCache | None = None,
+        config: StorageConfig = StorageConfig(),
+        memory: MemoryBlocks | None = None,
     ) -> None:
         self.source = source
         self.cache = cache if source.cached else None
         self.config = config
-        self.memory = MemoryBlocks(config.memory_bytes)
+        self.memory = memory or MemoryBlocks(config.memory_bytes)
         self.counts = StorageCounts()
         self._has_answered = False
         self._closed = False
@@ -258,15 +263,21 @@ class RangeReader:
         """All of it at once, past the cache: for what is kept in another form."""
         return self._fetch(0, self.state.size) if self.state.size else b""
 
-    def as_file(self) -> io.BufferedReader:
-        """The file for libraries that want one: it can be read and sought."""
-        return io.BufferedReader(_SeekableRanges(self), buffer_size=64 << 10)
+    def as_file(self, *, closing: Callable[[], None] | None = None) -> io.BufferedReader:
+        """The file for libraries that want one: it can be read and sought; `closing` is called at its end."""
+        return io.BufferedReader(_SeekableRanges(self, closing), buffer_size=64 << 10)
 
 
 class _SeekableRanges(io.RawIOBase):
-    def __init__(self, reader: RangeReader) -> None:
+    def __init__(self, reader: RangeReader, closing: Callable[[], None] | None) -> None:
         self._reader = reader
+        self._closing = closing
         self._position = 0
+
+    def close(self) -> None:
+        if not self.closed and self._closing is not None:
+            self._closing()
+        super().close()
 
     def readable(self) -> bool:
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bus.files.artifacts import SCHEME
 from bus.wire.secret_urls import resolved
@@ -47,3 +47,14 @@ def open_source(
         raise
     except BadInput as error:
         raise BadData(f"data.source {error.text}") from None
+
+
+def source_on(filesystem: Any, path: str) -> FilesystemSource:
+    """One file of a file system of fsspec that was opened already; not of this machine's."""
+    protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
+    url = str(filesystem.unstrip_protocol(path))
+    if protocols & {"s3", "s3a"}:
+        return store_sources.S3Source(url, (filesystem, path))
+    if "hf" in protocols:
+        return store_sources.HubSource(url, (filesystem, path))
+    return FilesystemSource(url, (filesystem, path))

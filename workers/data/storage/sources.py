@@ -153,13 +153,18 @@ def _local_state(status: os.stat_result) -> FileState:
 
 
 class FilesystemSource(FileSource):
-    """Any file system of fsspec. A read is followed by a look whether the file is still the same."""
+    """Any file system of fsspec. A read is followed by a look whether the file is still the same.
+
+    Args:
+        url: Its URL.
+        opened: The file system and the path on it, if they were opened already.
+    """
 
     MARKS = ("etag", "ETag", "md5Hash", "generation", "content_settings", "checksum", "mtime", "LastModified")
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, opened: tuple[Any, str] | None = None) -> None:
         super().__init__(url)
-        self.filesystem, self.path = open_filesystem(url)
+        self.filesystem, self.path = opened or open_filesystem(url)
 
     def state(self, name: str) -> FileState:
         path = joined(self.path, name)

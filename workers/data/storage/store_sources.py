@@ -40,8 +40,8 @@ class S3Source(FilesystemSource):
 class HubSource(FilesystemSource):
     """Files of one commit of a repository of the Hugging Face hub: a branch is resolved when it is opened."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(self, url: str, opened: tuple[Any, str] | None = None) -> None:
+        super().__init__(url, opened)
         place = self.filesystem.resolve_path(self.path)
         commit = self.filesystem._api.repo_info(
             place.repo_id, repo_type=place.repo_type, revision=place.revision
