@@ -63,6 +63,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
         "", description="by which members of the job know each other; empty: not asked"
     )
     secrets: Secret = Field("", description="JSON: what the `secret://` URLs of the job stand for")
+    user: str = Field("", description="whose job it is: with whose other jobs it shares the node's cache")
 
 
 class LinkSecret(Message, wire="cluster.link.secret"):
@@ -155,7 +156,7 @@ class Cordon(Message, wire="cluster.cordon"):
     ecc_errors: int = 0
 
 
-class Analyse(Message, wire="cluster.analyse", version=(1, 1)):
+class Analyse(Message, wire="cluster.analyse", version=(1, 2)):
     """SMO → node agent: analyse the job's model and data in a short-lived worker (§5.3).
 
     Answered by `Ack` once accepted; the result comes as `ModelTopology` or `AnalysisFailed`.
@@ -164,6 +165,7 @@ class Analyse(Message, wire="cluster.analyse", version=(1, 1)):
     job: Token
     spec: KeptSpec
     secrets: Secret = Field("", description="as of `InstanceStart`")
+    user: str = Field("", description="as of `InstanceStart`")
 
 
 class AnalysisFailed(Message, wire="cluster.analysis.failed"):

@@ -18,6 +18,7 @@ from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.job_file.data import DataSpec
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
+from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.training import TrainingSpec
 from schemas.marks import HOLDS_URL, Url
 from schemas.routing import RoutingSpec
@@ -42,6 +43,7 @@ class JobSpec(Part):
     data: DataSpec = DataSpec()
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()
+    recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
     initial_weights: Annotated[str | None, HOLDS_URL] = Field(
         None, description="folder or URL of safetensors to start from"
@@ -199,6 +201,14 @@ class StepSetbacks(Part):
     errors: tuple[tuple[int | None, str], ...] = Field((), description="(stage, code) of errors of its own")
 
 
+class CodeFailure(Part):
+    """An instance ended for an exception of the job's own code, at a step."""
+
+    at: Time
+    step: int
+    sid: Token
+
+
 class NodeCut(Part):
     """Two nodes, each (cluster, node), that can't reach each other, and which one the job gave up."""
 
@@ -240,6 +250,9 @@ class JobRecord(Message, wire="job.record", version=(1, 13)):
     setbacks: tuple[StepSetbacks, ...] = ()
     roll_backs: int = Field(0, description="in a row, because a step failed too often; none went further")
     furthest: int = Field(0, description="steps that were ever committed, whatever was rolled back since")
+    code_failures: tuple[CodeFailure, ...] = Field(
+        (), description="those that `recovery` counts, oldest first"
+    )
     moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
@@ -250,7 +263,7 @@ class JobRecord(Message, wire="job.record", version=(1, 13)):
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
 
 
-class JobEvent(Message, wire="job.event", version=(1, 4)):
+class JobEvent(Message, wire="job.event", version=(1, 5)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token
@@ -271,6 +284,7 @@ class JobEvent(Message, wire="job.event", version=(1, 4)):
     ]
     at: Time
     text: str = ""
+    warning: bool = Field(False, description="a `fault` by which nothing is lost")
     state: JobState | None = None
     total_steps: int | None = None
     result: StepResult | None = None

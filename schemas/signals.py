@@ -121,10 +121,11 @@ class StageLoad(Part):
     latency_p95_ms: float = 0.0
 
 
-class ComputeNotification(Message, wire="signal.compute", version=(1, 1)):
+class ComputeNotification(Message, wire="signal.compute", version=(1, 2)):
     """Type 4. One cluster's instances, for gateways to choose cluster and entry, and for other routers.
 
-    It is sent when it could change a choice, and periodically for receivers that started later.
+    It is sent when it could change a choice, and periodically for receivers that started later. `guests`:
+    clusters without a router whose instances are among `entries`, too.
     """
 
     router: Token
@@ -132,6 +133,7 @@ class ComputeNotification(Message, wire="signal.compute", version=(1, 1)):
     revision: int
     entries: tuple[ComputeEntry, ...]
     stages: tuple[StageLoad, ...] = ()
+    guests: tuple[Token, ...] = ()
 
 
 # Type 5: QoS Telemetry (MG, SR → SMO) and Policy Update (SMO → MG, SR) ------------------------------

@@ -91,6 +91,17 @@ class SampledBatches:
             for part in self._splits.values()
             for each in part.sources
         )
+        views = [each.view for part in self._splits.values() for each in part.sources]
+        self.vocabulary = max((view.vocabulary or 0 for view in views), default=0) or None
+
+        trained = self._splits["train"].sources if "train" in self._splits else ()
+        for number, source in enumerate(trained):
+            source.view.follow(functools.partial(self._upcoming, number))
+
+    def _upcoming(self, source: int, start: int, count: int) -> Indices:
+        """The train samples of one source at these positions; -1: another's."""
+        draws = self._splits["train"].order.draws(start, count)
+        return np.where(draws.sources == source, draws.indices, -1)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -98,7 +109,11 @@ class SampledBatches:
 
     def batch(self, split: Split, step: int, microbatch: int) -> Batch:
         part = self._part(split)
-        draws = self._draws(split, self._position(step, microbatch))
+        position = self._position(step, microbatch)
+        draws = self._draws(split, position)
+        if split == "train":
+            for each in part.sources:
+                each.view.reached(position)
         sources = np.unique(draws.sources)
         if (
             self._collate is None
@@ -202,6 +217,8 @@ class SampledBatches:
                 self.replaced += 1
                 last = error
                 continue
+            if not source.spec.dtypes:
+                return values
             return {name: _typed(name, as_tensor(name, value), source.spec) for name, value in values.items()}
         raise BadData(f"{source.view.name}: {MOST_REPLACED} samples in a row are unreadable: {last.text}")
 

@@ -11,6 +11,7 @@ from workers.data.permutation import Indices, Permutation
 from workers.data.samples import (
     BlockSamples,
     ExpectingSamples,
+    ForeseeingSamples,
     GatheredSamples,
     RawSamples,
     Samples,
@@ -45,11 +46,13 @@ class SampleView:
         self._places = places
         self._expects = samples if isinstance(samples, ExpectingSamples) else None
         self._draws = samples if isinstance(samples, SeededSamples) else None
+        self._foresees = samples if isinstance(samples, ForeseeingSamples) else None
         self._gathers = samples if isinstance(samples, GatheredSamples) else None
         self._raw = samples if isinstance(samples, RawSamples) else None
         self.size = size
         self.blocks = tuple(blocks)
         self.name = name
+        self.vocabulary: int | None = getattr(samples, "vocabulary", None)
 
     @property
     def gathers(self) -> bool:
@@ -75,6 +78,23 @@ class SampleView:
     def expect_at(self, places: Indices) -> None:
         if self._expects is not None:
             self._expects.expect(places.tolist())
+
+    def follow(self, upcoming: Callable[[int, int], Indices]) -> None:
+        """See `ForeseeingSamples`; `upcoming` gives indices within this view."""
+        if self._foresees is None:
+            return
+
+        def within_source(start: int, count: int) -> Indices:
+            indices = upcoming(start, count)
+            mine = np.flatnonzero(indices >= 0)
+            indices[mine] = self.places(indices[mine])
+            return indices
+
+        self._foresees.follow(within_source)
+
+    def reached(self, position: int) -> None:
+        if self._foresees is not None:
+            self._foresees.reached(position)
 
     def close(self) -> None:
         self._samples.close()

@@ -20,6 +20,8 @@ from workers.compute.model import build, check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.checking import checked_batch
 from workers.data.opening import open_source
+from workers.data.storage import node_cache
+from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import joined_layers, sharing_layers
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
@@ -37,6 +39,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
+    node_cache.grant(payload.get("cache"), payload.get("sid", "analysis"))
     async with bus_for(payload, *spec.data.urls().values()) as bus:
         data = await open_source(spec, bus)
     try:
@@ -64,7 +67,10 @@ def analyse(
     check_trained(graph.model.named_parameters())
     loss = Loss(spec.model, [*graph.outputs], [*sample], graph.inputs, counted=counts(spec))
     travels = graph.batch_crossing(0, [*sample], loss.batch)
-    profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    with embeddings_checked(data.vocabulary, graph.model, sample):
+        profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    if spec.model.loss == "cross_entropy":
+        check_logits(data.vocabulary, profiles)
     loss_factory = [spec.model.loss] if ":" in spec.model.loss else []
     factories = [spec.model.factory, *loss_factory, *spec.data.user_code()]
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]

@@ -13,6 +13,8 @@ from dmsc.console.command_app import argument, option
 from dmsc.console.exit_codes import bad_input
 from dmsc.console.options import (
     AllowUrlOption,
+    CacheGibOption,
+    CacheOption,
     CodeOption,
     InstanceUsersOption,
     LevelOption,
@@ -131,6 +133,8 @@ def join(
     keep_stores: Annotated[
         bool, option("--keep-stores $DMSC_KEEP_STORES", "Keep local stores after their job has ended.")
     ] = False,
+    cache: CacheOption = None,
+    cache_gib: CacheGibOption = None,
     metrics_port: MetricsPortOption = "0",
     metrics_bind: MetricsBindOption = "127.0.0.1",
     wait: WaitOption = 30.0,
@@ -166,7 +170,7 @@ def join(
     limits = confinement(
         trusted=trust_researchers,
         users=instance_users,
-        closed=closed_files(state or default_state(), credential, logs, stores),
+        closed=closed_files(state or default_state(), credential, logs, stores, cache),
         read=[path for url in allow_url if (path := local_path(url)) is not None],
     )
     config = ClusterConfig(
@@ -181,6 +185,8 @@ def join(
         logs=(logs or (state or default_state()) / "logs").absolute(),
         stores=None if stores is None else stores.absolute(),
         keep_stores=keep_stores,
+        cache=None if cache is None else cache.absolute(),
+        cache_bytes=None if cache_gib is None else int(cache_gib * (1 << 30)),
         allow_urls=allow_url,
         confinement=limits,
     )

@@ -220,6 +220,7 @@ class JobInstances:
             joins=joins,
             link_secret=self._link_secret,
             secrets=named,
+            user=self._record.user,
         )
         agent = self.agent_of(unit.sid)
         if agent is None:

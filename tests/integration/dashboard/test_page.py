@@ -58,6 +58,19 @@ def test_a_killed_instance_appears_on_the_time_line_and_recovers(open_page: Open
     changes(page, LOSS)
 
 
+def test_the_configuration_of_a_job_is_shown(open_page: Open) -> None:
+    page = open_page()
+    page.wait_for_selector(".share-row")
+    page.click("nav a[href='#/jobs']")
+    page.click("button:has-text('Configuration')")
+    page.wait_for_selector("dialog[open] pre")
+    shown = page.inner_text("dialog[open] pre")
+    assert "name: seen" in shown
+    assert "pad_ms: 60" in shown
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog[open]", state="hidden")
+
+
 def test_logs_are_searched(open_page: Open) -> None:
     page = open_page("logs")
     page.wait_for_selector(".lines li")

@@ -149,7 +149,7 @@ function show() {
 }
 
 function showViews() {
-  const open = [...store.faults.values()].filter((row) => row.state === "open" || row.state === "retrying" || row.state === "located").length;
+  const open = [...store.faults.values()].filter((row) => !row.warning && !["handled", "given_up"].includes(row.state)).length;
   keyed(at("views"), Object.entries(VIEWS), ([name]) => name,
     ([name, [title]]) => Object.assign(h("a", { href: `#/${name}` }, title), {}),
     (link, [name]) => (name === named ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current")));
