@@ -217,6 +217,8 @@ class SampledBatches:
                 self.replaced += 1
                 last = error
                 continue
+            if not source.spec.dtypes:
+                return values
             return {name: _typed(name, as_tensor(name, value), source.spec) for name, value in values.items()}
         raise BadData(f"{source.view.name}: {MOST_REPLACED} samples in a row are unreadable: {last.text}")
 
