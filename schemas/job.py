@@ -16,6 +16,7 @@ from pydantic import (
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.job_file.data import DataSpec
+from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
 from schemas.job_file.recovery import RecoverySpec
@@ -46,8 +47,8 @@ class JobSpec(Part):
     parallel: ParallelSpec = ParallelSpec()
     recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
-    initial_weights: Annotated[str | None, HOLDS_URL] = Field(
-        None, description="folder or URL of safetensors to start from"
+    initial_weights: Annotated[InitialWeightsField | None, HOLDS_URL] = Field(
+        None, description="folder or URL of safetensors to start from, or {url, map, strict}"
     )
     resume_from: Annotated[str | None, HOLDS_URL] = Field(
         None,
@@ -55,6 +56,11 @@ class JobSpec(Part):
     )
     artifacts: Url = Field("bus://artifacts", description="where weights and checkpoints go")
     sample: SampleSpec | None = None
+
+    @property
+    def weights_url(self) -> str | None:
+        """The URL of the initial weights, if the job names some."""
+        return None if self.initial_weights is None else self.initial_weights.url
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> JobSpec:

@@ -19,8 +19,9 @@ from workers.compute.stage_compute import StageCompute
 from workers.process.url_rules import open_url
 from workers.state.checkpoint import restore_checkpoint
 from workers.state.checkpoint_writer import CheckpointWriter
+from workers.state.initial_weights import load_initial
 from workers.state.publishing import Publisher
-from workers.state.weights import export, load_initial, page_of
+from workers.state.weights import export, page_of
 
 
 class StageState:
@@ -57,11 +58,10 @@ class StageState:
     async def build(self) -> None:
         """Builds version 0 from the seed, or from the weights that the job names."""
         await self._thread.order(self._stage.build)
-        url = self._start.spec.initial_weights
-        if url:
-            await load_initial(
-                self._stage.module, await open_url(url, self._bus), url, run=self._thread.order
-            )
+        source = self._start.spec.initial_weights
+        if source is not None:
+            artifacts = await open_url(source.url, self._bus)
+            await load_initial(self._stage.module, artifacts, source, run=self._thread.order)
 
     async def move_to(self, version: int) -> None:
         """Sets the version and wakes all waiters."""
