@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -57,8 +58,9 @@ class StageState:
 
     async def build(self) -> None:
         """Builds version 0 from the seed, or from the weights that the job names."""
-        await self._thread.order(self._stage.build)
         source = self._start.spec.initial_weights
+        given = source is not None and source.strict  # then the files have all weights, or it is an error
+        await self._thread.order(partial(self._stage.build, given=given))
         if source is not None:
             artifacts = await open_url(source.url, self._bus)
             await load_initial(self._stage.module, artifacts, source, run=self._thread.order)
