@@ -183,8 +183,9 @@ class WeightsManifest(Part):
     """
 
     url: Url
-    shards: tuple[str, ...]
+    shards: tuple[str, ...] = Field(description="safetensors, their index, and the files beside them")
     tensors: dict[str, str] = Field(description="full parameter name → shard file")
+    names: dict[str, str] = Field({}, description="full parameter name → name in the shard, if it is another")
     bytes: int
     sha256: str
     step: int
@@ -225,7 +226,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 14)):
+class JobRecord(Message, wire="job.record", version=(1, 15)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -271,7 +272,7 @@ class JobRecord(Message, wire="job.record", version=(1, 14)):
     usage: JobUsage = JobUsage()
 
 
-class JobEvent(Message, wire="job.event", version=(1, 5)):
+class JobEvent(Message, wire="job.event", version=(1, 6)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -154,6 +154,7 @@ async def load_initial(
     *,
     run: Runner = asyncio.to_thread,
     public_name: Callable[[str], str] = lambda name: name,
+    is_new: Callable[[str], bool] = lambda name: False,
 ) -> MatchedWeights:
     """Loads the stage's weights from a folder of safetensors, with or without an index.
 
@@ -163,6 +164,7 @@ async def load_initial(
         source: The job's section; its URL as the user wrote it stands in messages.
         run: Runs the replacement.
         public_name: See `match_weights`.
+        is_new: Of a full name: it may be missing, and then begins as the factory made it.
 
     Raises:
         BadModel: There are no safetensors, or a tensor is missing or of another shape or type; nothing was
@@ -171,6 +173,8 @@ async def load_initial(
     """
     own = dict([*stage.named_parameters(), *stage.untrained()])
     matched = await match_weights(own, artifacts, source, public_name)
+    missing = tuple(name for name in matched.missing if not is_new(name))
+    matched = replace(matched, missing=missing)
     check_missing(matched, source, f"layers {stage.first_layer} to {stage.last_layer - 1}")
     if matched.missing:
         log.info(describe_match(MatchedWeights(matched.found, matched.missing, ()), source))

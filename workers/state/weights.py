@@ -7,7 +7,7 @@ Hugging Face. The orchestrator, which knows all shards, makes the index and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -26,16 +26,28 @@ def weight_tensors(stage: StageModule) -> dict[str, Tensor]:
     return {name: tensor.cpu().contiguous() for name, tensor in named}
 
 
-async def export(stage: StageModule, artifacts: Artifacts, shard: str) -> tuple[int, dict[str, str]]:
+async def export(
+    stage: StageModule,
+    artifacts: Artifacts,
+    shard: str,
+    written_name: Callable[[str], str] = lambda name: name,
+) -> tuple[int, dict[str, str]]:
     """Writes the stage's weights as `shard` below the artifacts' URL.
 
     The caller must ensure that nothing trains meanwhile.
+
+    Args:
+        stage: The stage.
+        artifacts: The folder.
+        shard: The file.
+        written_name: Full parameter name → its name in the file.
 
     Returns:
         The bytes of all tensors, and full parameter name → `dtype shape sha256(bytes)`.
     """
     tensors = await in_thread(lambda: weight_tensors(stage))
-    await put_tensors(artifacts, shard, tensors, {"format": "pt"})
+    written = {written_name(name): tensor for name, tensor in tensors.items()}
+    await put_tensors(artifacts, shard, written, {"format": "pt"})
     size = sum(tensor.nbytes for tensor in tensors.values())
     return size, await in_thread(lambda: {name: describe_tensor(tensor) for name, tensor in tensors.items()})
 
