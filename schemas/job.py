@@ -16,6 +16,7 @@ from pydantic import (
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.job_file.data import DataSpec
+from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
 from schemas.job_file.recovery import RecoverySpec
@@ -46,8 +47,8 @@ class JobSpec(Part):
     parallel: ParallelSpec = ParallelSpec()
     recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
-    initial_weights: Annotated[str | None, HOLDS_URL] = Field(
-        None, description="folder or URL of safetensors to start from"
+    initial_weights: Annotated[InitialWeightsField | None, HOLDS_URL] = Field(
+        None, description="folder or URL of safetensors to start from, or {url, map, strict}"
     )
     resume_from: Annotated[str | None, HOLDS_URL] = Field(
         None,
@@ -55,6 +56,11 @@ class JobSpec(Part):
     )
     artifacts: Url = Field("bus://artifacts", description="where weights and checkpoints go")
     sample: SampleSpec | None = None
+
+    @property
+    def weights_url(self) -> str | None:
+        """The URL of the initial weights, if the job names some."""
+        return None if self.initial_weights is None else self.initial_weights.url
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> JobSpec:
@@ -177,8 +183,9 @@ class WeightsManifest(Part):
     """
 
     url: Url
-    shards: tuple[str, ...]
+    shards: tuple[str, ...] = Field(description="safetensors, their index, and the files beside them")
     tensors: dict[str, str] = Field(description="full parameter name → shard file")
+    names: dict[str, str] = Field({}, description="full parameter name → name in the shard, if it is another")
     bytes: int
     sha256: str
     step: int
@@ -219,7 +226,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 14)):
+class JobRecord(Message, wire="job.record", version=(1, 15)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -265,7 +272,7 @@ class JobRecord(Message, wire="job.record", version=(1, 14)):
     usage: JobUsage = JobUsage()
 
 
-class JobEvent(Message, wire="job.event", version=(1, 5)):
+class JobEvent(Message, wire="job.event", version=(1, 6)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token

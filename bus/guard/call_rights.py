@@ -54,7 +54,7 @@ def names_of(record: JobRecord | None) -> ObjectNames:
         return ObjectNames()
     spec = record.spec
     folder = bus_name(spec.artifacts)
-    urls = (spec.resume_from, spec.initial_weights, *spec.data.urls().values())
+    urls = (spec.resume_from, spec.weights_url, *spec.data.urls().values())
     own = f"{folder}/{record.job}/"
     readable_names = (
         bus_name(url) for url in urls if url and (url in record.may_read or url.startswith(DATA_SETS))

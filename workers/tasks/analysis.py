@@ -13,10 +13,11 @@ from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
 from workers.compute.batch_schema import batch_schema
+from workers.compute.deferred_model import WHOLE_BYTES, outline_model
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.loss import Loss, counts
-from workers.compute.model import build, check_trained
+from workers.compute.model import build, check_trained, graph_of
 from workers.data.batches import Batch, BatchSource
 from workers.data.checking import checked_batch
 from workers.data.opening import open_source
@@ -63,7 +64,11 @@ def analyse(
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
     sample = checked_batch(data, spec.data.evaluation_sets)
-    graph = build(spec.model, training.seed, sample)
+    outline = outline_model(spec.model, training.seed, sample)
+    if outline.bytes <= WHOLE_BYTES:
+        graph = build(spec.model, training.seed, sample)
+    else:  # one layer at a time has memory
+        graph = graph_of(spec.model, outline.model, sample)
     check_trained(graph.model.named_parameters())
     loss = Loss(spec.model, [*graph.outputs], [*sample], graph.inputs, counted=counts(spec))
     travels = graph.batch_crossing(0, [*sample], loss.batch)
