@@ -26,8 +26,8 @@ def lines(data: dict[str, Any]) -> list[str]:
     [
         (
             {"columns": {"x": "a"}},
-            "data: columns is for kind huggingface or images or table, and this is kind bytes: leave it out, "
-            "or say kind: huggingface",
+            "data: columns is for kind huggingface or images or shards or table, and this is kind bytes: "
+            "leave it out, or say kind: huggingface",
         ),
         (
             {"kind": "table", "sample_tokens": 9},
