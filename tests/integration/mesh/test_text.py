@@ -73,6 +73,19 @@ def test_conversations_train_whatever_names_the_model_takes(mesh: Mesh, data: di
     assert record.loss_last < record.loss_first
 
 
+def test_batches_of_any_length_have_the_same_bits_in_any_shape(mesh: Mesh, data: dict[str, Any]) -> None:
+    path = Path(data["source"]).with_name("ragged.jsonl")
+    rows = [{"text": "word " * (number % 23 + 1)} for number in range(300)]
+    fields = {"packing": "none", "pad_to_longest": True, "source": lines(path, rows)}
+    hashes = set()
+    for shape in ({"stages": 1}, {"stages": 2, "replicas": 2}):
+        job = text_job("ragged", data | fields, training={"steps": 4}, parallel=shape)
+        record = outcome(mesh.client, job)
+        assert record.weights is not None, record.reason
+        hashes.add(record.weights.sha256)
+    assert len(hashes) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "vocabulary", "expected"),
     [
