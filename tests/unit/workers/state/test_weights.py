@@ -119,7 +119,9 @@ async def test_what_was_exported_is_told_in_pages_and_written_once(
     held = SimpleNamespace(module=stage[0], optimizer=stage[1])
     member = Member(sid="s", incarnation="i")
     start = SimpleNamespace(
-        unit=SimpleNamespace(stage=0), job="j", spec=SimpleNamespace(artifacts="bus://artifacts")
+        unit=SimpleNamespace(stage=0),
+        job="j",
+        spec=SimpleNamespace(artifacts="bus://artifacts", model=SPEC),
     )
     state = StageState(
         cast(Any, None), cast(Any, start), member, cast(Any, None), cast(Any, held), lambda: None
