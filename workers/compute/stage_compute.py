@@ -26,6 +26,7 @@ from workers.compute.loss import Loss, counts
 from workers.compute.model import build, check_trained
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
 from workers.compute.running_statistics import RunningStatistics
+from workers.graph.recording import check_sizes
 from workers.graph.stage_module import slice_stage
 from workers.transaction.microbatch import Hop
 
@@ -51,7 +52,7 @@ class StageCompute:
             BadModel: The user's code fails, or trains parameters that are not float32.
         """
         unit, spec = self._start.unit, self._start.spec
-        batch = empty_batch(self._start.batch)
+        batch = empty_batch(self._start.batch, spec.training.microbatch_samples)
         if self._start.stages > 1:
             graph = build_layers(
                 spec.model, spec.training.seed, batch, unit.first_layer, unit.last_layer, given=given
@@ -59,6 +60,8 @@ class StageCompute:
         else:
             graph = build(spec.model, spec.training.seed, batch)
         loss = Loss(spec.model, [*graph.outputs], [*batch], graph.inputs, counted=counts(spec))
+        self._graph = graph
+        self._sizes = {tuple(tensor.shape for tensor in batch.values())}
         self.module = slice_stage(
             graph,
             unit.first_layer,
@@ -101,6 +104,7 @@ class StageCompute:
         began = time.perf_counter()
         self.module.train(not hop.evaluate)
         part = self.module.slice
+        self._check_sizes(hop.inputs)
         tensors = [tensor.to(self._device, non_blocking=True) for tensor in hop.inputs]
         arrived = len(tensors) - len(self._batch_in)
         batch = dict(zip(self._batch_in, tensors[arrived:], strict=True))
@@ -134,6 +138,14 @@ class StageCompute:
         else:
             sent = (item.detach().contiguous() for item in part.packed(values))
             hop.sent_forward = (*sent, *(batch[name] for name in self._batch_out))
+
+    def _check_sizes(self, tensors: Sequence[Tensor]) -> None:
+        """Checks once for each size of a batch that the model computes the same for it."""
+        sizes = tuple(tensor.shape for tensor in tensors)
+        if self._first and self._graph.recorded and sizes not in self._sizes:
+            spec = self._start.spec
+            check_sizes(self._graph, dict(zip(self._batch_in, tensors, strict=True)), spec.model.inputs)
+            self._sizes.add(sizes)
 
     def backward(self, hop: Hop, gradients: Sequence[Tensor]) -> None:
         """Computes the gradients of one microbatch separately, then adds them all (DESIGN §5 rule 4).

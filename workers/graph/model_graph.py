@@ -6,6 +6,7 @@ it ends there. What crosses it is decided here, and is the same wherever else th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.graph.values import named_wires
+from workers.graph.values import named_wires, replaced
 
 Value = Tensor | int | tuple[Tensor, ...]
 """What a wire carries: a tensor, a size, or all outputs of a layer of a sequence."""
@@ -88,6 +89,7 @@ class ModelGraph:
         layers: In order of computation.
         inputs: Names of the batch that the layers read.
         taken: Names of the batch that the model is given, whether it reads them or not.
+        recorded: Whether it was recorded, with a batch of certain sizes.
         outputs: Name → wire of what the model returns.
         sizes: Wires that carry a number.
         constant: Wires that no gradient reaches, because no trained weight is before them.
@@ -106,9 +108,20 @@ class ModelGraph:
     spread: bool = False
     evaluation: ModelGraph | None = None
     taken: tuple[str, ...] = ()
+    recorded: bool = False
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def fingerprint(self) -> str:
+        """What the layers compute, in words: equal for equal calls with equal constants."""
+        calls = (
+            (layer.name, called_name(call.target), _words((call.args, call.kwargs)), _words(call.result))
+            for layer in self.layers
+            for call in layer.calls
+        )
+        own = hashlib.sha256(repr(list(calls)).encode()).hexdigest()
+        return own if self.evaluation is None else f"{own}/{self.evaluation.fingerprint()}"
 
     def parameters(self, layer: int) -> dict[str, nn.Parameter]:
         """Full name → parameter of one layer; a parameter with several names appears once."""
@@ -176,6 +189,15 @@ class ModelGraph:
             return tuple(name for name in batch if name in given)
         needed = set(loss_takes).union(*(layer.reads for layer in self.layers[cut:]))
         return tuple(name for name in batch if name in needed)
+
+
+def called_name(target: str | Callable[..., object]) -> str:
+    """What is called, in words."""
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _words(value: Any) -> str:
+    return repr(replaced(value, lambda leaf: "a tensor" if isinstance(leaf, Tensor) else leaf))
 
 
 def weight_of(model: nn.Module, name: str) -> Tensor:

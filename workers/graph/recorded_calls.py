@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from workers.graph.model_graph import Call, GraphLayer
+from workers.graph.model_graph import Call, GraphLayer, called_name
 
 
 @dataclass(eq=False)
@@ -68,8 +67,3 @@ def trains(recorded: RecordedCall) -> bool:
     if module is not None and next(module.parameters(), None) is not None:
         return True
     return any(isinstance(weight, nn.Parameter) for weight in recorded.weights.values())
-
-
-def called_name(target: str | Callable[..., object]) -> str:
-    """What is called, in words."""
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))

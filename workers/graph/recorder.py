@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from schemas.errors import BadModel
-from workers.graph.model_graph import Call, ModelGraph
-from workers.graph.recorded_calls import RecordedCall, called_name, joined, named_layers, trains
+from workers.graph.model_graph import Call, ModelGraph, called_name
+from workers.graph.recorded_calls import RecordedCall, joined, named_layers, trains
 from workers.graph.sizes import Size, size_of
 from workers.graph.values import TensorShape, Weight, Wire, leaves, named_wires, replaced
 
@@ -34,6 +34,8 @@ _READS_VALUES = frozenset(
     | {"allclose", "__array__", "__complex__"}
 )
 """Functions that hand the values of tensors to Python, whose control flow can't be recorded then."""
+_DRAWN = "drawn"
+"""Key of the number that stands for all that is drawn from [0, 1)."""
 _OWN_FILES = tuple(f"graph/{name}.py" for name in ("recorder", "recording", "sizes", "values"))
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range),
@@ -258,17 +260,23 @@ class Recorder(TorchFunctionMode):
     def _free_of_data(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The arguments with the values that tensors will have for any data of this size; None: they depend
         on it."""
-        known: dict[str, Any] = {}
+        self._inside += 1
         try:
-            self._inside += 1
-            return tuple(
-                self._value(self._wires[id(item)].name, known) if isinstance(item, Tensor) else item
-                for item in args
+            least, most = (
+                tuple(
+                    self._value(self._wires[id(item)].name, known) if isinstance(item, Tensor) else item
+                    for item in args
+                )
+                for known in ({_DRAWN: 0.0}, {_DRAWN: 1.0 - 2.0**-24})
             )
         except KeyError:
             return None
         finally:
             self._inside -= 1
+        same = all(
+            torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(least, most, strict=True)
+        )
+        return least if same else None
 
     def _value(self, wire: str, known: dict[str, Any]) -> Any:
         """The value of a wire, computed on the CPU from constants and sizes; raises `KeyError` if it has
@@ -286,7 +294,12 @@ class Recorder(TorchFunctionMode):
 
             args, kwargs = replaced((call.args, call.kwargs), value)
             assert callable(call.target)
-            result = call.target(*args, **kwargs)
+            if _is_drawn(call.target):  # what holds for the least and the most holds for any draw
+                if call.target not in (torch.rand, torch.rand_like):
+                    raise KeyError(wire)
+                result = torch.full_like(call.target(*args, **kwargs), known[_DRAWN])
+            else:
+                result = call.target(*args, **kwargs)
             for leaf, found in zip(leaves(call.result), leaves(result), strict=True):
                 if isinstance(leaf, Wire):
                     known[leaf.name] = found
@@ -381,6 +394,14 @@ class Recorder(TorchFunctionMode):
             constant=frozenset(self._constant),
             joined=joined(grouped),
         )
+
+
+def _is_drawn(target: Callable[..., Any]) -> bool:
+    """Whether a function draws random numbers."""
+    name = called_name(target)
+    return name.startswith(("rand", "bernoulli", "multinomial", "normal", "poisson", "dropout")) or (
+        name.endswith(("uniform_", "normal_", "random_", "exponential_", "bernoulli_"))
+    )
 
 
 def _storages(tensors: Sequence[Tensor]) -> tuple[int, ...]:

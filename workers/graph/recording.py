@@ -9,6 +9,7 @@ the same graph.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.errors import BadModel
-from workers.graph.model_graph import ModelGraph
+from workers.graph.model_graph import GraphLayer, ModelGraph
 from workers.graph.recorder import Recorder, Unrecordable
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -44,16 +45,23 @@ def record(
     Raises:
         BadModel: The model takes other names, or what it computes depends on the values of tensors.
     """
-    training = model.training
+    training, state = model.training, random.getstate()
     try:
         with _without_data(model):
             model.train()
             taken = names_taken(model, batch, inputs)
-            graph = _record(model, batch, taken, leaves_of or is_layer)
+            graph, again = (_seeded(seed, model, batch, taken, leaves_of or is_layer) for seed in (0, 1))
             model.eval()
             evaluation = _record(model, batch, taken, leaves_of or is_layer)
     finally:
+        random.setstate(state)
         model.train(training)
+    if graph.fingerprint() != again.fingerprint():
+        raise BadModel(
+            f"{type(model).__name__} computes something else each time, as it draws numbers from "
+            "Python's random: "
+            "draw them from torch, in a module of its own"
+        )
     names, others = ([layer.name for layer in each.layers] for each in (graph, evaluation))
     if names != others:
         different = next((a for a, b in zip_longest(names, others) if a != b), None) or "the last"
@@ -61,7 +69,39 @@ def record(
             f"{type(model).__name__} has other layers in evaluation than in training, from {different} on; "
             "let the same modules run in both"
         )
-    return replace(graph, evaluation=evaluation)
+    return replace(graph, evaluation=evaluation, recorded=True)
+
+
+def check_sizes(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[str, str] = {}) -> None:
+    """Checks that a recorded model computes the same for a batch of these sizes.
+
+    Raises:
+        BadModel: Its own code goes by the sizes: a loop over one, or a number made of one.
+    """
+    other = record(graph.model, batch, inputs=inputs)
+    if other.fingerprint() == graph.fingerprint():
+        return
+    names = [layer.name for layer in graph.layers]
+    where = next(
+        (a.name for a, b in zip(graph.layers, other.layers, strict=False) if _differ(a, b)), names[-1]
+    )
+    sizes = ", ".join(f"{name} {list(batch[name].shape)}" for name in graph.taken if name in batch)
+    raise BadModel(
+        f"{type(graph.model).__name__} computes something else for {sizes} than for the batch that it "
+        "was recorded "
+        f"with, from {where} on: a loop over a size, or a number made of one; give batches of one "
+        "size, or make that "
+        "part a module of its own"
+    )
+
+
+def _differ(layer: GraphLayer, other: GraphLayer) -> bool:
+    return repr(layer.calls) != repr(other.calls)
+
+
+def _seeded(seed: int, *arguments: Any) -> ModelGraph:
+    random.seed(seed)
+    return _record(*arguments)
 
 
 def _record(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from schemas.errors import BadModel
 from tests.integration.mesh.user_models.forked import Block, Chooses, Dot, Hourglass, towers
 from workers.graph.model_graph import ModelGraph, joined_layers
-from workers.graph.recording import record
+from workers.graph.recording import check_sizes, record
 from workers.graph.stage_module import slice_stage
 
 Gradients = dict[str, Tensor | None]
@@ -233,3 +233,51 @@ def test_a_block_that_cannot_be_recorded_is_a_layer_as_a_whole() -> None:
 
     graph = record(made(Outer), {"inputs": torch.randn(2, 4, 8)})
     assert "first.up" in [layer.name for layer in graph.layers]
+
+
+class Loops(nn.Module):
+    """Goes over the positions one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(256, 8)
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x, states = self.token(inputs), []
+        state = x[:, 0]
+        for position in range(inputs.shape[1]):
+            state = self.mix(state + x[:, position])
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class Drops(nn.Module):
+    """Leaves out a layer at random, as transformers' layer drop does, or as Python draws."""
+
+    def __init__(self, rate: float, python: bool = False) -> None:
+        super().__init__()
+        self.rate, self.python = rate, python
+        self.token, self.extra = nn.Embedding(256, 8), nn.Linear(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = self.token(inputs)
+        drawn = random.random() if self.python else torch.rand([])
+        return x if self.training and drawn < self.rate else self.extra(x)
+
+
+def test_a_loop_over_a_size_is_noticed_when_the_size_changes() -> None:
+    graph = record(made(Loops), tokens())
+    check_sizes(graph, tokens(samples=5))
+    with pytest.raises(BadModel, match=r"Loops computes something else for inputs \[3, 7\]"):
+        check_sizes(graph, tokens(length=7))
+    hourglass = record(made(Hourglass), tokens())
+    check_sizes(hourglass, tokens(samples=5, length=7))
+
+
+def test_random_control_flow_is_refused_unless_it_can_only_go_one_way() -> None:
+    assert len(record(made(lambda: Drops(0.0)), tokens())) == 2
+    with pytest.raises(BadModel, match="reads the values of a tensor"):
+        record(made(lambda: Drops(0.5)), tokens())
+    with pytest.raises(BadModel, match="draws numbers from Python's random"):
+        record(made(lambda: Drops(0.8, python=True)), tokens())
