@@ -152,7 +152,7 @@ class Cordon(Message, wire="cluster.cordon"):
     ecc_errors: int = 0
 
 
-class Analyse(Message, wire="cluster.analyse", version=(1, 1)):
+class Analyse(Message, wire="cluster.analyse", version=(1, 2)):
     """SMO → node agent: analyse the job's model and data in a short-lived worker (§5.3).
 
     Answered by `Ack` once accepted; the result comes as `ModelTopology` or `AnalysisFailed`.
@@ -177,7 +177,7 @@ class ForgetTopology(Message, wire="cluster.forget"):
     job: Token
 
 
-class WriteSample(Message, wire="cluster.sample", version=(1, 1)):
+class WriteSample(Message, wire="cluster.sample", version=(1, 2)):
     """SMO → node agent: load these weights in a short-lived worker and have the model generate text."""
 
     job: Token

@@ -146,3 +146,6 @@ class Client:
     upload_dataset = _called(AsyncClient.upload_dataset)
     download_dataset = _called(AsyncClient.download_dataset)
     delete_dataset = _called(AsyncClient.delete_dataset)
+    codes = _called(AsyncClient.codes)
+    upload_code = _called(AsyncClient.upload_code)
+    delete_code = _called(AsyncClient.delete_code)

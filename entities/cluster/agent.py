@@ -25,6 +25,7 @@ from bus.security import renewal
 from bus.security.identity import Identity, is_credential, is_root
 from bus.subject_row import Subject
 from entities import metrics
+from entities.cluster.code_folders import CodeFolders
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
 from entities.cluster.core import judge_process, offer_slots
@@ -94,8 +95,9 @@ class ClusterAgent:
             start_task=self._task,
             send=self._send,
         )
-        self._instances = NodeInstances(context, self._stores, self._changed.set)
-        self._workers = ShortLivedWorkers(context)
+        self._code = CodeFolders(context)
+        self._instances = NodeInstances(context, self._stores, self._code, self._changed.set)
+        self._workers = ShortLivedWorkers(context, self._code)
         self._files = NodeFileReader(context)
 
     def _credential(self, sid: str, job: str) -> str | None:
@@ -133,6 +135,7 @@ class ClusterAgent:
                 raise _first_error(unavailable) from None
 
     async def _offer(self, ready: asyncio.Event | None) -> None:
+        await asyncio.to_thread(self._code.drop_left_behind)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._processes.failed())
@@ -228,6 +231,7 @@ class ClusterAgent:
         )
         self._instances.ledger = self._instances.ledger.forget(order.job)
         await asyncio.to_thread(self._stores.drop, order.job)
+        await self._code.forget(order.job)
         return TopologyReleased(job=order.job, cluster=self._config.cluster, node=self._config.node)
 
     # --- reports to the mesh --------------------------------------------------------------------------------

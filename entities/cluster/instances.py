@@ -14,6 +14,7 @@ from typing import Any
 from bus import subjects
 from bus.logs import get_logger
 from bus.wire.correlation import current, current_cause
+from entities.cluster.code_folders import CodeFolders
 from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit, LocalIncarnation, ProcessLedger, explain_exit
 from entities.cluster.fork_server_client import Spawned, probe_process
@@ -34,8 +35,15 @@ STOPPED_CHECKS = 2
 class NodeInstances:
     """The instances in this node's slots. `on_change` is called when a slot was taken or became free."""
 
-    def __init__(self, context: NodeContext, stores: StoreFolders, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        stores: StoreFolders,
+        code: CodeFolders,
+        on_change: Callable[[], None],
+    ) -> None:
         self._context = context
+        self._code = code
         self._config = context.config
         self._processes = context.processes
         self._stores = stores
@@ -99,6 +107,7 @@ class NodeInstances:
             store.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             await self._processes.wait_ready(self._config.times.start_ready_s)
+            code = await self._code.folder(instance.job, order.spec)
             child = await self._processes.spawn(
                 f"{instance.sid}.{instance.incarnation}",
                 f"{self._config.worker_package}.instance",
@@ -108,6 +117,7 @@ class NodeInstances:
                 needs=_needs(order),
                 read=reach.read,
                 write=(str(store), *reach.write),
+                code=code,
             )
         except DmscError as error:
             self._commit(self.ledger.withdraw(instance))

@@ -76,12 +76,14 @@ class Reach:
         write: Folders to write, created if they are missing.
         closed: Files and folders that it must not reach, even inside of the others.
         scratch: Its own folder for temporary files, created if missing; also its HOME.
+        code: The folder of its job's own code, in place of the node's folders; empty: those.
     """
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     scratch: str = ""
+    code: str = ""
 
     @classmethod
     def of(cls, order: dict[str, Any]) -> Reach:
@@ -89,6 +91,7 @@ class Reach:
         return cls(
             **{key: tuple(order.get(key, ())) for key in ("read", "write", "closed")},
             scratch=str(order.get("scratch", "")),
+            code=str(order.get("code", "")),
         )
 
 
@@ -213,7 +216,7 @@ class _Paths:
     def of(cls, reach: Reach) -> _Paths:
         write = _resolved((*reach.write, *filter(None, [reach.scratch])))
         installed = _resolved(_interpreter())
-        code = _resolved(_code())
+        code = _resolved(_code(reach.code))
         folders = tuple(dict.fromkeys((*code, *_resolved(reach.read))))
         closed = {os.path.realpath(path) for path in reach.closed}
         visible = {*installed, *folders, *write}
@@ -242,10 +245,17 @@ def _interpreter() -> Iterator[str]:
     yield from os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
 
 
-def _code() -> Iterator[str]:
-    """Folders of code; a home folder counts only if it is named, not as the working directory."""
-    implied = (os.path.realpath(path) for path in (*filter(None, sys.path), os.getcwd()))
+def _code(own: str) -> Iterator[str]:
+    """Folders of code; a home folder counts only if it is named, not as the working directory.
+
+    Args:
+        own: The folder of the job's own code. `workers.user_code.use_only` has taken the node's folders out
+            of `sys.path` then.
+    """
+    directory = () if own else (os.getcwd(),)
+    implied = (os.path.realpath(path) for path in (*filter(None, sys.path), *directory))
     yield from (path for path in implied if not holds_home(path))
+    yield own
     yield from os.environ.get(CODE_PATH, "").split(os.pathsep)
 
 

@@ -20,6 +20,7 @@ from workers.compute.model import build, check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.opening import open_source
 from workers.graph.model_graph import joined_layers, sharing_layers
+from workers.requirements import check_requirements
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -36,6 +37,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
+    check_requirements(spec.code, payload.get("node", ""))
     async with bus_for(payload, *spec.data.urls().values()) as bus:
         data = await open_source(spec, bus)
     try:

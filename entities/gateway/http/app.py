@@ -22,6 +22,7 @@ from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
+from entities.gateway.http.routes.code import code
 from entities.gateway.http.routes.dashboard import dashboard
 from entities.gateway.http.routes.datasets import datasets
 from entities.gateway.http.routes.faults import faults
@@ -38,6 +39,7 @@ RESOURCES = (
     weights,
     checkpoints,
     datasets,
+    code,
     faults,
     registry,
     nodes,
