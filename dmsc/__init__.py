@@ -6,6 +6,7 @@ or a user's own policy needs. They are loaded when they are first used, so that 
 --help` stay quick.
 
 cli.py, commands/, console/        the `dmsc` command line
+authoring/                         a job before it is submitted: its code, its check
 client/, follow/                   clients of the HTTP API; following a job to its end
 launch/, process/, metrics/        meshes on this machine; services in one process
 state/                             state folders, identities, credentials

@@ -7,7 +7,6 @@ never connects to the bus.
 access_calls.py      requests about users, rules, secrets and audit; a part of `AsyncClient`
 async_client.py      `AsyncClient`: one method per request
 code_calls.py        submissions with code, and archives of code; a part of `AsyncClient`
-code_folder.py       packs a folder of code
 client.py            `Client`: the same without `await`
 gateway_requests.py  sends requests to whichever gateway answers; repeats and resumes them
 http_protocol.py     headers, errors and positions; no network I/O

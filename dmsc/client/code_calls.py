@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dmsc.client.code_folder import PackedCode, pack_folder
+from dmsc.authoring.code_folder import PackedCode, pack_folder
 from dmsc.client.gateway_requests import Gateways, OnProgress
 from schemas.errors import NotFound
 from schemas.job import JobRecord

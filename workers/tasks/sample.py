@@ -32,7 +32,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
-    check_requirements(spec.code, payload["node"])
+    check_requirements(spec.code, payload.get("node", ""))
     torch.set_num_threads(spec.training.compute_threads)
     graph = build(spec.model, spec.training.seed)
     model = slice_stage(graph, 0, len(graph), precision=spec.training.precision)

@@ -105,14 +105,14 @@ async def with_digest(pieces: AsyncIterator[bytes], sha256: str) -> AsyncIterato
     """The pieces of an archive; fails after the last one if their digest is another: nothing is stored then.
 
     Raises:
-        BadInput: the archive is not the one that its name says.
+        Conflict: the archive is not the one that its name says.
     """
     digest = hashlib.sha256()
     async for piece in pieces:
         digest.update(piece)
         yield piece
     if digest.hexdigest() != sha256:
-        raise BadInput(f"the body's SHA-256 is {digest.hexdigest()}, not the one in the path: send it again")
+        raise Conflict(f"the body's SHA-256 is {digest.hexdigest()}, not the one in the path: send it again")
 
 
 def archive(info: ObjectInfo) -> CodeArchive:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from dmsc.authoring.code_folder import PackedCode, pack
 from dmsc.client.async_client import AsyncClient
-from dmsc.client.code_folder import PackedCode, pack
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access.access_policy import default_text
 from entities.gateway import Gateway, GatewayConfig
@@ -111,7 +111,7 @@ async def test_nobody_runs_lists_or_removes_anothers(url: str, ruth: AsyncClient
 
 async def test_a_body_that_its_name_does_not_fit_is_not_stored(ruth: AsyncClient) -> None:
     false = PackedCode(PACKED.data + b"x", PACKED.sha256, PACKED.names)
-    with pytest.raises(BadInput, match="the body's SHA-256 is"):
+    with pytest.raises(Conflict, match="the body's SHA-256 is"):
         await ruth.upload_code(false)
     named = PackedCode(PACKED.data, "../../artifacts/x", PACKED.names)
     with pytest.raises((BadInput, NotFound)):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.client.code_folder import pack
+from dmsc.authoring.code_folder import pack
 from schemas.errors import BadModel
 from workers.tasks import code
 from workers.tasks.code import unpack

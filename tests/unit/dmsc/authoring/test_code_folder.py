@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dmsc.client import code_folder
-from dmsc.client.code_folder import files_of, pack, pack_folder
+from dmsc.authoring import code_folder
+from dmsc.authoring.code_folder import files_of, pack, pack_folder
 from dmsc.client.job_file import load_job
 from schemas.errors import BadJob
 from schemas.job_file.code import CodeSpec
