@@ -25,6 +25,7 @@ from dmsc.version import __version__
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
     from dmsc.client.client import Client
+    from dmsc.client.submitted_job import Job
     from policies import JobView, Policy
     from schemas.errors import DmscError
     from schemas.job import JobEvent, JobRecord, JobSpec, JobState
@@ -34,6 +35,7 @@ _homes = {
     "AsyncClient": "dmsc.client.async_client",
     "Client": "dmsc.client.client",
     "DmscError": "schemas.errors",
+    "Job": "dmsc.client.submitted_job",
     "JobEvent": "schemas.job",
     "JobRecord": "schemas.job",
     "JobSpec": "schemas.job",
@@ -46,6 +48,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "DmscError",
+    "Job",
     "JobEvent",
     "JobRecord",
     "JobSpec",

@@ -13,5 +13,7 @@ http_protocol.py     headers, errors and positions; no network I/O
 job_file.py          reads and checks job files
 loop_thread.py       an event loop on its own thread
 sse.py               parses server-sent events
+submitted_job.py     `Job`: the handle that `train` returns
+train_calls.py       `train`: a job from functions of a notebook; a part of `AsyncClient`
 weights_check.py     checks downloaded weights and checkpoints
 """

@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 
 from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls, segment
-from dmsc.client.code_calls import CodeCalls
 from dmsc.client.gateway_requests import Gateways, OnProgress
+from dmsc.client.train_calls import TrainCalls
 from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest, PublishedCheckpoint
@@ -53,7 +53,7 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(CodeCalls, AccessCalls):
+class AsyncClient(TrainCalls, AccessCalls):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:

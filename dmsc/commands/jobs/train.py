@@ -53,10 +53,10 @@ def train(
     if code is not None:
         spec = with_code(spec, code)
     options = FollowOptions(out=out, plain=plain, json=mesh.json, on_interrupt=OnInterrupt.CANCEL)
-    record, code = run_async(_train(spec, options, detach, mesh))
+    record, exit_code = run_async(_train(spec, options, detach, mesh))
     if detach:
         mesh.show(record, f"{record.job} {record.state.value}; follow: dmsc attach {record.job}")
-    leave(code)
+    leave(exit_code)
 
 
 def attach(

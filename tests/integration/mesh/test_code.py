@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,40 @@ def build():
     block = nn.Linear(16, 16)
     nn.init.constant_(block.weight, helper.value)
     return nn.Sequential(nn.Embedding(256, 16), block, nn.Linear(16, 256))
+"""
+
+NOTEBOOK = """
+import argparse, json
+from pathlib import Path
+import torch
+from torch import nn
+from dmsc import Client
+
+WIDTH = 16
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+    def forward(self, hidden):
+        return torch.relu(self.inner(hidden))
+
+def build():
+    return nn.Sequential(nn.Embedding(256, WIDTH), Layer(), nn.Linear(WIDTH, 256))
+
+def around(width):
+    def build():
+        return nn.Sequential(nn.Embedding(256, width), Layer(), nn.Linear(width, 256))
+    return build
+
+with Client(state=Path({state!r})) as client:
+    for model in (build, around(16)):
+        job = client.train(
+            model=model, data=argparse.__file__, loss="cross_entropy", steps=3, microbatches=2,
+            validation_microbatches=0, checkpoint_every=0,
+        )
+        curve, weights = job.curve(), job.weights()
+        print(json.dumps([job.state, job.record.weights.sha256, len(curve), list(weights["0.weight"].shape)]))
 """
 
 
@@ -116,3 +153,14 @@ def test_a_module_that_did_not_travel_is_named(mesh: Mesh, sent: dict[str, Path]
     record = outcome(mesh.client, spec_of(sent["one"], code={"include": ("helper.py",)}))
     assert record.state is JobState.FAILED
     assert "there is no module 'model' in the code that came with the job" in record.reason
+
+
+def test_functions_of_a_notebook_train_by_source_and_pickled(mesh: Mesh, tmp_path: Path) -> None:
+    script = tmp_path / "notebook.py"
+    script.write_text(NOTEBOOK.format(state=str(mesh.state)))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    results = [json.loads(line) for line in lines if line.startswith("[")]
+    assert results == [["done", results[0][1], 3, [256, 16]]] * 2, "the same model, whichever way it came"
+    assert sum("step 3/3 loss" in line for line in lines) == 2
