@@ -227,16 +227,16 @@ class SourceText:
             raise NotSelfContained(f"it uses {name}, a {type(value).__name__}")
 
     def _use_defined(self, name: str, value: Any) -> None:
-        module = sys.modules.get(value.__module__)
+        module, place = sys.modules.get(value.__module__), str(value.__qualname__)
         if module is None or _is_main(module):
             own = self.define(value)
             if own != name:
                 self._definitions[f"{name} = {own}"] = None
             return
-        if getattr(module, value.__qualname__, None) is not value:
+        if getattr(module, place, None) is not value:
             raise NotSelfContained(f"it uses {name}, which {value.__module__} does not show")
         _note_local(module, self.local)
-        self._imports[f"from {value.__module__} import {value.__qualname__} as {name}"] = None
+        self._imports[f"from {value.__module__} import {place} as {name}"] = None
 
 
 def _source(value: Any) -> str:
@@ -310,7 +310,8 @@ def _note_local(module: ModuleType, local: dict[str, ModuleType]) -> None:
 def _places(module: ModuleType) -> list[Path]:
     if module.__dict__.get("__path__") is not None:
         return [Path(folder) for folder in module.__path__]
-    return [Path(module.__file__)] if getattr(module, "__file__", None) else []
+    file = getattr(module, "__file__", None)
+    return [] if file is None else [Path(file)]
 
 
 def _files_of(module: ModuleType) -> dict[str, bytes]:

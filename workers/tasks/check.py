@@ -80,7 +80,7 @@ class LocalCheck:
         for cut in self._read()["cuts"]:
             stages = f"{len(cut)} stage{'s' * (len(cut) > 1)}"
             self._begin(f"building {stages}")
-            steps = LocalSteps(spec, [(first, last) for first, last in cut], order["device"])
+            steps = LocalSteps(spec, [(first, last) for first, last in cut], topology.batch, order["device"])
             for number in range(order["steps"]):
                 self._begin(f"step {number} with {stages}")
                 began = time.perf_counter()

@@ -13,12 +13,14 @@ import torch
 
 from schemas.cluster import InstanceStart
 from schemas.job import JobSpec
+from schemas.registry import TensorSchema
 from schemas.step import Member, StepCommit
 from schemas.task_graph import TaskUnit, UnitKind
 from schemas.weights_digest import weights_sha256
 from workers.compute.data import Batch
 from workers.compute.stage_compute import StageCompute
-from workers.state.weights import describe_tensor, weight_tensors
+from workers.state.safetensors_files import describe_tensor
+from workers.state.weights import weight_tensors
 from workers.transaction.microbatch import Hop
 
 Cut = Sequence[tuple[int, int]]
@@ -30,27 +32,28 @@ _SELF = Member(sid="check", incarnation="local")
 
 
 class LocalSteps:
-    """A job, cut into stages, all of them here.
+    """A job, cut into stages, all of them here. `travels`: what model and loss take of a batch.
 
     Raises:
         BadModel: the model can't be built or cut like this.
     """
 
-    def __init__(self, spec: JobSpec, cut: Cut, device: str = "cpu") -> None:
+    def __init__(self, spec: JobSpec, cut: Cut, travels: Sequence[TensorSchema], device: str = "cpu") -> None:
         self._spec = spec
+        self._names = [tensor.name for tensor in travels]
         self._stages = [
-            StageCompute(_start(spec, stage, cut), torch.device(device)) for stage in range(len(cut))
+            StageCompute(_start(spec, stage, cut, travels), torch.device(device)) for stage in range(len(cut))
         ]
         for stage in self._stages:
             stage.build()
 
     def step(self, number: int, batch_of: BatchOf) -> float:
-        """Runs one whole step; returns the mean loss of its microbatches.
+        """Runs one whole step; returns the mean loss, by the microbatches' weights.
 
         Raises:
             GradientRefused: loss or gradient is not finite, or can't be summed exactly.
         """
-        losses = [
+        scored = [
             self._microbatch(number, microbatch, batch_of(number, microbatch))
             for microbatch in range(self._spec.training.microbatches)
         ]
@@ -59,8 +62,11 @@ class LocalSteps:
         for _, _, norms in finished:
             for value in norms:
                 squared += value  # one by one, in the order of the step's ledger
-        norm, most = math.sqrt(squared), self._spec.training.clip_norm
-        clip = 1.0 if most is None or norm <= most else most / (norm + 1e-6)
+        weight = math.fsum(weight for _, weight in scored)
+        clip = len(scored) / weight if weight else 1.0  # the decision of the step's ledger
+        norm, most = clip * math.sqrt(squared), self._spec.training.clip_norm
+        if most is not None and norm > most:
+            clip *= most / (norm + 1e-6)
         for stage, (gradients, checksum, _) in zip(self._stages, finished, strict=True):
             order = StepCommit(
                 job="check",
@@ -73,7 +79,7 @@ class LocalSteps:
                 action="apply",
             )
             stage.apply(order, gradients)
-        return math.fsum(losses) / len(losses)
+        return math.fsum(loss for loss, _ in scored) / (weight or 1.0)
 
     def weights_sha256(self) -> str:
         """The digest of all weights, as the manifest of a job's weights has it."""
@@ -82,24 +88,24 @@ class LocalSteps:
             lines |= {name: describe_tensor(tensor) for name, tensor in weight_tensors(stage.module).items()}
         return weights_sha256(lines)
 
-    def _microbatch(self, step: int, microbatch: int, batch: Batch) -> float:
+    def _microbatch(self, step: int, microbatch: int, batch: Batch) -> tuple[float, float]:
         hops = [
             Hop(step=step, microbatch=microbatch, attempt=0, evaluate=False, upstream=_SELF)
             for _ in self._stages
         ]
-        tensors = tuple(batch.values())
+        tensors = tuple(batch[name] for name in self._names)
         for stage, hop in zip(self._stages, hops, strict=True):
             hop.inputs = tensors
             stage.forward(hop)
             tensors = hop.sent_forward
-        loss = hops[-1].loss
+        loss, weight = hops[-1].loss, hops[-1].weight
         for index in reversed(range(len(hops) - 1)):
             self._stages[index].backward(hops[index], hops[index + 1].sent_backward)
         assert loss is not None
-        return loss
+        return loss, weight
 
 
-def _start(spec: JobSpec, stage: int, cut: Cut) -> InstanceStart:
+def _start(spec: JobSpec, stage: int, cut: Cut, travels: Sequence[TensorSchema]) -> InstanceStart:
     first, last = cut[stage]
     return InstanceStart(
         job="check",
@@ -118,4 +124,5 @@ def _start(spec: JobSpec, stage: int, cut: Cut) -> InstanceStart:
         stages=len(cut),
         layer_count=cut[-1][1],
         code_digest="",
+        batch=tuple(travels),
     )
