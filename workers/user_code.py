@@ -31,12 +31,15 @@ _only: list[Path] = []
 """The one folder of this process's user code; empty: those of the node."""
 
 
-def use_only(folder: str) -> None:
+def use_only(folder: str) -> tuple[str, ...]:
     """Makes `folder` the only place of user code in this process, before any was imported.
 
     The node's own folders leave `sys.path`, so that nothing is imported from them by mistake.
+
+    Returns:
+        The node's folders.
     """
-    former = set(folders())
+    former = folders()
     os.environ[CODE_PATH] = folder
     _only[:] = [Path(os.path.realpath(folder))]
     kept = [
@@ -44,6 +47,7 @@ def use_only(folder: str) -> None:
     ]
     sys.path[:] = [str(_only[0]), *kept]
     importlib.invalidate_caches()
+    return tuple(map(str, former))
 
 
 def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]:

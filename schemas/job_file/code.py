@@ -32,6 +32,7 @@ RATIO_FREE_BYTES = 1 << 20
 """Up to this size a file may be as dense as it likes."""
 _NAME_BYTES = 255
 _PATH_BYTES = 1_024
+_DEEPEST = 32
 _MODULE_SUFFIXES = ("py", "pyc", "so", "pyd")
 _SITE = frozenset({"sitecustomize", "usercustomize"})
 """Modules that an interpreter imports by itself when it starts."""
@@ -137,6 +138,8 @@ def refuse_name(name: str) -> str:
         return f"{name!r} is hidden: names that begin with a dot do not travel"
     if len(name.encode()) > _PATH_BYTES or any(len(part.encode()) > _NAME_BYTES for part in parts):
         return f"{name[:60]!r}… is too long: at most {_PATH_BYTES} bytes, {_NAME_BYTES} each part"
+    if len(parts) > _DEEPEST:
+        return f"{name[:60]!r}… is too deep: at most {_DEEPEST} parts"
     return _shadow(parts)
 
 
@@ -162,7 +165,8 @@ def _shadow(parts: list[str]) -> str:
 
 
 def refuse_twins(names: Iterable[str]) -> str:
-    """Why these names can't be files of one folder; empty if they can: each once, none also a folder."""
+    """Why these names can't be files of one folder; empty if they can: each once, none also a folder, and
+    no more folders than there may be files."""
     seen: set[str] = set()
     folders: set[str] = set()
     for name in names:
@@ -171,5 +175,7 @@ def refuse_twins(names: Iterable[str]) -> str:
         seen.add(name)
         parts = name.split("/")
         folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    if len(folders) > ARCHIVE_FILES:
+        return f"{len(folders):,} folders, at most {ARCHIVE_FILES:,} are made"
     both = next(iter(sorted(seen & folders)), None)
     return f"{both!r} is a file and a folder" if both else ""

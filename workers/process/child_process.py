@@ -32,11 +32,10 @@ def run_child(order: dict[str, Any]) -> int:
     if sys.platform == "linux":
         prctl(_PR_SET_NAME, order["id"].encode()[:15])
     payload = _payload(order["payload"])
-    if order.get("code"):
-        use_only(order["code"])
+    code = {"code": order["code"], "closed_code": use_only(order["code"])} if order.get("code") else {}
     if order.get("reach") is not None and order["way"] != ConfinementMethod.NONE:
         confinement.close_descriptors()
-        reach = Reach.of({**order["reach"], "code": order.get("code") or ""})
+        reach = Reach.of({**order["reach"], **code})
         confinement.confine(reach, ConfinementMethod(order["way"]), user=order.get("user"), parent=parent)
     faulthandler.enable()
     _reseed()

@@ -77,6 +77,8 @@ class Reach:
         closed: Files and folders that it must not reach, even inside of the others.
         scratch: Its own folder for temporary files, created if missing; also its HOME.
         code: The folder of its job's own code, in place of the node's folders; empty: those.
+        closed_code: With `code`, the node's folders of code. They are closed, also where they lie in a folder
+            to read, unless they are named there themselves.
     """
 
     read: tuple[str, ...] = ()
@@ -84,12 +86,13 @@ class Reach:
     closed: tuple[str, ...] = ()
     scratch: str = ""
     code: str = ""
+    closed_code: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, order: dict[str, Any]) -> Reach:
         """The reach in the JSON of an order."""
         return cls(
-            **{key: tuple(order.get(key, ())) for key in ("read", "write", "closed")},
+            **{key: tuple(order.get(key, ())) for key in ("read", "write", "closed", "closed_code")},
             scratch=str(order.get("scratch", "")),
             code=str(order.get("code", "")),
         )
@@ -218,11 +221,12 @@ class _Paths:
         installed = _resolved(_interpreter())
         code = _resolved(_code(reach.code))
         folders = tuple(dict.fromkeys((*code, *_resolved(reach.read))))
-        closed = {os.path.realpath(path) for path in reach.closed}
+        closed_code = _resolved(path for path in reach.closed_code if not _holds_system(path))
+        closed = {os.path.realpath(path) for path in reach.closed} | {*closed_code} - {*folders}
         visible = {*installed, *folders, *write}
         for folder in folders:
             if os.path.isdir(folder) and not mounts.below(folder, (*installed, *mounts.SYSTEM)):
-                closed |= set(hidden_paths(folder, code=folder in code, visible=visible))
+                closed |= set(hidden_paths(folder, code=folder in (*code, *closed_code), visible=visible))
         links = []
         for path in (*reach.read, *reach.write):
             absolute = os.path.abspath(path)
@@ -243,6 +247,11 @@ def _interpreter() -> Iterator[str]:
     yield os.path.realpath("/etc/resolv.conf")
     yield from (os.environ.get(name, "") for name in _CERTIFICATES)
     yield from os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+
+
+def _holds_system(folder: str) -> bool:
+    """Whether a working directory is a home, or holds what every process needs: it is no folder of code."""
+    return holds_home(folder) or any(mounts.below(path, [folder]) for path in mounts.SYSTEM)
 
 
 def _code(own: str) -> Iterator[str]:

@@ -74,6 +74,8 @@ def encrypted() -> bytes:
         (named("a/.git/config"), "is hidden"),
         (named("x" * 300 + ".py"), "too long"),
         (named("a/" * 600 + "b.py"), "too long"),
+        (named("a/" * 32 + "b.py"), "too deep"),
+        (named(*(f"{'a/' * 20}{number}/{'b/' * 9}c" for number in range(1001))), "10,0.. folders"),
         (named("a.py", "a.py"), "there twice"),
         (named("a", "a/b.py"), "a file and a folder"),
         (named("torch_model.py", "json.py"), "a module of Python itself"),
