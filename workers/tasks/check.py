@@ -21,6 +21,7 @@ It is no sandbox: the author's code runs with the author's rights, as it would i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pdb  # noqa: T100  # what --debug opens
@@ -32,9 +33,10 @@ from typing import Any, TextIO
 
 from schemas.errors import BadData, DmscError
 from schemas.job import JobSpec
-from schemas.urls import BUS
-from workers.compute.data import Batch, ByteDataset, batch, open_dataset
+from schemas.urls import BUS, SECRET
 from workers.compute.determinism import compute_exactly
+from workers.data.batches import Batch, BatchSource
+from workers.data.opening import open_source
 from workers.requirements import check_requirements
 from workers.tasks.analysis import analyse
 from workers.tasks.code import unpack
@@ -63,19 +65,21 @@ class LocalCheck:
         self._begin("looking at the code")
         self._use_code(spec, order)
         compute_exactly(training.compute_threads, training.seed)
-        self._begin(f"opening {spec.data.source}")
-        if spec.data.source.startswith(BUS):
-            raise BadData(
-                f"data.source {spec.data.source} is on a mesh: give a local one, --set data.source=…"
-            )
-        dataset = asyncio.run(open_dataset(spec.data, None))
-        self._show_batch(spec, dataset)
+        self._begin("opening the data")
+        for key, url in spec.data.urls().items():
+            if url.startswith((BUS, SECRET)):
+                raise BadData(f"{key}: {url} is on a mesh: give a local one, --set {key}=…")
+        with contextlib.closing(asyncio.run(open_source(spec, None))) as data:
+            self._try(spec, data, order)
+
+    def _try(self, spec: JobSpec, data: BatchSource, order: dict[str, Any]) -> None:
+        self._show_batch(data.batch("train", 0, 0))
         self._begin("building and measuring the model")
-        topology = analyse("check", spec, dataset, _HERE, _HERE, order["device"])
+        topology = analyse("check", spec, data, _HERE, _HERE, order["device"])
         self._report({"topology": topology.model_dump(mode="json")})
 
         def batch_of(step: int, microbatch: int) -> Batch:
-            return _batch(spec, dataset, step, microbatch)
+            return data.batch("train", step, microbatch)
 
         for cut in self._read()["cuts"]:
             stages = f"{len(cut)} stage{'s' * (len(cut) > 1)}"
@@ -99,11 +103,11 @@ class LocalCheck:
             unpack(Path(order["archive"]).read_bytes(), Path(order["folder"]))
         if order.get("folder"):
             use_only(order["folder"])
-        names = [spec.model.factory, *([spec.model.loss] if ":" in spec.model.loss else [])]
+        loss = [spec.model.loss] if ":" in spec.model.loss else []
+        names = [spec.model.factory, *loss, *spec.data.user_code()]
         self._report({"code": {"sha256": code_digest(*names)}})
 
-    def _show_batch(self, spec: JobSpec, dataset: ByteDataset) -> None:
-        first = _batch(spec, dataset, 0, 0)
+    def _show_batch(self, first: Batch) -> None:
         shown = [
             {
                 "name": name,
@@ -115,12 +119,6 @@ class LocalCheck:
             for name, tensor in first.items()
         ]
         self._report({"batch": shown})
-
-
-def _batch(spec: JobSpec, dataset: ByteDataset, step: int, microbatch: int) -> Batch:
-    training = spec.training
-    samples, tokens = training.microbatch_samples, spec.data.sample_tokens
-    return batch(dataset, "train", training.seed, step, microbatch, samples, tokens)
 
 
 def main(orders: TextIO, reports: TextIO, *, debug: bool) -> int:

@@ -17,8 +17,8 @@ from schemas.registry import TensorSchema
 from schemas.step import Member, StepCommit
 from schemas.task_graph import TaskUnit, UnitKind
 from schemas.weights_digest import weights_sha256
-from workers.compute.data import Batch
 from workers.compute.stage_compute import StageCompute
+from workers.data.batches import Batch
 from workers.state.safetensors_files import describe_tensor
 from workers.state.weights import weight_tensors
 from workers.transaction.microbatch import Hop
