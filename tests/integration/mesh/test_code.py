@@ -66,10 +66,17 @@ def around(width):
         return nn.Sequential(nn.Embedding(256, width), Layer(), nn.Linear(width, 256))
     return build
 
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        tokens = (torch.arange(9) + index) % 256
+        return {{"inputs": tokens[:-1], "targets": tokens[1:]}}
+
 with Client(state=Path({state!r})) as client:
-    for model in (build, around(16)):
+    for model, data in ((build, argparse.__file__), (around(16), argparse.__file__), (build, Pairs())):
         job = client.train(
-            model=model, data=argparse.__file__, loss="cross_entropy", steps=3, microbatches=2,
+            model=model, data=data, loss="cross_entropy", steps=3, microbatches=2,
             validation_microbatches=0, checkpoint_every=0,
         )
         curve, weights = job.curve(), job.weights()
@@ -162,5 +169,10 @@ def test_functions_of_a_notebook_train_by_source_and_pickled(mesh: Mesh, tmp_pat
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     results = [json.loads(line) for line in lines if line.startswith("[")]
-    assert results == [["done", results[0][1], 3, [256, 16]]] * 2, "the same model, whichever way it came"
-    assert sum("step 3/3 loss" in line for line in lines) == 2
+    by_source, pickled, of_dataset = results
+    assert by_source == pickled == ["done", by_source[1], 3, [256, 16]], (
+        "the same model, whichever way it came"
+    )
+    assert of_dataset == ["done", of_dataset[1], 3, [256, 16]]
+    assert of_dataset[1] != by_source[1]
+    assert sum("step 3/3 loss" in line for line in lines) == 3
