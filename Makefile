@@ -111,6 +111,10 @@ bench-before: setup ## what the bus costs beside software of before, out of git'
 bench-training: setup ## steps against torch's pipeline and DDP
 	@$(VENV)/python benchmarks/training.py $(ARGS)
 
+.PHONY: bench-data
+bench-data: setup ## samples/s and memory from file to tensor, beside DataLoader, StatefulDataLoader, MosaicML Streaming
+	@$(VENV)/python -m benchmarks.data $(ARGS)
+
 .PHONY: bench-step-cost
 bench-step-cost: setup ## CPU milliseconds, page faults and wake-ups per training step, by process
 	@$(VENV)/python benchmarks/step_cost.py $(ARGS)

@@ -6,7 +6,7 @@ Each subfolder is a volume of its own, which only those containers have that nee
 
     aam/       the authorizers: their keys, the users, the root of all credentials
     control/   the rest of the control plane: a file of credentials each
-    modules/   functional modules of users' files, and the tracer: a credential each
+    modules/   functional modules of users' files, the tracer and the tracker: a credential each
     nodes/     the node agents, whose instances run users' code: leave to join, cluster by cluster
     clusters/  containers with a whole cluster each: leave to join with any
     client/    people's commands: the administrator's token
@@ -61,6 +61,7 @@ def main() -> None:
         give("nodes", f"node-{cluster}", [_leave_to_join(cluster)])
     give("modules", "policy", [identities.module(source) for source in POLICIES])
     give("modules", "tracer", [identities.module("tracer")])
+    give("modules", "tracker", [identities.module("tracker")])
     give("clusters", "cluster", [_leave_to_join(ANY)])
     client = top / "client" / "token"
     client.parent.mkdir(exist_ok=True)

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from schemas.base import Message, Part, Time, Token
 from schemas.errors import DamagedCheckpoint
 from schemas.job import JobSpec
+from schemas.job_file.data import DataSpec
 from schemas.marks import Url
 from schemas.step import Member, VersionMessage
 
@@ -34,6 +35,9 @@ def checkpoints_url(artifacts: str, job: str) -> str:
 
 NO_MATTER = {"training": {"checkpoint_every", "validate_every", "validation_microbatches"}}
 """Keys of a job's sections that do not affect the trained state."""
+
+FIRST_OF_DATA = ("source", "sample_tokens", "validation_fraction")
+"""Keys of `data` as old as checkpoints; where a job leaves the others out, its digest is as before them."""
 
 
 class CheckpointFile(Part):
@@ -139,6 +143,10 @@ def spec_digests(spec: JobSpec) -> dict[str, str]:
     for section, keys in NO_MATTER.items():
         for key in keys:
             body[section].pop(key, None)
+    plain = DataSpec().model_dump(mode="json")
+    body["data"] = {
+        key: value for key, value in body["data"].items() if key in FIRST_OF_DATA or value != plain[key]
+    }
     return {section: _digest(values) for section, values in body.items()}
 
 

@@ -53,6 +53,9 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
     stages: int
     layer_count: int
     code_digest: str
+    data_digest: str = Field(
+        "", description="of the analysed data; a data instance compares; empty: not known"
+    )
     inexact: bool = Field(False, description="operations without a deterministic form are let run")
     batch: tuple[TensorSchema, ...] = Field((), description="what travels of a batch (`TaskGraph.batch`)")
     joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")
@@ -60,6 +63,7 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
         "", description="by which members of the job know each other; empty: not asked"
     )
     secrets: Secret = Field("", description="JSON: what the `secret://` URLs of the job stand for")
+    user: str = Field("", description="whose job it is: with whose other jobs it shares the node's cache")
 
 
 class LinkSecret(Message, wire="cluster.link.secret"):
@@ -161,6 +165,7 @@ class Analyse(Message, wire="cluster.analyse", version=(1, 2)):
     job: Token
     spec: KeptSpec
     secrets: Secret = Field("", description="as of `InstanceStart`")
+    user: str = Field("", description="as of `InstanceStart`")
 
 
 class AnalysisFailed(Message, wire="cluster.analysis.failed"):

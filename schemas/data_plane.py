@@ -90,10 +90,11 @@ class RouteEntry(Part):
     reason: str = ""
 
 
-class RouteTable(Message, wire="route.table", version=(1, 1)):
+class RouteTable(Message, wire="route.table", version=(1, 2)):
     """A router's table for one stage of a job, for the senders of one cluster, who choose by `algorithm`.
 
-    Kept in the bucket `routes` under `<job>.<cluster>.<stage>`; senders watch `<job>.<cluster>.>`.
+    Kept in the bucket `routes` under `<job>.<cluster>.<stage>`; senders watch those of all clusters and go by
+    the newest one that is for theirs. `guests`: clusters without a router, for whose senders it is as well.
     """
 
     job: Token
@@ -104,3 +105,4 @@ class RouteTable(Message, wire="route.table", version=(1, 1)):
     entries: tuple[RouteEntry, ...]
     algorithm: str = DEFAULT_ALGORITHM
     reason: str = ""
+    guests: tuple[Token, ...] = ()

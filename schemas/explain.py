@@ -82,14 +82,18 @@ def _locate(
     path = ""
     owner, field = model, None
     inside: type[BaseModel] | None = model
+    named = False  # whether the next part is the name of an entry of a mapping
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
             continue
-        if inside is not None:
+        if named:
+            path, named = f"{path}.{part}", False
+        elif inside is not None:
             owner, field = inside, inside.model_fields.get(part)
             path += f".{part}" if path else part
             inside = _submodel(field.annotation) if field is not None else None
+            named = inside is not None and field is not None and _is_mapping(field.annotation)
         elif field is not None and _is_mapping(field.annotation):
             path += f".{part}"
         else:

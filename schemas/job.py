@@ -17,14 +17,17 @@ from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
 from schemas.job_file.code import CodeSpec
 from schemas.job_file.data import DataSpec
+from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
+from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.training import TrainingSpec
 from schemas.marks import HOLDS_URL, Url
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
 from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
+from schemas.usage import JobUsage
 
 
 class SampleSpec(Part):
@@ -44,9 +47,10 @@ class JobSpec(Part):
     data: DataSpec = DataSpec()
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()
+    recovery: RecoverySpec = RecoverySpec()
     routing: RoutingSpec = RoutingSpec()
-    initial_weights: Annotated[str | None, HOLDS_URL] = Field(
-        None, description="folder or URL of safetensors to start from"
+    initial_weights: Annotated[InitialWeightsField | None, HOLDS_URL] = Field(
+        None, description="folder or URL of safetensors to start from, or {url, map, strict}"
     )
     resume_from: Annotated[str | None, HOLDS_URL] = Field(
         None,
@@ -54,6 +58,11 @@ class JobSpec(Part):
     )
     artifacts: Url = Field("bus://artifacts", description="where weights and checkpoints go")
     sample: SampleSpec | None = None
+
+    @property
+    def weights_url(self) -> str | None:
+        """The URL of the initial weights, if the job names some."""
+        return None if self.initial_weights is None else self.initial_weights.url
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> JobSpec:
@@ -176,8 +185,9 @@ class WeightsManifest(Part):
     """
 
     url: Url
-    shards: tuple[str, ...]
+    shards: tuple[str, ...] = Field(description="safetensors, their index, and the files beside them")
     tensors: dict[str, str] = Field(description="full parameter name → shard file")
+    names: dict[str, str] = Field({}, description="full parameter name → name in the shard, if it is another")
     bytes: int
     sha256: str
     step: int
@@ -201,6 +211,14 @@ class StepSetbacks(Part):
     errors: tuple[tuple[int | None, str], ...] = Field((), description="(stage, code) of errors of its own")
 
 
+class CodeFailure(Part):
+    """An instance ended for an exception of the job's own code, at a step."""
+
+    at: Time
+    step: int
+    sid: Token
+
+
 class NodeCut(Part):
     """Two nodes, each (cluster, node), that can't reach each other, and which one the job gave up."""
 
@@ -210,7 +228,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 13)):
+class JobRecord(Message, wire="job.record", version=(1, 15)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -242,6 +260,9 @@ class JobRecord(Message, wire="job.record", version=(1, 13)):
     setbacks: tuple[StepSetbacks, ...] = ()
     roll_backs: int = Field(0, description="in a row, because a step failed too often; none went further")
     furthest: int = Field(0, description="steps that were ever committed, whatever was rolled back since")
+    code_failures: tuple[CodeFailure, ...] = Field(
+        (), description="those that `recovery` counts, oldest first"
+    )
     moves: tuple[StageMove, ...] = Field((), description="instances that changed their stage, the last 16")
     cuts: tuple[NodeCut, ...] = Field((), description="cuts between nodes that the job met, oldest first")
     alerts: tuple[Alert, ...] = Field((), description="those that are not over; `step` says since when")
@@ -250,9 +271,10 @@ class JobRecord(Message, wire="job.record", version=(1, 13)):
     )
     ends_because: str = ""
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
+    usage: JobUsage = JobUsage()
 
 
-class JobEvent(Message, wire="job.event", version=(1, 4)):
+class JobEvent(Message, wire="job.event", version=(1, 6)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token
@@ -273,6 +295,7 @@ class JobEvent(Message, wire="job.event", version=(1, 4)):
     ]
     at: Time
     text: str = ""
+    warning: bool = Field(False, description="a `fault` by which nothing is lost")
     state: JobState | None = None
     total_steps: int | None = None
     result: StepResult | None = None

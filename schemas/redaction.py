@@ -122,6 +122,8 @@ def _hide(value: Any) -> Any:
 
 
 def _hide_in_url(value: Any) -> Any:
+    if isinstance(value, Mapping):  # of what may also be written as a URL alone
+        return {key: _hide_in_url(one) for key, one in value.items()}
     if not isinstance(value, str):
         return value
     address, question, query = value.partition("?")

@@ -90,7 +90,7 @@ def urls_of(spec: JobSpec) -> dict[str, str]:
     """The URLs of a job, by their keys in the job file."""
     found = {
         **spec.data.urls(),
-        "initial_weights": spec.initial_weights,
+        "initial_weights": spec.weights_url,
         "resume_from": spec.resume_from,
         "artifacts": spec.artifacts,
     }
@@ -143,8 +143,12 @@ def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSp
     args = with_texts(spec.model.args, recorded)
     if data == spec.data and args == spec.model.args and urls.items() <= urls_of(spec).items():
         return spec, made
+    changed: dict[str, Any] = dict(urls)
+    if spec.initial_weights is not None:
+        url = urls["initial_weights"]
+        changed["initial_weights"] = spec.initial_weights.model_copy(update={"url": url})
     model = spec.model.model_copy(update={"args": args})
-    return spec.model_copy(update={**urls, "data": data, "model": model}), made
+    return spec.model_copy(update={**changed, "data": data, "model": model}), made
 
 
 PartOfData = TypeVar("PartOfData", bound=SourceSpec)

@@ -121,10 +121,11 @@ class StageLoad(Part):
     latency_p95_ms: float = 0.0
 
 
-class ComputeNotification(Message, wire="signal.compute", version=(1, 1)):
+class ComputeNotification(Message, wire="signal.compute", version=(1, 2)):
     """Type 4. One cluster's instances, for gateways to choose cluster and entry, and for other routers.
 
-    It is sent when it could change a choice, and periodically for receivers that started later.
+    It is sent when it could change a choice, and periodically for receivers that started later. `guests`:
+    clusters without a router whose instances are among `entries`, too.
     """
 
     router: Token
@@ -132,6 +133,7 @@ class ComputeNotification(Message, wire="signal.compute", version=(1, 1)):
     revision: int
     entries: tuple[ComputeEntry, ...]
     stages: tuple[StageLoad, ...] = ()
+    guests: tuple[Token, ...] = ()
 
 
 # Type 5: QoS Telemetry (MG, SR → SMO) and Policy Update (SMO → MG, SR) ------------------------------
@@ -143,12 +145,13 @@ class LinkReport(Part):
     figures: LinkFigures
 
 
-class QosReport(Message, wire="signal.qos.report", version=(1, 1)):
+class QosReport(Message, wire="signal.qos.report", version=(1, 2)):
     """Type 5, upward: one cluster's figures, aggregated over the last `window_s` seconds.
 
     `temperature_c` is that of the hottest device, `ecc_errors` the uncorrected memory errors since the job
     was first seen on each device; None if no device reports them. `links` are the slowest links over which
-    the cluster's instances send.
+    the cluster's instances send. `energy_j` is what the job's devices in the cluster have used since this
+    router first saw it; None if none measures that.
     """
 
     sid: Token
@@ -165,6 +168,7 @@ class QosReport(Message, wire="signal.qos.report", version=(1, 1)):
     temperature_c: float | None = None
     ecc_errors: int | None = None
     links: tuple[LinkReport, ...] = ()
+    energy_j: float | None = None
 
 
 class StagePolicy(Part):

@@ -392,10 +392,11 @@ class ExportOrder(VersionMessage, wire="state.export", version=(1, 1)):
     after: str | None = None
 
 
-class Exported(Message, wire="state.exported", version=(1, 1)):
+class Exported(Message, wire="state.exported", version=(1, 2)):
     """What was written. `tensors` maps each full parameter name to `dtype shape sha256(bytes)`.
 
-    With `more` there are further tensors after the last of these.
+    With `more` there are further tensors after the last of these. `names` are those of these tensors whose
+    name in the shard is another; `files` are written beside the shards.
     """
 
     member: Member
@@ -404,3 +405,5 @@ class Exported(Message, wire="state.exported", version=(1, 1)):
     bytes: int
     tensors: dict[str, str] = {}
     more: bool = False
+    names: dict[str, str] = Field({}, description="full parameter name → name in the shard")
+    files: tuple[str, ...] = ()

@@ -40,6 +40,7 @@ class ModelTopology(Message, wire="topology.model", version=(1, 1)):
     input_bytes: int = Field(description="tokens and targets of one microbatch, bytes")
     data_tokens: int
     code_digest: str = Field(description="SHA-256 of the user code's source files; nodes must agree")
+    data_digest: str = Field("", description="SHA-256 of what identifies the data; data instances must agree")
     device: str = "cpu"
     tied: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that no cut may separate")
     shared: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that share a parameter")
@@ -132,6 +133,7 @@ class TaskGraph(Part):
     placements: tuple[Placement, ...] = ()
     reason: str = ""
     code_digest: str = Field("", description="of the user code, as analysed; instances check their own")
+    data_digest: str = Field("", description="of the data, as analysed; data instances check their own")
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")

@@ -9,6 +9,13 @@ from typing import Any
 INDEX_NAME = "model.safetensors.index.json"
 """The file name at which Hugging Face's loaders look for the index."""
 
+BESIDE = frozenset(
+    {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    | {"special_tokens_map.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"}
+    | {"added_tokens.json", "chat_template.jinja", "preprocessor_config.json"}
+)
+"""Files that may lie beside the shards: what Hugging Face's loaders look for. No others are served."""
+
 
 def tensor_line(dtype: str, shape: Sequence[int], content_sha256: str) -> str:
     """`dtype shape sha256`, the values of `Exported.tensors`: `float32 [256,192] 9f86d0…`."""
@@ -27,6 +34,15 @@ def weights_sha256(tensors: Mapping[str, str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def weights_index(shard_of: Mapping[str, str], total_bytes: int) -> dict[str, Any]:
-    """The content of `model.safetensors.index.json`: full parameter name → shard file."""
-    return {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(shard_of.items()))}
+def weights_index(
+    shard_of: Mapping[str, str], total_bytes: int, names: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """The content of `model.safetensors.index.json`: a tensor's name in its shard → shard file.
+
+    Args:
+        shard_of: Full parameter name → shard file.
+        total_bytes: Of all tensors.
+        names: Full parameter name → name in the shard, where it is another.
+    """
+    where = {names.get(name, name): shard for name, shard in shard_of.items()}
+    return {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(where.items()))}

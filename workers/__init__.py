@@ -9,7 +9,8 @@ stage        the runtimes of a stage and of a data unit: effects of the machines
 transaction  the instance's part of the step transaction, pure
 routing      which instance of the next stage gets a microbatch
 links        tensors between two instances, and among a stage's replicas; transport: gloo below them
-compute      model, data, optimizer, gradient sum, on the compute thread
+compute      model, optimizer, gradient sum, on the compute thread
+data         which samples a batch has, and the readers of what people have
 state        checkpoints, weights, a stage's state in and out
 tasks        short-lived workers: analysis, sample, files
 local_store  the local store (draft §6); telemetry: what a device and a process report

@@ -47,6 +47,7 @@ from schemas.telemetry import InstanceSample
 from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
+from workers.data.storage import node_cache
 from workers.links.link_config import LinkConfig
 from workers.links.link_shaping import Shaping
 from workers.local_store.local_store import LocalStore
@@ -89,6 +90,7 @@ class InstancePayload(BaseModel):
     correlation: str | None = None
     cause: str | None = None
     urls: list[str] | None = None
+    cache: Path | None = None
 
 
 def main(payload: dict[str, Any], result: Path | None = None) -> int:
@@ -99,6 +101,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
     configure_logging()
     secret_urls.learn(parsed.start.secrets)
     restrict_urls(parsed.urls)
+    node_cache.grant(parsed.cache, parsed.start.unit.sid)
     try:
         return asyncio.run(Instance(parsed).run())
     except DmscError as error:  # the registry has no reason then: the node agent reads the log's last line
@@ -221,11 +224,9 @@ class Instance:
 
         async def table_changed(change: Change) -> None:
             if change.message is not None:
-                runtime.binder.update(change.message)
-                runtime.routes_changed()
-                self.recorder.routes(change.message)
+                self.recorder.routes(runtime.route(change.message, change.revision))
 
-        watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job, cluster=self.payload.cluster)
+        watch = await bus.bucket(ROUTE_TABLE).watch(table_changed, job=self.job)
         stack.push_async_callback(watch.stop)
         self._was_ready = True
         joins = self.start.joins and not self.unit.is_data

@@ -432,6 +432,19 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     return filesystem, path.rstrip("/") if len(path) > 1 else path
 
 
+def allowed_address(url: str) -> tuple[str, bool]:
+    """What a URL stands for, and whether redirects may be followed, for callers with a client of their own.
+
+    Raises:
+        BadInput: the URL is forbidden.
+    """
+    if _only_bus:
+        raise _elsewhere(url)
+    address, _ = resolved(url)
+    _check(address)
+    return address, not _rules
+
+
 def _checked(name: str) -> str:
     """The name, if it stays inside its folder; names come from the wire, too."""
     parts = name.split("/")

@@ -55,7 +55,7 @@ def names_of(record: JobRecord | None) -> ObjectNames:
     spec = record.spec
     folder = bus_name(spec.artifacts)
     code = None if spec.code is None else spec.code.url
-    urls = (spec.resume_from, spec.initial_weights, *spec.data.urls().values(), code)
+    urls = (spec.resume_from, spec.weights_url, *spec.data.urls().values(), code)
     own = f"{folder}/{record.job}/"
     readable_names = (
         bus_name(url) for url in urls if url and (url in record.may_read or url.startswith(DATA_SETS))

@@ -168,7 +168,7 @@ async def span_of(bus: Bus, job: str) -> RunSpan:
     assert row.stream is not None
     last = await jetstream.last(bus.connection, row.stream, row(job=job), leader=False)
     if last is None:
-        raise NotFound(f"nothing is recorded of a job {job}: `dmsc runs list` shows what is", job=job)
+        raise NotFound(f"nothing is recorded of a job {job}: `dmsc runs recorded` shows what is", job=job)
     async with (
         OrderedConsumer.open(bus.connection, row.stream, row(job=job), start=1) as reader,
         contextlib.aclosing(reader.present()) as items,

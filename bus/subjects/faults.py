@@ -23,9 +23,9 @@ LINK_FAULT = Subject(
     fault.LinkFault,
     MI,
     SR,
-    "a neighbour's link broke",
+    "a neighbour's link broke, to the router that serves the instance's cluster",
     stream="FAULTS",
-    names=Names.BOTH,
+    names=Names.RECEIVER,
 )
 FAULT_REPORT = Subject(
     "fault report",

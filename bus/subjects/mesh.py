@@ -51,7 +51,7 @@ ROUTE_TABLE = Subject(
     data_plane.RouteTable,
     SR,
     MI | MG,
-    "weighted next hops of one stage for the senders of one cluster",
+    "weighted next hops of one stage for the senders of one cluster, and of its guests",
     bucket="routes",
     names=Names.SENDER,
 )

@@ -122,7 +122,7 @@ async def _on_the_bus(address: BusAddress) -> AsyncIterator[DashboardAggregator]
     from schemas.envelope import EntityKind
     from schemas.gateway_api import JobSummary, MeshStatus
 
-    config = AggregatorConfig(notices_per_s=0, streams=(subjects.JOB_EVENT,))
+    config = AggregatorConfig(notices_per_s=0, whole_curves=False, streams=(subjects.JOB_EVENT,))
     async with (
         Bus.connect(address.servers, name="board", kind=EntityKind.TAP, token=address.token) as bus,
         _values(bus, subjects.REGISTRY_RECORD) as records,

@@ -116,7 +116,7 @@ def read(
             fold.stage_of.update((view.sid, view.stage) for view in event.instances)
         if event.kind in ("recovery", "state"):
             fold.may_go_back = True
-        if event.kind == "fault":
+        if event.kind == "fault" and not event.warning:
             faults.append(event.text)
         if event.kind == "step" and event.result is not None:
             _step(fold, event.result, event.at)

@@ -325,7 +325,8 @@ class Chaos:
 
     def _tell(self, event: JobEvent, faults: Sequence[InjectedFault]) -> None:
         if faults and event.kind in ("fault", "recovery") and event.text:
-            self._say(f"          {'✗' if event.kind == 'fault' else '↻'} {event.text}")
+            mark = "!" if event.warning else "✗" if event.kind == "fault" else "↻"
+            self._say(f"          {mark} {event.text}")
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest, PublishedCheckpoint
 from schemas.cluster import Struck
+from schemas.curve import StepCurve
 from schemas.data_plane import RouteTable
 from schemas.errors import NotFound, Unavailable
 from schemas.fault import FaultRecord
@@ -46,6 +47,7 @@ from schemas.pages import (
 )
 from schemas.policy import ModuleLifecycle, PolicySwitch
 from schemas.registry import ServiceRecord
+from schemas.usage import Prices
 
 Job = str | Path | Mapping[str, Any] | JobSpec
 """A job to submit: the path of a job file, a mapping, or a `JobSpec`."""
@@ -346,6 +348,18 @@ class AsyncClient(TrainCalls, AccessCalls):
                 yield event
                 if event.kind == "state" and event.state in ENDED:
                     return
+
+    async def curve(self, job: str, *, start: int = 1, points: int = 2_000) -> StepCurve:
+        """Losses, validations and other figures of a job by step, from stream position `start`.
+
+        `start` is `next` of an earlier answer. A long curve is thinned to about `points` steps.
+        """
+        query = {"start": start, "points": points}
+        return await self._gateways.ask_for(StepCurve, "GET", f"/v1/jobs/{segment(job)}/curve", params=query)
+
+    async def prices(self) -> Prices:
+        """What a slot-hour and a kilowatt-hour cost at this mesh."""
+        return await self._get(Prices, "/v1/prices")
 
     async def wait(self, job: str) -> JobRecord:
         """Wait until the job has ended; return its last record. A failed job raises nothing: see `state`."""

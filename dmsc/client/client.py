@@ -147,6 +147,9 @@ class Client:
         """
         return self._runner.call(self._client.wait(job), timeout_s=timeout_s)
 
+    curve = _called(AsyncClient.curve)
+    prices = _called(AsyncClient.prices)
+
     weights = _called(AsyncClient.weights)
     download_weights = _called(AsyncClient.download_weights)
     each_checkpoint = _iterated(AsyncClient.each_checkpoint)

@@ -217,7 +217,7 @@ def partial_file(target: Path) -> Iterator[BinaryIO]:
 
 def write_index(folder: Path, manifest: WeightsManifest) -> Path:
     """Write `model.safetensors.index.json` as Hugging Face loaders expect it."""
-    index = weights_index(manifest.tensors, manifest.bytes)
+    index = weights_index(manifest.tensors, manifest.bytes, manifest.names)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / INDEX_NAME
     path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

@@ -70,7 +70,7 @@ def named_urls(spec: JobSpec) -> tuple[str, ...]:
     """The files and stores that a job names. A mesh made for this one job permits them (`--allow-url`)."""
     from schemas.urls import BUS, SECRET, STDLIB, fixed_part, local_path
 
-    named = (*spec.data.urls().values(), spec.initial_weights, spec.resume_from, spec.artifacts)
+    named = (*spec.data.urls().values(), spec.weights_url, spec.resume_from, spec.artifacts)
     urls = [url for url in named if url and not url.startswith((BUS, SECRET, STDLIB))]
     return tuple(url if (path := local_path(url)) is None else fixed_part(path) for url in urls)
 

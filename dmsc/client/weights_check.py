@@ -14,7 +14,7 @@ from typing import Any
 from schemas.checkpoint import CheckpointFile
 from schemas.errors import BadData, DmscError
 from schemas.job import WeightsManifest
-from schemas.weights_digest import INDEX_NAME, tensor_line, weights_sha256
+from schemas.weights_digest import tensor_line, weights_sha256
 
 _dtypes = {
     "F64": "float64",
@@ -43,9 +43,11 @@ def check_file(path: Path, expected: CheckpointFile) -> None:
 def check_weights(folder: Path, manifest: WeightsManifest) -> None:
     """Raise `DmscError` if the weights in `folder` do not have the manifest's digest."""
     lines: dict[str, str] = {}
+    full = {written: name for name, written in manifest.names.items()}
     for shard in manifest.shards:
-        if shard != INDEX_NAME:
-            lines |= tensor_lines(folder / shard)
+        if shard.endswith(".safetensors"):
+            found = tensor_lines(folder / shard)
+            lines |= {full.get(name, name): line for name, line in found.items()}
     digest = weights_sha256(lines)
     if digest != manifest.sha256:
         raise DmscError(

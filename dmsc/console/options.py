@@ -100,6 +100,21 @@ InstanceUsersOption = Annotated[
         "As root: the range of user ids from which each instance gets its own user (60578-61183).",
     ),
 ]
+CacheOption = Annotated[
+    Path | None,
+    option(
+        "--cache DIR $DMSC_CACHE",
+        "The folder where blocks of remote data are kept (`cache` beside the logs).",
+    ),
+]
+CacheGibOption = Annotated[
+    float | None,
+    option(
+        "--cache-gib N $DMSC_CACHE_GIB",
+        "The most that they take, in GiB (a quarter of what is free, at most 32); 0: nothing is kept.",
+        min=0,
+    ),
+]
 AllowUrlOption = Annotated[
     tuple[str, ...],
     option(

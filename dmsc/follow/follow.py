@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from dmsc.follow.curve import WRITER, RunCurve
 from dmsc.follow.live_view import LiveView, PlainView, View
 from dmsc.follow.run_state import RunState, duration, quantity
 from dmsc.process.interrupts import Interrupts
-from schemas.errors import DmscError, NotFound
+from schemas.errors import BadInput, DmscError, NotFound
 from schemas.job import JobEvent, JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -51,6 +52,22 @@ class FollowOptions:
 def output_folder(record: JobRecord, options: FollowOptions) -> Path:
     """The folder for a job's curve and weights."""
     return options.out or Path("runs") / f"{record.spec.name}-{record.job}"
+
+
+def check_writable(folder: Path) -> None:
+    """Tries to write where `folder` is or will be, and leaves nothing there.
+
+    Raises:
+        BadInput: the curve and the weights could not be written into that folder.
+    """
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"--out {folder}: can't write in {place}: {error.strerror or error}; name another folder"
+        ) from None
 
 
 async def follow(

@@ -34,6 +34,7 @@ _marks = {
     "skipped": "[yellow]↷[/]",
     "rebalancing": "[cyan]⇆[/]",
     "alert": "[yellow]![/]",
+    "warning": "[yellow]![/]",
 }
 
 

@@ -68,8 +68,9 @@ class RunState:
             event.kind in ("fault", "recovery", "policy", "checkpoint", "skipped", "rebalancing", "alert")
             and event.text
         ):
-            self.faults += event.kind == "fault"
-            self.notices.append((event.at, event.kind, event.text))
+            kind = "warning" if event.warning else event.kind
+            self.faults += kind == "fault"
+            self.notices.append((event.at, kind, event.text))
 
     def measured(self, load: JobLoad) -> None:
         """Apply the routers' current measurements. An instance without a new figure keeps its last one."""

@@ -23,6 +23,7 @@ from dmsc.process.sandboxing import REMEDY, sentence, way_here
 from dmsc.state.cleartext_notice import in_the_clear
 from dmsc.state.settings import BusAddress, find_bus, find_gateway
 from dmsc.state.state_folder import StateFolder
+from entities.presence.service_area import server_of, serving_clusters
 from schemas.cluster import NodeStatus
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError, NotFound, Refused
@@ -223,6 +224,7 @@ async def _gateways(state: StateFolder, servers: Sequence[str]) -> list[Finding]
     findings.append(Finding("in the clear", True, in_the_clear(places) or "nothing leaves this machine"))
     findings += _versions(mesh)
     findings.append(_brokers(mesh))
+    findings += (cluster_servers(mesh, kind) for kind in (EntityKind.ROUTER, EntityKind.GATEWAY))
     findings.append(_records(mesh))
     findings += await asyncio.gather(*(_tensor_address(node) for node in mesh.nodes))
     return findings
@@ -245,6 +247,18 @@ def _brokers(mesh: MeshStatus) -> Finding:
     names = sorted(record.sid for record in mesh.services if record.kind is kind and record.state is active)
     remedy = "start one: dmsc run broker"
     return Finding("broker", bool(names), ", ".join(names) or "none is registered", remedy)
+
+
+def cluster_servers(mesh: MeshStatus, kind: EntityKind) -> Finding:
+    """Check that each cluster with nodes has a router (or gateway), or is served by another cluster's."""
+    serving = serving_clusters(kind, mesh.services)
+    alone = sorted({node.cluster for node in mesh.nodes} - serving)
+    remedy = f"start one: dmsc run {kind} --cluster {alone[0] if alone else 'NAME'}"
+    if alone and not serving:
+        return Finding(f"{kind}s", False, f"none lives; nodes are in {', '.join(alone)}", remedy)
+    guests = [f"{cluster} has none, {kind}-{server_of(cluster, serving)} serves it" for cluster in alone]
+    text = "; ".join([f"of {', '.join(sorted(serving)) or 'no cluster'}", *guests])
+    return Finding(f"{kind}s", True, text, remedy)
 
 
 def _records(mesh: MeshStatus) -> Finding:

@@ -77,7 +77,8 @@ def lay_out(
             arguments=(
                 *("join", bus_url, "--cluster", cluster, "--node", options.node),
                 *("--slots", str(options.slots), "--address", options.address, "--logs", str(logs)),
-                *option_words(options, "code", "allow_urls", "instance_users"),
+                *option_words(options, "code", "allow_urls", "instance_users", "cache"),
+                *_cache_part(options),
                 *_trust(options),
             ),
             stop_order=2,
@@ -106,6 +107,13 @@ def lay_out(
         ),
         *modules,
     ]  # agents come first: they load torch and take longest
+
+
+def _cache_part(options: MeshOptions) -> tuple[str, ...]:
+    """The option with each agent's part of the cache: all are on one disk."""
+    if options.cache_gib is None:
+        return ()
+    return ("--cache-gib", f"{options.cache_gib / max(1, len(options.clusters)):g}")
 
 
 def _trust(options: MeshOptions) -> tuple[str, ...]:

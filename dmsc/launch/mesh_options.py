@@ -9,6 +9,8 @@ from dmsc.console.command_app import option
 from dmsc.console.options import (
     AccessFileOption,
     AllowUrlOption,
+    CacheGibOption,
+    CacheOption,
     CodeOption,
     InstanceUsersOption,
     OwnStateOption,
@@ -97,6 +99,8 @@ class MeshOptions:
     access_file: AccessFileOption = None
     code: CodeOption = ()
     allow_urls: AllowUrlOption = ()
+    cache: CacheOption = None
+    cache_gib: CacheGibOption = None  # of all clusters together
     trust_researchers: TrustOption = False
     instance_users: InstanceUsersOption = None
 

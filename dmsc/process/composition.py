@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ class ServicePart:
 
 
 ENTITIES = ("service-registry", "authorizer", "orchestrator", "broker", "gateway", "router")
-"""The entities that `dmsc run` knows, beside policies and the `tracer`. Each cluster has its own gateway and
-router."""
+"""The entities that `dmsc run` knows, beside policies, the `tracer` and the `tracker`. Each cluster has its
+own gateway and router."""
 
 
 def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> list[ServicePart]:
@@ -70,6 +71,8 @@ def compose(names: Sequence[str], options: RunOptions, address: BusAddress) -> l
             parts.extend(_router(cluster, options) for cluster in _clusters(name, options))
         elif name == "tracer":
             parts.append(_tracer())
+        elif name == "tracker":
+            parts.append(_tracker(options))
         else:
             parts.append(policy_part(name))
     return parts
@@ -113,6 +116,23 @@ def _tracer() -> ServicePart:
         sid="tracer",
         kind=EntityKind.FUNCTIONAL_MODULE,
         make=lambda bus: TracerService(bus, export),
+        stop_order=0,
+    )
+
+
+def _tracker(options: RunOptions) -> ServicePart:
+    from dmsc.run_history.selection import since_when
+    from dmsc.state.state_folder import default_state
+    from dmsc.tracking.sinks import sinks_of
+    from dmsc.tracking.tracker import Tracker, TrackerConfig
+
+    state = options.state or default_state()
+    config = TrackerConfig(since=since_when(options.since, time.time()))
+    sinks = sinks_of(tensorboard=options.tensorboard, mlflow=options.mlflow, wandb=options.wandb, state=state)
+    return ServicePart(
+        sid="tracker",
+        kind=EntityKind.FUNCTIONAL_MODULE,
+        make=lambda bus: Tracker(bus, sinks, config),
         stop_order=0,
     )
 
@@ -190,7 +210,10 @@ def lease_s(replicas: int) -> float:
 
 def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart:
     from entities.gateway import Gateway, GatewayConfig
+    from entities.gateway.http.config import HttpConfig
+    from schemas.usage import Prices
 
+    prices = Prices(slot_hour=options.slot_price, kwh=options.energy_price, slot_watts=options.slot_watts)
     advertised = "" if port is None else own_address(options.bind)
     config = GatewayConfig(
         cluster=cluster,
@@ -199,6 +222,7 @@ def _gateway(cluster: str, port: int | None, options: RunOptions) -> ServicePart
         advertised_host=advertised,
         tls=options.tls,
         proxies=options.proxies,
+        door=HttpConfig(prices=prices),
     )
     return ServicePart(
         sid=f"gateway-{cluster}", kind=EntityKind.GATEWAY, make=lambda bus: Gateway(bus, config), stop_order=1

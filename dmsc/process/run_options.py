@@ -119,6 +119,44 @@ class RunOptions:
             "--energy-price $DMSC_ENERGY_PRICE", "Price of one kWh, to compute the cost of energy.", min=0
         ),
     ] = None
+    slot_price: Annotated[
+        float | None,
+        option("--slot-price $DMSC_SLOT_PRICE", "For gateways: price of one slot for an hour.", min=0),
+    ] = None
+    slot_watts: Annotated[
+        float,
+        option(
+            "--slot-watts $DMSC_SLOT_WATTS",
+            "For gateways: power of a slot whose device does not measure its energy.",
+            min=0,
+        ),
+    ] = 15.0
+    tensorboard: Annotated[
+        Path | None,
+        option(
+            "--tensorboard DIR $DMSC_TENSORBOARD", "For the tracker: a folder of TensorBoard's event files."
+        ),
+    ] = None
+    mlflow: Annotated[
+        str | None,
+        option("--mlflow URI $DMSC_MLFLOW", "For the tracker: MLflow's server, folder or database."),
+    ] = None
+    wandb: Annotated[
+        bool,
+        option(
+            "--wandb $DMSC_WANDB", "For the tracker: Weights & Biases, offline unless $WANDB_MODE says so."
+        ),
+    ] = False
+    recording: Annotated[
+        str | None,
+        option("--from RUN", "For the tracker: a recorded run (a file or a job) instead of the live mesh."),
+    ] = None
+    since: Annotated[
+        str | None,
+        option(
+            "--since AGO|DATE", "For the tracker: only jobs submitted since then (all that the stream has)."
+        ),
+    ] = None
     wait_s: WaitOption = 30.0
     state: StateOption = None
     log_level: LevelOption = "info"

@@ -35,7 +35,7 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """One line of `dmsc runs list`. Times are seconds since the epoch; `messages` counts the job's own."""
+    """A line of `dmsc runs recorded`. Times are seconds since the epoch; `messages` counts the job's own."""
 
     job: str
     name: str

@@ -18,6 +18,7 @@ tls/         the CA and certificates of `dmsc up --tls` (keys: mode 0600)
 bus          of a tenant (ADR-0028): its host's servers, one per line; such a mesh starts and guards no
 servers tenants/     of a host: the state folder of each tenant's mesh
 nats/        the server's store      logs/  one file per process      stores/  the instances' local stores
+cache/       blocks of remote data (ADR-0048)
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from bus.server.embedded import Tls
     from schemas.errors import BadInput
 
-_OTHERS = ("jetstream", "stores", "tenants")
-"""Subfolders that the server, instances and tenants check themselves."""
+_OTHERS = ("cache", "jetstream", "stores", "tenants")
+"""Subfolders that the server, agents, instances and tenants check themselves."""
 DEFAULT_STATE = ".dmsc"
 FORMAT = 1
 """The format of state folders. It is raised when older software would damage what is written (ADR-0041)."""

@@ -25,7 +25,7 @@ from bus.security import renewal
 from bus.security.identity import Identity, is_credential, is_root
 from bus.subject_row import Subject
 from entities import metrics
-from entities.cluster.code_folders import CodeFolders
+from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
 from entities.cluster.core import judge_process, offer_slots
@@ -33,6 +33,7 @@ from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader
 from entities.cluster.fork_server_client import ForkServerClient, last_lines, probe_process
 from entities.cluster.instances import NodeInstances
+from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.model_tasks import ShortLivedWorkers
 from entities.cluster.store_folders import StoreFolders
 from entities.presence.entity_record import entity_record
@@ -85,12 +86,14 @@ class ClusterAgent:
         )
         closed = config.confinement.closed if config.confinement is not None else ()
         allowed = config.allow_urls
+        self._caches = CacheFolders(config.cache_root, config.cache_bytes)
         context = NodeContext(
             config=config,
             processes=self._processes,
             files=FileRules(closed)
             if allowed is None
             else FileRules(closed, UrlRules.of(allowed, os.getcwd())),
+            caches=self._caches,
             credential=self._credential,
             start_task=self._task,
             send=self._send,
@@ -147,6 +150,7 @@ class ClusterAgent:
                 tasks.create_task(self._report_samples())
                 tasks.create_task(self._instances.watch_for_stopped())
                 tasks.create_task(self._follow_renewals())
+                tasks.create_task(self._tend_caches())
                 if ready is not None:
                     ready.set()
                 self._processes.begin()  # not before: on few cores torch's import would delay our answers
@@ -169,6 +173,11 @@ class ClusterAgent:
                 renewal.taken(token)
                 last_credential = present
                 log.info("new credentials", node=self._config.sid, instances=count)
+
+    async def _tend_caches(self) -> None:
+        while True:
+            await asyncio.to_thread(self._caches.tend)
+            await asyncio.sleep(self._config.times.cache_check_s)
 
     # --- orders ---------------------------------------------------------------------------------------------
     async def _start(self, order: InstanceStart, envelope: Envelope) -> InstanceStarted:

@@ -38,6 +38,8 @@ class ClusterTimes:
     """Limit of one read: an object storage that does not answer delays others by no more than this."""
     code_s: float = 60.0
     """Limit of fetching a small archive of code; a large one gets more time (SLOWEST_BYTES_PER_S)."""
+    cache_check_s: float = 60.0
+    """How often the cache is held to its limit: longer lets a process that ignores it write more."""
     remove_s: float = 120.0
     """Limit of one removal: an object storage removes objects one by one. The next removal takes the rest."""
     command_s: float = 30.0
@@ -71,6 +73,10 @@ class ClusterConfig:
     logs: Path = Path(".dmsc/logs")
     stores: Path | None = None
     """The instances' local stores; None: a folder `stores` beside the logs."""
+    cache: Path | None = None
+    """The blocks of remote data that instances read; None: a folder `cache` beside the logs."""
+    cache_bytes: int | None = None
+    """The most that they take; None: a quarter of what is free, at most 32 GiB; 0: nothing is kept."""
     keep_stores: bool = False
     """Whether local stores stay after their job has been cleaned up."""
     stop_grace_s: float = 3.0
@@ -121,3 +127,8 @@ class ClusterConfig:
     def store_root(self) -> Path:
         """This agent's own folder of stores: several agents of a machine may share the one above."""
         return (self.stores or self.logs.absolute().parent / "stores") / self.sid
+
+    @property
+    def cache_root(self) -> Path:
+        """This agent's own part of the cache's folder."""
+        return (self.cache or self.logs.absolute().parent / "cache") / self.sid

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bus.subject_row import Subject
+from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.config import ClusterConfig
 from entities.cluster.file_reach import FileRules
 from entities.cluster.fork_server_client import ForkServerClient
@@ -32,6 +33,8 @@ class NodeContext:
     """The fork server that runs instances and workers."""
     files: FileRules
     """The files that jobs may use on this node."""
+    caches: CacheFolders
+    """The node's cache of remote data."""
     credential: Callable[[str, str], str | None]
     """Returns the credential of a process for the bus; arguments: SID and job."""
     start_task: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]

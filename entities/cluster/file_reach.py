@@ -34,7 +34,7 @@ class FileRules:
             spec: the job, with the URLs that it names.
             more: other URLs to be read.
         """
-        urls = (*spec.data.urls().values(), spec.initial_weights, spec.resume_from, *more)
+        urls = (*spec.data.urls().values(), spec.weights_url, spec.resume_from, *more)
         read = [
             fixed_part(path)
             for url in urls

@@ -211,6 +211,7 @@ class ForkServerClient:
         payload: dict[str, Any],
         *,
         log_path: Path,
+        title: str = "",
         threads: int | None = None,
         result: Path | None = None,
         needs: Sequence[str] = (),
@@ -225,6 +226,7 @@ class ForkServerClient:
             module: import path of a module with `main(payload, result) -> int`.
             payload: JSON-serialisable argument.
             log_path: where its output goes (appended).
+            title: what `ps` shows for it, instead of `name`.
             threads: torch's compute threads in it.
             result: file that it may write its answer to.
             needs: modules that are costly to import, which the server imports once, before the fork.
@@ -240,6 +242,7 @@ class ForkServerClient:
         order: dict[str, Any] = {
             "op": "spawn",
             "id": name,
+            "title": title,
             "module": module,
             "payload": payload,
             "result": str(result) if result else None,

@@ -9,15 +9,17 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bus import subjects
 from bus.logs import get_logger
 from bus.wire.correlation import current, current_cause
-from entities.cluster.code_folders import CodeFolders
+from entities.cluster.cache_folders import cache_owner
 from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit, LocalIncarnation, ProcessLedger, explain_exit
 from entities.cluster.fork_server_client import Spawned, probe_process
+from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.store_folders import StoreFolders, renewal_of, write_for_instance
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
 from schemas.envelope import EntityKind
@@ -105,21 +107,25 @@ class NodeInstances:
         store = self._stores.folder(instance.job, instance.sid)
         with contextlib.suppress(OSError):  # then the instance runs without a store and logs that
             store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cache = self._cache(instance, order)
+        payload["cache"] = None if cache is None else str(cache)
         try:
             await self._processes.wait_ready(self._config.times.start_ready_s)
             code = await self._code.folder(instance.job, order.spec)
             child = await self._processes.spawn(
-                f"{instance.sid}.{instance.incarnation}",
+                _name(instance),
                 f"{self._config.worker_package}.instance",
                 payload,
                 log_path=self._config.logs / f"{instance.sid}.log",
+                title=_title(order),
                 threads=order.spec.training.compute_threads,
                 needs=_needs(order),
                 read=reach.read,
-                write=(str(store), *reach.write),
+                write=(str(store), *([] if cache is None else [str(cache)]), *reach.write),
                 code=code,
             )
         except DmscError as error:
+            self._context.caches.close(_name(instance))
             self._commit(self.ledger.withdraw(instance))
             self._spawns.pop(instance.sid, None)
             return error
@@ -127,6 +133,12 @@ class NodeInstances:
         log.info("instance started", node=self._config.sid, sid=instance.sid, pid=child.pid.result())
         self._start_task(self._watch(instance, child))
         return child
+
+    def _cache(self, instance: LocalIncarnation, order: InstanceStart) -> Path | None:
+        """The part of the node's cache for an instance that reads data; None: it has none."""
+        if order.unit.kind is not UnitKind.DATA:
+            return None
+        return self._context.caches.open(_name(instance), cache_owner(order.user, instance.job))
 
     async def _watch(self, instance: LocalIncarnation, child: Spawned) -> None:
         self._settle(instance, await asyncio.shield(child.exit))
@@ -210,6 +222,7 @@ class NodeInstances:
             return None
         state, reason = explain_exit(present, exit)
         self._spawns.pop(instance.sid, None)
+        self._context.caches.close(_name(present))
         self._commit(self.ledger.release(present, reason))
         level = log.warning if state is InstanceState.FAULTED else log.info
         level("instance ended", node=self._config.sid, sid=instance.sid, state=state.value, reason=reason)
@@ -232,10 +245,7 @@ class NodeInstances:
         remaining = tuple(self.ledger.instances.values())
         for instance in remaining:
             self.ledger = self.ledger.order_end(instance)
-        stops = (
-            self._last_exit(children.get(f"{instance.sid}.{instance.incarnation}"), grace_s)
-            for instance in remaining
-        )
+        stops = (self._last_exit(children.get(_name(instance)), grace_s) for instance in remaining)
         exits = await asyncio.gather(*stops, return_exceptions=True)
         changes = [
             self._release(instance, exit if isinstance(exit, Exit) else Exit())
@@ -253,6 +263,16 @@ class NodeInstances:
         self.ledger = ledger
         if changed:
             self._on_change()
+
+
+def _name(instance: LocalIncarnation) -> str:
+    return f"{instance.sid}.{instance.incarnation}"
+
+
+def _title(order: InstanceStart) -> str:
+    unit = order.unit
+    role = "data" if unit.is_data else f"stage={unit.stage}"
+    return f"instance job={order.job} {role} replica={unit.replica} incarnation={order.incarnation}"
 
 
 def _needs(order: InstanceStart) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from bus.security.credentials import Credential, root_of
 from bus.security.identity import is_credential
 from bus.subject_row import Subject
 from bus.tasks import cancel
+from entities.cluster.cache_folders import cache_owner
 from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit, ProcessWork
 from entities.cluster.fork_server_client import Spawned, work_of
@@ -50,7 +51,7 @@ class Failure:
 
 
 class CodeSource(Protocol):
-    """Where the code of jobs lies on this node (`entities.cluster.code_folders`)."""
+    """Where the code of jobs lies on this node (`entities.cluster.job_code.code_folders`)."""
 
     async def folder(self, job: str, spec: JobSpec) -> Path | None: ...
 
@@ -115,7 +116,9 @@ class ShortLivedWorkers:
             log.warning(f"{row.name} refused", node=self._node, job=job, error=error.text)
 
     async def _analyse(self, order: Analyse, device: str) -> None:
-        result = await self._run("analysis", order.job, order.spec, device, secrets=order.secrets)
+        result = await self._run(
+            "analysis", order.job, order.spec, device, secrets=order.secrets, user=order.user
+        )
         topology = self._read_topology(result) if isinstance(result, dict) else result
         if isinstance(topology, Failure):
             failure = AnalysisFailed(job=order.job, code=topology.code, text=topology.text)
@@ -214,23 +217,27 @@ class ShortLivedWorkers:
             result = folder / "result.json"
             code = await self._code.folder(job, spec)
             reach = self._context.files.of_job(job, spec, filter(None, [payload.get("weights_url")]))
-            child = await self._context.processes.spawn(
-                f"{kind}-{job}-{self._runs}",
-                f"{self._config.worker_package}.tasks.{kind}",
-                payload,
-                log_path=self._config.logs / f"{job}-{kind}.log",
-                threads=spec.training.compute_threads,
-                result=result,
-                read=reach.read,
-                write=(str(folder),),
-                code=code,
-            )
-            where = f"{kind} of the model on {self._node}"
-            exit = await self._wait_for_exit(child)
-            if exit is None:
-                timeout_s = self._config.analysis_timeout_s
-                return Failure("no_progress", f"{where} made no progress for {timeout_s:.0f} s and was ended")
-            return read_result(result, exit, where)
+            with self._context.caches.opened(name, cache_owner(payload.get("user", ""), job)) as cache:
+                payload = {**payload, "cache": None if cache is None else str(cache)}
+                child = await self._context.processes.spawn(
+                    f"{kind}-{job}-{self._runs}",
+                    f"{self._config.worker_package}.tasks.{kind}",
+                    payload,
+                    log_path=self._config.logs / f"{job}-{kind}.log",
+                    threads=spec.training.compute_threads,
+                    result=result,
+                    read=reach.read,
+                    write=(str(folder), *([] if cache is None else [str(cache)])),
+                    code=code,
+                )
+                where = f"{kind} of the model on {self._node}"
+                exit = await self._wait_for_exit(child)
+                if exit is None:
+                    timeout_s = self._config.analysis_timeout_s
+                    return Failure(
+                        "no_progress", f"{where} made no progress for {timeout_s:.0f} s and was ended"
+                    )
+                return read_result(result, exit, where)
 
     async def _wait_for_exit(self, child: Spawned) -> Exit | None:
         """Wait for the worker's exit; None if it was killed because it made no progress.

@@ -31,8 +31,9 @@ from entities.http_server.connection_limits import OpenConnections
 from entities.metrics import MetricReading, Render
 from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
-from entities.presence.mesh_registration import keep_registered
+from entities.presence.mesh_registration import keep_registered, registration_of
 from entities.presence.registry_view import FollowConfig, RegistryFollower
+from entities.presence.service_area import ServiceArea, serving_clusters
 from entities.qos.fault_reporter import FaultReporter, FaultReporterConfig, death_of
 from entities.qos.policy_book import PolicyBook
 from entities.qos.reporter import QosReporter
@@ -107,6 +108,7 @@ class Gateway:
             bus, self.backends, config.sid, access_client, self._last_compute, self._idempotency
         )
         self._bus = bus
+        self._area = ServiceArea(registry.view, EntityKind.GATEWAY, config.cluster)
         self._compute: dict[str, tuple[float, tuple[ComputeEntry, ...]]] = {}
         self._faults = FaultReporter(bus, config.faults)
         self._qos = QosWindow()
@@ -141,7 +143,7 @@ class Gateway:
                     self.follower.follow(),
                     self.jobs.cache.run(),
                     self._faults.run(),
-                    self._claims.run(self._cluster_instances),
+                    self._claims.run(self._area.instances),
                     self._samples.run(self._data_instances),
                     self._reporter.run(),
                     keep_registered(self._bus, self._registration()),
@@ -174,6 +176,7 @@ class Gateway:
         from entities.gateway.http.metrics import HttpMetrics
         from entities.gateway.http.readiness import ReadinessProbe
         from entities.gateway.http.sse.hub import EventHub
+        from entities.gateway.operations.job_curves import JobCurves
 
         sock = bind(self.config.http_host, self.config.http_port)
         config, registry = self.config.door, self.follower
@@ -191,6 +194,7 @@ class Gateway:
                 self.config.sid, lambda: self.exposition, lambda: registry.view.records.values()
             ),
             dashboard=Dashboard(self._bus, self.config.sid, lambda: registry.view.records.values()),
+            curves=JobCurves(self._bus),
             config=config,
         )
 
@@ -211,6 +215,9 @@ class Gateway:
 
     # --- Type 2 and Type 4: the registry and the routers' load --------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
+        guests = self._area.review() & self._area.guests
+        if guests:  # what nobody reported
+            sids |= {record.sid for record in self._area.instances() if record.endpoint.cluster in guests}
         for sid in sids:
             record = self.follower.view.records.get(sid)
             if record is not None and record.state is InstanceState.FAULTED and self._is_own_data(record):
@@ -219,7 +226,18 @@ class Gateway:
         self._samples.refresh()
 
     async def _on_compute(self, message: ComputeNotification, envelope: Envelope) -> None:
-        self._compute[message.cluster] = (asyncio.get_running_loop().time(), message.entries)
+        now = asyncio.get_running_loop().time()
+        served = serving_clusters(EntityKind.ROUTER, self.follower.view.entities())
+        guests = [cluster for cluster in message.guests if cluster not in served]
+        if not guests:
+            self._compute[message.cluster] = (now, message.entries)
+            return
+        places: dict[str, list[ComputeEntry]] = {place: [] for place in (message.cluster, *guests)}
+        for entry in message.entries:
+            record = self.follower.view.records.get(entry.sid)
+            if record is not None and record.endpoint.cluster in places:
+                places[record.endpoint.cluster].append(entry)
+        self._compute |= {place: (now, tuple(entries)) for place, entries in places.items()}
 
     def _last_compute(self) -> Mapping[str, tuple[ComputeEntry, ...]]:
         """The last Type 4 entries by cluster, without those of a router that has fallen silent."""
@@ -227,7 +245,7 @@ class Gateway:
         return {cluster: entries for cluster, (at, entries) in self._compute.items() if at >= oldest}
 
     def _is_own_data(self, record: ServiceRecord) -> bool:
-        return record.stage == DATA_STAGE and record.endpoint.cluster == self.config.cluster
+        return record.stage == DATA_STAGE and self._area.covers(record.endpoint.cluster)
 
     # --- Type 5 --------------------------------------------------------------------------------------------
     async def _on_policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
@@ -238,11 +256,8 @@ class Gateway:
             await self._reporter.end(message.job, "entry closed")
         return Ack(note=outcome)
 
-    def _cluster_instances(self) -> tuple[ServiceRecord, ...]:
-        return self.follower.view.instances(cluster=self.config.cluster)
-
     def _data_instances(self) -> tuple[ServiceRecord, ...]:
-        return tuple(record for record in self._cluster_instances() if record.stage == DATA_STAGE)
+        return tuple(record for record in self._area.instances() if record.stage == DATA_STAGE)
 
     async def _on_claim(self, message: MicrobatchClaim, envelope: Envelope) -> None:
         if message.job in self.book.active and not message.evaluate:
@@ -278,11 +293,5 @@ class Gateway:
         )
 
     def _registration(self) -> NodeRegistration:
-        record = self._record()
-        return NodeRegistration(
-            sid=record.sid,
-            kind=record.kind,
-            incarnation=record.incarnation,
-            endpoint=record.endpoint,
-            services=("entry", "aggregation", "door") + (("http",) if self.url else ()),
-        )
+        services = ("entry", "aggregation", "door") + (("http",) if self.url else ())
+        return registration_of(self._record(), *services)

@@ -13,9 +13,21 @@ from bus.logs import get_logger
 from schemas.envelope import Envelope
 from schemas.errors import DmscError
 from schemas.leadership import Leadership
+from schemas.registry import ServiceRecord
 from schemas.signals import NodeRegistration
 
 log = get_logger("mesh-registration")
+
+
+def registration_of(record: ServiceRecord, *services: str) -> NodeRegistration:
+    """The registration of the gateway or router that has this record, and offers these services."""
+    return NodeRegistration(
+        sid=record.sid,
+        kind=record.kind,
+        incarnation=record.incarnation,
+        endpoint=record.endpoint,
+        services=services,
+    )
 
 
 async def keep_registered(bus: Bus, registration: NodeRegistration, *, repeat_s: float = 10.0) -> None:

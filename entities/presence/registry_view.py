@@ -19,7 +19,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.discovery import resolve
-from schemas.envelope import Envelope
+from schemas.envelope import EntityKind, Envelope
 from schemas.errors import DmscError
 from schemas.registry import InstanceState, Resolve, Resolved, ServiceRecord
 from schemas.signals import RouteAdvertisement
@@ -60,6 +60,7 @@ class RegistryView:
         self.records: dict[str, ServiceRecord] = {}
         self._jobs: dict[str, dict[int | None, _Members]] = {}
         self._clusters: dict[str, _Members] = {}
+        self._entities: dict[str, ServiceRecord] = {}
 
     def apply(self, advertisement: RouteAdvertisement) -> frozenset[str] | None:
         """Apply an advertisement; return the SIDs that changed, or None if there is a gap before it."""
@@ -108,6 +109,14 @@ class RegistryView:
             record for record in self.instances(job=job, stage=stage) if record.state is InstanceState.ACTIVE
         )
 
+    def clusters(self) -> frozenset[str]:
+        """The clusters in which instances of jobs are."""
+        return frozenset(self._clusters)
+
+    def entities(self) -> tuple[ServiceRecord, ...]:
+        """The records of the mesh's entities, other than node agents."""
+        return tuple(self._entities.values())
+
     def _replace(self, revision: int, records: Iterable[ServiceRecord]) -> frozenset[str]:
         new_records = {record.sid: record for record in records}
         gone = self.records.keys() - new_records.keys()
@@ -127,10 +136,13 @@ class RegistryView:
         if record.job is not None:
             self._jobs.setdefault(record.job, {}).setdefault(record.stage, _Members()).put(record)
             self._clusters.setdefault(record.endpoint.cluster, _Members()).put(record)
+        elif record.kind is not EntityKind.CLUSTER:
+            self._entities[record.sid] = record
         return True
 
     def _drop(self, sid: str) -> ServiceRecord | None:
         record = self.records.pop(sid, None)
+        self._entities.pop(sid, None)
         if record is not None and record.job is not None:
             stages = self._jobs[record.job]
             _drop_from(stages, record.stage, sid)

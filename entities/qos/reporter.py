@@ -32,6 +32,7 @@ class QosReporter:
         follower: RegistryFollower,
         every_s: float,
         links: Callable[[str], tuple[LinkReport, ...]] = lambda job: (),
+        energy_j: Callable[[str], float | None] = lambda job: None,
     ) -> None:
         self._bus = bus
         self._sid = sid
@@ -41,6 +42,7 @@ class QosReporter:
         self._follower = follower
         self._every_s = every_s
         self._links = links
+        self._energy_j = energy_j
 
     async def run(self) -> None:
         """Report until cancelled; a report that can't be sent is dropped."""
@@ -57,7 +59,7 @@ class QosReporter:
                     window_s=self._every_s,
                     instances=sum(record.state is InstanceState.ACTIVE for record in instances),
                     lost=lost,
-                ).model_copy(update={"links": self._links(job)})
+                ).model_copy(update={"links": self._links(job), "energy_j": self._energy_j(job)})
                 try:
                     await self._bus.publish(subjects.QOS_REPORT, report, sid=self._sid)
                 except DmscError as error:

@@ -35,11 +35,15 @@ Entries = Sequence[RouteEntry] | Sequence[ComputeEntry]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableDecision:
-    """The entries of one stage's table, the algorithm by which senders choose, and the reason."""
+    """The entries of one stage's table, the algorithm by which senders choose, and the reason.
+
+    `guests`: clusters without a router whose senders go by the table, too.
+    """
 
     entries: tuple[RouteEntry, ...]
     algorithm: str
     reason: str
+    guests: tuple[str, ...] = ()
 
 
 def decide_table(
@@ -50,8 +54,9 @@ def decide_table(
     health: Mapping[Member, InstanceHealth] | None = None,
     links: LinkStatistics | None = None,
     memo: Memo[RouteEntry] | None = None,
+    guests: Iterable[str] = (),
 ) -> TableDecision:
-    """The next hops of `stage` for the senders of one cluster.
+    """The next hops of `stage` for the senders of one cluster, and of its `guests`, which have no router.
 
     Active instances of all clusters take part with their weight in the policy (1 where it names none, 0 for a
     standby) times their health. Draining ones stay with weight 0, so that microbatches bound to them can
@@ -111,7 +116,10 @@ def decide_table(
         reason += f"; ejected: {', '.join(ejected)}"
     if left_out:
         reason += f"; out: {', '.join(left_out)}"
-    return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=reason)
+    guests = tuple(sorted(guests))
+    if guests:
+        reason += f"; also for {', '.join(guests)}: no router there"
+    return TableDecision(entries=tuple(entries), algorithm=policy.algorithm, reason=reason, guests=guests)
 
 
 def route_entry(
@@ -160,7 +168,9 @@ def worth_writing(before: TableDecision | None, after: TableDecision) -> Literal
 
     `measured` means by a measurement alone, which may wait for its turn; `now` means for any other reason.
     """
-    if before is None or before.algorithm != after.algorithm or len(before.entries) != len(after.entries):
+    if before is None or len(before.entries) != len(after.entries):
+        return "now"
+    if (before.algorithm, before.guests) != (after.algorithm, after.guests):
         return "now"
     changed = [(old, new) for old, new in zip(before.entries, after.entries, strict=True) if old is not new]
     if any(_choice_fields(old) != _choice_fields(new) for old, new in changed):

@@ -96,6 +96,10 @@ class InstanceSamples:
         for job in jobs:
             self._job_energy_j[job] += (counter_j - before_j) / len(jobs)
 
+    def energy_j(self, job: str) -> float | None:
+        """What the job's devices have used since it was first seen here; None if none measures that."""
+        return self._job_energy_j.get(job)
+
     def forget(self, job: str) -> None:
         """Drop the series of an ended job."""
         self._instances = {

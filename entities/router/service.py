@@ -24,8 +24,9 @@ from entities.detection.fail_slow import FailSlow, FailSlowConfig
 from entities.metrics import REFUSED_SAMPLES, ROUTE_CHANGES, MetricReading
 from entities.presence.entity_record import entity_record
 from entities.presence.instance_subscriptions import InstanceSubscriptions
-from entities.presence.mesh_registration import keep_registered
+from entities.presence.mesh_registration import keep_registered, registration_of
 from entities.presence.registry_view import FollowConfig, RegistryFollower
+from entities.presence.service_area import ServiceArea
 from entities.qos.fault_reporter import FaultReporter, FaultReporterConfig, death_of
 from entities.qos.policy_book import PolicyBook
 from entities.qos.reporter import QosReporter
@@ -54,7 +55,6 @@ from schemas.signals import (
     CommunicationPolicy,
     ComputeEntry,
     ComputeNotification,
-    NodeRegistration,
     StagePolicy,
 )
 from schemas.step import Member
@@ -103,6 +103,7 @@ class Router:
         self.book = PolicyBook()
         self.follower = RegistryFollower(bus, self._registry_changed, config.follow)
         self._bus = bus
+        self._area = ServiceArea(self.follower.view, EntityKind.ROUTER, config.cluster)
         self._tables = RouteTables(bus, config.cluster)
         self._table_lock = asyncio.Lock()
         self._place_of: dict[str, tuple[str, int | None, str]] = {}  # SID → job, stage, cluster
@@ -131,6 +132,7 @@ class Router:
             follower=self.follower,
             every_s=config.report_every_s,
             links=self._links.report,
+            energy_j=self._samples.energy_j,
         )
         self._faults = FaultReporter(bus, config.faults)
 
@@ -155,10 +157,10 @@ class Router:
                     self._faults.run(),
                     self._keep_tables(),
                     self._remeasure(),
-                    self._feed.run(lambda: self.follower.view.instances(cluster=config.cluster)),
+                    self._feed.run(self._area.instances),
                     self._notify_compute(),
                     self._reporter.run(),
-                    keep_registered(self._bus, self._registration()),
+                    keep_registered(self._bus, registration_of(self._record(), "routing", "telemetry")),
                 ):
                     tasks.create_task(work)
                 async with RegistrationClient(self._bus, self._record()):
@@ -197,7 +199,7 @@ class Router:
     # --- Type 2 → route tables ---------------------------------------------------------------------------
     def _registry_changed(self, sids: frozenset[str]) -> None:
         records = self.follower.view.records
-        places_changed = own_cluster = False
+        places_changed = own_cluster = self._review_area()
         for sid in sids:
             record = records.get(sid)
             before = self._place_of.pop(sid, None)
@@ -206,7 +208,7 @@ class Router:
                 after = self._place_of[sid] = (record.job, record.stage, record.endpoint.cluster)
             places_changed = places_changed or after != before
             for job, stage, cluster in (place for place in (before, after) if place is not None):
-                own_cluster = own_cluster or cluster == self.config.cluster
+                own_cluster = own_cluster or self._area.covers(cluster)
                 if stage is not None:
                     self._changed[job, stage] = None
             if record is None:
@@ -224,6 +226,21 @@ class Router:
             self._feed.refresh()
         if own_cluster:
             self._compute_due.set()
+
+    def _review_area(self) -> bool:
+        """Take on clusters without a router, and leave them to theirs again; return whether that changed."""
+        if not (moved := self._area.review()):
+            return False
+        log.info("serves clusters without a router", guests=sorted(self._area.guests))
+        for policy in self.book.active.values():
+            self._changed |= {
+                (policy.job, row.stage): None for row in policy.stages if not is_data(row.stage)
+            }
+        for cluster in moved & self._area.guests:  # what nobody reported
+            for record in self.follower.view.instances(cluster=cluster):
+                if record.state is InstanceState.FAULTED:
+                    self._report_faulted(record)
+        return True
 
     async def _keep_tables(self) -> None:
         """Write tables, one stage at a time, because a large job takes a while; changed stages come first."""
@@ -251,7 +268,7 @@ class Router:
             policy = self.book.active.get(job)
             if policy is None:
                 return
-            now = asyncio.get_running_loop().time()
+            now, memo = asyncio.get_running_loop().time(), self._route_memo
             stages = [
                 row for row in policy.stages if not is_data(row.stage) and (only is None or row.stage in only)
             ]
@@ -259,7 +276,7 @@ class Router:
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
                 health = self._health(job, stage.stage, instances, now)
                 decision = decide_table(
-                    policy, stage, instances, self._measured, health, self._links, self._route_memo
+                    policy, stage, instances, self._measured, health, self._links, memo, self._area.guests
                 )
                 try:
                     await self._write_table(policy, stage, decision, now)
@@ -288,6 +305,7 @@ class Router:
             entries=decision.entries,
             algorithm=decision.algorithm,
             reason=f"{decision.reason}; {policy.reason}" if policy.reason else decision.reason,
+            guests=decision.guests,
         )
         await self._tables.write(table, decision, now)
         self._route_changes[policy.job, stage.stage] += 1
@@ -369,6 +387,7 @@ class Router:
                     revision=revision,
                     entries=entries,
                     stages=stage_loads(entries, self.book.active),
+                    guests=tuple(sorted(self._area.guests)),
                 )
                 try:
                     await self._bus.publish(subjects.COMPUTE, message, cluster=self.config.cluster)
@@ -378,7 +397,6 @@ class Router:
             await asyncio.sleep(self.config.compute_gap_s)
 
     def _compute_entries(self) -> tuple[ComputeEntry, ...]:
-        own_cluster = self.follower.view.instances(cluster=self.config.cluster)
         now = asyncio.get_running_loop().time()
         weights: dict[Member, float] = {}
         for (job, stage), ejection in self._ejections.items():
@@ -387,14 +405,18 @@ class Router:
             everyone = self.follower.view.instances(job=job, stage=stage)
             health = self._health(job, stage, everyone, now)
             weights.update((member, state.factor) for member, state in health.items())
-        return compute_entries(own_cluster, self._measured, self.book.active, weights, self._load_memo)
+        return compute_entries(
+            self._area.instances(), self._measured, self.book.active, weights, self._load_memo
+        )
 
     async def _on_compute(self, message: ComputeNotification, envelope: Envelope) -> None:
         """Take the figures of another cluster's router on its instances (draft §3: routers are linked)."""
         for entry in message.entries:
             record = self.follower.view.records.get(entry.sid)
-            own_instance = record is not None and record.endpoint.cluster == message.cluster
-            if own_instance and entry.job in self.book.active:
+            if record is None or entry.job not in self.book.active:
+                continue
+            place = record.endpoint.cluster
+            if place == message.cluster or (place in message.guests and self._area.has_none(place)):
                 self._measured.add_reported(entry)
                 self._newly_measured.add((entry.job, entry.stage))
 
@@ -463,7 +485,7 @@ class Router:
         self._tables_due.set()
 
     def _is_ours(self, record: ServiceRecord) -> bool:
-        return record.kind is EntityKind.INSTANCE and record.endpoint.cluster == self.config.cluster
+        return record.kind is EntityKind.INSTANCE and self._area.covers(record.endpoint.cluster)
 
     # --- who we are ----------------------------------------------------------------------------------------
     def _record(self) -> ServiceRecord:
@@ -471,14 +493,4 @@ class Router:
         incarnation = self._bus.sender.incarnation
         return entity_record(
             EntityKind.ROUTER, config.sid, incarnation, node=config.node, cluster=config.cluster
-        )
-
-    def _registration(self) -> NodeRegistration:
-        record = self._record()
-        return NodeRegistration(
-            sid=record.sid,
-            kind=record.kind,
-            incarnation=record.incarnation,
-            endpoint=record.endpoint,
-            services=("routing", "telemetry"),
         )

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from schemas.base import Part, Token
+from schemas.base import Token
 from schemas.callables import misnamed
+from schemas.job_file.text import TextSpec
 from schemas.marks import HOLDS_USER_VALUES, Url
 from schemas.urls import STDLIB
 
@@ -18,7 +19,7 @@ OF_KINDS: dict[str, frozenset[str]] = {
     "sample_tokens": frozenset({"bytes", "text", "chat", "tokens"}),
     "unit": frozenset({"tokens"}),
     "dtype": frozenset({"tokens"}),
-    "columns": frozenset({"table", "images", "huggingface"}),
+    "columns": frozenset({"table", "images", "shards", "huggingface"}),
     "dtypes": frozenset({"table", "huggingface", "factory"}),
     "image_size": frozenset({"images", "huggingface"}),
     "image_mode": frozenset({"images", "huggingface"}),
@@ -30,6 +31,7 @@ OF_KINDS: dict[str, frozenset[str]] = {
     "split": frozenset({"huggingface"}),
     "streaming": frozenset({"huggingface"}),
     "limit": frozenset({"factory", "huggingface"}),
+    **{name: frozenset({"text", "chat"}) for name in TextSpec.model_fields},
 }
 """Field → the kinds that have it. A field that is not here is every kind's."""
 
@@ -57,7 +59,7 @@ Dtype = Literal[
 Pixels = Annotated[int, Field(ge=1, le=1 << 14)]
 
 
-class SourceSpec(Part):
+class SourceSpec(TextSpec):
     """One source of samples. Which fields it may have depends on its kind (`OF_KINDS`).
 
     `source` is `stdlib:` (the interpreter's own sources), or any path or URL that fsspec opens.
@@ -110,6 +112,8 @@ class SourceSpec(Part):
                     f"{name} is for kind {' or '.join(sorted(kinds))}, and this is kind {self.kind}: "
                     f"leave it out, or say kind: {sorted(kinds)[0]}"
                 )
+        if self.kind in ("text", "chat") and (reason := self.misfit(self.kind)):
+            raise ValueError(reason)
         if self.kind == "factory" and self.factory is None and not getattr(self, "mixture", ()):
             raise ValueError("kind factory needs factory: module:callable")
         if self.kind == "factory" and self.source != STDLIB:
@@ -118,7 +122,7 @@ class SourceSpec(Part):
 
     def own_urls(self) -> dict[str, str]:
         """Field → URL of this source. What is not listed here, nobody checks and no node opens."""
-        return {"source": self.source}
+        return {"source": self.source, **self.text_urls()}
 
     def callables(self) -> Iterator[str]:
         """Each `module:callable` of the user's that this source runs."""
@@ -159,7 +163,7 @@ class DataSpec(SourceSpec):
     on_unreadable: Literal["replace", "stop"] = Field(
         "replace", description="what becomes of a sample that its bytes make unreadable"
     )
-    validation: dict[Token, EvaluationSpec] = Field({}, description="named evaluation sets")
+    validation: dict[Token, EvaluationSpec] = Field({}, max_length=64, description="named evaluation sets")
 
     @model_validator(mode="before")
     @classmethod

@@ -1,7 +1,8 @@
-"""What befalls a simulated job: kills, freezes, cut links, and orchestrators that are taken over."""
+"""What befalls a simulated job: kills, freezes, cut links, takeovers of the orchestrator, and roll-backs."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from entities.orchestrator.transaction import step_events as ev
@@ -9,6 +10,7 @@ from entities.orchestrator.transaction.takeover_rules import ResumePoint, find_r
 from schemas.step import (
     Adopted,
     Member,
+    Phase,
     StepDecision,
 )
 from tests.sim.leader import Leader
@@ -32,6 +34,7 @@ class Faults:
             ("cut", plan.cuts),
             ("takeover", plan.takeovers),
             ("join", plan.joins),
+            ("roll back", plan.rollbacks),
         ):
             for _ in range(count):
                 self._world.after(rng.uniform(0.0, horizon), lambda kind=kind: self._fault(kind))
@@ -49,6 +52,9 @@ class Faults:
         if kind == "join":
             world.fired.append("join")
             world.join(world.leader)
+            return
+        if kind == "roll back":
+            self._roll_back()
             return
         node = world.rng.choice(self._living())
         world.fired.append(f"{kind} {node.member.sid}")
@@ -130,3 +136,57 @@ class Faults:
             new.order_all(resume_point.recommit, lambda node: node.commit(order), abort, skip_lost=True)
         else:
             abort(None)
+
+    def _roll_back(self) -> None:
+        """All living members take an earlier version, where a new loop of the same orchestrator begins."""
+        world, old = self._world, self._world.leader
+        if not old.started or not old.alive or old.machine.phase is not Phase.GATHERING:
+            world.after(0.05, lambda: self._fault("roll back"))
+            return
+        machine = old.machine
+        version = world.rng.randrange(machine.step + 1)
+        world.fired.append(f"roll back to {version}")
+        world.trace(f"FAULT roll back from step {machine.step} to {version}")
+        old.alive = False
+        new = world.leader = Leader(world, old.epoch)
+        new.lost, new.transfers = set(world.handled), old.transfers
+        attempt, generation = machine.attempt + 1, max(machine.generations) + 1
+
+        def restore() -> None:
+            lost = tuple(sorted(new.lost, key=str))
+            effect = ev.Restart(attempt, lost, (), "roll back")
+            members = [
+                member
+                for stage in (*machine.stages, machine.data)
+                for member in stage
+                if member not in new.lost
+            ]
+            new.order_all(
+                members,
+                lambda node: node.roll_back(effect, version),
+                lambda answers: open_loop(answers) if len(answers) == len(members) else restore(),
+                skip_lost=True,
+            )
+
+        def open_loop(crew: Collection[Member]) -> None:
+            new.start(
+                ResumePoint(
+                    step=version,
+                    attempt=attempt,
+                    generation=generation,
+                    stages=[[member for member in stage if member in crew] for stage in machine.stages],
+                    data=[member for member in machine.data if member in crew],
+                )
+            )
+            backlog, new.backlog = new.backlog, []
+            for member in sorted(new.lost, key=str):
+                new.event(ev.IncarnationLost(member))
+            for event in backlog:
+                new.event(event)
+            for member in [member for member in world.nodes if member not in crew]:
+                world.notice_loss(member)  # a newcomer that was under way begins anew
+            newest = {member.sid: member for member in world.nodes}
+            for member in [member for member in newest.values() if member in new.lost]:
+                world.replace(new, member)
+
+        restore()

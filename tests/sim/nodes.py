@@ -227,6 +227,14 @@ class StageNode(StageInstance, Freezing):
             self.release()
         return super().restart(effect)
 
+    def roll_back(self, effect: ev.Restart, version: int) -> str:
+        """Forget the open step and take the checkpoint of `version`."""
+        self.restart(effect)
+        if self.machine.version != version:
+            self.weights = self.world.snapshots[self.stage, version]
+            self.applied(version)
+        return "restored"
+
     def adopt(self, epoch: int) -> Adopted | None:
         if epoch < self.machine.epoch:
             return None
@@ -256,6 +264,9 @@ class DataNode(DataInstance, Freezing):
             return None  # refused
         self.dispatch(order)
         return "ok"
+
+    def roll_back(self, effect: ev.Restart, version: int) -> str:
+        return self.restart(effect)
 
     def adopt(self, epoch: int) -> Adopted | None:
         if epoch < self.machine.epoch:

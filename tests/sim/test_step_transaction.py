@@ -28,6 +28,7 @@ PLANS = {
     "cuts": Plan(kills=1, freezes=0, cuts=3),
     "pauses": Plan(kills=2, freezes=1, pause_every=2),
     "takeovers": Plan(kills=1, freezes=1, takeovers=2),
+    "roll-backs": Plan(kills=3, freezes=1, rollbacks=2, data=2, steps=6),
     "joins": Plan(kills=2, freezes=1, joins=2, steps=6, state_s=(0.1, 0.5), redo_s=(0.005, 0.05)),
     "slow joins": Plan(kills=1, freezes=0, joins=1, steps=16, state_s=(1.2, 2.0), redo_s=(0.3, 0.5)),
     "tied stages": Plan(

@@ -55,6 +55,7 @@ class Plan:
     cuts: int = 0
     takeovers: int = 0
     joins: int = 0
+    rollbacks: int = 0
     pause_every: int = 0
     tied: tuple[tuple[int, ...], ...] = ()
     """Groups of stages that share parameters: each member needs a sum of each of the other stages."""

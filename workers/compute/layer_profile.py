@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from schemas.errors import BadModel, DmscError
 from schemas.job import JobSpec
 from schemas.registry import TensorSchema
 from schemas.task_graph import LayerProfile
+from workers.build.layer_values import with_values
 from workers.compute.loss import Loss
 from workers.compute.running_statistics import keeps_statistics
 from workers.data.batches import Batch
@@ -52,7 +54,9 @@ class Profiler:
             for index in range(len(graph))
         ]
         for layer in self._layers:
-            layer.to(self._device).train()
+            layer.train()
+            if not _is_empty(layer):
+                layer.to(self._device)
 
     def run(self, sample: Batch) -> list[LayerProfile]:
         batch = {name: tensor.to(self._device) for name, tensor in sample.items()}
@@ -75,44 +79,50 @@ class Profiler:
         profiles: list[LayerProfile] = []
         values: dict[str, Value] = {name: batch[name] for name in self._graph.inputs}
         for index, layer in enumerate(self._layers):
-            part = layer.slice
-            own = {name: values[name] for name in {*part.incoming, *self._graph.inputs}}
-            own |= {name: _leaf(own[name]) for name in part.incoming if name not in part.constant}
-            carried = part.carries_gradient(own, part.incoming)
-            saved = _SavedBytes(layer) if count else None
-            buffers = _saved_buffers(layer) if count else {}
-            forward_began = self._now()
-            made = self._forward(index, own, saved)
-            self._check_buffers(index, buffers)
-            outputs = part.packed(made)
-            last = index == len(self._layers) - 1
-            if last and part.spread and len(outputs) > 1:
-                shapes = ", ".join(map(_shape, outputs))
-                raise BadModel(
-                    f"the last layer, {self._described(index)}, gives {shapes}; a loss takes one tensor"
-                )
-            ends = (self._scalar_loss(part.named_outputs(made), batch),) if last else outputs
-            backward_began = self._now()
-            self._backward(index, layer, carried, ends)
-            ended = self._now()
-            parameters = self._graph.parameters(index).values()
-            profiles.append(
-                LayerProfile(
-                    index=index,
-                    name=self._graph.layers[index].name,
-                    kind=self._graph.layers[index].kind,
-                    parameters=sum(weight.numel() for weight in parameters),
-                    parameter_bytes=sum(weight.nbytes for weight in parameters),
-                    forward_ms=(backward_began - forward_began) * 1e3,
-                    backward_ms=(ended - backward_began) * 1e3,
-                    activation_bytes=saved.total if saved else 0,
-                    output=tuple(_schema(tensor) for tensor in outputs),
-                    output_bytes=sum(tensor.nbytes for tensor in outputs),
-                )
-            )
-            needed = {*part.outgoing, *self._graph.inputs}
-            values = {name: _detached(value) for name, value in made.items() if name in needed}
+            with with_values(layer, self._device) if _is_empty(layer) else nullcontext():
+                profile, values = self._measured(index, layer, values, batch, count=count)
+            profiles.append(profile)
         return profiles
+
+    def _measured(
+        self, index: int, layer: StageModule, values: dict[str, Value], batch: Batch, *, count: bool
+    ) -> tuple[LayerProfile, dict[str, Value]]:
+        """The profile of one layer, and the wires that the layers behind it read."""
+        part = layer.slice
+        own = {name: values[name] for name in {*part.incoming, *self._graph.inputs}}
+        own |= {name: _leaf(own[name]) for name in part.incoming if name not in part.constant}
+        carried = part.carries_gradient(own, part.incoming)
+        saved = _SavedBytes(layer) if count else None
+        buffers = _saved_buffers(layer) if count else {}
+        forward_began = self._now()
+        made = self._forward(index, own, saved)
+        self._check_buffers(index, buffers)
+        outputs = part.packed(made)
+        last = index == len(self._layers) - 1
+        if last and part.spread and len(outputs) > 1:
+            shapes = ", ".join(map(_shape, outputs))
+            raise BadModel(
+                f"the last layer, {self._described(index)}, gives {shapes}; a loss takes one tensor"
+            )
+        ends = (self._scalar_loss(part.named_outputs(made), batch),) if last else outputs
+        backward_began = self._now()
+        self._backward(index, layer, carried, ends)
+        ended = self._now()
+        parameters = self._graph.parameters(index).values()
+        profile = LayerProfile(
+            index=index,
+            name=self._graph.layers[index].name,
+            kind=self._graph.layers[index].kind,
+            parameters=sum(weight.numel() for weight in parameters),
+            parameter_bytes=sum(weight.nbytes for weight in parameters),
+            forward_ms=(backward_began - forward_began) * 1e3,
+            backward_ms=(ended - backward_began) * 1e3,
+            activation_bytes=saved.total if saved else 0,
+            output=tuple(_schema(tensor) for tensor in outputs),
+            output_bytes=sum(tensor.nbytes for tensor in outputs),
+        )
+        needed = {*part.outgoing, *self._graph.inputs}
+        return profile, {name: _detached(value) for name, value in made.items() if name in needed}
 
     def _forward(self, index: int, values: dict[str, Value], saved: _SavedBytes | None) -> dict[str, Value]:
         layer = self._layers[index]
@@ -232,6 +242,11 @@ def _saved_buffers(layer: nn.Module) -> dict[str, Tensor]:
     """Copies of the layer's persistent buffers: those that belong to its weights."""
     saved = layer.state_dict()
     return {name: buffer.clone() for name, buffer in layer.named_buffers() if name in saved}
+
+
+def _is_empty(layer: nn.Module) -> bool:
+    """Whether weights of this layer are on `meta`: they get values only while it is measured."""
+    return any(weight.is_meta for weight in (*layer.parameters(), *layer.buffers()))
 
 
 def _same(tensor: Tensor) -> Tensor:

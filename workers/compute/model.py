@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -42,22 +42,47 @@ def build(spec: ModelSpec, seed: int, batch: Mapping[str, Tensor] = TOKENS) -> M
         BadModel: The factory fails or returns something else; the model can't be made a graph; or an
             argument is a secret that is not known here.
     """
-    factory = load(spec.factory, MODELS)
+    construct = constructor(spec, batch)
     with torch.random.fork_rng(devices=cuda_devices()):
         seed_generators(seed)
-        try:
-            args = filled(spec.args)
-        except BadInput as error:
-            raise BadModel(f"{spec.factory}: {error.text}") from error
+        model = construct()
+    return graph_of(spec, model, batch)
+
+
+def constructor(spec: ModelSpec, batch: Mapping[str, Tensor] = TOKENS) -> Callable[[], Any]:
+    """The factory with its arguments; of a declared graph it also calls the layers' constructors.
+
+    Raises:
+        BadModel: There is no such factory, or an argument is a secret that is not known here. What is
+            returned raises it if the factory fails.
+    """
+    factory = load(spec.factory, MODELS)
+    try:
+        args = filled(spec.args)
+    except BadInput as error:
+        raise BadModel(f"{spec.factory}: {error.text}") from error
+
+    def construct() -> Any:
         try:
             model = factory(**args)
+            return model.graph(batch) if isinstance(model, DeclaredGraph) else model
         except TypeError as error:
             raise BadModel(f"{spec.factory} with args {spec.args}: {describe(error)}") from error
         except BadModel:
             raise
         except Exception as error:  # user code may raise anything
             raise BadModel(f"{spec.factory} failed: {describe(error)}") from error
-    _freeze(spec, model)
+
+    return construct
+
+
+def graph_of(spec: ModelSpec, model: Any, batch: Mapping[str, Tensor] = TOKENS) -> ModelGraph:
+    """The graph of what `constructor(spec)` built; its weights may be on `meta`.
+
+    Raises:
+        BadModel: The model can't be made a graph; or see `_freeze`.
+    """
+    _freeze(spec, model.model if isinstance(model, ModelGraph) else model)
     graph = _graph(spec, model, batch)
     if not graph.layers:
         raise BadModel(f"{spec.factory} returned a model without layers")
@@ -66,10 +91,8 @@ def build(spec: ModelSpec, seed: int, batch: Mapping[str, Tensor] = TOKENS) -> M
 
 def _graph(spec: ModelSpec, model: Any, batch: Mapping[str, Tensor]) -> ModelGraph:
     factory = spec.factory
-    if isinstance(model, DeclaredGraph):
-        graph = model.graph(batch)
-        _freeze(spec, graph.model)
-        return graph
+    if isinstance(model, ModelGraph):
+        return model
     if isinstance(model, nn.Sequential | nn.ModuleList):
         return _sequence(spec, model, "", model, batch)
     if not isinstance(model, nn.Module):

@@ -20,6 +20,7 @@ from schemas.errors import Conflict, GradientRefused
 from schemas.learning_rate import learning_rate
 from schemas.step import StepCommit, TiedStage
 from workers.compute.batch_schema import empty_batch
+from workers.compute.deferred_model import build_layers
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.loss import Loss, counts
 from workers.compute.model import build, check_trained
@@ -40,15 +41,23 @@ class StageCompute:
         self.version = 0  # steps applied; changes together with the weights, on this thread
         self.state_bytes = 0  # size of the state sent to a newcomer; 0 until it is built
 
-    def build(self) -> None:
-        """Builds the whole model from the job's seed and keeps the stage's slice of it.
+    def build(self, *, given: bool = False) -> None:
+        """Builds the stage's layers as the whole model's build from the job's seed makes them.
+
+        Args:
+            given: The caller fills all weights itself, so none is initialised.
 
         Raises:
             BadModel: The user's code fails, or trains parameters that are not float32.
         """
         unit, spec = self._start.unit, self._start.spec
         batch = empty_batch(self._start.batch)
-        graph = build(spec.model, spec.training.seed, batch)
+        if self._start.stages > 1:
+            graph = build_layers(
+                spec.model, spec.training.seed, batch, unit.first_layer, unit.last_layer, given=given
+            )
+        else:
+            graph = build(spec.model, spec.training.seed, batch)
         loss = Loss(spec.model, [*graph.outputs], [*batch], graph.inputs, counted=counts(spec))
         self.module = slice_stage(
             graph,

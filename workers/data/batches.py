@@ -52,6 +52,11 @@ class BatchSource(Protocol):
         """Tokens of all splits together; samples, if they are no tokens."""
         ...
 
+    @property
+    def vocabulary(self) -> int | None:
+        """The largest id that a sample may hold, plus one; None: that is not known, or there are no ids."""
+        ...
+
     def batch(self, split: Split, step: int, microbatch: int) -> Batch:
         """One microbatch. Blocks; call it on one thread at a time.
 

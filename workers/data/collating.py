@@ -61,7 +61,7 @@ def as_tensor(name: str, value: Any) -> Tensor:
         BadData: It makes none.
     """
     if isinstance(value, Tensor):
-        return value.detach()
+        return value.detach() if value.requires_grad else value
     if isinstance(value, bool | int | float):
         kind = torch.float64 if isinstance(value, float) else None
         try:

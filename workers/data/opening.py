@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 KINDS: dict[DataKind, str] = {
     "bytes": "workers.data.kinds.token_files:open_bytes",
-    "text": "workers.data.text:open_text",
-    "chat": "workers.data.text:open_chat",
+    "text": "workers.data.text.opening:open_text",
+    "chat": "workers.data.text.opening:open_text",
     "tokens": "workers.data.kinds.token_files:open_tokens",
     "table": "workers.data.kinds.tables:open_table",
     "images": "workers.data.kinds.images:open_images",
@@ -59,6 +59,7 @@ class JobData:
         self._sources = sources = tuple({id(source): source for source in splits.values()}.values())
         self.digest = combined_digest(source.digest for source in sources)
         self.tokens = sum(source.tokens for source in sources)
+        self.vocabulary = max((source.vocabulary or 0 for source in sources), default=0) or None
 
     @property
     def names(self) -> tuple[str, ...]:

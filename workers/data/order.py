@@ -123,7 +123,7 @@ class _SourceOrder:
         return epochs, indices
 
     def _epoch_order(self, epoch: int) -> Permutation | _BlockOrder | None:
-        if not self._source.shuffled:
+        if not self._source.shuffled or self._source.size == 1:
             return None
         if len(self._source.blocks) > 1:
             return _BlockOrder(self._source.blocks, (*self._key, epoch))

@@ -29,6 +29,12 @@ def keys(*parts: object, count: int = HALF_ROUNDS) -> NDArray[np.uint64]:
     return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
 
+def key_number(*parts: object) -> int:
+    """The first key alone, as a plain number: one of a sample is asked for at a time."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser (Steele et al., 2014): each input bit changes about half of the output's."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -14,8 +14,8 @@ from schemas.errors import BadData
 from schemas.job_file.data import SourceSpec
 from workers.data.batches import Batch, SourceAccount, Split
 from workers.data.collating import Collate, as_tensor, stack
-from workers.data.order import Draws, SampleOrder
-from workers.data.permutation import keys
+from workers.data.order import SampleOrder
+from workers.data.permutation import Indices, key_number
 from workers.data.samples import UnreadableSample
 from workers.data.views import SampleView
 
@@ -32,6 +32,16 @@ class SampleSource:
 
     view: SampleView
     spec: SourceSpec
+
+
+@dataclass(frozen=True)
+class PlacedDraws:
+    """`Draws`, and where each sample is within its source: (count,) int64 each."""
+
+    sources: Indices
+    epochs: Indices
+    indices: Indices
+    places: Indices
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,17 @@ class SampledBatches:
             for part in self._splits.values()
             for each in part.sources
         )
+        views = [each.view for part in self._splits.values() for each in part.sources]
+        self.vocabulary = max((view.vocabulary or 0 for view in views), default=0) or None
+
+        trained = self._splits["train"].sources if "train" in self._splits else ()
+        for number, source in enumerate(trained):
+            source.view.follow(functools.partial(self._upcoming, number))
+
+    def _upcoming(self, source: int, start: int, count: int) -> Indices:
+        """The train samples of one source at these positions; -1: another's."""
+        draws = self._splits["train"].order.draws(start, count)
+        return np.where(draws.sources == source, draws.indices, -1)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -88,7 +109,11 @@ class SampledBatches:
 
     def batch(self, split: Split, step: int, microbatch: int) -> Batch:
         part = self._part(split)
-        draws = self._draws(split, self._position(step, microbatch))
+        position = self._position(step, microbatch)
+        draws = self._draws(split, position)
+        if split == "train":
+            for each in part.sources:
+                each.view.reached(position)
         sources = np.unique(draws.sources)
         if (
             self._collate is None
@@ -105,9 +130,9 @@ class SampledBatches:
         part = self._part(split)
         draws = self._draws(split, self._position(step, microbatch))
         for number, source in enumerate(part.sources):
-            mine = draws.indices[draws.sources == number]
+            mine = draws.places[draws.sources == number]
             if mine.size:
-                source.view.expect(mine)
+                source.view.expect_at(mine)
 
     def size(self, split: Split) -> int | None:
         return sum(source.view.size for source in self._part(split).sources)
@@ -135,25 +160,30 @@ class SampledBatches:
     def _position(self, step: int, microbatch: int) -> int:
         return (step * self._microbatches + microbatch) * self._samples
 
-    def _draws(self, split: Split, start: int) -> Draws:
+    def _draws(self, split: Split, start: int) -> PlacedDraws:
         first, offset = divmod(start, CHUNK)
         last = (start + self._samples - 1) // CHUNK
         chunks = [self._chunk(split, chunk) for chunk in range(first, last + 1)]
         here = slice(offset, offset + self._samples)
-        return Draws(
-            *(
-                np.concatenate([getattr(chunk, name) for chunk in chunks])[here]
-                for name in ("sources", "epochs", "indices")
-            )
+        found = (
+            chunks[0] if len(chunks) == 1 else [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
         )
+        return PlacedDraws(*(values[here] for values in found))
 
-    def _draw_chunk(self, split: Split, chunk: int) -> Draws:
-        return self._splits[split].order.draws(chunk * CHUNK, CHUNK)
+    def _draw_chunk(self, split: Split, chunk: int) -> tuple[Indices, Indices, Indices, Indices]:
+        part = self._splits[split]
+        draws = part.order.draws(chunk * CHUNK, CHUNK)
+        places = np.empty(CHUNK, dtype=np.int64)
+        for number, source in enumerate(part.sources):
+            mine = np.flatnonzero(draws.sources == number)
+            if mine.size:
+                places[mine] = source.view.places(draws.indices[mine])
+        return draws.sources, draws.epochs, draws.indices, places
 
-    def _gathered(self, source: SampleSource, draws: Draws) -> Batch | None:
+    def _gathered(self, source: SampleSource, draws: PlacedDraws) -> Batch | None:
         """The batch at once; None if a sample of it is unreadable, which is then looked for one by one."""
         try:
-            values = source.view.gather(draws.indices)
+            values = source.view.gather_at(draws.places)
         except UnreadableSample:
             return None
         return {
@@ -162,22 +192,23 @@ class SampledBatches:
         }
 
     def _sample(
-        self, split: Split, part: SplitSamples, draws: Draws, step: int, microbatch: int, number: int
+        self, split: Split, part: SplitSamples, draws: PlacedDraws, step: int, microbatch: int, number: int
     ) -> Any:
         source = part.sources[int(draws.sources[number])]
         epoch, index = int(draws.epochs[number]), int(draws.indices[number])
         seed = None
         if part.transformed:
-            seed = int(keys(self._seed, step, microbatch, number, "transforms", count=1)[0])
+            seed = key_number(self._seed, step, microbatch, number, "transforms")
         for attempt in range(MOST_REPLACED):
-            place = index
+            place = int(draws.places[number])
             if attempt:
-                drawn = keys(self._seed, split, source.view.name, epoch, index, "instead", attempt, count=1)
-                place = int(drawn[0] % source.view.size)
+                drawn = key_number(self._seed, split, source.view.name, epoch, index, "instead", attempt)
+                other = np.array([drawn % source.view.size], dtype=np.int64)
+                place = int(source.view.places(other)[0])
             try:
                 if self._collate is not None:
-                    return source.view.raw(place, seed)
-                values = _renamed(source.view.sample(place, seed), source.spec)
+                    return source.view.raw_at(place, seed)
+                values = _renamed(source.view.sample_at(place, seed), source.spec)
             except UnreadableSample as error:
                 if not self._replaces:
                     raise BadData(
@@ -186,6 +217,8 @@ class SampledBatches:
                 self.replaced += 1
                 last = error
                 continue
+            if not source.spec.dtypes:
+                return values
             return {name: _typed(name, as_tensor(name, value), source.spec) for name, value in values.items()}
         raise BadData(f"{source.view.name}: {MOST_REPLACED} samples in a row are unreadable: {last.text}")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from schemas.errors import BadData
+from workers.data.permutation import Indices
 
 
 class Samples(Protocol):
@@ -44,6 +45,24 @@ class ExpectingSamples(Protocol):
 
     def expect(self, indices: Sequence[int]) -> None:
         """These samples are needed soon, in this order. Returns at once; any thread may call it."""
+        ...
+
+
+@runtime_checkable
+class ForeseeingSamples(Protocol):
+    """Samples that keep on disk what is needed soonest (ADR-0048)."""
+
+    def follow(self, upcoming: Callable[[int, int], Indices]) -> None:
+        """From now on they are needed in this order.
+
+        Args:
+            upcoming: (first position, count) → the samples at these positions, (count,) int64; -1: of another
+                source. Pure; any thread may call it.
+        """
+        ...
+
+    def reached(self, position: int) -> None:
+        """The samples at this position are being made. Returns at once; any thread may call it."""
         ...
 
 

@@ -15,6 +15,7 @@ from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
 from bus.wire.secret_urls import hidden
 from schemas.errors import BadData, BadInput, NotFound
 from schemas.urls import STDLIB
+from workers.data.storage.node_cache import open_file
 
 _NOT_SOURCE = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "_bundled", "pydoc_data"}
@@ -48,7 +49,7 @@ class SourceFile:
         """Opens it to read at any place. A remote file is read by ranges."""
         if self.local is not None:
             return self.local.open("rb")
-        return cast(BinaryIO, self._filesystem.open(self._path, "rb"))
+        return cast(BinaryIO, open_file(self._filesystem, self._path))
 
     def head(self, count: int = 512) -> bytes:
         """Its first bytes."""

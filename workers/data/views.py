@@ -11,6 +11,7 @@ from workers.data.permutation import Indices, Permutation
 from workers.data.samples import (
     BlockSamples,
     ExpectingSamples,
+    ForeseeingSamples,
     GatheredSamples,
     RawSamples,
     Samples,
@@ -45,37 +46,55 @@ class SampleView:
         self._places = places
         self._expects = samples if isinstance(samples, ExpectingSamples) else None
         self._draws = samples if isinstance(samples, SeededSamples) else None
+        self._foresees = samples if isinstance(samples, ForeseeingSamples) else None
         self._gathers = samples if isinstance(samples, GatheredSamples) else None
+        self._raw = samples if isinstance(samples, RawSamples) else None
         self.size = size
         self.blocks = tuple(blocks)
         self.name = name
+        self.vocabulary: int | None = getattr(samples, "vocabulary", None)
 
     @property
     def gathers(self) -> bool:
-        """Whether `gather` may be called."""
+        """Whether `gather_at` may be called."""
         return self._gathers is not None
 
     def places(self, indices: Indices) -> Indices:
+        """Where samples of this view are within the source. One call for many: calls are what costs."""
         return indices if self._places is None else self._places(indices)
 
-    def sample(self, index: int, seed: int | None) -> Mapping[str, Any]:
-        """One sample; see `Samples` and `SeededSamples`."""
-        place = int(self.places(np.array([index], dtype=np.int64))[0])
+    def sample_at(self, place: int, seed: int | None) -> Mapping[str, Any]:
+        """The sample at a place within the source; see `Samples` and `SeededSamples`."""
         return self._samples[place] if self._draws is None else self._draws.draw(place, seed)
 
-    def raw(self, index: int, seed: int | None) -> Any:
-        """One sample as the user's code gives it, or else as it is."""
-        if not isinstance(self._samples, RawSamples):
-            return self.sample(index, seed)
-        return self._samples.raw(int(self.places(np.array([index], dtype=np.int64))[0]), seed)
+    def raw_at(self, place: int, seed: int | None) -> Any:
+        """The same as the user's code gives it, or else as it is."""
+        return self.sample_at(place, seed) if self._raw is None else self._raw.raw(place, seed)
 
-    def gather(self, indices: Indices) -> Mapping[str, Any]:
+    def gather_at(self, places: Indices) -> Mapping[str, Any]:
         assert self._gathers is not None
-        return self._gathers.gather(self.places(indices).tolist())
+        return self._gathers.gather(places.tolist())
 
-    def expect(self, indices: Indices) -> None:
+    def expect_at(self, places: Indices) -> None:
         if self._expects is not None:
-            self._expects.expect(self.places(indices).tolist())
+            self._expects.expect(places.tolist())
+
+    def follow(self, upcoming: Callable[[int, int], Indices]) -> None:
+        """See `ForeseeingSamples`; `upcoming` gives indices within this view."""
+        if self._foresees is None:
+            return
+
+        def within_source(start: int, count: int) -> Indices:
+            indices = upcoming(start, count)
+            mine = np.flatnonzero(indices >= 0)
+            indices[mine] = self.places(indices[mine])
+            return indices
+
+        self._foresees.follow(within_source)
+
+    def reached(self, position: int) -> None:
+        if self._foresees is not None:
+            self._foresees.reached(position)
 
     def close(self) -> None:
         self._samples.close()

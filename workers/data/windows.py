@@ -112,6 +112,7 @@ class WindowBatches:
         self._step_samples = step_samples
         self.digest = digest
         self.tokens = sum(tokens.size for tokens in splits.values())
+        self.vocabulary: int | None = None
 
     def batch(self, split: Split, step: int, microbatch: int) -> Batch:
         tokens = self.splits.get(split)

@@ -29,6 +29,7 @@ def run_child(order: dict[str, Any]) -> int:
     """In the new process: its own log, its own randomness, then the module's `main` for the exit code."""
     parent = os.getppid()
     _open_log(Path(order["log"]))
+    prefork.title("dmsc", order.get("title") or order["id"], f"log={order['log']}")
     if sys.platform == "linux":
         prctl(_PR_SET_NAME, order["id"].encode()[:15])
     payload = _payload(order["payload"])

@@ -5,7 +5,7 @@ single-threaded, runs no event loop, and never initialises a device, because a c
 broken. It is started by the node agent as `python -m workers.process.fork_server --fd N`, or forked for it
 from an incubator (`workers/process/incubator.py`), and speaks JSON lines over that inherited socket:
 
-    agent  → {"op": "spawn", "id", "module", "payload", "result", "log", "threads", "needs", "reach",
+    agent  → {"op": "spawn", "id", "title", "module", "payload", "result", "log", "threads", "needs", "reach",
               "code"}
              {"op": "kill", "id", "signal"}
     server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning", "way"}
@@ -52,6 +52,7 @@ from workers.sandbox import confinement, users
 from workers.sandbox.confinement import ConfinementMethod
 
 PRELOAD = (
+    "setproctitle",  # before a child replaces its environment
     "torch",
     "torch.distributed",
     "safetensors.torch",

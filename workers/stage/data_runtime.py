@@ -14,7 +14,7 @@ from torch import Tensor
 from bus.subject_row import Subject
 from bus.subjects import ADOPT, COPY_SEND, COPY_STATUS, STEP_ABORT, STEP_ASSIGN, STEP_DISPATCH, STEP_FENCE
 from schemas.data_plane import MicrobatchNotice
-from schemas.errors import Ack
+from schemas.errors import Ack, BadData
 from schemas.step import (
     Adopt,
     Adopted,
@@ -52,8 +52,17 @@ class DataRuntime(HopRuntime):
         return self.machine.step
 
     async def build(self) -> None:
-        """Opens the data (through fsspec, or the gateway's object store) and starts the prefetcher."""
+        """Opens the data (through fsspec, or the gateway's object store) and starts the prefetcher.
+
+        Raises:
+            BadData: See `open_source`; or it is not the data that was analysed.
+        """
         self.source = await open_source(self.start.spec, self.bus)
+        if self.start.data_digest not in ("", self.source.digest):
+            raise BadData(
+                f"the data on the node of {self.member.sid} differs from the data that was analysed "
+                f"({self.source.digest[:12]} ≠ {self.start.data_digest[:12]}): give every node the same files"
+            )
         self.prefetcher = Prefetcher(self.source)
         self._travelling = [schema.name for schema in self.start.batch]
         self._evaluation = next(iter(self.start.spec.data.evaluation_sets), "validation")

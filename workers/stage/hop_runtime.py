@@ -17,7 +17,7 @@ from bus.subjects import ADOPT, LINK_FAULT, STEP_STATUS
 from bus.tasks import TaskSet
 from schemas.base import Message
 from schemas.cluster import InstanceStart
-from schemas.data_plane import HopLoad, MicrobatchNotice
+from schemas.data_plane import HopLoad, MicrobatchNotice, RouteTable
 from schemas.errors import Conflict, DmscError, Fenced, PeerUnreachable
 from schemas.fault import LinkFault
 from schemas.peer_copy import CopyHeld, CopySend, CopyStatus
@@ -29,6 +29,7 @@ from workers.links.peer_copy import ReplicaBuffer
 from workers.local_store.recorder import Order
 from workers.routing.algorithms import balancer
 from workers.routing.next_hop import Binder
+from workers.routing.table_choice import TableChoice
 from workers.transaction.data_machine import DataMachine
 from workers.transaction.stage_machine import StageMachine
 from workers.user_code import describe
@@ -68,7 +69,7 @@ class HopRuntime(ABC):
         self.replica_buffer = ReplicaBuffer()
         self.stepped = asyncio.Event()
         """Set when a step was applied; who waits for it clears it."""
-        self._cluster = context.cluster
+        self._tables = TableChoice(context.cluster)
         self._tasks = TaskSet(self._task_failed)
         spec = self.start.spec
         balancer(spec.routing.algorithm)  # so that failing user code fails here, not at the first microbatch
@@ -139,9 +140,17 @@ class HopRuntime(ABC):
         """The load that this instance attaches to its answers to senders; None: it attaches none."""
         return None
 
-    def routes_changed(self) -> None:
-        """Binds waiting microbatches again: a new route table may allow it."""
-        self.run(self.machine.bind())
+    def route(self, table: RouteTable, revision: int) -> RouteTable | None:
+        """Takes a route table as of the bucket's `revision`, and binds waiting microbatches again by it.
+
+        Returns:
+            The table that counts from now on; None: nothing has changed.
+        """
+        chosen = self._tables.take(table, revision)
+        if chosen is not None:
+            self.binder.update(chosen)
+            self.run(self.machine.bind())
+        return chosen
 
     # --- orders -------------------------------------------------------------------------------------------
     def served(self) -> list[tuple[Subject, Order]]:
@@ -188,7 +197,7 @@ class HopRuntime(ABC):
                 await self.link_broke(transfer.receiver, error, unreachable=True)
 
     async def link_broke(self, peer: Member, error: PeerUnreachable, *, unreachable: bool = False) -> None:
-        """Reports a link fault to the cluster's router; the orchestrator decides what follows.
+        """Reports a link fault to the router that serves this cluster; the orchestrator decides what follows.
 
         Args:
             unreachable: New links were tried in vain. False: only this link broke, perhaps the first sign of
@@ -204,7 +213,7 @@ class HopRuntime(ABC):
             unreachable=unreachable,
             silent=bool(error.fields.get("unreached")),
         )
-        await self.bus.publish(LINK_FAULT, fault, cluster=self._cluster, job=self.job)
+        await self.bus.publish(LINK_FAULT, fault, cluster=self._tables.serving, job=self.job)
 
     # --- replicas of other stages' state --------------------------------------------------------------------
     def store_replica(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:

@@ -27,7 +27,7 @@ from schemas.checkpoint import (
 from schemas.errors import BadMessage, BadModel, Conflict, DamagedCheckpoint, NotFound
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, named_state
 from workers.graph.stage_module import StageModule
-from workers.state.weights import Runner
+from workers.state.initial_weights import Runner
 
 STEP = "step"
 

@@ -1,4 +1,4 @@
-"""Safetensors files in an artifact store: written whole, read in part, checked before anything changes.
+"""Safetensors files in an artifact store: written whole, read by their headers.
 
 Writing, hashing and reading run in `request_progress.in_thread`, since gigabytes take longer than the
 registry's lease.
@@ -8,22 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bus.files.artifacts import Artifacts
+from bus.files.artifacts import Artifacts, ReadableArtifacts
 from bus.wire.request_progress import in_thread
-from schemas.errors import BadInput, BadModel, NotFound
+from schemas.errors import BadInput
 from schemas.weights_digest import tensor_line
 
 SUFFIX = ".safetensors"
+MOST_HEADER_BYTES = 100_000_000
+"""Longest header that the format allows."""
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 def describe_tensor(tensor: Tensor) -> str:
@@ -48,69 +66,52 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) 
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, metadata)
 
 
-async def tensor_names(artifacts: Artifacts, name: str) -> list[str]:
-    """The names of the tensors in a safetensors file, from its header alone."""
-    start = await _read(artifacts, name, 0, 8)
-    length = int.from_bytes(start, "little")
-    try:
-        header: dict[str, Any] = json.loads(await _read(artifacts, name, 8, length))
-    except ValueError:
-        raise BadInput(f"{artifacts.url}/{name} is not a safetensors file") from None
-    return [key for key in header if key != "__metadata__"]
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a safetensors file: the bytes `start` … `end`-1 of the file `shard`, row by row."""
+
+    shard: str
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
 
 
-async def _read(artifacts: Artifacts, name: str, start: int, length: int) -> bytes:
-    return b"".join([piece async for piece in artifacts.open_range(name, start, length)])
-
-
-async def get_tensors(artifacts: Artifacts, name: str, names: Iterable[str]) -> dict[str, Tensor]:
-    """Reads some tensors of a safetensors file, on the CPU.
-
-    Args:
-        artifacts: The folder.
-        name: The file in it.
-        names: Names of tensors; those that the file lacks are left out.
+async def read_header(artifacts: ReadableArtifacts, shard: str) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name, from its header alone.
 
     Raises:
         NotFound: There is no such file.
-        BadInput: The file is damaged.
+        BadInput: It is no safetensors file, or of a type that torch lacks.
     """
-    with tempfile.TemporaryDirectory(prefix="dmsc-weights-") as folder:
-        path = Path(folder) / "shard"
-        await artifacts.get_file(name, path)
-        return await in_thread(lambda: _load(path, f"{artifacts.url}/{name}", names))
-
-
-def _load(path: Path, source: str, names: Iterable[str]) -> dict[str, Tensor]:
+    source = f"{artifacts.url}/{shard}"
+    length = int.from_bytes(await _read(artifacts, shard, 0, 8), "little")
+    if not 0 < length <= MOST_HEADER_BYTES:
+        raise BadInput(f"{source} is not a safetensors file")
     try:
-        with safe_open(path, framework="pt") as file:
-            present = set(file.keys())
-            return {key: file.get_tensor(key).clone() for key in names if key in present}
-    except SafetensorError as error:
-        raise BadInput(f"{source} is damaged: {error}") from None
+        header: dict[str, Any] = json.loads(await _read(artifacts, shard, 8, length))
+        return {
+            name: _stored(shard, name, entry, 8 + length)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{source} is not a safetensors file: {error}") from None
 
 
-@torch.no_grad()
-def copy_into(own: Mapping[str, Tensor], loaded: Mapping[str, Tensor], source: str) -> None:
-    """Checks all tensors, then copies them in place.
-
-    Raises:
-        BadModel: A shape or type differs; nothing was changed.
-        NotFound: A tensor is missing; nothing was changed.
-    """
-    for name, target in own.items():
-        tensor = loaded.get(name)
-        if tensor is None:
-            raise NotFound(f"{source} lacks {name}")
-        if tensor.shape != target.shape or not _fits(tensor.dtype, target.dtype):
-            raise BadModel(
-                f"{source}: {name} is {tensor.dtype} {tuple(tensor.shape)}, "
-                f"but the model has {target.dtype} {tuple(target.shape)}"
-            )
-    for name, target in own.items():
-        target.copy_(loaded[name])
+def _stored(shard: str, name: str, entry: Any, base: int) -> StoredTensor:
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
+    first, last = entry["data_offsets"]
+    if first < 0 or last - first != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {last - first} bytes for {entry['dtype']} {list(shape)}")
+    return StoredTensor(shard, name, dtype, shape, base + first, base + last)
 
 
-def _fits(dtype: torch.dtype, target: torch.dtype) -> bool:
+async def _read(artifacts: ReadableArtifacts, name: str, start: int, length: int) -> bytes:
+    return b"".join([piece async for piece in artifacts.open_range(name, start, length)])
+
+
+def fits(dtype: torch.dtype, target: torch.dtype) -> bool:
     """Half-precision weights may start a run in full precision; integers must match."""
     return dtype == target or (dtype.is_floating_point and target.is_floating_point)

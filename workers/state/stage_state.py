@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
 from bus.connection import Bus
+from bus.files.artifacts import Artifacts
+from bus.logs import get_logger
 from bus.wire import request_progress
+from bus.wire.request_progress import in_thread
 from schemas.cluster import InstanceStart
-from schemas.errors import Conflict, NotFound
+from schemas.errors import BadModel, Conflict, NotFound
 from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
+from workers.models.hugging_face_folder import folder_files, is_adapter, public_names, written_names
 from workers.process.url_rules import open_url
 from workers.state.checkpoint import restore_checkpoint
 from workers.state.checkpoint_writer import CheckpointWriter
+from workers.state.initial_weights import load_initial
 from workers.state.publishing import Publisher
-from workers.state.weights import export, load_initial, page_of
+from workers.state.weights import export, page_of
+
+log = get_logger("instance")
 
 
 class StageState:
@@ -47,6 +55,7 @@ class StageState:
         self._changed = changed
         self._moved = asyncio.Condition()
         self._sending = 0
+        self._files: tuple[str, ...] = ()
         self._exports: dict[tuple[str, str, int], tuple[int, dict[str, str]]] = {}
         self._loading = asyncio.Lock()  # first come, first served, so that redos follow their state
         self.checkpoints = CheckpointWriter(
@@ -56,11 +65,20 @@ class StageState:
 
     async def build(self) -> None:
         """Builds version 0 from the seed, or from the weights that the job names."""
-        await self._thread.order(self._stage.build)
-        url = self._start.spec.initial_weights
-        if url:
+        source = self._start.spec.initial_weights
+        given = source is not None and source.strict  # then the files have all weights, or it is an error
+        given = given and not self._start.spec.model.args.get("lora")  # adapters begin as new ones
+        await self._thread.order(partial(self._stage.build, given=given))
+        if source is not None:
+            artifacts = await open_url(source.url, self._bus)
+            model = self._start.spec.model
             await load_initial(
-                self._stage.module, await open_url(url, self._bus), url, run=self._thread.order
+                self._stage.module,
+                artifacts,
+                source,
+                run=self._thread.order,
+                public_name=public_names(model),
+                is_new=is_adapter(model),
             )
 
     async def move_to(self, version: int) -> None:
@@ -169,14 +187,38 @@ class StageState:
             NotFound: The shard was not written.
         """
         key = (order.url, order.shard, self.version)
+        model = self._start.spec.model
         if not order.after:
             artifacts = await open_url(order.url, self._bus)
-            self._exports = {key: await export(self._stage.module, artifacts, order.shard)}
+            written = await export(self._stage.module, artifacts, order.shard, written_names(model))
+            self._exports = {key: written}
+            self._files = await self._files_beside(artifacts)
         if key not in self._exports:
             raise NotFound(f"{order.shard} of version {self.version} was not written below {order.url}")
         size, lines = self._exports[key]
         page = lines if order.after is None else page_of(lines, order.after)
         more = bool(page) and max(page) < max(lines)
+        called = written_names(model)
         return Exported(
-            member=self._member, version=self.version, url=order.url, bytes=size, tensors=page, more=more
+            member=self._member,
+            version=self.version,
+            url=order.url,
+            bytes=size,
+            tensors=page,
+            more=more,
+            names={name: called(name) for name in page if called(name) != name},
+            files=self._files,
         )
+
+    async def _files_beside(self, artifacts: Artifacts) -> tuple[str, ...]:
+        """Writes what makes the weights a folder of their library's own; the first stage does it."""
+        if self._start.unit.stage != 0:
+            return ()
+        try:
+            files = await in_thread(lambda: folder_files(self._start.spec.model))
+            for name, content in files.items():
+                await artifacts.put_bytes(name, content)
+        except BadModel as error:  # the weights are there: they count without a config, too
+            log.warning("weights without their config", job=self._start.job, reason=error.text)
+            return ()
+        return tuple(files)

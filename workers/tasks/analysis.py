@@ -13,12 +13,16 @@ from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
 from workers.compute.batch_schema import batch_schema
+from workers.compute.deferred_model import WHOLE_BYTES, outline_model
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.loss import Loss, counts
-from workers.compute.model import build, check_trained
+from workers.compute.model import build, check_trained, graph_of
 from workers.data.batches import Batch, BatchSource
+from workers.data.checking import checked_batch
 from workers.data.opening import open_source
+from workers.data.storage import node_cache
+from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import joined_layers, sharing_layers
 from workers.requirements import check_requirements
 from workers.tasks.short_lived import answer, bus_for
@@ -38,6 +42,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
     check_requirements(spec.code, payload.get("node", ""))
+    node_cache.grant(payload.get("cache"), payload.get("sid", "analysis"))
     async with bus_for(payload, *spec.data.urls().values()) as bus:
         data = await open_source(spec, bus)
     try:
@@ -60,12 +65,19 @@ def analyse(
     """
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
-    sample = data.batch("train", 0, 0)
-    graph = build(spec.model, training.seed, sample)
+    sample = checked_batch(data, spec.data.evaluation_sets)
+    outline = outline_model(spec.model, training.seed, sample)
+    if outline.bytes <= WHOLE_BYTES:
+        graph = build(spec.model, training.seed, sample)
+    else:  # one layer at a time has memory
+        graph = graph_of(spec.model, outline.model, sample)
     check_trained(graph.model.named_parameters())
     loss = Loss(spec.model, [*graph.outputs], [*sample], graph.inputs, counted=counts(spec))
     travels = graph.batch_crossing(0, [*sample], loss.batch)
-    profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    with embeddings_checked(data.vocabulary, graph.model, sample):
+        profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    if spec.model.loss == "cross_entropy":
+        check_logits(data.vocabulary, profiles)
     loss_factory = [spec.model.loss] if ":" in spec.model.loss else []
     factories = [spec.model.factory, *loss_factory, *spec.data.user_code()]
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
@@ -79,6 +91,7 @@ def analyse(
         input_bytes=sum(sample[name].nbytes for name in travels),
         data_tokens=data.tokens,
         code_digest=code_digest(*factories),
+        data_digest=data.digest,
         device=device,
         tied=joined_layers(graph),
         shared=sharing_layers(graph),

@@ -11,10 +11,12 @@ import torch
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel
 from schemas.job import SampleSpec, kept_spec
+from schemas.job_file.initial_weights import InitialWeights
 from workers.compute.model import build
 from workers.graph.stage_module import StageModule, slice_stage
+from workers.models.hugging_face_folder import public_names
 from workers.requirements import check_requirements
-from workers.state.weights import load_initial
+from workers.state.initial_weights import load_initial
 from workers.tasks.short_lived import answer, bus_for
 
 BYTES = 256
@@ -37,8 +39,9 @@ async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     graph = build(spec.model, spec.training.seed)
     model = slice_stage(graph, 0, len(graph), precision=spec.training.precision)
     url = payload["weights_url"]
+    names = public_names(spec.model)
     async with bus_for(payload, url) as bus:
-        await load_initial(model, open_artifacts(url, bus), url)
+        await load_initial(model, open_artifacts(url, bus), InitialWeights(url=url), public_name=names)
     model.to(payload.get("device", "cpu"))
     sample = spec.sample or SampleSpec()
     return {"text": write(model, sample, spec.data.sample_tokens, spec.training.seed)}

@@ -16,7 +16,7 @@ from schemas.step import HeldHop
 RoundKey = tuple[int, int, int]
 """(epoch, attempt, round) of a path repair: a later one replaces earlier ones."""
 SnapshotKey = tuple[int, int, int, int]
-"""(epoch, step, attempt, round)."""
+"""(epoch, attempt, step, round). A roll-back begins an attempt at a smaller step; else steps only grow."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class ConsistentSnapshot:
 
     def round(self, epoch: int, step: int, attempt: int) -> int:
         """The newest round answered in this step and attempt; 0 before the first."""
-        return self.key[3] if self.key[:3] == (epoch, step, attempt) else 0
+        return self.key[3] if self.key[:3] == (epoch, attempt, step) else 0
 
     def reach(self, order: RoundKey, step: int) -> None:
         """Counts a round as answered: a newcomer holds nothing of the rounds before it joined."""
@@ -61,4 +61,4 @@ class ConsistentSnapshot:
 
 def _key(order: RoundKey, step: int) -> SnapshotKey:
     epoch, attempt, number = order
-    return (epoch, step, attempt, number)
+    return (epoch, attempt, step, number)

@@ -163,8 +163,12 @@ class DataMachine:
         return effects + self.bind()
 
     def restarted(self, attempt: int) -> None:
-        """Begins a new attempt of the whole step: forgets everything of older attempts."""
+        """Begins a new attempt: forgets everything of older ones.
+
+        Its step may be a smaller one, after a roll-back; within an attempt steps only grow.
+        """
         self.attempt = attempt
+        self.step = 0
         self._queue.clear()
         self._bound.clear()
         self._open.clear()

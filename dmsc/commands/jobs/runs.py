@@ -1,4 +1,4 @@
-"""`dmsc runs …`: lists recorded runs, and exports and imports them as files."""
+"""`dmsc runs recorded|export|import`: the records of runs on the bus, and as files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from dmsc.replay.recordings import Listed
     from dmsc.state.settings import BusAddress
 
-app = CommandApp(help="List recorded runs, export one to a file, import a file.", no_args_is_help=True)
+app = CommandApp(help="List, show and compare runs; export and import their records.", no_args_is_help=True)
 
 
-@app.command("list")
-def list_(
+@app.command()
+def recorded(
     bus: BusQuery = BusQuery(),
 ) -> None:
-    """List the runs in this mesh's streams and the imported runs.
+    """List the runs whose messages are in this mesh's streams, and the imported runs.
 
     `messages` counts only messages on the job's own subjects. An export also contains the mesh's messages of
     that time.
 
-    Example: dmsc runs list
+    Example: dmsc runs recorded
     """
     runs = run_async(_list(bus.address_or_none())) + bus.archive().list()
     bus.show_table(
@@ -44,7 +44,7 @@ def list_(
 
 @app.command()
 def export(
-    job: Annotated[str, argument(None, "The job's id; see `dmsc runs list`.")],
+    job: Annotated[str, argument(None, "The job's id; see `dmsc runs recorded`.")],
     file: Annotated[Path, argument("FILE", "The file to write, for example JOB.dmscrun.")],
     bus: BusQuery = BusQuery(),
 ) -> None:

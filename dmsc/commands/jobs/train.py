@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmsc.console.command_app import argument, option
 from dmsc.console.option_groups import GatewayOptions, GatewayQuery
-from dmsc.console.options import JobArgument
+from dmsc.console.options import JobArgument, print_text
 from dmsc.console.running import leave, run_async
 
 if TYPE_CHECKING:
@@ -42,20 +42,25 @@ def train(
 
     The file is checked first; each problem is printed on one line with its place. Ctrl-C cancels the job; a
     second Ctrl-C ends the command at once. With --json each event is one line, and the last line is the job's
-    record.
+    record; with --detach it is the only one.
 
     Example: dmsc train examples/stdlib-gpt.yaml --set training.steps=50
     """
     from dmsc.client.job_file import load_job, with_code
-    from dmsc.follow.follow import FollowOptions, OnInterrupt
+    from dmsc.follow.follow import FollowOptions, OnInterrupt, check_writable
 
     spec = load_job(file, set_ or ())
     if code is not None:
         spec = with_code(spec, code)
+    if not detach:
+        check_writable(out or Path("runs"))
     options = FollowOptions(out=out, plain=plain, json=mesh.json, on_interrupt=OnInterrupt.CANCEL)
     record, exit_code = run_async(_train(spec, options, detach, mesh))
     if detach:
-        mesh.show(record, f"{record.job} {record.state.value}; follow: dmsc attach {record.job}")
+        if mesh.json:
+            print(record.model_dump_json())
+        else:
+            print_text(f"{record.job} {record.state.value}; follow: dmsc attach {record.job}")
     leave(exit_code)
 
 
@@ -72,8 +77,9 @@ def attach(
 
     Example: dmsc attach stdlib-gpt-1
     """
-    from dmsc.follow.follow import FollowOptions
+    from dmsc.follow.follow import FollowOptions, check_writable
 
+    check_writable(out or Path("runs"))
     leave(run_async(_attach(job, FollowOptions(out=out, plain=plain, json=mesh.json), mesh)))
 
 

@@ -13,6 +13,8 @@ from dmsc.console.command_app import argument, option
 from dmsc.console.exit_codes import bad_input
 from dmsc.console.options import (
     AllowUrlOption,
+    CacheGibOption,
+    CacheOption,
     CodeOption,
     InstanceUsersOption,
     LevelOption,
@@ -22,6 +24,7 @@ from dmsc.console.options import (
     StateOption,
     TrustOption,
     WaitOption,
+    print_text,
 )
 from dmsc.console.running import run_async
 from dmsc.launch import ports
@@ -38,7 +41,8 @@ def run(
         tuple[str, ...],
         argument(
             "ENTITY...",
-            "service-registry, authorizer, orchestrator, broker, gateway, router, tracer, or a policy.",
+            "service-registry, authorizer, orchestrator, broker, gateway, router, tracer, tracker,"
+            " or a policy.",
         ),
     ],
     options: RunOptions = RunOptions(),
@@ -58,6 +62,9 @@ def run(
     from dmsc.state.state_folder import default_state
     from schemas.urls import UrlRules
 
+    if options.recording is not None:
+        _track_recording(entity, options)
+        return
     address = find_bus(options.bus, options.bus_token, options.state)
     authorizer, broker = identities.called(entity, options.name)
     services = identities.entities(entity, options.clusters, authorizer=authorizer, broker=broker)
@@ -75,6 +82,28 @@ def run(
         replicas=options.replicas,
         metrics=metrics_options(options.metrics_port, options.metrics_bind),
     )
+
+
+def _track_recording(entity: tuple[str, ...], options: RunOptions) -> None:
+    """Hand a recorded run to the tracker's sinks, and end."""
+    from dmsc.replay.recordings import Archive
+    from dmsc.state.settings import find_bus
+    from dmsc.state.state_folder import default_state
+    from dmsc.tracking.recorded import track_recording
+    from dmsc.tracking.sinks import sinks_of
+    from schemas.errors import BusUnreachable
+
+    if entity != ("tracker",):
+        raise bad_input(f"--from {options.recording}: only the tracker takes a recorded run")
+    assert options.recording is not None
+    state = options.state or default_state()
+    sinks = sinks_of(tensorboard=options.tensorboard, mlflow=options.mlflow, wandb=options.wandb, state=state)
+    try:
+        address = find_bus(options.bus, options.bus_token, options.state)
+    except BusUnreachable:
+        address = None
+    job, count = run_async(track_recording(options.recording, address, Archive(state), sinks))
+    print_text(f"{job}: {count:,} events tracked in {', '.join(sink.name for sink in sinks)}")
 
 
 def join(
@@ -131,6 +160,8 @@ def join(
     keep_stores: Annotated[
         bool, option("--keep-stores $DMSC_KEEP_STORES", "Keep local stores after their job has ended.")
     ] = False,
+    cache: CacheOption = None,
+    cache_gib: CacheGibOption = None,
     metrics_port: MetricsPortOption = "0",
     metrics_bind: MetricsBindOption = "127.0.0.1",
     wait: WaitOption = 30.0,
@@ -166,7 +197,7 @@ def join(
     limits = confinement(
         trusted=trust_researchers,
         users=instance_users,
-        closed=closed_files(state or default_state(), credential, logs, stores),
+        closed=closed_files(state or default_state(), credential, logs, stores, cache),
         read=[path for url in allow_url if (path := local_path(url)) is not None],
     )
     config = ClusterConfig(
@@ -181,6 +212,8 @@ def join(
         logs=(logs or (state or default_state()) / "logs").absolute(),
         stores=None if stores is None else stores.absolute(),
         keep_stores=keep_stores,
+        cache=None if cache is None else cache.absolute(),
+        cache_bytes=None if cache_gib is None else int(cache_gib * (1 << 30)),
         allow_urls=allow_url,
         confinement=limits,
     )

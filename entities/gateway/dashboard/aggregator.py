@@ -22,6 +22,7 @@ from bus.messaging.key_value import Change, Watch
 from bus.subject_row import Subject
 from bus.tap.sampled_subscription import SampledSubscription
 from bus.tasks import cancel
+from entities.gateway.dashboard.job_curve import JobCurve
 from entities.gateway.dashboard.view_model import PAGE, MeshViewModel, OverviewPart
 from entities.gateway.dashboard.viewers import Viewer
 from entities.gateway.server_sent_events import encode_event
@@ -55,7 +56,8 @@ class AggregatorConfig:
 
     every_s: float = 0.25  # between two deltas, at least
     poll_s: float = 2.0  # between two queries to the orchestrator
-    past_s: float = 6 * 3600.0  # how far back curves and the time line begin
+    past_s: float = 6 * 3600.0  # how far back the time line begins, and at first the curves
+    whole_curves: bool = True  # then read the curves of jobs that began before that, from their first step
     lingers_s: float = 20.0  # it runs on for so long after the last viewer, so that a reload finds it running
     notices_per_s: int = 400  # hops that are shown; the others are only counted; 0: none is listened to
     pending: int = 8192  # messages of one subject row that may wait; more are dropped
@@ -159,6 +161,8 @@ class DashboardAggregator:
                 await self._stop()
                 raise
             self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._poll())]
+            if self.config.whole_curves:
+                self._tasks.append(asyncio.create_task(self._complete_curves(self.view_model)))
 
     def _stop_later(self) -> None:
         if self._stop_timer is None:
@@ -263,6 +267,25 @@ class DashboardAggregator:
                 await self._tables_current.wait()
         self.view_model.take_records(self._records())
         self.view_model.delta(time.time())  # dropped: the first viewer gets the whole view, which contains it
+
+    async def _complete_curves(self, view_model: MeshViewModel) -> None:
+        """Reads the curves of older jobs from their first step, while viewers see the present already."""
+        for job in view_model.unfinished_curves():
+            curve, count = JobCurve(), 0
+            try:
+                async with contextlib.aclosing(self._bus.history(subjects.JOB_EVENT, job=job)) as past:
+                    async for item in past:
+                        if isinstance(item.message, JobEvent):
+                            curve.take_event(item.message)
+                        count += 1
+                        if count % 50 == 0:
+                            await asyncio.sleep(0)
+            except DmscError as error:
+                log.info("curve not complete", job=job, code=error.code, error=error.text)
+                continue
+            if view_model.complete_curve(job, curve):
+                for viewer in self._viewers:
+                    viewer.renew()
 
     async def _poll(self) -> None:
         while True:

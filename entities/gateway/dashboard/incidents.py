@@ -38,7 +38,7 @@ class Incidents:
         row = {
             "id": event_id,
             "at": round(event.at, 2),
-            "kind": event.kind,
+            "kind": "alert" if event.warning else event.kind,
             "job": event.job,
             "state": None if event.state is None else event.state.value,
             "text": text,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from entities.gateway.dashboard.incidents import Incidents
+from entities.gateway.dashboard.job_curve import JobCurve
 from entities.gateway.dashboard.rows import (
     LastReport,
     Row,
@@ -23,7 +24,6 @@ from entities.gateway.dashboard.rows import (
     module_row,
     node_row,
     progress_row,
-    significant,
     traffic_row,
 )
 from schemas.cluster import Cordon, NodeStatus
@@ -31,7 +31,7 @@ from schemas.data_plane import MicrobatchNotice, RouteEntry, RouteTable
 from schemas.envelope import EntityKind
 from schemas.fault import FaultRecord
 from schemas.gateway_api import MeshStatus
-from schemas.job import JobEvent, StepResult
+from schemas.job import ENDED, JobEvent, StepResult
 from schemas.module_status import ModuleList
 from schemas.policy import PolicyDecision, PolicySuggestion, PolicySwitch
 from schemas.registry import ServiceRecord
@@ -51,6 +51,7 @@ CHANGES = 10_000
 """Changes of one job's route tables that are remembered, for a minute."""
 
 TableKey = tuple[str, str, int]
+_ENDED = frozenset(state.value for state in ENDED)
 
 PagePart = Literal[
     "instances", "entities", "nodes", "jobs", "modules", "curves", "events", "faults", "decisions"
@@ -67,6 +68,7 @@ class _Changes:
     instances: set[str] = field(default_factory=set)
     figures: set[str] = field(default_factory=set)
     steps: list[list[Any]] = field(default_factory=list)
+    validations: list[list[Any]] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     faults: dict[str, Row] = field(default_factory=dict)
     decisions: dict[str, Row] = field(default_factory=dict)
@@ -149,7 +151,9 @@ class MeshViewModel:
             self._step(event.job, event.result, event.at)
         if event.validation_step is not None and event.validation_loss is not None:
             curve = self._curves.setdefault(event.job, JobCurve())
-            curve.validated(event.validation_step, event.at, event.validation_loss)
+            point = curve.validated(event.validation_step, event.at, event.validation_loss)
+            if point is not None:
+                self._changes.validations.append([event.job, *point])
         row = self.incidents.take_event(event, event_id)
         if row is not None:
             self._changes.events.append(row)
@@ -233,6 +237,26 @@ class MeshViewModel:
         else:
             self._trouble.pop(what, None)
 
+    # --- the past -----------------------------------------------------------------------------------------
+    def unfinished_curves(self) -> list[str]:
+        """Jobs of which only the end of the curve is known: they began before the past that was read."""
+        return [
+            job
+            for job, row in self._jobs.items()
+            if (known := self._curves.get(job)) is not None or (row["state"] not in _ENDED and row["step"])
+            if known is None or not known.begins_at_zero
+        ]
+
+    def complete_curve(self, job: str, whole: JobCurve) -> bool:
+        """Puts the whole curve in the place of its end; returns whether that says more."""
+        known = self._curves.get(job)
+        if known is not None:
+            whole.go_on(known)
+        if job not in self._jobs or not whole.points:
+            return False
+        self._curves[job] = whole
+        return known is None or not known.points or whole.points[0][0] < known.points[0][0]
+
     # --- views --------------------------------------------------------------------------------------------
     def whole(self, now: float, parts: Collection[OverviewPart] = PAGE) -> dict[str, Any]:
         """These parts of the view, for a viewer that begins or that asks once."""
@@ -297,6 +321,7 @@ class MeshViewModel:
             delta["more_moves"] = changes.uncounted
         for name, value in (
             ("steps", changes.steps),
+            ("validations", changes.validations),
             ("events", changes.events),
             ("faults", list(changes.faults.values())),
             ("decisions", list(changes.decisions.values())),
@@ -426,47 +451,3 @@ class MeshViewModel:
             )
             for place in places
         }
-
-
-POINTS = 1200
-"""The most points of one job's curve: about as many as a wide screen has pixels."""
-
-
-class JobCurve:
-    """A job's curve of points `[step, at, loss, tokens_per_s, step_s, gradient_norm]`, oldest first."""
-
-    def __init__(self) -> None:
-        self.points: list[list[Any]] = []
-        self.validations: list[list[Any]] = []
-        self._every = 1
-
-    def take(self, result: StepResult, at: float) -> list[Any] | None:
-        """Adds a committed step and returns its point; None if it is known (from stream and bus both).
-
-        A step that is committed again after a roll-back replaces the old point and all later ones.
-        """
-        point = [
-            result.step,
-            round(at, 2),
-            significant(result.loss, 5),
-            significant(result.tokens_per_s, 4),
-            significant(result.step_s, 4),
-            significant(result.gradient_norm, 4),
-        ]
-        while self.points and self.points[-1][0] >= result.step:
-            if self.points[-1][1] >= point[1]:
-                return None
-            self.points.pop()
-        if result.step % self._every == 0:
-            self.points.append(point)
-        if len(self.points) > POINTS:
-            self._every *= 2
-            self.points = [point for point in self.points if point[0] % self._every == 0]
-        return point
-
-    def validated(self, step: int, at: float, loss: float) -> None:
-        if not any(point[0] == step for point in self.validations):
-            self.validations = [*self.validations[1 - POINTS :], [step, round(at, 2), significant(loss, 5)]]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"points": self.points, "validations": self.validations}

@@ -37,6 +37,12 @@ class Viewer:
             self._frames.append(frame)
         self._news.set()
 
+    def renew(self) -> None:
+        """Has the viewer get the whole view next: it says more of the past than before."""
+        self._frames.clear()
+        self._behind = True
+        self._news.set()
+
     async def next(self, timeout_s: float) -> bytes | None:
         """The next frame, or None after `timeout_s` without one."""
         try:

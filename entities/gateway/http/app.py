@@ -22,20 +22,21 @@ from entities.gateway.http.requests import BODIES
 from entities.gateway.http.routes.access import access
 from entities.gateway.http.routes.chaos import chaos
 from entities.gateway.http.routes.checkpoints import checkpoints
-from entities.gateway.http.routes.code import code
 from entities.gateway.http.routes.dashboard import dashboard
-from entities.gateway.http.routes.datasets import datasets
+from entities.gateway.http.routes.datasets import code, datasets
 from entities.gateway.http.routes.faults import faults
 from entities.gateway.http.routes.jobs import jobs
 from entities.gateway.http.routes.nodes import nodes
 from entities.gateway.http.routes.policies import policies
 from entities.gateway.http.routes.probes import probes
 from entities.gateway.http.routes.registry import registry
+from entities.gateway.http.routes.runs import runs
 from entities.gateway.http.routes.secrets import secrets
 from entities.gateway.http.routes.weights import weights
 
 RESOURCES = (
     jobs,
+    runs,
     weights,
     checkpoints,
     datasets,

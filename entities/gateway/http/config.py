@@ -8,6 +8,7 @@ from entities.gateway.http.rate_limit import RequestRate
 from entities.gateway.http.sse.format import EventsConfig
 from entities.http_server.connection_limits import ConnectionBounds
 from schemas.job_file.code import ARCHIVE_BYTES
+from schemas.usage import Prices
 
 USUAL_RATE = RequestRate(per_s=200.0, burst=400)
 UNKNOWN_RATE = RequestRate(per_s=20.0, burst=60)
@@ -31,6 +32,9 @@ class HttpConfig(ConnectionBounds):
     stalled_each: int = 64  # bodies of one identity that wait for the client's bytes; beyond it 429
     drain_s: float = 5.0  # at shutdown, for requests that are being answered
     events: EventsConfig = field(default_factory=EventsConfig)
+    prices: Prices = field(
+        default_factory=Prices
+    )  # of this mesh; `dmsc runs` and the dashboard multiply with them
 
     def __post_init__(self) -> None:
         ConnectionBounds.__post_init__(self)

@@ -23,6 +23,7 @@ from entities.gateway.http.sse.response import EventStream
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
 from entities.gateway.operations.idempotency import Answer, IdempotencyStore, request_digest
+from entities.gateway.operations.job_curves import JobCurves
 from entities.gateway.operations.jobs import JobOperations
 from entities.gateway.operations.operation import Operation
 from entities.http_server.connection_limits import OpenConnections
@@ -46,6 +47,7 @@ class HttpContext:
     probe: ReadinessProbe
     metrics: HttpMetrics
     dashboard: Dashboard
+    curves: JobCurves
     config: HttpConfig
 
     @property

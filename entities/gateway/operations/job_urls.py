@@ -44,7 +44,7 @@ def refuse_urls(spec: JobSpec) -> None:
 def _read(spec: JobSpec) -> list[tuple[str, str]]:
     named = (
         *spec.data.urls().items(),
-        ("initial_weights", spec.initial_weights),
+        ("initial_weights", spec.weights_url),
         ("resume_from", spec.resume_from),
     )
     return [(key, url) for key, url in named if url]

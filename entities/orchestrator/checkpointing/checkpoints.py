@@ -377,7 +377,7 @@ class Checkpoints:
             for member in self._job.instances.stage_members()
             if self._crew is None or member in self._crew
         ]
-        idle_s = self._job.instances.idle_s(url or self._job.spec.initial_weights or "")
+        idle_s = self._job.instances.idle_s(url or self._job.spec.weights_url or "")
         await self._job.instances.order(STATE_RESTORE, order, members, deadline_s=idle_s, moving=True)
 
     # --- the end ------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from entities.orchestrator.job_state.retry_limits import Parked
 from entities.orchestrator.planning.placement import NoRoom
 from entities.orchestrator.planning.task_graph import plan, why_inexact
 from entities.orchestrator.queue.job_queue import Waiting, emptied, free_by_cluster, slots_of, turn
+from schemas.errors import BadJob
 from schemas.job import JobState
 from schemas.task_graph import ModelTopology, TaskGraph
 
@@ -88,6 +89,8 @@ class Deployment:
             graph = self._in_turn(topology)
             if not isinstance(graph, NoRoom):
                 break
+            if graph.never and not self._has_trained:  # what has trained waits for the nodes that it had
+                raise BadJob(graph.reason)
             waits_as = JobState.PARKED if self._has_trained else JobState.QUEUED
             if self._job.store.record.state is not waits_as:
                 await self._job.store.move(waits_as, graph.reason)
@@ -124,6 +127,8 @@ class Deployment:
             alone = plan(self._job.name, self._job.spec, topology, emptied(nodes), {}, cordoned)
             self._fits = not isinstance(alone, NoRoom)
             if isinstance(alone, NoRoom):
+                if alone.never:
+                    return alone
                 return NoRoom(f"the whole mesh has no room for it, others go first: {alone.reason}")
         return graph
 

@@ -155,7 +155,7 @@ class JobRun:
             return
         self._reported.discard(key)
         if self.job.instances.is_present(member):  # else its loss was reported meanwhile
-            await self.job.store.tell("fault", text=f"{member.sid}: {text}")
+            await self.job.store.tell("fault", text=f"{member.sid}: {text}", warning=report.kind == "slow")
 
     def drain(self, sid: str) -> str:
         """Has an instance leave its node; returns an obstacle, or ''. The caller asks again until it is gone.
@@ -329,7 +329,10 @@ class JobRun:
         log.warning("job parked", job=self.job.name, reason=reason)
         await self.checkpoints.abandon()
         await self.teardown.park()
-        await self.job.store.move(JobState.PARKED, reason, **self.training.failures.counts)
+        changes = self.training.failures.counts
+        if self.parked is not None and self.parked.by_person:
+            changes["held"] = reason
+        await self.job.store.move(JobState.PARKED, reason, **changes)
         await self.job.store.tell("recovery", text=f"parked at its last checkpoint: {reason}")
 
     async def _work(self) -> WeightsManifest:

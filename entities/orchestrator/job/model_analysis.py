@@ -57,7 +57,8 @@ class ModelAnalysis:
             Unavailable: no node could do it, or the job's secrets can't be read; try again.
         """
         secrets = await secrets_for(self._job.bus, self._job.spec)
-        order = Analyse(job=self._job.name, spec=self._job.spec, secrets=secrets)
+        user = self._job.store.record.user
+        order = Analyse(job=self._job.name, spec=self._job.spec, secrets=secrets, user=user)
         passed_over: dict[str, str] = {}  # agents that could not do it, and why; it says nothing of the model
         while True:
             agents = self._agents()

@@ -390,6 +390,8 @@ class Training:
 
     def reported(self, report: QosReport) -> None:
         """A QoS report (Type 5) of one of the job's clusters arrived."""
+        if report.energy_j is not None:
+            self._job.events.energy(report.sid, report.energy_j)
         for alert in self.alerts.reported(report, self.step):
             self._alert(alert)
 

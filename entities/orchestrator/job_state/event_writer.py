@@ -50,12 +50,14 @@ class EventWriter:
         """A step was decided. `failure_counts`: see `FailureHandling.counts`."""
 
         async def write() -> None:
-            first = self._store.record.loss_first
+            record = self._store.record
+            first, redone = record.loss_first, result.step < record.furthest
             await self._store.note(
                 step=result.step + 1,
                 loss_first=result.loss if first is None else first,
                 loss_last=result.loss,
                 tokens_per_s=result.tokens_per_s,
+                usage=record.usage.stepped(result.step_s, result.attempt, redone=redone),
                 **failure_counts,
             )
             await self._store.tell("step", result=result, total_steps=self._steps)
@@ -65,6 +67,14 @@ class EventWriter:
     def alert(self, alert: Alert, raised: tuple[Alert, ...]) -> None:
         """An alert was raised or cleared. `raised`: all that are raised now, for the record."""
         self._put({"kind": "alert", "text": alert.text, "alert": alert}, now=True, alerts=raised)
+
+    def energy(self, router: str, energy_j: float) -> None:
+        """A router tells what the job's devices have used since it first saw the job, J."""
+
+        async def write() -> None:
+            await self._store.note(usage=self._store.record.usage.metered(router, energy_j))
+
+        self._writes.put_nowait(write)
 
     def validation(self, step: int, loss: float) -> None:
         event = {"kind": "validation", "validation_step": step, "validation_loss": loss}

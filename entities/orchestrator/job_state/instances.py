@@ -214,11 +214,13 @@ class JobInstances:
             stages=self._record.spec.parallel.stages,
             layer_count=self.graph.layer_count,
             code_digest=self.graph.code_digest,
+            data_digest=self.graph.data_digest,
             inexact=bool(self.graph.inexact),
             batch=self.graph.batch,
             joins=joins,
             link_secret=self._link_secret,
             secrets=named,
+            user=self._record.user,
         )
         code = self._record.spec.code
         agent = self.agent_of(unit.sid)

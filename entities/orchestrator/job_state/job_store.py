@@ -20,11 +20,14 @@ from bus.subjects import JOB_EVENT, JOB_RECORD, JOB_TOPOLOGY
 from schemas.errors import BusUnreachable, Conflict, Fenced, IllegalTransition, Unavailable
 from schemas.job import ENDED, JOB_TRANSITIONS, JobEvent, JobRecord, JobState
 from schemas.task_graph import JobTopology, TaskGraph
+from schemas.usage import slots_of
 
 log = get_logger("orchestrator")
 
 HISTORY = 50
 """State changes kept in a job's record."""
+HOLDING = frozenset({JobState.DEPLOYING, JobState.RUNNING, JobState.RECOVERING, JobState.FINISHING})
+"""States in which a job holds the slots of its graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,7 @@ class JobStore:
                 **figures,
             }
         )
+        self._count_usage()
         await self._write()
         log.info("job", job=self.job, state=str(state), reason=reason)
         await self.tell(
@@ -113,8 +117,15 @@ class JobStore:
     async def note(self, *, now: bool = False, **figures: Any) -> None:
         """Changes figures in the record; writes them if `now`, or if the last write is old enough."""
         self.record = self.record.model_copy(update=figures)
+        self._count_usage()
         if now or time.monotonic() - self._written_at > self._times.record_every_s:
             await self._write()
+
+    def _count_usage(self) -> None:
+        """Counts the slots that were held until now; the record has those that are held from now on."""
+        record = self.record
+        slots = slots_of(record.graph) if record.state in HOLDING else 0
+        self.record = record.model_copy(update={"usage": record.usage.held(slots, time.time())})
 
     async def tell(self, kind: str, **fields: Any) -> None:
         """Appends an event to the job's stream."""

@@ -23,6 +23,8 @@ class NoRoom:
     """Why the job can't be placed now: it stays queued with this reason."""
 
     reason: str
+    never: bool = False
+    """Nor would it fit if everything were free: the job has to change, or a larger node to join."""
 
 
 def place(

@@ -9,6 +9,7 @@ from entities.orchestrator.planning.placement import Cordoned, NoRoom, place
 from entities.orchestrator.planning.segmentation import segment
 from schemas.cluster import NodeStatus
 from schemas.job import JobSpec
+from schemas.memory_estimate import estimate_stage, largest_room, refusal
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.task_graph import (
     ComputeRequirements,
@@ -20,9 +21,6 @@ from schemas.task_graph import (
     TaskUnit,
     UnitKind,
 )
-
-OPTIMIZER_BYTES_PER_PARAMETER = 4 + 8 + 16
-"""fp32 weights, two AdamW moments, and the int64 gradient sum with its temporary buffer (DESIGN §5)."""
 
 
 def plan(
@@ -54,12 +52,15 @@ def plan(
         for replica in range(data_replicas)
     ]
     constraints: list[Constraint] = []
+    room = largest_room(node for node in nodes if node.cluster in clusters)
     for stage, (first, last) in enumerate(cuts):
         layers = topology.layers[first:last]
-        parameters = sum(layer.parameters for layer in layers)
+        flying = in_flight(len(cuts), stage, replicas[stage])
+        memory = estimate_stage(layers, spec, in_flight=flying, replicas=replicas[stage] + standbys[stage])
+        if reason := refusal(stage, memory, room, len(layers), spec):
+            return NoRoom(reason, never=True)
         requirements = ComputeRequirements(
-            memory_bytes=parameters * OPTIMIZER_BYTES_PER_PARAMETER
-            + sum(layer.activation_bytes for layer in layers) * in_flight(len(cuts), stage, replicas[stage]),
+            memory_bytes=memory.state + memory.activations,
             cost_ms=sum(layer.forward_ms + layer.backward_ms for layer in layers),
             compute_threads=spec.training.compute_threads,
         )
@@ -112,6 +113,7 @@ def plan(
         placements=placed,
         reason=why,
         code_digest=topology.code_digest,
+        data_digest=topology.data_digest,
         inexact=topology.inexact,
         layer_count=len(topology.layers),
         parameters=topology.parameters,

@@ -17,6 +17,7 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.quarantine import BadMicrobatch
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.recovery.joining import JoiningMembers
+from entities.orchestrator.recovery.recovery_budget import RecoveryBudget
 from entities.orchestrator.recovery.standbys import Standbys
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.step import Member
@@ -39,6 +40,8 @@ class FailureHandling:
         self._joining = joining
         self._standbys = standbys
         self._lost_at: dict[Member, float] = {}
+        record = job.store.record
+        self._budget = RecoveryBudget(job.name, record.spec.recovery, record.code_failures)
 
     # --- members --------------------------------------------------------------------------------------
     def losing(self, members: Iterable[Member], why: str) -> None:
@@ -87,6 +90,7 @@ class FailureHandling:
 
         Raises:
             Unrecoverable: it does not.
+            Parked: the job's own code has failed too often.
         """
         step, attempt = self._step_owner.step, self._step_owner.attempt
         record = await self._job.mesh.last_words(lost, self._job.times.recovery.last_words_s)
@@ -100,7 +104,11 @@ class FailureHandling:
             record for record in records if record.culprit is not None and record.culprit.step >= present
         )
         self._job.retry_limits.ended(present, records)
-        self._job.events.failures(self.counts, now=bool(records and records[0].fault))
+        try:
+            if self._job.quarantine.of(step) is None:
+                self._budget.ended(records, step=step, now=time.time())
+        finally:
+            self._job.events.failures(self.counts, now=bool(records and records[0].fault))
         self._give_up_bad()
 
     @property
@@ -111,6 +119,7 @@ class FailureHandling:
             "setbacks": self._job.retry_limits.snapshot,
             "roll_backs": self._job.retry_limits.roll_backs,
             "furthest": self._job.retry_limits.furthest,
+            "code_failures": self._budget.snapshot,
         }
 
     def _give_up_bad(self) -> None:
@@ -179,6 +188,7 @@ class FailureHandling:
         """The step of a quarantined microbatch was left out: its failures are over."""
         self._job.retry_limits.committed(bad.step)
         self._job.quarantine.committed(bad.step)
+        self._budget.left_out(bad.step)
         self._job.faults.skipped(bad)
         self._job.faults.committed(bad.step)
         self._job.events.skipped(bad)

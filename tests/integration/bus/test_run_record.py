@@ -87,5 +87,5 @@ async def test_a_run_is_what_concerns_it_in_order(connect: Connect, tmp_path: Pa
 
 async def test_a_job_without_a_record_is_not_found(connect: Connect) -> None:
     bus = await connect("someone")
-    with pytest.raises(NotFound, match="nothing is recorded of a job nobody: `dmsc runs list`"):
+    with pytest.raises(NotFound, match="nothing is recorded of a job nobody: `dmsc runs recorded`"):
         await run_record.span_of(bus, "nobody")

@@ -13,11 +13,12 @@ import pytest
 from schemas.job import JobState
 from tests.integration.dashboard.conftest import PATIENCE_MS, VIEWER, Open, Site
 from tests.integration.dashboard.severable_proxy import SeverableProxy
+from tests.integration.mesh.conftest import tiny_job
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-VIEWS = ("mesh", "jobs", "policies", "nodes", "logs", "tap")
+VIEWS = ("mesh", "jobs", "compare", "policies", "nodes", "logs", "tap")
 LOSS = ".figures div:nth-child(1) dd"
 
 
@@ -56,6 +57,19 @@ def test_a_killed_instance_appears_on_the_time_line_and_recovers(open_page: Open
     line = page.locator(".share-row", has_text="s1 · r1").locator(".state")
     line.and_(page.locator(".s-active")).wait_for()
     changes(page, LOSS)
+
+
+def test_the_configuration_of_a_job_is_shown(open_page: Open) -> None:
+    page = open_page()
+    page.wait_for_selector(".share-row")
+    page.click("nav a[href='#/jobs']")
+    page.click("button:has-text('Configuration')")
+    page.wait_for_selector("dialog[open] pre")
+    shown = page.inner_text("dialog[open] pre")
+    assert "name: seen" in shown
+    assert "pad_ms: 60" in shown
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog[open]", state="hidden")
 
 
 def test_logs_are_searched(open_page: Open) -> None:
@@ -98,6 +112,27 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page: Open) -> None:
         page.wait_for_selector(f"nav a[href='#/{view}'][aria-current=page]")
         page.wait_for_selector("main .panel")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+def test_jobs_are_compared_and_a_running_one_goes_on(open_page: Open, site: Site) -> None:
+    other = site.client.submit(tiny_job("other", training={"steps": 6, "validate_every": 2}))
+    assert site.client.wait(other.job).state is JobState.DONE
+    page = open_page("compare", token=VIEWER)
+    for job in (site.job, other.job):
+        page.locator(".choices label", has_text=job).locator("input").check()
+    line = page.locator("tr", has_text=site.job).filter(has_text="/100000")
+    line.wait_for()
+    page.wait_for_selector(".chart canvas")
+    keys = page.locator("section:has(#differences-title) tbody tr")
+    keys.filter(has_text="training.steps").wait_for()
+    assert keys.filter(has_text="data.source").count() == 0, "only what differs"
+    page.locator("tr", has_text=other.job).filter(has_text="★").wait_for()
+    step = line.locator("td").nth(2).inner_text()
+    page.wait_for_function(
+        "([job, step]) => ![...document.querySelectorAll('tr')].some((row) => row.innerText.includes(job)"
+        " && row.children[2].innerText === step)",
+        arg=[site.job, step],
+    )
 
 
 def test_dark_and_light(open_page: Open) -> None:

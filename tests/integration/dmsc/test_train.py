@@ -56,6 +56,29 @@ def test_json_is_one_event_per_line_and_the_record_last(folder: Path) -> None:
     assert lines[-1]["state"] == "done"
 
 
+def test_a_detached_job_in_json_is_exactly_one_line(folder: Path) -> None:
+    with StandIn(whole_run()).serving() as url:
+        options = ("--detach", "--json")
+        done = dmsc("train", "job.yaml", *options, cwd=folder, DMSC_GATEWAY=url, DMSC_TOKEN=TOKEN)
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["job"] == "j1"
+
+
+@pytest.mark.parametrize("command", [("train", "job.yaml"), ("attach", "j1")])
+def test_where_nothing_can_be_written_is_said_before_anything_is_asked(
+    folder: Path, command: tuple[str, str]
+) -> None:
+    (folder / "taken").write_text("a file")
+    stand_in = StandIn(whole_run())
+    with stand_in.serving() as url:
+        done = dmsc(*command, "--out", "taken/run", cwd=folder, DMSC_GATEWAY=url, DMSC_TOKEN=TOKEN)
+    (line,) = done.stderr.splitlines()
+    assert "--out taken/run: can't write in " in line
+    assert line.endswith("taken: Not a directory; name another folder")
+    assert done.returncode == 2
+    assert not stand_in.asked
+
+
 def test_attach_replays_from_the_start(folder: Path) -> None:
     stand_in = StandIn(whole_run())
     with stand_in.serving() as url:

@@ -20,7 +20,7 @@ from entities.gateway.dashboard.aggregator import DashboardAggregator
 from entities.gateway.dashboard.assets import assets
 from schemas.data_plane import RouteEntry, RouteTable
 from schemas.envelope import EntityKind
-from schemas.gateway_api import DoorRequest
+from schemas.gateway_api import DoorRequest, JobSummary, MeshStatus
 from schemas.job import JobEvent, StepResult
 from schemas.telemetry import LogLine
 from tests.builders.jobs import spec
@@ -199,6 +199,35 @@ async def test_the_feed_rests_when_nobody_looks_and_closes_with_the_gateway(
     await feed.close()
     await feed.close()
     assert not feed.running
+
+
+async def test_a_page_that_is_opened_late_shows_a_running_job_from_its_first_step(
+    dial: Dial, smo: StandInOrchestrator
+) -> None:
+    """Whichever gateway it asks, and after a reload: the past is on the job's stream."""
+    from entities.gateway.dashboard.aggregator import AggregatorConfig
+
+    for number in range(5):
+        await smo.bus.append(subjects.JOB_EVENT, step(number, 2.5), job="tiny-1")
+    told = JobEvent(job="tiny-1", kind="validation", at=time.time(), validation_step=5, validation_loss=2.0)
+    await smo.bus.append(subjects.JOB_EVENT, told, job="tiny-1")
+    running = JobSummary(job="tiny-1", name="tiny", state="running", step=5, steps=9)
+    status = MeshStatus(services=(), nodes=(), jobs=(running,))
+    bus = await dial("gateway-east", EntityKind.GATEWAY)
+    feed = DashboardAggregator(bus, dict, AggregatorConfig(past_s=-60.0), lambda: status)
+
+    async def shown() -> dict[str, Any] | None:
+        frame = await viewer.next(PATIENCE_S)
+        assert frame is not None
+        (data,) = re.findall(r"^data: (.*)$", frame.decode(), re.M)
+        curves: dict[str, Any] = json.loads(data).get("curves", {})
+        return curves.get("tiny-1")
+
+    async with feed.viewer() as viewer:
+        curve = await eventually(shown)
+    await feed.close()
+    assert [point[0] for point in curve["points"]] == [0, 1, 2, 3, 4]
+    assert [point[0] for point in curve["validations"]] == [5]
 
 
 async def test_logs_are_searched_by_text_level_and_service_and_keep_secrets(

@@ -14,10 +14,10 @@ from entities.gateway.dispatch.dispatcher import DispatcherConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, BadData, Fenced, Unavailable
-from schemas.registry import InstanceState, StateChange
+from schemas.registry import Endpoint, InstanceState, StateChange
 from schemas.signals import ComputeEntry, ComputeNotification, Registration
 from schemas.step import Member, MicrobatchClaim, MicrobatchDispatch, StepBegin
-from tests.builders.records import instance
+from tests.builders.records import instance, service
 from tests.builders.routes import policy
 from tests.builders.telemetry import compute
 from tests.builders.telemetry import linked_sample as sample
@@ -92,7 +92,13 @@ async def gateway(dial: Dial, start: Start, registry: ServiceRegistry, smo: Stan
 
 @pytest.fixture
 async def data(dial: Dial, gateway: Gateway) -> Data:
-    """One data instance in each of two clusters, seen by the gateway."""
+    """One data instance in each of two clusters, seen by the gateway. The west has a gateway of its own."""
+    place = Endpoint(cluster="west", node="n1")
+    other = service("gateway-west", kind=EntityKind.GATEWAY, endpoint=place)
+    bus = await dial("gateway-west", EntityKind.GATEWAY)
+    await bus.command(
+        subjects.REGISTRATION, Registration(record=other), deadline_s=PATIENCE_S, sid="gateway-west"
+    )
     east = StandInData(await dial("j-data-r0", EntityKind.INSTANCE), "east")
     west = StandInData(await dial("j-data-r1", EntityKind.INSTANCE), "west")
     for one in (east, west):

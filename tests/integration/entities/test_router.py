@@ -8,17 +8,18 @@ import pytest
 
 from bus import subjects
 from bus.connection import Bus
+from entities.presence.service_area import server_of
 from entities.router.service import Router, RouterConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind
 from schemas.errors import Ack
 from schemas.fault import LinkFault
-from schemas.registry import InstanceState, ServiceRecord, StateChange
+from schemas.registry import Endpoint, InstanceState, ServiceRecord, StateChange
 from schemas.signals import CommunicationPolicy, ComputeNotification, Registration, StagePolicy
 from schemas.step import Member
 from schemas.telemetry import InstanceSample
-from tests.builders.records import instance
+from tests.builders.records import instance, service
 from tests.builders.routes import policy
 from tests.builders.telemetry import compute
 from tests.builders.telemetry import linked_sample as sample
@@ -57,7 +58,15 @@ class Agent:
 
 @pytest.fixture
 async def agent(dial: Dial, registry: ServiceRegistry) -> Agent:
-    return Agent(await dial("east-n1", EntityKind.CLUSTER), dial)
+    """The west has a router of its own, too."""
+    agent = Agent(await dial("east-n1", EntityKind.CLUSTER), dial)
+    await agent.put(distant_router("west"))
+    return agent
+
+
+def distant_router(cluster: str) -> ServiceRecord:
+    place = Endpoint(cluster=cluster, node="n1")
+    return service(f"router-{cluster}", incarnation="i1", kind=EntityKind.ROUTER, endpoint=place)
 
 
 @pytest.fixture
@@ -71,8 +80,8 @@ async def issue(smo: StandInOrchestrator, message: CommunicationPolicy) -> Ack:
     return await smo.send(message, "router-east")
 
 
-async def table(bus: Bus, stage: int = 0, **wanted: Any) -> RouteTable:
-    """The cluster's table of a stage, once its entries' (SID → weight) are as wanted."""
+async def table(bus: Bus, stage: int = 0, guests: tuple[str, ...] = (), **wanted: Any) -> RouteTable:
+    """The cluster's table of a stage, once its entries' (SID → weight) and its guests are as wanted."""
     bucket = bus.bucket(subjects.ROUTE_TABLE)
 
     async def fitting() -> RouteTable | None:
@@ -80,7 +89,8 @@ async def table(bus: Bus, stage: int = 0, **wanted: Any) -> RouteTable:
         if entry is None:
             return None
         found = {e.sid: e.weight for e in entry.message.entries}
-        return entry.message if found == wanted["weights"] else None
+        fits = found == wanted["weights"] and entry.message.guests == guests
+        return entry.message if fits else None
 
     found: RouteTable = await eventually(fitting)
     return found
@@ -182,6 +192,25 @@ async def test_samples_become_type_4_and_type_5(
     report = await reports.until(lambda message: message.throughput_tokens_per_s > 0)
     assert (report.sid, report.cluster, report.job, report.instances) == ("router-east", "east", "j", 1)
     assert (report.throughput_bytes_per_s, report.latency_ms) == (10_000, 2.0)
+
+
+async def test_a_cluster_without_a_router_is_served_until_it_has_one(
+    router: Router, agent: Agent, smo: StandInOrchestrator
+) -> None:
+    """ADR-0058. Of two routers the east's is the one for `new`, by name."""
+    assert server_of("new", ("east", "west")) == "east"
+    await agent.put(instance("j-s0-r0", cluster="new"))
+    await issue(smo, policy())
+    first = await table(agent.bus, weights={"j-s0-r0": 1.0}, guests=("new",))
+    assert "also for new: no router there" in first.reason
+    compute = await Heard.on(agent.bus, subjects.COMPUTE)
+    await agent.sampled(sample(queue=2))
+    news = await compute.until(lambda message: any(e.service_ms > 0 for e in message.entries))
+    assert news.guests == ("new",)
+    await agent.move("j-s0-r0", S.FAULTED)
+    await eventually(lambda: [fault.sid for fault in smo.faults] == ["j-s0-r0"])
+    await agent.put(distant_router("new"))
+    await table(agent.bus, weights={})
 
 
 async def test_what_was_measured_reaches_the_tables_and_other_clusters_figures_too(

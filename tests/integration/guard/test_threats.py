@@ -71,7 +71,6 @@ MAY_NOT_PUBLISH = [
     # … and only for its job
     (instance(), f"{V}.step.claim.k.j-s0-r0"),
     (instance(), f"{V}.data.notice.k.k-s0-r0"),
-    (instance(), f"{V}.fault.link.b.j"),
     (instance(), f"{V}.fault.link.a.k"),
     # it steers nothing
     (instance(), f"{V}.step.commit.j.j-s0-r1"),
@@ -151,6 +150,7 @@ MAY_PUBLISH = [
     (instance(), f"{V}.registry.heartbeat.j-s0-r0"),
     (instance(), f"{V}.data.notice.j.j-s1-r0"),
     (instance(), f"{V}.fault.link.a.j"),
+    (instance(), f"{V}.fault.link.b.j"),  # whose router may serve its cluster
     (instance(), f"{V}.broker.instance.j.j-s0-r0"),
     (AGENT, f"{V}.registry.instance_state.a-n.j-s0-r0"),
     (MODULE, f"{V}.policy.suggestion.system.mine"),

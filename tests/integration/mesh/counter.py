@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import socketserver
 import threading
@@ -28,6 +29,28 @@ class Counter(socketserver.ThreadingTCPServer):
         number = next(self._numbers)
         self.met = number + 1
         return number
+
+
+class Meetings(socketserver.ThreadingTCPServer):
+    """Answers each line with how often it came before."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.seen: collections.Counter[bytes] = collections.Counter()
+        super().__init__(("127.0.0.1", 0), _Known)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class _Known(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Meetings)
+        line = self.rfile.readline()
+        self.wfile.write(f"{self.server.seen[line]}\n".encode())
+        self.server.seen[line] += 1
 
 
 class _Answer(socketserver.BaseRequestHandler):

@@ -111,11 +111,6 @@ HOPELESS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"parallel": {"stages": 5}},
         r"^parallel\.stages is 5, but the model has only 4 layers: set parallel\.stages to at most 4$",
     ),
-    "tied layers apart": (
-        "tied",
-        {"parallel": {"stages": 2}},
-        r"^parallel\.stages is 2, but layers that share a parameter \(0 and 3\).*to at most 1, or untie them",
-    ),
     "no dataset": (
         "sound",
         {"data": {"source": "nowhere/x.txt"}},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 
@@ -21,7 +22,9 @@ from bus.nats import jetstream
 from bus.server.embedded import EmbeddedServer
 from bus.server.embedded_cluster import EmbeddedCluster, copies
 from bus.subject_row import Subject
+from entities.presence.service_area import server_of
 from schemas.base import Message
+from schemas.data_plane import RouteTable
 from schemas.envelope import EntityKind, Envelope
 from schemas.job import JobRecord, JobSpec, JobState
 from schemas.leadership import Leadership
@@ -29,7 +32,7 @@ from schemas.registry import InstanceState
 from schemas.step import StepDecision
 from tests.integration.mesh.conftest import padded, tiny_job
 from tests.integration.mesh.expected_weights import check_weights_at
-from tests.integration.mesh.own_mesh import OwnMesh, Witness
+from tests.integration.mesh.own_mesh import CLUSTERS, OwnMesh, Witness
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
@@ -339,3 +342,49 @@ async def test_one_server_of_three_is_killed_with_the_decisions_in_its_hands(
                 same_pids(client, job)
                 assert mesh.alive() == processes
                 await cluster.servers[leads].start()
+
+
+@pytest.fixture
+def lonely(own: OwnMesh) -> Iterator[str]:
+    """A cluster with a node, but without a router and a gateway of its own."""
+    own.start("agent-lonely", ["join", "--cluster", "lonely", "--node", "n", "--slots", "2"])
+    yield "lonely"
+    own.retire("agent-lonely")
+
+
+async def test_a_job_trains_in_a_cluster_without_a_router_though_who_serves_it_dies(
+    own: OwnMesh, witness: Witness, lonely: str
+) -> None:
+    async def kill(sid: str) -> None:
+        entry = await witness.bus.bucket(subjects.REGISTRY_RECORD).get(sid=sid)
+        assert entry is not None
+        assert entry.message.endpoint.cluster == lonely
+        os.kill(entry.message.endpoint.pid, signal.SIGKILL)
+
+    job = await witness.submit(
+        padded(
+            tiny_job(
+                "lonely",
+                training={"steps": 40, "checkpoint_every": 5, "validation_microbatches": 0},
+                parallel={"stages": 2, "replicas": 1, "clusters": [lonely]},
+            ),
+            10.0,
+        )
+    )
+    await witness.until_step(job, 6)
+    await kill(f"{job}-s0-r0")
+    await kill(f"{job}-data-r0")
+    await witness.until_event(job, lambda event: "all back to step" in event.text)
+
+    server = server_of(lonely, CLUSTERS)
+    other = next(cluster for cluster in CLUSTERS if cluster != server)
+    for kind in ("router", "gateway"):
+        own.kill(f"{kind}-{server}")
+
+    def serves(table: RouteTable) -> bool:
+        return table.cluster == other and lonely in table.guests
+
+    table = await witness.until_value(subjects.ROUTE_TABLE, serves, job=job)
+    assert f"{lonely}: no router there" in table.reason
+    await kill(f"{job}-s1-r0")
+    await check_weights_at(witness, job)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from schemas.envelope import EntityKind
@@ -20,7 +21,8 @@ from schemas.job import JobEvent, JobRecord, JobState
 from schemas.registry import InstanceState
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh, done
-from tests.integration.mesh.counter import Counter, serving
+from tests.integration.mesh.counter import Counter, Meetings, serving
+from tests.integration.mesh.expected_weights import undisturbed
 from tests.integration.mesh.user_jobs import MICROBATCHES, held_job, hold, poison, user_job
 from tests.patience import PATIENCE_S
 
@@ -78,7 +80,11 @@ def test_a_killed_instance_is_in_the_queue_from_report_to_resolution(
     gate = tmp_path / "gate"
     job = hold(mesh.client, held_job(source, gate, parallel={"replicas": 2}), gate)
     with running("faults", job, "--follow", "--state", str(mesh.state), cwd=tmp_path) as following:
-        os.kill(mesh.instance(f"{job}-s0-r1").endpoint.pid, signal.SIGKILL)
+        victim, data = mesh.instance(f"{job}-s0-r1"), mesh.instance(f"{job}-data-r0")
+        for record, role in ((victim, "stage=0 replica=1"), (data, "data replica=0")):
+            shown = " ".join(psutil.Process(record.endpoint.pid).cmdline())
+            assert shown.startswith(f"dmsc instance job={job} {role} incarnation={record.incarnation} log=/")
+        os.kill(victim.endpoint.pid, signal.SIGKILL)
         gate.unlink()
         done(mesh.client, job)
         of_victim = [fault for fault in over(mesh, job) if fault.task.sid == f"{job}-s0-r1"]
@@ -190,3 +196,28 @@ def test_a_model_that_can_compute_nothing_never_loops(mesh: Mesh, source: Path) 
     assert record.reason.startswith("steps 0 to 2 can't be computed: it is not their data alone")
     assert {event.skipped_step for event in skipped(seen)} == {0, 1}
     assert len(seen) < 200
+
+
+# --- the budget -----------------------------------------------------------------------------------------
+def test_code_that_fails_here_and_there_parks_its_job_until_a_person_resumes_it(
+    mesh: Mesh, source: Path
+) -> None:
+    """Four microbatches, each of which fails once: no step can be blamed (ADR-0059)."""
+    budget, training = {"max_recoveries": 2}, {"steps": 4, "microbatches": 1}
+    with serving(Meetings()) as meetings:
+        args = {"meetings": meetings.address}
+        spec = user_job("shy", source, model={"args": args}, training=training, recovery=budget)
+        job = mesh.client.submit(spec).job
+        parked = next(event for event in mesh.client.events(job) if event.state is JobState.PARKED)
+        assert "the job's own code failed 3 times within" in parked.text
+        assert "recovery.max_recoveries is 2 within 3600 s; the last time" in parked.text
+        assert "LookupError: we have not met (troubled.py:" in parked.text
+        assert f"`dmsc resume {job}`" in parked.text
+        record = mesh.client.job(job)
+        assert (record.state, record.held) == (JobState.PARKED, parked.text)
+        mesh.client.resume(job)
+        record = done(mesh.client, job)
+    assert len(meetings.seen) == 4
+    assert record.weights is not None
+    trusting = spec.model_copy(update={"model": spec.model.model_copy(update={"args": {"meetings": ""}})})
+    assert record.weights.sha256 == undisturbed(mesh.client, trusting)

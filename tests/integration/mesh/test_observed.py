@@ -245,7 +245,10 @@ async def test_what_an_operator_asks_for_is_told_and_what_goes_wrong_is_alerted(
         for alert in (warm, late):
             assert alert.text.split()[0] in standing
         assert slow.sid in standing
-        begun = (await asyncio.to_thread(mesh.client.job, run.job)).correlation
+        record = await asyncio.to_thread(mesh.client.job, run.job)
+        assert record.usage.energy_j > 0, "counted by the router, kept in the record"
+        assert record.usage.slot_s > 0
+        begun = record.correlation
         asked = ("logs", "--correlation", begun, "--last", "5000", "--json")
         said = await asyncio.to_thread(mesh.printed, *asked)
         lines = [json.loads(line) for line in said.splitlines()]

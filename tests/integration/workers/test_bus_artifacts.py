@@ -14,6 +14,7 @@ import torch
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadData, DamagedCheckpoint
 from schemas.job import JobSpec
+from schemas.job_file.initial_weights import InitialWeights
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.recipe import OptimizerSpec
 from tests.builders.samples import data_job
@@ -24,7 +25,8 @@ from workers.compute.optimizer import StageOptimizer, state_tensors
 from workers.data.opening import open_source
 from workers.graph.stage_module import slice_stage
 from workers.state.checkpoint import restore_checkpoint
-from workers.state.weights import export, load_initial
+from workers.state.initial_weights import load_initial
+from workers.state.weights import export
 from workers.tasks import analysis, sample
 
 SPEC = ModelSpec(
@@ -52,7 +54,7 @@ async def test_weights_and_checkpoints_on_the_bus(connect: Connect) -> None:
     optimizer, other_optimizer = (StageOptimizer(each, OptimizerSpec()) for each in (stage, other))
     weights = open_artifacts("bus://artifacts/job/weights", bus)
     await export(stage, weights, "model-00001-of-00001.safetensors")
-    await load_initial(other, weights, weights.url)
+    await load_initial(other, weights, InitialWeights(url=weights.url))
     assert all(torch.equal(one, two) for one, two in zip(stage.parameters(), other.parameters(), strict=True))
     optimizer.step([torch.ones_like(weight) for weight in stage.parameters()], 1e-3)
     checkpoint = open_artifacts("bus://artifacts/job/checkpoints/1", bus)

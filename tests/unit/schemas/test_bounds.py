@@ -32,11 +32,12 @@ BAD: dict[str, float] = {
 }
 NEVER = {"nan", "inf", "-inf", "vast"}
 
+TEXT_NUMBERS = ("mask_fraction", "span_tokens")
 ALLOWED: dict[str, set[str]] = {
     **{
         f"data{source}.{size}": set()
         for source in ("", ".mixture[0]")
-        for size in ("sample_tokens", "limit", "image_size", "image_size[0]", "image_size[1]")
+        for size in ("sample_tokens", "limit", "image_size", "image_size[0]", "image_size[1]", *TEXT_NUMBERS)
     },
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
@@ -62,6 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     "parallel.replicas[0]": set(),
     "parallel.standbys": {"zero"},
     "parallel.standbys[0]": {"zero"},
+    "recovery.max_recoveries": {"zero"},
+    "recovery.within_s": set(),
     "sample.tokens": {"zero"},
     "sample.temperature": {"zero"},
     # what was seen outside may be any number there is; when it was seen may not
@@ -135,6 +138,8 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
         return body
     if path.startswith(("data.image_size", "data.limit")):
         body["data"] = {"kind": "huggingface"}
+    if path.removeprefix("data.") in TEXT_NUMBERS:
+        body["data"] = {"kind": "text"}
     if path.endswith("]") and path.partition("[")[0].endswith(("betas", "image_size")):
         pair: list[object] = [0.5, 0.5] if "betas" in path else [5, 5]
         pair[int(path[-2])] = value

@@ -53,6 +53,8 @@ def image_tensor(image: Any) -> Tensor:
 
 def is_image(value: Any) -> bool:
     """Whether it is a Pillow image; Pillow is not imported for it."""
+    if isinstance(value, Tensor | int | float | np.ndarray):
+        return False
     return any(kind.__module__ == "PIL.Image" for kind in type(value).__mro__)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from bus.wire.secret_urls import filled
 from schemas.errors import BadData, BadInput, DmscError
@@ -16,7 +16,7 @@ from schemas.job_file.data import SourceSpec
 from workers.data.collating import named
 from workers.data.kinds.decoding import by_its_bytes, image_tensor, is_image, seed_generators
 from workers.data.kinds.spool import Spool, spooled
-from workers.data.permutation import keys
+from workers.data.permutation import key_number
 from workers.data.samples import Opening, Samples, UnreadableSample
 from workers.user_code import describe, load
 
@@ -63,7 +63,7 @@ class UserSamples:
         return {name: image_tensor(value) if is_image(value) else value for name, value in values.items()}
 
     def raw(self, index: int, seed: int | None) -> Any:
-        own = int(keys(self._seed, index, "sample", count=1)[0]) if seed is None else seed
+        own = key_number(self._seed, index, "sample") if seed is None else seed
         seed_generators(own)
         try:
             item = self._items[index]
@@ -97,6 +97,14 @@ class UserSamples:
                 digest.update(name.encode() + _content(value))
             break
         return digest.hexdigest()
+
+
+class TensorRows(UserSamples):
+    """torch's `TensorDataset`: nothing of it is random, so many rows are taken at once."""
+
+    def gather(self, indices: Sequence[int]) -> Mapping[str, Any]:
+        rows = torch.tensor(indices, dtype=torch.int64)
+        return named(tuple(part[rows] for part in self._items.tensors), self._names, self._what)
 
 
 def open_factory(spec: SourceSpec, opening: Opening) -> Samples:
@@ -141,7 +149,8 @@ def user_samples(
     elif isinstance(made, Mapping):
         raise BadData(f"{what} returned a mapping; it must return samples by number, as a list does")
     digest = made.digest if isinstance(made, Spool) else None
-    return UserSamples(made, what, names=names, finish=finish, seed=opening.seed, digest=digest)
+    rows = TensorRows if type(made) is TensorDataset and finish is None else UserSamples
+    return rows(made, what, names=names, finish=finish, seed=opening.seed, digest=digest)
 
 
 def called(factory: Any, args: dict[str, Any], what: str, seed: int) -> Any:

@@ -91,7 +91,7 @@ def registry(context: HttpContext) -> APIRouter:
         tokens: dict[str, Any] = {} if job is None else {"job": job}
         entries = await context.bus.bucket(subjects.ROUTE_TABLE).entries(**tokens)
         tables = [entry.message for entry in entries if isinstance(entry.message, RouteTable)]
-        matches = [table for table in tables if cluster in (None, table.cluster)]
+        matches = [table for table in tables if cluster in (None, table.cluster, *table.guests)]
         return page.of(RoutePage, matches, lambda table: (table.job, table.cluster, table.stage))
 
     return router

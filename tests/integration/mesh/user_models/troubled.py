@@ -48,6 +48,11 @@ def allergic(poison: list[int], reaction: str) -> nn.Sequential:
     return chain(Allergic(poison, reaction), 2)
 
 
+def shy(meetings: str) -> nn.Sequential:
+    """Refuses each microbatch that it meets for the first time (`counter.Meetings`), and no other."""
+    return chain(Shy(meetings), 2)
+
+
 def held(gate: str, depth: int = 2) -> nn.Sequential:
     """Each microbatch takes 2 s, but no CPU time, as long as the file `gate` exists."""
     return nn.Sequential(Held(gate), *sound(depth))
@@ -62,12 +67,17 @@ def fetching(api_token: str, sha256: str) -> nn.Sequential:
 
 def orphaning(gate: str) -> nn.Sequential:
     """The first instance that builds it ends its fork server, and dies with it, where the file `gate` is."""
-    if not Path("/proc/self/comm").read_text().startswith("analysis"):
+    if not analysed():
         with contextlib.suppress(FileNotFoundError):
             os.unlink(gate)
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(SLOW_S)
     return sound()
+
+
+def analysed() -> bool:
+    """Whether this process only looks at the model."""
+    return Path("/proc/self/comm").read_text().startswith("analysis")
 
 
 def exam_nerves() -> nn.Sequential:
@@ -111,6 +121,21 @@ class Allergic(nn.Embedding):
 
     def refuse(self, gradient: Tensor) -> Tensor:
         raise LookupError("no such gradient")
+
+
+class Shy(nn.Embedding):
+    def __init__(self, meetings: str) -> None:
+        super().__init__(VOCABULARY, WIDTH)
+        self.meetings = meetings
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.training and self.meetings and not analysed():
+            host, _, port = self.meetings.partition(":")
+            with socket.create_connection((host, int(port))) as server, server.makefile("rw") as line:
+                print(tokens.tolist(), file=line, flush=True)
+                if int(line.readline()) == 0:
+                    raise LookupError("we have not met")
+        return super().forward(tokens)
 
 
 class Held(nn.Module):

@@ -98,6 +98,14 @@ def test_one_process_for_the_control_plane_or_one_each(tmp_path: Path) -> None:
     assert stops["orchestrator"] < stops["agent-a"] < stops["service-registry"]
 
 
+def test_agents_of_one_machine_share_the_size_of_the_cache(tmp_path: Path) -> None:
+    options = MeshOptions(state=tmp_path, cache=tmp_path / "nvme", cache_gib=5)
+    children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}
+    words = children["agent-a"].arguments
+    assert words[words.index("--cache") + 1] == str(tmp_path / "nvme")
+    assert words[words.index("--cache-gib") + 1] == "2.5"
+
+
 def test_several_orchestrators_run_apart(tmp_path: Path) -> None:
     options = MeshOptions(state=tmp_path, orchestrators=2)
     children = {child.name: child for child in lay_out(options, "nats://x:1", (1, 2), tmp_path, tmp_path)}

@@ -141,3 +141,11 @@ def test_a_standby_is_shown_as_one() -> None:
     run.apply(event)
     view.show(run, event)
     assert out.getvalue() == "j1-s0-r1  standby on a/n (cpu): active\n"
+
+
+def test_an_instance_that_is_merely_slow_is_a_warning_and_no_fault() -> None:
+    slow = events.noticed("fault", "s1 has become slow").model_copy(update={"warning": True})
+    run = run_with(slow, events.noticed("fault", "s1 was killed"))
+    assert run.faults == 1
+    assert [kind for _, kind, _ in run.notices] == ["warning", "fault"]
+    assert "s1 has become slow" in drawn(run)

@@ -21,6 +21,14 @@ def test_a_job_reads_what_it_names_and_writes_below_its_own_folder(tmp_path: Pat
     assert reached.write == (f"{tmp_path}/runs/j1",)
 
 
+def test_a_job_reads_each_part_of_a_mixture_and_each_evaluation_set(tmp_path: Path) -> None:
+    sets = {"dev": {"source": str(tmp_path / "dev")}}
+    data = {"mixture": [{"source": str(tmp_path / name)} for name in ("a", "b")], "validation": sets}
+    assert FileRules().of_job("j", spec(data=data)).read == tuple(
+        str(tmp_path / name) for name in ("a", "b", "dev")
+    )
+
+
 def test_nothing_closed_is_given_whatever_link_leads_there(tmp_path: Path) -> None:
     state, link = tmp_path / "state", tmp_path / "link"
     state.mkdir()

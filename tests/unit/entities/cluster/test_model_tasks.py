@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bus.security.credentials import delegate, issue, new_root
 from bus.security.identity import Identity
+from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.config import ClusterConfig
 from entities.cluster.context import NodeContext
 from entities.cluster.file_reach import FileRules
@@ -37,6 +39,7 @@ class Failing(ShortLivedWorkers):
                 config=ClusterConfig(cluster="a", node="n", analysis_timeout_s=1.0, analysis_alone_s=1.0),
                 processes=None,  # type: ignore[arg-type]  # no process is started
                 files=FileRules(),
+                caches=CacheFolders(Path("unused"), 0),
                 credential=self.credential_of,
                 start_task=self.begin,
                 send=self.tell,

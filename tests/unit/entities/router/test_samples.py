@@ -84,6 +84,7 @@ def test_a_device_is_told_once_and_its_energy_shared_by_the_jobs_on_it() -> None
     assert found["dmsc_device_power_watts"] == {("a", "n", "cuda:0"): 300.0}
     assert found["dmsc_device_xid_errors_total"] == {("a", "n", "cuda:0"): 0}
     assert found["dmsc_job_energy_joules_total"] == {("j", "a"): 1000.0, ("k", "a"): 1000.0}
+    assert (book.energy_j("j"), book.energy_j("other")) == (1000.0, None)
     assert found["dmsc_job_energy_cost_total"][("j", "a")] == pytest.approx(1000 / 3.6e6 * 0.36)
     assert "dmsc_device_temperature_celsius" not in found  # this driver does not tell it
 

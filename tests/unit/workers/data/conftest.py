@@ -57,6 +57,14 @@ class Stream(IterableDataset):
             number += 1
 
 
+class Changing(Squares):
+    reads = 0
+
+    def __getitem__(self, index):
+        Changing.reads += 1
+        return {"x": Changing.reads}
+
+
 class Ragged(Squares):
     def __getitem__(self, index):
         return {"x": torch.arange(index % 5 + 1), "y": index}

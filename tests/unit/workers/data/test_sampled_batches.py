@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from schemas.errors import BadData
 from tests.builders.samples import epochs, opened
 from workers.data.batches import Batch
+from workers.data.checking import checked_batch, describe_batch
 
 SQUARES: dict[str, Any] = {"kind": "factory", "factory": "users_data:Squares"}
 
@@ -107,6 +108,17 @@ async def test_an_error_of_the_disk_or_of_the_code_is_none_of_the_samples(users:
         BadData, match=r"users_data:Damaged\[3\] failed: ValueError: no such label \(users_data"
     ):
         epochs(await opened(damaged | {"args": {"error": "label"}}), 5)
+
+
+async def test_what_is_tried_at_submission(users: Path) -> None:
+    source = await opened(SQUARES)
+    assert describe_batch(checked_batch(source, ["validation"])).startswith("x [4,3] float32 of ")
+    changing = await opened({"kind": "factory", "factory": "users_data:Changing"})
+    with pytest.raises(BadData, match="x of the same samples differs when they are read again"):
+        checked_batch(changing)
+    other = await opened(SQUARES | {"validation": {"v": {"names": {"x": "z"}}}})
+    with pytest.raises(BadData, match=r"evaluation set v has z \[4,3\] float32 .*and training x "):
+        checked_batch(other, ["v"])
 
 
 async def test_users_collate_may_pad_what_differs(users: Path) -> None:

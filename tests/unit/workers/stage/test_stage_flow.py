@@ -116,7 +116,7 @@ async def test_a_hop_that_its_step_leaves_behind_gives_its_window_back(compute: 
     await runtime.state.move_to(1)
     assert runtime.flow.waiting() == ()
     assert runtime.binder.open == 0
-    runtime.routes_changed()  # what waited for a window is gone, too
+    runtime.run(runtime.machine.bind())  # what waited for a window is gone, too
     assert runtime.binder.open == 0
 
 

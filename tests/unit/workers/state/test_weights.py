@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bus.files.artifacts import open_artifacts
-from schemas.errors import BadModel, NotFound
+from bus.files.artifacts import LocalArtifacts, open_artifacts
+from schemas.errors import BadInput, BadModel, NotFound
+from schemas.job_file.initial_weights import InitialWeights
 from schemas.job_file.recipe import OptimizerSpec
 from schemas.step import ExportOrder, Member
 from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weights_sha256
@@ -21,8 +23,10 @@ from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.state import weights
+from workers.state.initial_weights import describe_match, load_initial
 from workers.state.stage_state import StageState
-from workers.state.weights import export, load_initial
+from workers.state.weight_names import renaming
+from workers.state.weights import export
 
 SPEC = gpt_model()
 Stage = tuple[StageModule, StageOptimizer]
@@ -76,7 +80,7 @@ async def test_exported_weights_are_plain_safetensors_and_start_a_run_of_another
             (tmp_path / "weights" / INDEX_NAME).write_text(json.dumps(weights_index(shard_of, 1)))
         expected = dict(stages([0, 4])[0][0].named_parameters())
         for stage, _ in stages([0, 1, 3, 4], seed=5):
-            await load_initial(stage, open_artifacts(url, None), url)
+            await load_initial(stage, open_artifacts(url, None), InitialWeights(url=url))
             for name, weight in stage.named_parameters():
                 assert torch.equal(weight, expected[name])
 
@@ -88,7 +92,7 @@ async def test_initial_weights_that_do_not_fit_are_named_and_change_nothing(tmp_
         ((stage, _),) = stages([0, 4])
         before = [weight.clone() for weight in stage.parameters()]
         with pytest.raises(BadModel) as caught:
-            await load_initial(stage, open_artifacts(str(url), None), str(url))
+            await load_initial(stage, open_artifacts(str(url), None), InitialWeights(url=str(url)))
         assert text in caught.value.text
         assert all(torch.equal(one, other) for one, other in zip(before, stage.parameters(), strict=True))
 
@@ -115,7 +119,9 @@ async def test_what_was_exported_is_told_in_pages_and_written_once(
     held = SimpleNamespace(module=stage[0], optimizer=stage[1])
     member = Member(sid="s", incarnation="i")
     start = SimpleNamespace(
-        unit=SimpleNamespace(stage=0), job="j", spec=SimpleNamespace(artifacts="bus://artifacts")
+        unit=SimpleNamespace(stage=0),
+        job="j",
+        spec=SimpleNamespace(artifacts="bus://artifacts", model=SPEC),
     )
     state = StageState(
         cast(Any, None), cast(Any, start), member, cast(Any, None), cast(Any, held), lambda: None
@@ -139,3 +145,90 @@ async def test_what_was_exported_is_told_in_pages_and_written_once(
     assert len(told) == len(whole.tensors)
     assert dict(told) == whole.tensors
     assert {page.bytes for page in pages} == {whole.bytes}
+
+
+class CountingFolder(LocalArtifacts):
+    """A folder that counts the bytes that were read of it."""
+
+    read = 0
+
+    async def _piece(self, name: str, start: int, count: int) -> bytes:
+        piece = await super()._piece(name, start, count)
+        self.read += len(piece)
+        return piece
+
+
+async def test_a_stage_reads_its_own_tensors_alone(tmp_path: Path) -> None:
+    whole = dict(stages([0, 4], seed=7)[0][0].named_parameters())
+    save_file({name: weight.detach() for name, weight in whole.items()}, tmp_path / "model.safetensors")
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    for stage, _ in stages([0, 1, 4]):
+        folder = CountingFolder(str(tmp_path), str(tmp_path))
+        await load_initial(stage, folder, InitialWeights(url=str(tmp_path)))
+        own = sum(weight.nbytes for weight in stage.parameters())
+        assert own <= folder.read <= own + 2 * (8 + header) + 3 * (64 << 10)
+        assert all(torch.equal(weight, whole[name]) for name, weight in stage.named_parameters())
+
+
+async def test_names_are_mapped_and_types_converted(tmp_path: Path) -> None:
+    ((stage, _),) = stages([0, 4])
+    own = {name: weight.detach().to(torch.bfloat16) for name, weight in stage.named_parameters()}
+    theirs = {
+        re.sub(r"^block_(\d+)\.", r"h.\1.", name).replace("embed.", "wrapped.inner."): weight
+        for name, weight in own.items()
+    }
+    save_file(theirs | {"extra.bias": torch.ones(1)}, tmp_path / "model.safetensors")
+    rules = {"wrapped.inner": "embed", r"^h\.(\d+)": r"block_\1"}
+    source = InitialWeights(url=str(tmp_path), map=rules)
+    ((other, _),) = stages([0, 4], seed=1)
+    matched = await load_initial(other, open_artifacts(str(tmp_path), None), source)
+    assert (matched.missing, matched.unexpected) == ((), ("extra.bias",))
+    assert describe_match(matched, source).endswith("1 in the files that the model lacks: extra.bias")
+    assert all(torch.equal(weight, own[name].float()) for name, weight in other.named_parameters())
+    unmapped = source.model_copy(update={"map": {}})
+    with pytest.raises(BadModel, match=r"it has .*h\.0.*initial_weights\.map"):
+        await load_initial(other, open_artifacts(str(tmp_path), None), unmapped)
+    lenient = unmapped.model_copy(update={"strict": False})
+    ((third, _),) = stages([0, 4], seed=2)
+    before = third.get_parameter("block_0.mlp_up.weight").detach().clone()
+    matched = await load_initial(third, open_artifacts(str(tmp_path), None), lenient)
+    assert "block_0.mlp_up.weight" in matched.missing
+    assert torch.equal(third.get_parameter("block_0.mlp_up.weight"), before)
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        ({"a": "b"}, {"a": ["b"], "a.w": ["b.w"], "aa.w": ["aa.w"]}),
+        ({"m.": ""}, {"m.x.w": ["x.w"], "x.w": ["x.w"]}),
+        ({"h.*.c.*": "l.*.*"}, {"h.3.c.q.w": ["l.3.q.w"], "h.3.d": ["h.3.d"]}),
+        ({"skip": None, "e.w": ("in.w", "out.w")}, {"skip.w": [], "e.w": ["in.w", "out.w"]}),
+        ({"^x(\\d)$": "y.\\1"}, {"x3": ["y.3"], "x33": ["x33"]}),
+        ({"a.b": "first", "a": "second"}, {"a.b.w": ["first.w"], "a.c": ["second.c"]}),
+    ],
+)
+def test_rules_of_names(rules: dict[str, Any], names: dict[str, list[str]]) -> None:
+    renamed = renaming(InitialWeights(url="u", map=rules))
+    assert {name: list(renamed(name)) for name in names} == names
+
+
+async def test_pickles_and_damaged_files_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    async def load(**more: Any) -> None:
+        ((stage, _),) = stages([0, 4])
+        source = InitialWeights(url=str(tmp_path), **more)
+        await load_initial(stage, open_artifacts(str(tmp_path), None), source)
+
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(BadModel, match=r"pytorch_model\.bin is a pickle.*save_pretrained"):
+        await load()
+    whole = {name: weight.detach() for name, weight in stages([0, 4])[0][0].named_parameters()}
+    save_file(whole, tmp_path / "model.safetensors")
+    with pytest.raises(BadModel, match=r"the map calls both .* and .* same"):
+        await load(map={"^.*$": "same"})
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:-100])
+    with pytest.raises(BadInput, match="it ends before its last tensor"):
+        await load()
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(BadInput, match="is not a safetensors file"):
+        await load()

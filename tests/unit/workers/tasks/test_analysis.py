@@ -14,7 +14,8 @@ import yaml
 
 from schemas.job import JobSpec
 from schemas.task_graph import ModelTopology
-from tests.builders.jobs import spec
+from tests.builders.jobs import gpt, spec
+from workers.tasks import analysis
 from workers.tasks.analysis import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "stdlib-gpt.yaml"
@@ -169,6 +170,20 @@ def test_what_cannot_be_trained_is_one_line(users_layers: Path, spec: JobSpec, c
     assert failed["code"] == code
     assert text in failed["text"]
     assert "\n" not in failed["text"]
+
+
+def test_a_model_that_is_never_whole_is_analysed_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = spec(model=gpt(width=128, heads=4), data={"sample_tokens": 8})
+    whole = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
+    monkeypatch.setattr(analysis, "WHOLE_BYTES", 0)
+    parts = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
+    same = {"forward_ms": 0.0, "backward_ms": 0.0}
+    assert [layer.model_copy(update=same) for layer in parts.layers] == [
+        layer.model_copy(update=same) for layer in whole.layers
+    ]
+    assert parts.model_copy(update={"layers": ()}) == whole.model_copy(update={"layers": ()})
 
 
 def test_buffers_that_stay_as_they_are_are_fine(users_layers: Path) -> None:

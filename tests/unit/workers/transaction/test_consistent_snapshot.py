@@ -56,3 +56,10 @@ def test_an_older_round_does_not_go_back() -> None:
     snapshot.record((1, 0, 1), 0, ())
     assert snapshot.round(1, 0, 0) == 2
     assert snapshot.round(1, 0, 1) == 0
+
+
+def test_after_a_roll_back_a_round_of_a_smaller_step_is_newer() -> None:
+    snapshot = ConsistentSnapshot()
+    snapshot.record((1, 0, 2), 7, ())
+    snapshot.record((1, 1, 1), 3, ())
+    assert snapshot.round(1, 3, 1) == 1

@@ -9,7 +9,7 @@ const AXIS = 52; // as wide as the time line's labels
 export class Chart {
   /**
    * @param {{colour: (p) => string, format: (value: number) => string, name: string}} options
-   * @param {{faults: () => number[], range: () => [number, number], cursor: (left: number|null) => void}} shared
+   * @param {{faults: () => number[], range: () => [number, number], cursor: (at: number|null) => void}} shared
    */
   constructor(element, options, shared) {
     Object.assign(this, { element, options, shared });
@@ -67,11 +67,11 @@ export class Chart {
       series: [
         {},
         { stroke: this.options.colour(colours), width: 1.5, points: { show: false }, spanGaps: true },
-        ...(this.data.length > 2 ? [{ stroke: colours.ink2, width: 0, points: { show: true, size: 6, fill: colours.surface, stroke: colours.ink2 } }] : []),
+        ...(this.data.length > 2 ? [{ stroke: colours.ink2, width: 0, points: { show: true, size: 6, fill: colours.ink2, stroke: colours.ink2 } }] : []),
       ],
       hooks: {
         drawClear: [(plot) => this.hairs(plot, colours)],
-        setCursor: [(plot) => this.shared.cursor(plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : null, plot.cursor.idx)],
+        setCursor: [(plot) => this.shared.cursor(plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : null)],
       },
     }, this.data, this.element);
   }

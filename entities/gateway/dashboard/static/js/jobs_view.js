@@ -4,6 +4,7 @@ import { ask } from "./door.js";
 import { code, empty, h, keyed, say, setState, text } from "./dom.js";
 import { quantity } from "./format.js";
 import { ENDED } from "./store.js";
+import { yaml } from "./yaml.js";
 
 /** States in which a job holds slots. */
 const BEGUN = new Set(["deploying", "running", "recovering", "finishing"]);
@@ -18,7 +19,27 @@ export class JobsView {
       h("thead", {}, h("tr", {}, ["Job", "State", "Progress", "Loss", "Tokens/s", "What it says", "Actions"].map((name, index) =>
         h(index === 3 || index === 4 ? "th.num" : "th", { scope: "col" }, name)))), this.body));
     this.element = h("section.panel", { "aria-labelledby": "jobs-title" },
-      h("header", {}, h("h2", { id: "jobs-title" }, "Jobs"), (this.count = h("span.end", {}))), this.note, this.table, this.none, this.makeDialog());
+      h("header", {}, h("h2", { id: "jobs-title" }, "Jobs"), (this.count = h("span.end", {}))), this.note, this.table, this.none, this.makeDialog(), this.makeConfiguration());
+  }
+
+  makeConfiguration() {
+    this.configured = h("h2", { id: "configuration-title" });
+    this.configuration = h("pre.configuration", { tabIndex: 0, role: "group", "aria-labelledby": "configuration-title" });
+    this.sheet = h("dialog.sheet", { "aria-labelledby": "configuration-title" }, this.configured, this.configuration,
+      h("div.actions", {}, h("button", { type: "button", click: () => this.sheet.close() }, "Close")));
+    return this.sheet;
+  }
+
+  /** What the job was submitted with; the gateway hides what is secret. */
+  async configure(job) {
+    try {
+      const record = await ask(`/v1/jobs/${encodeURIComponent(job)}`);
+      text(this.configured, `${job}, as it was submitted`);
+      text(this.configuration, yaml(record.spec));
+      this.sheet.showModal();
+    } catch (error) {
+      this.tell(`the configuration of ${job} can't be shown: ${error.message}`, true);
+    }
   }
 
   makeDialog() {
@@ -55,13 +76,14 @@ export class JobsView {
         this.store.tell(new Set(["job", "jobs"]));
         location.hash = "#/mesh";
       } }, "Watch"),
+      configuration: h("button.small", { type: "button", "aria-label": `Configuration of ${job.job}`, click: () => this.configure(job.job) }, "Configuration"),
     };
     const line = h("tr", {},
       h("td.full", {}, job.name, h("span.sub.mono", {}, job.job)),
       h("td", {}, parts.state),
       h("td", {}, h("span.meter", {}, h("span.track", { "aria-hidden": "true" }, parts.bar), parts.progress)),
       parts.loss, parts.rate, h("td.full", {}, parts.reason),
-      h("td", {}, parts.watch, " ", parts.park, parts.resume, " ", parts.cancel));
+      h("td", {}, parts.watch, " ", parts.configuration, " ", parts.park, parts.resume, " ", parts.cancel));
     return Object.assign(line, { parts });
   }
 

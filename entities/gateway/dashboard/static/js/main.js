@@ -1,5 +1,6 @@
 /** Begins: the token, the one stream, the views. */
 
+import { CompareView } from "./compare_view.js";
 import { Stream, takeToken, token } from "./door.js";
 import { h, keyed, text } from "./dom.js";
 import { JobsView } from "./jobs_view.js";
@@ -10,7 +11,7 @@ import { PoliciesView } from "./policies_view.js";
 import { ENDED, Store } from "./store.js";
 import { TapView } from "./tap_view.js";
 
-const VIEWS = { mesh: ["Mesh", MeshView], jobs: ["Jobs", JobsView], policies: ["Policies", PoliciesView], nodes: ["Nodes", NodesView], logs: ["Logs", LogsView], tap: ["Tap", TapView] };
+const VIEWS = { mesh: ["Mesh", MeshView], jobs: ["Jobs", JobsView], compare: ["Compare", CompareView], policies: ["Policies", PoliciesView], nodes: ["Nodes", NodesView], logs: ["Logs", LogsView], tap: ["Tap", TapView] };
 const HIDDEN_MS = 30_000; // a page that nobody sees costs nobody anything after this
 
 const store = new Store();
@@ -149,7 +150,7 @@ function show() {
 }
 
 function showViews() {
-  const open = [...store.faults.values()].filter((row) => row.state === "open" || row.state === "retrying" || row.state === "located").length;
+  const open = [...store.faults.values()].filter((row) => !row.warning && !["handled", "given_up"].includes(row.state)).length;
   keyed(at("views"), Object.entries(VIEWS), ([name]) => name,
     ([name, [title]]) => Object.assign(h("a", { href: `#/${name}` }, title), {}),
     (link, [name]) => (name === named ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current")));

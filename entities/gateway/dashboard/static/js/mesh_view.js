@@ -23,7 +23,7 @@ export class MeshView {
     const shared = {
       range: () => this.range(),
       faults: () => this.store.events.filter((row) => row.kind === "fault" && row.job === this.store.shown()).map((row) => row.at),
-      cursor: (at, index) => this.cursor(at, index),
+      cursor: (at) => this.cursor(at),
     };
     const loss = h("div.chart", { "aria-hidden": "true" });
     const rate = h("div.chart", { "aria-hidden": "true" });
@@ -32,10 +32,11 @@ export class MeshView {
       new Chart(rate, { colour: (p) => p.ink2, format: (value) => quantity(value) }, shared),
     ];
     this.lossNow = h("span.now", {});
+    this.validationNow = h("span.now", {});
     this.rateNow = h("span.now", {});
     this.noCurve = h("div.fill", { hidden: true });
     this.curves = h("div", {},
-      h("div.chart-title", {}, h("h3", {}, "Loss"), this.lossNow), loss,
+      h("div.chart-title", {}, h("h3", {}, "Loss"), this.lossNow, this.validationNow), loss,
       h("div.chart-title", {}, h("h3", {}, "Throughput"), this.rateNow), rate, this.timeline.element);
     this.noMesh = h("div.fill", { hidden: true });
     this.pieces = {
@@ -184,7 +185,7 @@ export class MeshView {
     const active = rows.filter((row) => row.state === "active").length;
     put(instances, String(active), rows.length ? `of ${rows.length}` : "", [...store.nodes.values()].length ? `${store.nodes.size} node${store.nodes.size === 1 ? "" : "s"}` : "");
     instances.value.classList.toggle("wait", active < rows.length);
-    const mine = [...store.faults.values()].filter((row) => row.job === store.shown());
+    const mine = [...store.faults.values()].filter((row) => row.job === store.shown() && !row.warning);
     const open = mine.filter((row) => row.state !== "handled" && row.state !== "given_up").length;
     put(faults, String(mine.length), open ? `${open} open` : "", mine.length ? `${mine.filter((row) => row.state === "handled").length} recovered` : "none so far");
     faults.value.classList.toggle("bad", open > 0);
@@ -194,13 +195,17 @@ export class MeshView {
     return this.store.curves.get(this.store.shown())?.points ?? [];
   }
 
+  validations() {
+    return this.store.curves.get(this.store.shown())?.validations ?? [];
+  }
+
   /** @param {number} column of a point, see `/v1/overview` */
   showCurve(chart, column) {
     const points = this.points();
     this.curves.hidden = points.length === 0 && !this.store.events.length;
     this.noCurve.hidden = !this.curves.hidden;
     if (this.curves.hidden && !this.noCurve.firstChild) this.noCurve.replaceChildren(empty("No step has been committed yet", "Loss and throughput appear here with the first one."));
-    this.charts[chart].show([points.map((point) => point[1]), points.map((point) => point[column])]);
+    this.charts[chart].show(chart === 0 ? withValidations(points, this.validations()) : [points.map((point) => point[1]), points.map((point) => point[column])]);
   }
 
   showHappened() {
@@ -210,17 +215,37 @@ export class MeshView {
       this.quiet = quiet;
       this.nothing.replaceChildren(...(quiet ? [empty("Nothing has happened yet", "Faults, recoveries, policies and checkpoints will stand here.")] : []));
     }
-    this.cursor(null, null);
+    this.cursor(null);
   }
 
   /** Figures at the cursor, else the latest. */
-  cursor(at, index) {
-    const points = this.points();
-    const point = points[index ?? -1] ?? points.at(-1);
+  cursor(at) {
+    const point = latest(this.points(), at);
+    const validation = latest(this.validations(), at);
     this.timeline.cursor(at, this.range());
     text(this.lossNow, point ? `step ${point[0] + 1}: ${point[2]?.toFixed(4) ?? "not finite"}` : "");
+    text(this.validationNow, validation ? `validation, ● at step ${validation[0]}: ${validation[2]?.toFixed(4) ?? "not finite"}` : "");
     text(this.rateNow, point ? `${quantity(point[3])} tokens/s, ${seconds(point[4])}` : "");
   }
+}
+
+/** The last point up to this moment; the very last without one. Both kinds of points have their time second. */
+function latest(points, at) {
+  if (at === null) return points.at(-1);
+  let [low, high] = [0, points.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points[middle][1] <= at) low = middle + 1;
+    else high = middle;
+  }
+  return points[Math.max(0, low - 1)];
+}
+
+/** Times, losses and validation losses on one axis of times, as uPlot wants them. */
+function withValidations(points, validations) {
+  const marks = validations.map((point) => [point[1], null, point[2]]);
+  const rows = [...points.map((point) => [point[1], point[2], null]), ...marks].sort((a, b) => a[0] - b[0]);
+  return [0, 1, 2].map((column) => rows.map((row) => row[column]));
 }
 
 function put(figure, value, unit, note) {

@@ -86,6 +86,13 @@ export class Store {
       if (points.length > POINTS) this.curves.get(job).points = points.filter((_, index) => index % 2 === 0);
       topics.add("steps");
     }
+    for (const [job, ...point] of data.validations ?? []) {
+      if (!this.curves.has(job)) this.curves.set(job, { points: [], validations: [] });
+      const { validations } = this.curves.get(job);
+      while (validations.length && validations.at(-1)[0] >= point[0]) validations.pop();
+      validations.push(point);
+      topics.add("steps");
+    }
     for (const row of data.events ?? []) {
       if (this.events.some((known) => known.id === row.id)) continue;
       this.events.push(row);

@@ -52,7 +52,7 @@ export class Timeline {
 
   spans(job, from) {
     return [...this.store.faults.values()]
-      .filter((row) => (row.job === job || row.job === null) && row.changed_at >= from)
+      .filter((row) => (row.job === job || row.job === null) && !row.warning && row.changed_at >= from)
       .slice(-MARKS)
       .map((row) => ({ ...row, key: `span ${row.id}`, span: true }));
   }

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from entities.gateway.dashboard.view_model import MOVES, POINTS, JobCurve, MeshViewModel
+from entities.gateway.dashboard.job_curve import POINTS, JobCurve
+from entities.gateway.dashboard.view_model import MOVES, MeshViewModel
 from entities.gateway.dashboard.viewers import QUEUED, Viewer
 from entities.gateway.server_sent_events import encode_event
 from schemas.data_plane import MicrobatchNotice, RouteTable
@@ -173,6 +174,42 @@ def test_a_long_curve_is_thinned_and_keeps_its_beginning() -> None:
     assert {after - before for before, after in pairwise(steps)} == {8}
 
 
+def validation(number: int, at: float, loss: float) -> JobEvent:
+    return JobEvent(job="j", kind="validation", at=at, validation_step=number, validation_loss=loss)
+
+
+def test_validations_are_told_as_they_come_and_again_after_a_roll_back() -> None:
+    picture = MeshViewModel()
+    picture.take_mesh(mesh("j"))
+    picture.delta(0.0)
+    for _ in range(2):
+        picture.take_event(validation(4, 1.0, 2.0), "e1")
+    delta = picture.delta(2.0)
+    assert delta is not None
+    assert delta["validations"] == [["j", 4, 1.0, 2.0]]
+    picture.take_event(validation(8, 3.0, 1.5), "e2")
+    picture.take_event(validation(4, 4.0, 2.0), "e3")
+    assert picture.whole(5.0)["curves"]["j"]["validations"] == [[4, 4.0, 2.0]]
+
+
+def test_a_curve_of_which_only_the_end_is_known_is_made_whole() -> None:
+    picture, whole = MeshViewModel(), JobCurve()
+    picture.take_mesh(mesh("j", "ended"))
+    for number in range(6):
+        whole.take_event(step(number, at=float(number)))
+    whole.take_event(validation(2, 2.5, 3.0))
+    for number in (5, 6, 7):  # the last two came while the past was read
+        picture.take_event(step(number, at=float(number)), f"e{number}")
+    assert picture.unfinished_curves() == ["j", "ended"]
+    assert picture.complete_curve("j", whole)
+    assert picture.unfinished_curves() == ["ended"]
+    curve = picture.whole(9.0)["curves"]["j"]
+    assert [point[0] for point in curve["points"]] == list(range(8))
+    assert curve["validations"] == [[2, 2.5, 3.0]]
+    assert not picture.complete_curve("gone", whole)
+    assert not picture.complete_curve("ended", JobCurve()), "the stream knows nothing of it any more"
+
+
 def test_microbatches_move_once_however_often_their_notice_is_repeated() -> None:
     picture = MeshViewModel()
     for _ in range(3):
@@ -272,3 +309,29 @@ def test_the_curves_of_a_job_that_the_orchestrator_forgot_go(job: str) -> None:
     picture.take_event(event, "e1")
     picture.take_mesh(mesh("j"))
     assert picture.whole(2.0)["curves"] == {}
+
+
+def test_an_instance_that_is_merely_slow_is_an_alert_and_no_fault() -> None:
+    picture = MeshViewModel()
+    picture.take_event(JobEvent(job="j", kind="fault", at=5.0, text="slow", warning=True), "e1")
+    picture.take_event(JobEvent(job="j", kind="fault", at=6.0, text="killed"), "e2")
+    for kind in ("slow", "instance"):
+        picture.take_fault(fault_record(kind))
+    whole = picture.whole(7.0)
+    assert [row["kind"] for row in whole["events"]] == ["alert", "fault"]
+    assert {row["kind"]: row["warning"] for row in whole["faults"]} == {"slow": True, "instance": False}
+
+
+def fault_record(kind: str) -> FaultRecord:
+    return FaultRecord.model_validate(
+        {
+            "id": f"f-{kind}",
+            "state": "open",
+            "kind": kind,
+            "task": {"job": "j", "sid": "j-s0-r0"},
+            "reporter": "router-east",
+            "limit": 5,
+            "opened_at": 5.0,
+            "changed_at": 6.0,
+        }
+    )

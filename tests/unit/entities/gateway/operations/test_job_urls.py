@@ -42,9 +42,16 @@ def test_it_is_a_jobs_a_folder_that_is_no_jobs_or_a_data_set(url: str, action: s
         ("resume_from", spec(resume_from=url)),
         ("initial_weights", spec(initial_weights=url)),
         ("data.source", spec(data=DataSpec(source=url))),
+        ("data.mixture[0].source", spec(data={"mixture": [{"source": url}]})),
     ):
         (found,) = named_things(named, JOBS)
         assert (found.key, found.url, found.action, found.resource) == (key, url, action, resource)
+
+
+def test_an_evaluation_set_is_asked_for_like_any_source() -> None:
+    data = {"validation": {"dev": {"source": "bus://artifacts/j1/weights"}}}
+    (found,) = named_things(spec(data=data), JOBS)
+    assert found.key == "data.validation.dev.source"
 
 
 def test_elsewhere_the_folders_of_jobs_are_theirs_and_all_else_is_nobodys_question() -> None:

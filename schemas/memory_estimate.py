@@ -1,0 +1,151 @@
+"""How much memory an instance of a stage needs, from the analysis and the job file. Pure (draft §4.5(3)).
+
+Bytes of what training itself keeps. The allocator, the libraries and Python take more; `OVERHEAD` allows for
+that where a fitting value is looked for. A job is refused only for what is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from schemas.cluster import NodeStatus
+from schemas.job import JobSpec
+from schemas.task_graph import LayerProfile
+
+SUM_BYTES = {True: 8, False: 4}
+"""Bytes per trained parameter of a gradient sum: int64 with exact accumulation, else fp32."""
+GRADIENT_BYTES = 4
+"""Bytes per trained parameter of a gradient in fp32."""
+MOMENT_BYTES = 8
+"""Bytes per trained parameter of AdamW's two moments."""
+OVERHEAD = 1.1
+"""What an allocator needs beyond what was asked of it, at most, in the long run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes of one instance by what they are for."""
+
+    weights: int = 0
+    optimizer: int = 0
+    sums: int = 0
+    """The sum of the step's gradients, and the copy that is reduced with other replicas."""
+    gradients: int = 0
+    """The gradients of the microbatch at hand; after the last one, the mean gradient."""
+    activations: int = 0
+    """What autograd keeps of the `in_flight` microbatches."""
+    boundary: int = 0
+    """Tensors from and to other stages, until the step is stable: in host memory."""
+    copies: int = 0
+    """A state on its way to a checkpoint or peer, and the states kept for other stages: in host memory."""
+    in_flight: int = 1
+
+    @property
+    def state(self) -> int:
+        """What is there whatever the microbatches are."""
+        return self.weights + self.optimizer + self.sums + self.gradients
+
+    @property
+    def least(self) -> int:
+        """What is certainly needed on its device: the state, and one microbatch."""
+        return self.state + self.activations // self.in_flight
+
+    @property
+    def total(self) -> int:
+        """All of it, where the device's memory is the host's."""
+        return int((self.state + self.activations + self.boundary + self.copies) * OVERHEAD)
+
+    def parts(self) -> str:
+        """For people, largest first: `activations 1.2 GiB, sums 800 MiB`."""
+        named = [(getattr(self, part.name), part.name) for part in fields(self) if part.name != "in_flight"]
+        return ", ".join(f"{name} {shown(size)}" for size, name in sorted(named, reverse=True) if size)
+
+
+def estimate_stage(
+    layers: Sequence[LayerProfile],
+    spec: JobSpec,
+    *,
+    in_flight: int,
+    replicas: int = 1,
+    optimizer_bytes_per_parameter: float = MOMENT_BYTES,
+    copied_state_bytes: int = 0,
+) -> MemoryEstimate:
+    """The memory of one instance of a stage.
+
+    Args:
+        layers: The stage's layers, as analysed: with the activations of one microbatch.
+        spec: The job.
+        in_flight: Microbatches that it may hold at once (`planning.task_graph.in_flight`).
+        replicas: Of the stage: a single one needs no copy of its sum.
+        optimizer_bytes_per_parameter: State of the optimizer for each trained parameter: 8 for AdamW, 0 for
+            plain SGD.
+        copied_state_bytes: State of another stage that it keeps (`parallel.copies`).
+    """
+    parameters = sum(layer.parameters for layer in layers)
+    weights = sum(layer.parameter_bytes for layer in layers)
+    optimizer = int(parameters * optimizer_bytes_per_parameter)
+    one_sum = parameters * SUM_BYTES[spec.training.exact_accumulation]
+    return MemoryEstimate(
+        weights=weights,
+        optimizer=optimizer,
+        sums=one_sum * (2 if replicas > 1 else 1),
+        gradients=parameters * GRADIENT_BYTES,
+        activations=sum(layer.activation_bytes for layer in layers) * in_flight,
+        boundary=2 * (layers[-1].output_bytes if layers else 0) * min(in_flight, spec.training.microbatches),
+        copies=weights + optimizer + copied_state_bytes,
+        in_flight=max(1, in_flight),
+    )
+
+
+def largest_room(nodes: Iterable[NodeStatus]) -> int:
+    """The memory of these nodes' largest device, with all of its slots; 0: that of some device is unknown."""
+    room: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        for slot in node.slots:
+            if not slot.memory_bytes:
+                return 0
+            room[node.sid, slot.device] = room.get((node.sid, slot.device), 0) + slot.memory_bytes
+    return max(room.values(), default=0)
+
+
+def refusal(stage: int, estimate: MemoryEstimate, room_bytes: int, layers: int, spec: JobSpec) -> str:
+    """One line that says why a stage fits nowhere and what to change; empty: it may fit.
+
+    Args:
+        stage: Its number.
+        estimate: Of one of its instances.
+        room_bytes: See `largest_room`; 0 refuses nothing.
+        layers: The number of its layers: it can't be cut into more stages than that.
+        spec: The job.
+    """
+    if not room_bytes or estimate.least <= room_bytes:
+        return ""
+    return (
+        f"stage {stage} needs at least {shown(estimate.least)} ({estimate.parts()}), but the largest device "
+        f"has {shown(room_bytes)}: {'; or '.join(_remedies(estimate, room_bytes, layers, spec))}"
+    )
+
+
+def _remedies(estimate: MemoryEstimate, room_bytes: int, layers: int, spec: JobSpec) -> list[str]:
+    """What would make an instance fit: each is enough by itself, as far as the estimate says so."""
+    found: list[str] = []
+    samples, stages = spec.training.microbatch_samples, spec.parallel.stages
+    free = room_bytes / OVERHEAD - estimate.state
+    if free > 0 and (fitting := int(samples * free / max(1, estimate.activations))) >= 1:
+        found.append(f"set training.microbatch_samples to {fitting}, with more microbatches")
+    factor = -(-estimate.total // room_bytes)
+    if factor <= layers:
+        found.append(f"set parallel.stages to {stages * factor}")
+    if free > 0 and spec.training.precision == "fp32" and estimate.activations / 2 <= free:
+        found.append("set training.precision to bf16, which halves the activations")
+    return found or [f"join a node with {shown(estimate.total)}, or make its largest layer several"]
+
+
+def shown(size: float) -> str:
+    """Bytes for people: `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.3g} GiB" if size < 1000 else f"{size:,.0f} GiB"

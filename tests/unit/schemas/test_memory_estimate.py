@@ -1,0 +1,85 @@
+"""Memory of a stage: what is counted, and when a job is refused with what would make it fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from entities.orchestrator.planning.placement import NoRoom
+from entities.orchestrator.planning.task_graph import plan
+from schemas.cluster import NodeStatus
+from schemas.memory_estimate import estimate_stage, largest_room, refusal, shown
+from schemas.task_graph import LayerProfile, TaskGraph
+from tests.builders.graphs import layer, node, topology
+from tests.builders.jobs import spec
+
+GIB = 1 << 30
+
+
+def large(count: int, activations: int = 0, parameters: int = 1 << 28) -> list[LayerProfile]:
+    """Layers of 1 GiB of weights each."""
+    sizes = {"parameters": parameters, "parameter_bytes": 4 * parameters, "activation_bytes": activations}
+    return [layer(index, **sizes) for index in range(count)]
+
+
+def with_memory(nodes: list[NodeStatus], each: int) -> list[NodeStatus]:
+    return [
+        status.model_copy(
+            update={"slots": tuple(s.model_copy(update={"memory_bytes": each}) for s in status.slots)}
+        )
+        for status in nodes
+    ]
+
+
+def test_the_parts_of_an_adamw_stage() -> None:
+    one = estimate_stage(large(2, activations=GIB), spec(), in_flight=4)
+    two = estimate_stage(large(2, activations=GIB), spec(), in_flight=4, replicas=2)
+    assert (one.weights, one.optimizer, one.sums, one.gradients) == (2 * GIB, 4 * GIB, 4 * GIB, 2 * GIB)
+    assert two.sums == 2 * one.sums, "the copy that is reduced"
+    assert (one.activations, one.state, one.least) == (8 * GIB, 12 * GIB, 14 * GIB)
+    floats = spec(training={"steps": 1, "exact_accumulation": False})
+    assert estimate_stage(large(2), floats, in_flight=1).sums == 2 * GIB
+    assert estimate_stage(large(2), spec(), in_flight=1, optimizer_bytes_per_parameter=0).optimizer == 0
+    assert one.parts().startswith("activations 8 GiB")
+
+
+def test_room_is_that_of_a_device_and_unknown_room_refuses_nothing() -> None:
+    assert largest_room(with_memory([node(slots=4)], GIB)) == 4 * GIB
+    cards = node(devices=("cuda:0", "cuda:0", "cuda:1"))
+    assert largest_room(with_memory([cards], GIB)) == 2 * GIB
+    assert largest_room([node()]) == largest_room([]) == 0
+    assert refusal(0, estimate_stage(large(9), spec(), in_flight=1), 0, 9, spec()) == ""
+
+
+@pytest.mark.parametrize(
+    ("layers", "room", "samples", "remedy"),
+    [
+        (large(8), 16 * GIB, 1, "set parallel.stages to 5"),
+        (large(1, activations=24 * GIB), 16 * GIB, 8, "set training.microbatch_samples to 2, with more"),
+        (large(1), 4 * GIB, 1, "join a node with 9.9 GiB, or make its largest layer several"),
+    ],
+)
+def test_a_refusal_says_what_would_make_it_fit(
+    layers: list[LayerProfile], room: int, samples: int, remedy: str
+) -> None:
+    job = spec(training={"steps": 1, "microbatch_samples": samples})
+    text = refusal(0, estimate_stage(layers, job, in_flight=1), room, len(layers), job)
+    assert remedy in text
+    assert text.startswith(
+        f"stage 0 needs at least {shown(estimate_stage(layers, job, in_flight=1).least)} ("
+    )
+
+
+def planned(nodes: list[NodeStatus], **parallel: Any) -> TaskGraph | NoRoom:
+    return plan("j", spec(parallel=parallel), topology(*large(8)), nodes)
+
+
+def test_a_plan_refuses_what_fits_no_device_and_says_that_it_never_will() -> None:
+    nodes = with_memory([node(name="n1", slots=8), node(name="n2", slots=8)], 2 * GIB)
+    refused = planned(nodes)
+    assert isinstance(refused, NoRoom)
+    assert refused.never
+    assert "set parallel.stages to " in refused.reason
+    assert isinstance(planned(nodes, stages=8), TaskGraph)
+    assert isinstance(planned([node(slots=8)]), TaskGraph), "memory that is not known refuses nothing"

@@ -1,0 +1,109 @@
+"""Folders of transformers in and out: the same logits to the bit, under their names, whatever the cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bus.files.artifacts import open_artifacts
+from schemas.job_file.initial_weights import InitialWeights
+from schemas.job_file.model import ModelSpec
+from schemas.weights_digest import INDEX_NAME, weights_index
+from workers.compute.model import build
+from workers.graph.stage_module import StageModule, slice_stage
+from workers.models.hugging_face_folder import folder_files, is_adapter, public_names, written_names
+from workers.state.initial_weights import load_initial
+from workers.state.weights import export
+
+transformers = pytest.importorskip("transformers", reason="the extra `hf` is not installed")
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 32}
+CAUSAL, ANY = "workers.models.hugging_face:causal_lm", "workers.models.transformers_model:transformers_model"
+TOKENS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+def spec(factory: str, config: Any, **args: Any) -> ModelSpec:
+    more = {"task": "causal-lm"} if factory == ANY else {}
+    return ModelSpec(factory=factory, args={"config": config, **more, **args})
+
+
+def stages(model: ModelSpec, seed: int) -> list[StageModule]:
+    graph = build(model, seed)
+    middle = len(graph) // 2
+    return [slice_stage(graph, 0, middle), slice_stage(graph, middle, len(graph))]
+
+
+async def written(folder: Path, model: ModelSpec, parts: list[StageModule]) -> None:
+    """What the instances and the orchestrator write of a finished job."""
+    artifacts, called = open_artifacts(str(folder), None), written_names(model)
+    shard_of: dict[str, str] = {}
+    for index, stage in enumerate(parts):
+        shard = f"model-{index + 1:05d}-of-{len(parts):05d}.safetensors"
+        _, lines = await export(stage, artifacts, shard, called)
+        shard_of |= dict.fromkeys(lines, shard)
+    names = {name: called(name) for name in shard_of}
+    (folder / INDEX_NAME).write_text(json.dumps(weights_index(shard_of, 1, names)))
+    for name, content in folder_files(model).items():
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("factory", [CAUSAL, ANY])
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+async def test_a_pretrained_folder_goes_in_and_comes_out(
+    tmp_path: Path, factory: str, config: dict[str, Any]
+) -> None:
+    settings = {**config, "tie_word_embeddings": False}
+    parsed = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    torch.manual_seed(7)
+    pretrained = transformers.AutoModelForCausalLM.from_config(parsed).eval()
+    pretrained.save_pretrained(tmp_path / "in", max_shard_size="40KB")
+    (tmp_path / "in" / "tokenizer_config.json").write_text("{}")
+    model = spec(factory, str(tmp_path / "in"))
+    parts, source = stages(model, seed=1), InitialWeights(url=str(tmp_path / "in"))
+    for stage in parts:
+        artifacts = open_artifacts(source.url, None)
+        await load_initial(stage, artifacts, source, public_name=public_names(model))
+    (tmp_path / "out").mkdir()
+    await written(tmp_path / "out", model, parts)
+    assert (tmp_path / "out" / "tokenizer_config.json").exists()
+    back, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.inference_mode():
+        assert torch.equal(back.eval()(input_ids=TOKENS).logits, pretrained(input_ids=TOKENS).logits)
+
+
+async def test_adapters_begin_new_on_a_pretrained_base(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="the extra `hf` is not installed")
+    settings = {**LLAMA, "tie_word_embeddings": False}
+    parsed = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    transformers.AutoModelForCausalLM.from_config(parsed).save_pretrained(tmp_path)
+    model = spec(ANY, str(tmp_path), lora={"r": 2, "target_modules": ["q_proj"]})
+    source = InitialWeights(url=str(tmp_path))
+    for stage in stages(model, seed=1):
+        before = {name: weight.clone() for name, weight in stage.named_parameters() if ".lora_" in name}
+        matched = await load_initial(
+            stage,
+            open_artifacts(source.url, None),
+            source,
+            public_name=public_names(model),
+            is_new=is_adapter(model),
+        )
+        assert matched.missing == ()
+        assert before
+        assert all(torch.equal(stage.get_parameter(name), weight) for name, weight in before.items())
+    assert folder_files(model) == {}, "transformers' loader would take the base alone"

@@ -1,0 +1,64 @@
+"""This process's part of its node's cache, as the node agent granted it; and storages that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workers.data.storage.block_cache import BlockCache
+from workers.data.storage.range_reader import MemoryBlocks, Storage, StorageConfig
+from workers.data.storage.retrying import retried
+from workers.data.storage.source_kinds import open_source, source_on
+
+if TYPE_CHECKING:
+    from bus.connection import Bus
+
+_memory = MemoryBlocks(64 << 20)
+"""Of all single files together: a source of another kind may have thousands open."""
+_granted: list[tuple[Path, str]] = []
+
+
+def grant(folder: str | Path | None, reader: str) -> None:
+    """From now on this process keeps blocks in `folder`, under the name `reader`; None: it keeps none."""
+    _granted[:] = [] if folder is None else [(Path(folder), reader)]
+
+
+def shared_folder() -> Path | None:
+    """The folder that this process shares with others of its user and node; None: it has none."""
+    return _granted[0][0] if _granted else None
+
+
+def open_file(filesystem: Any, path: str) -> io.BufferedReader:
+    """A remote file of a file system of fsspec, to read at any place, by ranges and with this node's cache.
+
+    Raises:
+        BadData: it is missing or forbidden. Reading raises it, too, if the file has changed.
+        Unavailable: the store does not answer.
+    """
+    source = retried(lambda: source_on(filesystem, path), path, StorageConfig().first_retries)
+    cache = BlockCache(*_granted[0]) if _granted else None
+    storage = Storage(source, cache, memory=_memory)
+    try:
+        return storage.open().as_file(closing=storage.close)
+    except BaseException:
+        storage.close()
+        raise
+
+
+def open_storage(
+    url: str,
+    bus: Bus | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+    config: StorageConfig = StorageConfig(),
+) -> Storage:
+    """The files below a URL, with this node's cache.
+
+    Raises:
+        BadData: no such scheme or place, its driver is missing, or the URL is forbidden.
+        Unavailable: the store does not answer.
+    """
+    source = retried(lambda: open_source(url, bus, loop), url, config.first_retries)
+    cache = BlockCache(*_granted[0]) if _granted and source.cached else None
+    return Storage(source, cache, config)

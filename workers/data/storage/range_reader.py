@@ -1,0 +1,302 @@
+"""Ranges of one file, from memory, the node's cache or the store: always of the state it was opened in."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from bus.logs import get_logger
+from workers.data.storage.block_cache import BlockCache, CacheCounts
+from workers.data.storage.block_file import block_key
+from workers.data.storage.cache_plan import UNKNOWN, worth_whole
+from workers.data.storage.retrying import StoreRetryTimes, retried
+from workers.data.storage.sources import FileSource, FileState
+
+log = get_logger("data")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """How files are read."""
+
+    block_bytes: int = 4 << 20
+    """What is fetched and kept at once. Larger: fewer requests; smaller: less that is fetched in vain."""
+    memory_bytes: int = 64 << 20
+    """Blocks in memory that were not kept on disk, of all files of one storage."""
+    retries: StoreRetryTimes = field(default_factory=StoreRetryTimes)
+    first_retries: StoreRetryTimes = field(default_factory=lambda: StoreRetryTimes(give_up_s=20.0))
+    """The same until the store has answered once: its name may be wrong, and whoever wrote it is waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """What the order says of a block: seconds until it is needed again, after now.
+
+    `useful` gives the bytes of it that are needed within some seconds, the present range included.
+    """
+
+    next_use: float = UNKNOWN
+    useful: Callable[[float], float] = field(default=lambda within_s: 0.0)
+
+
+@dataclass(slots=True)
+class StorageCounts:
+    """What was read from stores."""
+
+    requests: int = 0
+    fetched_bytes: int = 0
+    memory_hits: int = 0
+
+
+class MemoryBlocks:
+    """Blocks in memory, the last used ones, at most `most_bytes` of them."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._blocks: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> bytes | None:
+        with self._lock:
+            data = self._blocks.get(key)
+            if data is not None:
+                self._blocks.move_to_end(key)
+            return data
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._lock:
+            if len(data) > self._most_bytes or key in self._blocks:
+                return
+            self._blocks[key] = data
+            self._bytes += len(data)
+            while self._bytes > self._most_bytes:
+                _, gone = self._blocks.popitem(last=False)
+                self._bytes -= len(gone)
+
+
+class Storage:
+    """The files below one URL, and what they share: cache, memory, limits. Threads may share it, too.
+
+    Args:
+        source: Where the files come from.
+        cache: The node's cache; None: every range comes from the store.
+        config: Sizes and limits.
+        memory: Blocks in memory, if other storages share them.
+    """
+
+    def __init__(
+        self,
+        source: FileSource,
+        cache: BlockCache | None = None,
+        config: StorageConfig = StorageConfig(),
+        memory: MemoryBlocks | None = None,
+    ) -> None:
+        self.source = source
+        self.cache = cache if source.cached else None
+        self.config = config
+        self.memory = memory or MemoryBlocks(config.memory_bytes)
+        self.counts = StorageCounts()
+        self._has_answered = False
+        self._closed = False
+        self.use_of: Callable[[int, int, int], BlockUse] | None = None
+        """(tag of a file, number of a block, its bytes) → what the order says of it, if there is one."""
+
+    def open(self, name: str = "", tag: int = 0) -> RangeReader:
+        """Opens a file and pins its state. `tag` is what `use_of` knows the file by.
+
+        Raises:
+            BadData: it is missing or forbidden.
+            Unavailable: the store does not answer.
+        """
+        state = self.retried(lambda: self.source.state(name), self.source.described(name))
+        return RangeReader(self, name, state, tag)
+
+    def use(self, tag: int, number: int, length: int) -> BlockUse | None:
+        """What the order says of a block; None: there is no order."""
+        return None if self.use_of is None else self.use_of(tag, number, length)
+
+    def names(self) -> list[str]:
+        """The files below the URL. Raises as `open` does."""
+        return self.retried(self.source.names, self.source.described(""))
+
+    def retried(self, call: Callable[[], T], what: str) -> T:
+        """The result of a call to the store, which is repeated as long as its errors pass.
+
+        Raises as `open` does.
+        """
+        times = self.config.retries if self._has_answered else self.config.first_retries
+        result = retried(call, what, times)
+        self._has_answered = True
+        return result
+
+    def close(self) -> None:
+        """Frees connections, and withdraws what was published to other readers. Idempotent."""
+        self.source.close()
+        if self.cache is not None:
+            self.cache.close()
+        if self.counts.requests and not self._closed:
+            kept = self.cache.counts if self.cache is not None else CacheCounts()
+            log.info(
+                "data read from a store",
+                source=self.source.described(""),
+                requests=self.counts.requests,
+                fetched_bytes=self.counts.fetched_bytes,
+                from_cache=kept.hits,
+                **{name: getattr(kept, name) for name in ("kept", "declined", "evicted", "damaged")},
+            )
+        self._closed = True
+
+
+class RangeReader:
+    """Ranges of one file in the state in which it was opened. Any number of threads may read."""
+
+    def __init__(self, storage: Storage, name: str, state: FileState, tag: int = 0) -> None:
+        self._storage = storage
+        self._tag = tag
+        self.name = name
+        self.state = state
+        self._identity = storage.source.identity(name)
+        self._keys: dict[int, str] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.state.size
+
+    @property
+    def described(self) -> str:
+        return self._storage.source.described(self.name)
+
+    @property
+    def blocks(self) -> int:
+        """Number of its blocks."""
+        return -(-self.size // self._storage.config.block_bytes)
+
+    def block_length(self, number: int) -> int:
+        """Bytes of a block: all but the last have the same."""
+        block_bytes = self._storage.config.block_bytes
+        return min(block_bytes, self.size - number * block_bytes)
+
+    def key(self, number: int) -> str:
+        """The key of a block of this state of the file."""
+        if number not in self._keys:
+            block_bytes = self._storage.config.block_bytes
+            self._keys[number] = block_key(self._identity, self.state.mark, self.size, block_bytes, number)
+        return self._keys[number]
+
+    def read(self, start: int, length: int) -> bytes:
+        """`length` bytes from `start`, or fewer at the end of the file.
+
+        Raises:
+            BadData: it is no longer there. `SourceChanged`: it is not what was opened.
+            Unavailable: the store does not answer.
+        """
+        end = min(start + length, self.size)
+        if start >= end:
+            return b""
+        if not self._storage.source.cached:
+            try:
+                return self._storage.source.read(self.name, start, end - start, self.state)
+            except OSError:
+                return self._fetch(start, end - start)
+        block_bytes = self._storage.config.block_bytes
+        pieces = []
+        for number in range(start // block_bytes, (end - 1) // block_bytes + 1):
+            first = number * block_bytes
+            inside = max(0, start - first)
+            pieces.append(self._block_range(number, inside, min(end - first, block_bytes) - inside))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _block_range(self, number: int, inside: int, length: int) -> bytes:
+        key, block_length = self.key(number), self.block_length(number)
+        found = self._known(key, inside, length, block_length)
+        if found is not None:
+            return found
+        cache = self._storage.cache
+        use = self._storage.use(self._tag, number, block_length)
+        room = cache is not None and cache.has_room(block_length)
+        useful = length if use is None else max(length, use.useful(cache.furthest if cache else 0.0))
+        if use is not None and not worth_whole(useful, block_length, room=room):
+            return self._fetch(number * self._storage.config.block_bytes + inside, length)
+        if cache is None:
+            data = self._fetch_block(number, key)
+        else:
+            with cache.fetching(key):
+                found = self._known(key, inside, length, block_length)
+                if found is not None:
+                    return found
+                data = self._fetch_block(number, key)
+                if not cache.keep(key, data, UNKNOWN if use is None else use.next_use):
+                    self._storage.memory.put(key, data)
+        return data[inside : inside + length]
+
+    def _known(self, key: str, inside: int, length: int, block_length: int) -> bytes | None:
+        if (data := self._storage.memory.get(key)) is not None:
+            self._storage.counts.memory_hits += 1
+            return data[inside : inside + length]
+        cache = self._storage.cache
+        return None if cache is None else cache.read(key, inside, length, block_length)
+
+    def _fetch_block(self, number: int, key: str) -> bytes:
+        data = self._fetch(number * self._storage.config.block_bytes, self.block_length(number))
+        if self._storage.cache is None:
+            self._storage.memory.put(key, data)
+        return data
+
+    def _fetch(self, start: int, length: int) -> bytes:
+        source, counts = self._storage.source, self._storage.counts
+        counts.requests += 1
+        data = self._storage.retried(
+            lambda: source.read(self.name, start, length, self.state), self.described
+        )
+        counts.fetched_bytes += len(data)
+        return data
+
+    def fetch_whole(self) -> bytes:
+        """All of it at once, past the cache: for what is kept in another form."""
+        return self._fetch(0, self.state.size) if self.state.size else b""
+
+    def as_file(self, *, closing: Callable[[], None] | None = None) -> io.BufferedReader:
+        """The file for libraries that want one: it can be read and sought; `closing` is called at its end."""
+        return io.BufferedReader(_SeekableRanges(self, closing), buffer_size=64 << 10)
+
+
+class _SeekableRanges(io.RawIOBase):
+    def __init__(self, reader: RangeReader, closing: Callable[[], None] | None) -> None:
+        self._reader = reader
+        self._closing = closing
+        self._position = 0
+
+    def close(self) -> None:
+        if not self.closed and self._closing is not None:
+            self._closing()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._reader.size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"no position {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._reader.read(self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
