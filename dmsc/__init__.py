@@ -6,6 +6,7 @@ or a user's own policy needs. They are loaded when they are first used, so that 
 --help` stay quick.
 
 cli.py, commands/, console/        the `dmsc` command line
+authoring/                         a job before it is submitted: its code, its check
 client/, follow/                   clients of the HTTP API; following a job to its end
 launch/, process/, metrics/        meshes on this machine; services in one process
 state/                             state folders, identities, credentials
@@ -24,6 +25,7 @@ from dmsc.version import __version__
 if TYPE_CHECKING:
     from dmsc.client.async_client import AsyncClient
     from dmsc.client.client import Client
+    from dmsc.client.submitted_job import Job
     from policies import JobView, Policy
     from schemas.errors import DmscError
     from schemas.job import JobEvent, JobRecord, JobSpec, JobState
@@ -33,6 +35,7 @@ _homes = {
     "AsyncClient": "dmsc.client.async_client",
     "Client": "dmsc.client.client",
     "DmscError": "schemas.errors",
+    "Job": "dmsc.client.submitted_job",
     "JobEvent": "schemas.job",
     "JobRecord": "schemas.job",
     "JobSpec": "schemas.job",
@@ -45,6 +48,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "DmscError",
+    "Job",
     "JobEvent",
     "JobRecord",
     "JobSpec",

@@ -182,7 +182,7 @@ class ForgetTopology(Message, wire="cluster.forget"):
     job: Token
 
 
-class WriteSample(Message, wire="cluster.sample", version=(1, 1)):
+class WriteSample(Message, wire="cluster.sample", version=(1, 2)):
     """SMO → node agent: load these weights in a short-lived worker and have the model generate text."""
 
     job: Token

@@ -21,7 +21,7 @@ from schemas.signals import ComputeEntry, QosReport, Role
 from schemas.unreadable import UnreadableNote
 
 
-class DoorRequest(Message, wire="door.request", version=(1, 1)):
+class DoorRequest(Message, wire="door.request", version=(1, 2)):
     """A client's request over NATS, with the fields that its action needs."""
 
     token: Secret
@@ -50,7 +50,7 @@ class DoorKey(Message, wire="door.key"):
     key: str
 
 
-class SubmitJob(Message, wire="job.submit", version=(1, 3)):
+class SubmitJob(Message, wire="job.submit", version=(1, 4)):
     """MG → SMO, after Type 3: queue this job."""
 
     spec: JobSpec

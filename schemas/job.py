@@ -15,6 +15,7 @@ from pydantic import (
 
 from schemas.alert import Alert
 from schemas.base import CallerSpan, Message, Part, Seconds, Time, Token
+from schemas.job_file.code import CodeSpec
 from schemas.job_file.data import DataSpec
 from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
@@ -42,6 +43,7 @@ class JobSpec(Part):
 
     name: Token
     model: ModelSpec
+    code: CodeSpec | None = Field(None, description="modules that travel with the job")
     data: DataSpec = DataSpec()
     training: TrainingSpec
     parallel: ParallelSpec = ParallelSpec()

@@ -57,6 +57,20 @@ class DatasetPage(Page):
     datasets: tuple[Dataset, ...]
 
 
+class CodeArchive(Part):
+    """An archive of code in the bus's object store, by the SHA-256 of its bytes."""
+
+    sha256: str
+    bytes: int
+    modified: str = Field("", description="ISO 8601, UTC")
+
+
+class CodePage(Page):
+    """A user's archives of code in order of their digests."""
+
+    archives: tuple[CodeArchive, ...]
+
+
 class InstancePage(Page):
     """Instances in order of SID."""
 

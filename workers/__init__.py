@@ -14,7 +14,7 @@ data         which samples a batch has, and the readers of what people have
 state        checkpoints, weights, a stage's state in and out
 tasks        short-lived workers: analysis, sample, files
 local_store  the local store (draft §6); telemetry: what a device and a process report
-models       factories that come with DMSC; user_code: loading those of users
+models       factories that come with DMSC; user_code: loading those of users; requirements: what these need
 
 Workers and entities never import each other: they meet on the bus.
 """

@@ -53,6 +53,7 @@ from workers.links.link_shaping import Shaping
 from workers.local_store.local_store import LocalStore
 from workers.local_store.recorder import StoreRecorder
 from workers.process.url_rules import restrict_urls
+from workers.requirements import check_requirements
 from workers.stage.data_runtime import DataRuntime
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
 from workers.stage.stage_runtime import StageRuntime
@@ -292,6 +293,7 @@ class Instance:
 
     def _check_code(self) -> None:
         """Refuses user code that differs from the analysed code: it must be the same on every node."""
+        check_requirements(self.start.spec.code, self.payload.node)
         spec = self.start.spec.model
         loss = [spec.loss] if ":" in spec.loss else []
         digest = code_digest(spec.factory, *loss, *self.start.spec.data.user_code())

@@ -1,4 +1,8 @@
-"""User code by module path: loading it, and the digest by which nodes notice that their code differs."""
+"""User code by module path: loading it, and the digest by which nodes notice that their code differs.
+
+It lies in folders of the node, or, if it travels with its job, in one folder that only this job's processes
+see (ADR-0051).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,27 @@ from workers.sandbox.confinement import CODE_PATH
 
 _OWN = OWN_PACKAGES
 _ROOT = Path(__file__).parents[1]
+_only: list[Path] = []
+"""The one folder of this process's user code; empty: those of the node."""
+
+
+def use_only(folder: str) -> tuple[str, ...]:
+    """Makes `folder` the only place of user code in this process, before any was imported.
+
+    The node's own folders leave `sys.path`, so that nothing is imported from them by mistake.
+
+    Returns:
+        The node's folders.
+    """
+    former = folders()
+    os.environ[CODE_PATH] = folder
+    _only[:] = [Path(os.path.realpath(folder))]
+    kept = [
+        path for path in sys.path if path and ((real := Path(path).resolve()) == _ROOT or real not in former)
+    ]
+    sys.path[:] = [str(_only[0]), *kept]
+    importlib.invalidate_caches()
+    return tuple(map(str, former))
 
 
 def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]:
@@ -42,10 +67,7 @@ def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
-            raise BadModel(
-                f"{factory}: there is no module {error.name!r} here; "
-                f"put it into the working directory or its folder on ${CODE_PATH}"
-            ) from None
+            raise BadModel(f"{factory}: there is no module {error.name!r} {_where_to_put_it()}") from None
         raise BadModel(f"{factory}: importing {module_name} failed: {describe(error)}") from error
     except Exception as error:  # user code may raise anything
         raise BadModel(f"{factory}: importing {module_name} failed: {describe(error)}") from error
@@ -60,9 +82,23 @@ def load(factory: str, ours: frozenset[str] = frozenset()) -> Callable[..., Any]
 
 
 def folders() -> list[Path]:
-    """The folders of users' code: the working directory, and those of `--code` and `$DMSC_CODE_PATH`."""
+    """The folders of users' code: the working directory, and those of `--code` and `$DMSC_CODE_PATH`.
+
+    A job whose code travels with it has its own folder instead, and no other.
+    """
+    if _only:
+        return list(_only)
     paths = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
     return [Path(os.path.realpath(path)) for path in dict.fromkeys(paths)]
+
+
+def _where_to_put_it() -> str:
+    if _only:
+        return "in the code that came with the job; look at code.folder, code.include and code.exclude"
+    return (
+        f"here; put it into the working directory or its folder on ${CODE_PATH}, "
+        "or send it along with the job (`code: FOLDER`, `--code`)"
+    )
 
 
 def _check_place(factory: str, spec: ModuleSpec | None) -> None:
@@ -122,11 +158,15 @@ def code_digest(*factories: str) -> str:
     modules other than the factory's file are left out: their versions are checked elsewhere. File names are
     relative to the package's folder, so that the digest does not depend on the folder's place.
 
+    Of code that travels with its job all files count: it may read others than modules.
+
     Raises:
         BadModel: A module that a factory names does not exist.
     """
     _extend_path()
     files: dict[str, Path] = {}
+    for folder in _only:
+        files |= {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     pending = [factory.partition(":")[0] for factory in factories]
     seen: set[str] = set()
     while pending:
@@ -135,7 +175,7 @@ def code_digest(*factories: str) -> str:
         spec = _find(module if top in _OWN else top)
         origin = Path(spec.origin) if spec and spec.origin and os.path.isfile(spec.origin) else None
         if spec is None:
-            raise BadModel(f"there is no module {module!r} here; put its folder on ${CODE_PATH}")
+            raise BadModel(f"there is no module {module!r} {_where_to_put_it()}")
         if top in _OWN or (origin is not None and _installed(origin)):
             own_spec = _find(module)
             if own_spec is not None and own_spec.origin and os.path.isfile(own_spec.origin):
@@ -154,7 +194,8 @@ def code_digest(*factories: str) -> str:
 
 
 def _extend_path() -> None:
-    paths = [os.getcwd(), *filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))]
+    paths = [] if _only else [os.getcwd()]
+    paths += filter(None, os.environ.get(CODE_PATH, "").split(os.pathsep))
     for folder in reversed([os.path.abspath(path) for path in paths]):
         if folder not in sys.path:
             sys.path.insert(0, folder)

@@ -54,7 +54,8 @@ def names_of(record: JobRecord | None) -> ObjectNames:
         return ObjectNames()
     spec = record.spec
     folder = bus_name(spec.artifacts)
-    urls = (spec.resume_from, spec.weights_url, *spec.data.urls().values())
+    code = None if spec.code is None else spec.code.url
+    urls = (spec.resume_from, spec.weights_url, *spec.data.urls().values(), code)
     own = f"{folder}/{record.job}/"
     readable_names = (
         bus_name(url) for url in urls if url and (url in record.may_read or url.startswith(DATA_SETS))

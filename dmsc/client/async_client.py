@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls, segment
 from dmsc.client.gateway_requests import Gateways, OnProgress
+from dmsc.client.train_calls import TrainCalls
 from dmsc.client.weights_check import check_file, check_weights
 from dmsc.state.settings import find_gateway
 from schemas.checkpoint import MANIFEST_NAME, CheckpointList, CheckpointManifest, PublishedCheckpoint
@@ -54,7 +55,7 @@ Job = str | Path | Mapping[str, Any] | JobSpec
 Fault = Literal["kill", "freeze", "resume"]
 
 
-class AsyncClient(AccessCalls):
+class AsyncClient(TrainCalls, AccessCalls):
     """Sends requests to a mesh's gateways from a coroutine; use it with `async with`.
 
     Args:
@@ -101,9 +102,10 @@ class AsyncClient(AccessCalls):
     async def submit(self, job: Job, *, idempotency_key: str | None = None) -> JobRecord:
         """Queue a job and return its record, which has the job's id.
 
+        The folder that it names as `code` is uploaded first, unless the mesh has it already.
         If you pass your own `idempotency_key` and submit again after a crash, you get the same job.
         """
-        return await self._post(JobRecord, "/v1/jobs", http_protocol.as_spec(job), key=idempotency_key)
+        return await self._submit_with_code(http_protocol.as_spec(job), idempotency_key)
 
     async def each_job(
         self, *, state: str | None = None, user: str | None = None

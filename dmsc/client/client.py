@@ -4,6 +4,7 @@
     with Client() as client:                       # the mesh of ./.dmsc, or $DMSC_GATEWAY and $DMSC_TOKEN
         job = client.submit("examples/stdlib-gpt.yaml")
         print(client.wait(job.job).loss_last)
+        client.train(model=build, data="corpus.txt", steps=100).curve()
 
 It raises the same errors as `dmsc.AsyncClient`.
 """
@@ -19,6 +20,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from dmsc.client.async_client import AsyncClient
 from dmsc.client.loop_thread import LoopThread
+from dmsc.client.submitted_job import Job
 from schemas.job import JobRecord
 
 P = ParamSpec("P")
@@ -88,6 +90,15 @@ class Client:
     ready = _called(AsyncClient.ready)
 
     submit = _called(AsyncClient.submit)
+
+    @functools.wraps(AsyncClient.train)
+    def train(self, **options: Any) -> Job:
+        wait = options.pop("wait", True)
+        job = Job(self._runner.call(self._client.train(**options, wait=False)), self._runner.call)
+        if wait:
+            job.wait(progress=True)
+        return job
+
     each_job = _iterated(AsyncClient.each_job)
     jobs = _called(AsyncClient.jobs)
     job = _called(AsyncClient.job)
@@ -149,3 +160,6 @@ class Client:
     upload_dataset = _called(AsyncClient.upload_dataset)
     download_dataset = _called(AsyncClient.download_dataset)
     delete_dataset = _called(AsyncClient.delete_dataset)
+    codes = _called(AsyncClient.codes)
+    upload_code = _called(AsyncClient.upload_code)
+    delete_code = _called(AsyncClient.delete_code)

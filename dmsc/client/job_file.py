@@ -49,7 +49,21 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """
     from schemas.job import JobSpec
 
-    return load_document(path, JobSpec, "a job is a mapping of keys (name:, model:, training: …)", overrides)
+    spec = load_document(path, JobSpec, "a job is a mapping of keys (name:, model:, training: …)", overrides)
+    if spec.code is None or spec.code.folder is None:
+        return spec
+    return with_code(spec, path.parent / Path(spec.code.folder).expanduser())
+
+
+def with_code(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job with the code of this folder; what its file says of patterns and requirements stays.
+
+    A folder in a job file is relative to that file, one of the command line to the working directory.
+    """
+    from schemas.job_file.code import CodeSpec
+
+    before = {} if spec.code is None else spec.code.model_dump(include={"include", "exclude", "requirements"})
+    return spec.model_copy(update={"code": CodeSpec(folder=str(folder.absolute()), **before)})
 
 
 def named_urls(spec: JobSpec) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.messages import SimulatedNotice, as_load, as_notice
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, new_binder
-from dmsc.simulation.scenarios.scenario import Job, Overheads, Stage
+from dmsc.simulation.scenarios.scenario import Overheads, ScenarioJob, Stage
 from dmsc.simulation.scenarios.service_times import Draw, draws
 from entities.service_registry.core import RegistryCore
 from schemas.data_plane import RouteTable
@@ -50,7 +50,7 @@ class Place:
 class JobMembers(ABC):
     """The instances of one job."""
 
-    def __init__(self, name: str, spec: Job, place: Place) -> None:
+    def __init__(self, name: str, spec: ScenarioJob, place: Place) -> None:
         self.name = name
         self.spec = spec
         self.stages = spec.all_stages()

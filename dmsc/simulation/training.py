@@ -16,7 +16,7 @@ from dmsc.simulation.instances import DataInstance, SimulatedInstance, StageInst
 from dmsc.simulation.leader import Answers, SimulatedLeader
 from dmsc.simulation.membership import EPOCH, JobMembers, Place
 from dmsc.simulation.messages import SimulatedClaim, SimulatedVote, as_claim, as_vote
-from dmsc.simulation.scenarios.scenario import Job
+from dmsc.simulation.scenarios.scenario import ScenarioJob
 from entities.gateway.dispatch.rules import choose_entries
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_ledger import StepLedger
@@ -62,7 +62,7 @@ class SimulatedJob(JobMembers, SimulatedLeader):
     def __init__(
         self,
         name: str,
-        spec: Job,
+        spec: ScenarioJob,
         place: Place,
         *,
         is_done: Callable[[SimulatedJob], None],

@@ -14,7 +14,7 @@ from dmsc.simulation.kernel import Kernel
 from dmsc.simulation.membership import Place
 from dmsc.simulation.network import Network
 from dmsc.simulation.routing import JobRoutes, windows
-from dmsc.simulation.scenarios.scenario import Degrade, Event, Job, Join, Kill, Scenario, Slow, names
+from dmsc.simulation.scenarios.scenario import Degrade, Event, Join, Kill, Scenario, ScenarioJob, Slow, names
 from dmsc.simulation.scenarios.traces import Traced, read_trace
 from dmsc.simulation.training import SimulatedJob
 from entities.service_registry.core import RegistrationLeaseConfig, RegistryCore
@@ -156,7 +156,7 @@ class World:
         if self._apart or self._all_done:
             job.kernel.stop()
 
-    def _job(self, name: str, spec: Job, folder: Path, lane: Lane) -> SimulatedJob:
+    def _job(self, name: str, spec: ScenarioJob, folder: Path, lane: Lane) -> SimulatedJob:
         clusters = spec.clusters or tuple(cluster.name for cluster in self.scenario.clusters)
         replicas = [stage.replicas for stage in spec.all_stages()]
         sizes = windows(replicas, spec.data_instances or min(len(clusters), replicas[0]))

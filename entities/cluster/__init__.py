@@ -9,6 +9,7 @@ and never opens a job's URL itself.
 - `core`: its decisions, pure
 - `instances`: starts, watches and stops instances
 - `model_tasks`: short-lived workers that analyse a model or write a sample
+- `job_code`: code that travels with jobs, fetched and unpacked in workers
 - `file_requests`: reads and removes files for the control plane, in workers
 - `file_reach`: the files that a job's processes may use
 - `store_folders`: the instances' local stores

@@ -33,6 +33,7 @@ from entities.cluster.file_reach import FileRules
 from entities.cluster.file_requests import NodeFileReader
 from entities.cluster.fork_server_client import ForkServerClient, last_lines, probe_process
 from entities.cluster.instances import NodeInstances
+from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.model_tasks import ShortLivedWorkers
 from entities.cluster.store_folders import StoreFolders
 from entities.presence.entity_record import entity_record
@@ -97,8 +98,9 @@ class ClusterAgent:
             start_task=self._task,
             send=self._send,
         )
-        self._instances = NodeInstances(context, self._stores, self._changed.set)
-        self._workers = ShortLivedWorkers(context)
+        self._code = CodeFolders(context)
+        self._instances = NodeInstances(context, self._stores, self._code, self._changed.set)
+        self._workers = ShortLivedWorkers(context, self._code)
         self._files = NodeFileReader(context)
 
     def _credential(self, sid: str, job: str) -> str | None:
@@ -136,6 +138,7 @@ class ClusterAgent:
                 raise _first_error(unavailable) from None
 
     async def _offer(self, ready: asyncio.Event | None) -> None:
+        await asyncio.to_thread(self._code.drop_left_behind)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._processes.failed())
@@ -237,6 +240,7 @@ class ClusterAgent:
         )
         self._instances.ledger = self._instances.ledger.forget(order.job)
         await asyncio.to_thread(self._stores.drop, order.job)
+        await self._code.forget(order.job)
         return TopologyReleased(job=order.job, cluster=self._config.cluster, node=self._config.node)
 
     # --- reports to the mesh --------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class ClusterTimes:
     """The same for a worker that opens files."""
     read_s: float = 20.0
     """Limit of one read: an object storage that does not answer delays others by no more than this."""
+    code_s: float = 60.0
+    """Limit of fetching a small archive of code; a large one gets more time (SLOWEST_BYTES_PER_S)."""
     cache_check_s: float = 60.0
     """How often the cache is held to its limit: longer lets a process that ignores it write more."""
     remove_s: float = 120.0
@@ -115,6 +117,11 @@ class ClusterConfig:
     def sid(self) -> str:
         """The agent's SID."""
         return agent_name(self.cluster, self.node)
+
+    @property
+    def code_root(self) -> Path:
+        """This agent's own folder of code that came with jobs."""
+        return (self.stores or self.logs.absolute().parent / "stores").absolute().parent / "code" / self.sid
 
     @property
     def store_root(self) -> Path:

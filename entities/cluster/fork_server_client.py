@@ -217,6 +217,7 @@ class ForkServerClient:
         needs: Sequence[str] = (),
         read: Sequence[str] = (),
         write: Sequence[str] = (),
+        code: Path | None = None,
     ) -> Spawned:
         """Run `module.main(payload, result)` in a new process; returns once it exists.
 
@@ -230,6 +231,7 @@ class ForkServerClient:
             result: file that it may write its answer to.
             needs: modules that are costly to import, which the server imports once, before the fork.
             read, write: files and folders that it may use besides its code, if it is confined.
+            code: the folder of the job's own code, which it sees in place of the node's folders.
 
         Raises:
             Unavailable: the server is away, or the system starts no process.
@@ -247,6 +249,7 @@ class ForkServerClient:
             "log": str(log_path),
             "threads": threads,
             "needs": list(needs),
+            "code": str(code) if code else None,
         }
         if self._confinement is not None:
             order |= self._confined_fields(payload, read, write)

@@ -19,6 +19,7 @@ from entities.cluster.cache_folders import cache_owner
 from entities.cluster.context import NodeContext
 from entities.cluster.core import Exit, LocalIncarnation, ProcessLedger, explain_exit
 from entities.cluster.fork_server_client import Spawned, probe_process
+from entities.cluster.job_code.code_folders import CodeFolders
 from entities.cluster.store_folders import StoreFolders, renewal_of, write_for_instance
 from schemas.cluster import InstanceStart, InstanceStarted, Slot
 from schemas.envelope import EntityKind
@@ -36,8 +37,15 @@ STOPPED_CHECKS = 2
 class NodeInstances:
     """The instances in this node's slots. `on_change` is called when a slot was taken or became free."""
 
-    def __init__(self, context: NodeContext, stores: StoreFolders, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: NodeContext,
+        stores: StoreFolders,
+        code: CodeFolders,
+        on_change: Callable[[], None],
+    ) -> None:
         self._context = context
+        self._code = code
         self._config = context.config
         self._processes = context.processes
         self._stores = stores
@@ -103,6 +111,7 @@ class NodeInstances:
         payload["cache"] = None if cache is None else str(cache)
         try:
             await self._processes.wait_ready(self._config.times.start_ready_s)
+            code = await self._code.folder(instance.job, order.spec)
             child = await self._processes.spawn(
                 _name(instance),
                 f"{self._config.worker_package}.instance",
@@ -113,6 +122,7 @@ class NodeInstances:
                 needs=_needs(order),
                 read=reach.read,
                 write=(str(store), *([] if cache is None else [str(cache)]), *reach.write),
+                code=code,
             )
         except DmscError as error:
             self._context.caches.close(_name(instance))

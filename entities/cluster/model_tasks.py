@@ -16,7 +16,7 @@ import stat
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -50,6 +50,12 @@ class Failure:
     text: str
 
 
+class CodeSource(Protocol):
+    """Where the code of jobs lies on this node (`entities.cluster.job_code.code_folders`)."""
+
+    async def folder(self, job: str, spec: JobSpec) -> Path | None: ...
+
+
 class ShortLivedWorkers:
     """Runs workers one at a time (a second one would disturb measurements) and keeps topologies.
 
@@ -57,8 +63,9 @@ class ShortLivedWorkers:
     cancels the job, and no other worker waits for it for longer than `analysis_alone_s`.
     """
 
-    def __init__(self, context: NodeContext) -> None:
+    def __init__(self, context: NodeContext, code: CodeSource) -> None:
         self._context = context
+        self._code = code
         self._config = context.config
         self._node = context.config.node
         self._alone_lock = asyncio.Lock()
@@ -208,6 +215,7 @@ class ShortLivedWorkers:
         name = f"{kind}-{self._runs}"
         async with self._context.worker_folder(name, self._config.times.worker_ready_s) as folder:
             result = folder / "result.json"
+            code = await self._code.folder(job, spec)
             reach = self._context.files.of_job(job, spec, filter(None, [payload.get("weights_url")]))
             with self._context.caches.opened(name, cache_owner(payload.get("user", ""), job)) as cache:
                 payload = {**payload, "cache": None if cache is None else str(cache)}
@@ -220,6 +228,7 @@ class ShortLivedWorkers:
                     result=result,
                     read=reach.read,
                     write=(str(folder), *([] if cache is None else [str(cache)])),
+                    code=code,
                 )
                 where = f"{kind} of the model on {self._node}"
                 exit = await self._wait_for_exit(child)

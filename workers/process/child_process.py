@@ -20,6 +20,7 @@ from bus.parent_death import end_with_parent, prctl
 from workers.process import prefork
 from workers.sandbox import confinement
 from workers.sandbox.confinement import ConfinementMethod, Reach
+from workers.user_code import use_only
 
 _PR_SET_NAME = 15
 
@@ -32,9 +33,10 @@ def run_child(order: dict[str, Any]) -> int:
     if sys.platform == "linux":
         prctl(_PR_SET_NAME, order["id"].encode()[:15])
     payload = _payload(order["payload"])
+    code = {"code": order["code"], "closed_code": use_only(order["code"])} if order.get("code") else {}
     if order.get("reach") is not None and order["way"] != ConfinementMethod.NONE:
         confinement.close_descriptors()
-        reach = Reach.of(order["reach"])
+        reach = Reach.of({**order["reach"], **code})
         confinement.confine(reach, ConfinementMethod(order["way"]), user=order.get("user"), parent=parent)
     faulthandler.enable()
     _reseed()

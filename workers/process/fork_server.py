@@ -5,7 +5,8 @@ single-threaded, runs no event loop, and never initialises a device, because a c
 broken. It is started by the node agent as `python -m workers.process.fork_server --fd N`, or forked for it
 from an incubator (`workers/process/incubator.py`), and speaks JSON lines over that inherited socket:
 
-    agent  → {"op": "spawn", "id", "title", "module", "payload", "result", "log", "threads", "needs", "reach"}
+    agent  → {"op": "spawn", "id", "title", "module", "payload", "result", "log", "threads", "needs", "reach",
+              "code"}
              {"op": "kill", "id", "signal"}
     server → {"event": "ready", "pid", "torch", "devices", "threads", "method", "warning", "way"}
              {"event": "spawned", "id", "pid"}
@@ -15,7 +16,8 @@ from an incubator (`workers/process/incubator.py`), and speaks JSON lines over t
 A child runs `module.main(payload, result)` and exits with the number it returns. A `payload` that is a
 path is a file with it, for the child alone to read and remove: what this process knew, every later child
 would have in its memory. With `reach` the child is confined (`workers/sandbox`, ADR-0034) before it imports
-the module; if that fails, it ends. When the agent goes
+the module; if that fails, it ends. `code` is the folder of the job's own code, which takes the place of the
+node's (ADR-0051). When the agent goes
 away (end of file on the socket, or SIGTERM) children get SIGTERM, after 2 s SIGKILL, and the server ends;
 when the server itself is killed, the kernel kills the children (Linux) or they notice within a second.
 
@@ -67,6 +69,7 @@ PRELOAD = (
     "workers.tasks.analysis",
     "workers.tasks.sample",
     "workers.tasks.files",
+    "workers.tasks.code",
 )
 """Imported before the first fork; only torch is indispensable. None of them may start a thread."""
 

@@ -76,19 +76,25 @@ class Reach:
         write: Folders to write, created if they are missing.
         closed: Files and folders that it must not reach, even inside of the others.
         scratch: Its own folder for temporary files, created if missing; also its HOME.
+        code: The folder of its job's own code, in place of the node's folders; empty: those.
+        closed_code: With `code`, the node's folders of code. They are closed, also where they lie in a folder
+            to read, unless they are named there themselves.
     """
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     scratch: str = ""
+    code: str = ""
+    closed_code: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, order: dict[str, Any]) -> Reach:
         """The reach in the JSON of an order."""
         return cls(
-            **{key: tuple(order.get(key, ())) for key in ("read", "write", "closed")},
+            **{key: tuple(order.get(key, ())) for key in ("read", "write", "closed", "closed_code")},
             scratch=str(order.get("scratch", "")),
+            code=str(order.get("code", "")),
         )
 
 
@@ -213,13 +219,14 @@ class _Paths:
     def of(cls, reach: Reach) -> _Paths:
         write = _resolved((*reach.write, *filter(None, [reach.scratch])))
         installed = _resolved(_interpreter())
-        code = _resolved(_code())
+        code = _resolved(_code(reach.code))
         folders = tuple(dict.fromkeys((*code, *_resolved(reach.read))))
-        closed = {os.path.realpath(path) for path in reach.closed}
+        closed_code = _resolved(path for path in reach.closed_code if not _holds_system(path))
+        closed = {os.path.realpath(path) for path in reach.closed} | {*closed_code} - {*folders}
         visible = {*installed, *folders, *write}
         for folder in folders:
             if os.path.isdir(folder) and not mounts.below(folder, (*installed, *mounts.SYSTEM)):
-                closed |= set(hidden_paths(folder, code=folder in code, visible=visible))
+                closed |= set(hidden_paths(folder, code=folder in (*code, *closed_code), visible=visible))
         links = []
         for path in (*reach.read, *reach.write):
             absolute = os.path.abspath(path)
@@ -242,10 +249,22 @@ def _interpreter() -> Iterator[str]:
     yield from os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
 
 
-def _code() -> Iterator[str]:
-    """Folders of code; a home folder counts only if it is named, not as the working directory."""
-    implied = (os.path.realpath(path) for path in (*filter(None, sys.path), os.getcwd()))
+def _holds_system(folder: str) -> bool:
+    """Whether a working directory is a home, or holds what every process needs: it is no folder of code."""
+    return holds_home(folder) or any(mounts.below(path, [folder]) for path in mounts.SYSTEM)
+
+
+def _code(own: str) -> Iterator[str]:
+    """Folders of code; a home folder counts only if it is named, not as the working directory.
+
+    Args:
+        own: The folder of the job's own code. `workers.user_code.use_only` has taken the node's folders out
+            of `sys.path` then.
+    """
+    directory = () if own else (os.getcwd(),)
+    implied = (os.path.realpath(path) for path in (*filter(None, sys.path), *directory))
     yield from (path for path in implied if not holds_home(path))
+    yield own
     yield from os.environ.get(CODE_PATH, "").split(os.pathsep)
 
 

@@ -111,6 +111,7 @@ def enter(plan: Plan) -> None:
         if not os.path.lexists(new + path):
             os.makedirs(os.path.dirname(new + path), exist_ok=True)
             os.symlink(target, new + path)
+    os.makedirs(new + directory, exist_ok=True)  # relative paths stay what they are, whatever is shown there
     os.chdir(new)
     call(_PIVOT_ROOT[os.uname().machine], ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
     function("umount2", ctypes.c_char_p(b"."), ctypes.c_int(_MNT_DETACH))

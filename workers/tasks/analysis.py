@@ -24,6 +24,7 @@ from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import joined_layers, sharing_layers
+from workers.requirements import check_requirements
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -40,6 +41,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
+    check_requirements(spec.code, payload.get("node", ""))
     node_cache.grant(payload.get("cache"), payload.get("sid", "analysis"))
     async with bus_for(payload, *spec.data.urls().values()) as bus:
         data = await open_source(spec, bus)

@@ -15,6 +15,7 @@ from schemas.job_file.initial_weights import InitialWeights
 from workers.compute.model import build
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.models.hugging_face_folder import public_names
+from workers.requirements import check_requirements
 from workers.state.initial_weights import load_initial
 from workers.tasks.short_lived import answer, bus_for
 
@@ -33,6 +34,7 @@ def main(payload: dict[str, Any], result: Path | None = None) -> int:
 
 async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     spec = kept_spec(payload["spec"])
+    check_requirements(spec.code, payload.get("node", ""))
     torch.set_num_threads(spec.training.compute_threads)
     graph = build(spec.model, spec.training.seed)
     model = slice_stage(graph, 0, len(graph), precision=spec.training.precision)

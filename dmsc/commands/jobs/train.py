@@ -27,6 +27,10 @@ def train(
         list[str] | None,
         option("--set KEY=VALUE", "Override a key of the job, e.g. training.steps=20; repeatable."),
     ] = None,
+    code: Annotated[
+        Path | None,
+        option("--code DIR", "Send the modules of this folder along with the job (`code` of its file)."),
+    ] = None,
     detach: Annotated[
         bool, option("--detach -d", "Only submit the job; follow it with `dmsc attach`.")
     ] = False,
@@ -42,20 +46,22 @@ def train(
 
     Example: dmsc train examples/stdlib-gpt.yaml --set training.steps=50
     """
-    from dmsc.client.job_file import load_job
+    from dmsc.client.job_file import load_job, with_code
     from dmsc.follow.follow import FollowOptions, OnInterrupt, check_writable
 
     spec = load_job(file, set_ or ())
+    if code is not None:
+        spec = with_code(spec, code)
     if not detach:
         check_writable(out or Path("runs"))
     options = FollowOptions(out=out, plain=plain, json=mesh.json, on_interrupt=OnInterrupt.CANCEL)
-    record, code = run_async(_train(spec, options, detach, mesh))
+    record, exit_code = run_async(_train(spec, options, detach, mesh))
     if detach:
         if mesh.json:
             print(record.model_dump_json())
         else:
             print_text(f"{record.job} {record.state.value}; follow: dmsc attach {record.job}")
-    leave(code)
+    leave(exit_code)
 
 
 def attach(

@@ -111,7 +111,7 @@ class Stage(Part):
         return value
 
 
-class Job(Part):
+class ScenarioJob(Part):
     """A training job, or with `count` > 1 so many equal jobs, named NAME-0, NAME-1, …
 
     Its instances are `NAME-sSTAGE-rREPLICA` and `NAME-data-rREPLICA`. They are placed in `clusters` in turn
@@ -131,7 +131,7 @@ class Job(Part):
     start_s: float = Field(0.0, ge=0)
 
     @model_validator(mode="after")
-    def _something_left(self) -> Job:
+    def _something_left(self) -> ScenarioJob:
         if not self.stages:
             raise ValueError("stages: give at least one")
         if self.warmup_steps >= self.steps:
@@ -236,7 +236,7 @@ class Scenario(Part):
     clusters: tuple[Cluster, ...] = (Cluster(name="a"),)
     links: tuple[ScenarioLink, ...] = ()
     link_trace: LinkTrace | None = None
-    jobs: tuple[Job, ...]
+    jobs: tuple[ScenarioJob, ...]
     events: tuple[Annotated[Event, Field(discriminator="kind")], ...] = ()
     routing: Routing = Routing()
     overheads: Overheads = Overheads()
@@ -288,7 +288,7 @@ class Scenario(Part):
             )
 
 
-def names(job: Job) -> tuple[str, ...]:
+def names(job: ScenarioJob) -> tuple[str, ...]:
     """The names of a job's copies."""
     return (job.name,) if job.count == 1 else tuple(f"{job.name}-{number}" for number in range(job.count))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from entities.gateway.http.rate_limit import RequestRate
 from entities.gateway.http.sse.format import EventsConfig
 from entities.http_server.connection_limits import ConnectionBounds
+from schemas.job_file.code import ARCHIVE_BYTES
 from schemas.usage import Prices
 
 USUAL_RATE = RequestRate(per_s=200.0, burst=400)
@@ -19,6 +20,7 @@ class HttpConfig(ConnectionBounds):
 
     max_job_bytes: int = 1 << 20  # of a JSON body; the bus takes no larger message either
     max_dataset_bytes: int = 4 << 30  # of one data set, streamed into the bus's object store
+    max_code_bytes: int = ARCHIVE_BYTES  # of one archive of code; nodes take no larger one
     rate: RequestRate = USUAL_RATE  # of one identity: a user, else an address
     unknown_rate: RequestRate = UNKNOWN_RATE  # of an address, without a token that was accepted before
     open_requests: int = 256  # requests being answered, without streams and files; beyond it 503

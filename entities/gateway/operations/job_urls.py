@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bus.files.artifacts import refusal
 from schemas.errors import BadJob
 from schemas.job import JobRecord, JobSpec
+from schemas.job_file.code import CODE
 from schemas.urls import BUS, SECRET, bus_name, local_path
 
 DATA_SETS, ARTIFACTS = "datasets", f"{BUS}artifacts"
@@ -36,6 +37,8 @@ def refuse_urls(spec: JobSpec) -> None:
     ):
         if reason := refusal(url, write=write):
             raise BadJob(f"{key}: {reason}")
+        if bus_name(url).partition("/")[0] == CODE:  # whatever --allow-url says
+            raise BadJob(f"{key}: {url} is code, which a job names as `code` and nobody else reads")
 
 
 def _read(spec: JobSpec) -> list[tuple[str, str]]:

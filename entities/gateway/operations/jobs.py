@@ -19,6 +19,7 @@ from bus.subject_row import Reply, Request, Subject
 from bus.wire.correlation import caller_span, correlate, current, current_cause, new_correlation
 from entities.gateway.operations.access_client import AccessClient, Bearer
 from entities.gateway.operations.backends import Backends
+from entities.gateway.operations.code import CodeOperations
 from entities.gateway.operations.idempotency import Answer, IdempotencyStore, key_token, request_digest
 from entities.gateway.operations.job_urls import (
     READ_ARTIFACT,
@@ -95,6 +96,7 @@ class JobOperations:
         self.modules = ModuleOperations(bus, backends)
         self.secrets = SecretOperations(bus)
         self.cache = JobCache(bus)
+        self.code = CodeOperations(bus, self.cache.all)
         self.stored = StoredUse(bus, self.cache.all)
         self._compute = compute
         self._idempotency = idempotency
@@ -118,7 +120,10 @@ class JobOperations:
         async def act(access: AccessDecision) -> JobRecord:
             refuse_urls(spec)
             may_read = await self._let_read(bearer, spec, access.user)
-            recorded = await self.secrets.keep(spec, access.user)
+            with_code = await self.code.admit(bearer, spec, access.user)
+            if with_code.code is not None and with_code.code.url is not None:
+                may_read = (*may_read, with_code.code.url)
+            recorded = await self.secrets.keep(with_code, access.user)
             await self.stored.admit_job(access)
             message = SubmitJob(
                 spec=recorded,

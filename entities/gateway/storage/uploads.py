@@ -29,6 +29,7 @@ from schemas.errors import (
     UnreadableRecord,
 )
 from schemas.gateway_api import DatasetOwner, UploadHold, UserUploads
+from schemas.job_file.code import CODE
 from schemas.quota import Quota, QuotaUse
 from schemas.signals import AccessDecision, Role
 
@@ -72,7 +73,7 @@ class Uploads:
 
         Args:
             access: the decision that allows the upload, with the user's quota.
-            name: the data set's name.
+            name: the data set's name, or an archive's of code, which has its owner in it and needs no claim.
             size: bytes as the client states them, 0 where it states none.
             hold_s: seconds for which a reservation lasts without renewal.
 
@@ -80,7 +81,7 @@ class Uploads:
             OverQuota: the user's limit of data sets or bytes is reached.
             Refused: the data set is another user's.
         """
-        claim = await self._claim(access, name, hold_s)
+        claim = None if _is_code(name) else await self._claim(access, name, hold_s)
         upload = Upload(self, access, name, hold_s, claim)
         try:
             await upload.take(max(1, size))
@@ -173,7 +174,8 @@ class Uploads:
 
     async def _check(self, user: str, quota: Quota, hold: UploadHold, others: tuple[UploadHold, ...]) -> None:
         use, names = await self._count(user, others)
-        excess = quota.excess(use, QuotaUse(stored_bytes=hold.size_bytes, datasets=hold.name not in names))
+        another = hold.name not in names and not _is_code(hold.name)
+        excess = quota.excess(use, QuotaUse(stored_bytes=hold.size_bytes, datasets=another))
         if not excess and len(others) >= MOST_HOLDS:
             excess = f"uploads at a time: at most {MOST_HOLDS}; wait for one of them"
         if excess:
@@ -213,6 +215,11 @@ class Uploads:
 
     def new_nuid(self) -> str:
         return self._bus.objects.new_nuid()
+
+
+def _is_code(name: str) -> bool:
+    """Whether it names an archive of code; a data set's name has no slash."""
+    return name.startswith(f"{CODE}/")
 
 
 class Upload:

@@ -1,4 +1,4 @@
-"""What each user has stored on the bus, and whether there is room for one more job or data set."""
+"""What each user has stored on the bus, and whether there is room for one more job, data set or archive."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from entities.gateway.storage.uploads import Uploads
 from schemas.errors import OverQuota
 from schemas.gateway_api import UploadHold
 from schemas.job import JobRecord
+from schemas.job_file.code import CODE
 from schemas.quota import QuotaUse, used_by
 from schemas.signals import AccessDecision
 
@@ -45,15 +46,19 @@ class StoredUse:
         stored_bytes, names, stored_nuids = 0, set(), set()
         for info in await self._bus.objects.list():
             folder, _, name = info.name.partition("/")
-            is_owned = (
-                name in owned_names if folder == DATASETS else not jobs.isdisjoint(info.name.split("/"))
-            )
+            if folder == CODE:
+                is_owned = name.startswith(f"{user}/")
+            else:
+                is_owned = (
+                    name in owned_names if folder == DATASETS else not jobs.isdisjoint(info.name.split("/"))
+                )
             stored_bytes += info.size if is_owned else 0
-            if folder == DATASETS and is_owned:
-                names.add(name)
+            if is_owned and folder in (DATASETS, CODE):
                 stored_nuids.add(info.nuid)
+            if is_owned and folder == DATASETS:
+                names.add(name)
         pending = [hold for hold in on_their_way if hold.upload not in stored_nuids]
-        names |= {hold.name for hold in pending}
+        names |= {hold.name for hold in pending if not hold.name.startswith(f"{CODE}/")}
         stored_bytes += sum(hold.size_bytes for hold in pending)
         use = used_by(user, records).plus(QuotaUse(stored_bytes=stored_bytes, datasets=len(names)))
         return use, frozenset(names)

@@ -13,6 +13,7 @@ from bus import subjects
 from bus.logs import get_logger
 from bus.messaging.key_value import KeyValueEntry
 from bus.wire.correlation import current, new_correlation
+from entities.orchestrator.job.code_archives import CodeArchives
 from entities.orchestrator.job.job_run import JobRun
 from entities.orchestrator.job.term import TermContext, insistently
 from entities.orchestrator.job.unreadable_records import above_all
@@ -55,6 +56,7 @@ class JobRuns:
         self._forget = forget
         self._demand = SlotDemand(term.mesh, self.running)
         self._admission = JobAdmission(lambda: [run.present_record() for run in self.running.values()])
+        self._code = CodeArchives(term.bus)
         self._submitted: OrderedDict[tuple[str, str], asyncio.Future[JobRecord]] = OrderedDict()
 
     async def submit(self, message: SubmitJob, envelope: Envelope) -> JobRecord:
@@ -91,9 +93,11 @@ class JobRuns:
         """
         Raises:
             OverQuota: its user has as much as they may.
+            NotFound: the archive of its code is not there.
         """
         async with self._admission.turn:  # the next submission counts this one, too
             self._admission.submission(message)
+            await self._code.require(message.spec)
             return await self._queued(message, command)
 
     async def _queued(self, message: SubmitJob, command: str) -> JobRecord:
@@ -152,6 +156,13 @@ class JobRuns:
                 del self.ended[next(iter(self.ended))]
             self._forget(run.name)
             self._term.mesh.forget_job(run.name)
+            await self._release_code(run)
+
+    async def _release_code(self, run: JobRun) -> None:
+        if run.job.spec.code is not None and run.job.store.record.state in ENDED:
+            async with self._admission.turn:
+                others = [other.present_record() for other in self.running.values()]
+                await self._code.release([run.job.spec], others)
 
     async def resume(self) -> None:
         """Starts jobs again that an earlier leader left open, in a new epoch."""
@@ -167,6 +178,8 @@ class JobRuns:
             if record.command:
                 self._remember((record.user, record.command)).set_result(record)
             await self._resume_one(record, revision)
+        async with self._admission.turn:
+            await self._code.release_left_behind(self.records())
 
     async def _resume_one(self, record: JobRecord, revision: int) -> None:
         """Takes over one job. The former leader may write its record until our epoch is in it."""

@@ -222,6 +222,7 @@ class JobInstances:
             secrets=named,
             user=self._record.user,
         )
+        code = self._record.spec.code
         agent = self.agent_of(unit.sid)
         if agent is None:
             raise NodeLost(None, f"node {place.node} of cluster {place.cluster} is not there")
@@ -229,7 +230,8 @@ class JobInstances:
             started = self._bus.command(
                 START_INSTANCE,
                 order,
-                deadline_s=self._times.start_s,
+                # the first instance of a job on a node waits for the job's code
+                deadline_s=self._times.start_s + (code.bytes / SLOWEST_BYTES_PER_S if code else 0.0),
                 while_heard=True,
                 agent=agent,
                 seal_to=self._mesh.nodes[agent].sealing_key,

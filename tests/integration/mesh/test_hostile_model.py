@@ -13,6 +13,7 @@ import pytest
 from schemas.job import JobState
 from tests.integration.mesh.conftest import Mesh, children_of, outcome, running_mesh
 from tests.integration.mesh.counter import serving
+from tests.integration.mesh.own_mesh import USER_MODELS
 from tests.integration.mesh.user_jobs import user_job, words
 from workers.sandbox.confinement import ConfinementMethod, works
 
@@ -102,13 +103,20 @@ def test_a_hostile_model_gets_nothing(
             model = {"factory": "hostile:hostile", "args": {"target": known}}
             job = user_job("sound", words(tmp_path), model=model)
             record = outcome(mesh.client, job)
+            assert record.state is JobState.DONE, record.reason
+            before = len(listener.told)  # of jobs one after the other, users may come again
+            # the same as code that travels: then it does not even see what lies open in the node's folder
+            known["files"].append(str(code / "public.py"))
+            travels = {"folder": str(USER_MODELS), "include": ["hostile.py"]}
+            record = outcome(mesh.client, user_job("sound", words(tmp_path), model=model, code=travels))
         assert record.state is JobState.DONE, record.reason  # what it needs, it had
         told = listener.told
-        assert len({one["pid"] for one in told}) >= 2, "it ran neither in the analysis nor in an instance"
+        assert len({one["pid"] for one in told}) >= 4, "it ran neither in the analysis nor in an instance"
         got = {name: what for one in told for name, what in one["got"].items() if what}
         assert not got
         if way is ConfinementMethod.OWN_USER:
             users = [one["uid"] for one in told]
             assert os.getuid() not in users
-            assert len(set(users)) == len(users), "two processes had the same user"
+            for of_job in (users[:before], users[before:]):
+                assert len(set(of_job)) == len(of_job), "two processes had the same user"
         assert not list(tmp_path.rglob("hostile-*"))

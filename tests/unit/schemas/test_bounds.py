@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
+    "code.bytes": {"zero"},
     "training.steps": set(),
     "training.microbatches": set(),
     "training.microbatch_samples": set(),
@@ -79,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
 """By the place of each number: which of `BAD` are none there. Written by hand."""
 
 BASE: dict[type[Part], dict[str, Any]] = {
-    JobSpec: {"name": "x", "model": {"factory": "a.b:c"}, "training": {"steps": 3}},
+    JobSpec: {"name": "x", "model": {"factory": "a.b:c"}, "training": {"steps": 3}, "code": {"folder": "."}},
     DoorRequest: {"token": "t", "action": "job.submit"},
     ScaleJob: {"job": "j", "replicas": 1},
     ChangeStage: {"job": "j", "sid": "s", "stage": 1, "user": "u"},

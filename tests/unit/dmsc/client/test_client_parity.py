@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from dmsc import AsyncClient, Client
+from dmsc.client.code_calls import CodeCalls
 from dmsc.client.http_protocol import may_repeat, raise_for
+from dmsc.client.train_calls import TrainCalls
 from schemas.errors import (
     DeadlineExceeded,
     InProgress,
@@ -29,7 +31,7 @@ def public(kind: type) -> dict[str, inspect.Signature]:
 
 
 def test_the_same_methods_with_the_same_arguments() -> None:
-    blocking, waiting = public(Client), public(AsyncClient)
+    blocking, waiting = public(Client), public(CodeCalls) | public(TrainCalls) | public(AsyncClient)
     assert blocking.keys() == waiting.keys()
     for name, signature in waiting.items():
         own = dict(blocking[name].parameters)

@@ -43,7 +43,8 @@ class Failing(ShortLivedWorkers):
                 credential=self.credential_of,
                 start_task=self.begin,
                 send=self.tell,
-            )
+            ),
+            code=None,  # type: ignore[arg-type]  # no job brings any
         )
 
     def credential_of(self, sid: str, job: str) -> str | None:

@@ -27,7 +27,8 @@ def user(role: Role, name: str = "ann") -> User:
 
 
 LOOKS = {"self.read", "mesh.read", "job.read", "job.list", "fault.read", "log.read", "tap.read"}
-RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "policy.ask"}
+RESEARCH = LOOKS | {"job.submit", "dataset.read", "dataset.write", "code.read", "policy.ask"}
+BRINGS = {"code.write", "code.run"}
 QUIET = RESEARCH | {"tap.private", "audit.read", "user.list", "observation.write", "artifact.read"}
 PRIVILEGED = {
     "job.cancel",
@@ -42,8 +43,12 @@ PRIVILEGED = {
     "chaos.strike",
     "dataset.delete",
 }
-ALLOWED = {Role.VIEWER: LOOKS, Role.RESEARCHER: RESEARCH, Role.OPERATOR: QUIET | PRIVILEGED}
-ACTIONS = QUIET | PRIVILEGED | {"user.add", "user.token", "user.remove", "anything.else"}
+ALLOWED = {
+    Role.VIEWER: LOOKS,
+    Role.RESEARCHER: RESEARCH | BRINGS,
+    Role.OPERATOR: QUIET | BRINGS | PRIVILEGED,
+}
+ACTIONS = QUIET | BRINGS | PRIVILEGED | {"user.add", "user.token", "user.remove", "anything.else"}
 
 
 @pytest.mark.parametrize(("role", "action"), list(itertools.product(Role, sorted(ACTIONS))))

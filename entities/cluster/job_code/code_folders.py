@@ -1,0 +1,171 @@
+"""The code that travels with jobs, on a node (ADR-0051): fetched once, kept while a job here refers to it.
+
+A confined worker fetches and unpacks each archive into a folder named by its SHA-256. Only processes of jobs
+that name this digest see the folder, for reading. A folder goes when the last of its jobs is cleaned up; an
+agent that starts has no jobs, and begins with none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from bus.logs import get_logger
+from entities.cluster.context import NodeContext
+from entities.cluster.model_tasks import Failure, read_result
+from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
+from schemas.job import JobSpec
+from schemas.job_file.code import CodeSpec
+from schemas.limits import SLOWEST_BYTES_PER_S
+
+log = get_logger("cluster")
+
+AT_ONCE = 2
+"""Most archives that are fetched at once; further ones wait."""
+
+
+class CodeFolders:
+    """The folders of code below `ClusterConfig.code_root`."""
+
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
+        self._config = context.config
+        self._root = context.config.code_root
+        self._numbers = itertools.count(1)
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._fetches: dict[str, asyncio.Task[Path | DmscError]] = {}
+        self._jobs: defaultdict[str, set[str]] = defaultdict(set)
+
+    async def folder(self, job: str, spec: JobSpec) -> Path | None:
+        """The folder with the job's code; None for a job that names modules of the node.
+
+        Raises:
+            BadModel: the archive is not there, is not what its digest says, or breaks a rule.
+            Unavailable: the worker was lost, or took too long.
+        """
+        if spec.code is None:
+            return None
+        digest = spec.code.sha256
+        if digest is None or spec.code.url is None:
+            raise BadModel("code: it was not uploaded: submit the job with a client that does so")
+        self._jobs[digest].add(job)
+        fetch = self._fetches.get(digest)
+        if fetch is None or (fetch.done() and (fetch.cancelled() or isinstance(fetch.result(), DmscError))):
+            fetch = self._fetches[digest] = self._context.start_task(self._fetch(job, spec.code, digest))
+        try:
+            found = await asyncio.shield(fetch)
+        except asyncio.CancelledError:
+            if fetch.cancelled():
+                raise Unavailable(f"{self._config.sid} is ending, or the job has ended") from None
+            raise
+        if isinstance(found, DmscError):
+            raise found
+        return found
+
+    async def forget(self, job: str) -> None:
+        """Remove the code that no other job on this node refers to."""
+        for digest in [digest for digest, jobs in self._jobs.items() if job in jobs]:
+            self._jobs[digest].discard(job)
+            if self._jobs[digest]:
+                continue
+            del self._jobs[digest]
+            fetch = self._fetches.pop(digest, None)
+            if fetch is not None and not fetch.done():
+                fetch.cancel()
+                await asyncio.wait({fetch})
+            if digest not in self._jobs:
+                await asyncio.to_thread(_remove, self._root / digest)
+
+    def drop_left_behind(self) -> None:
+        """Remove all folders; called before the agent takes its first order."""
+        _remove(self._root)
+
+    async def _fetch(self, job: str, code: CodeSpec, digest: str) -> Path | DmscError:
+        """The folder, or why there is none; it raises nothing, because it is a task of the agent."""
+        async with self._turns:
+            number = next(self._numbers)
+            fresh = self._root / f".new-{number}"
+            try:
+                await asyncio.to_thread(_make, fresh)
+                answer = await self._unpacked(job, code, number, fresh)
+                target = self._root / digest
+                await asyncio.to_thread(_replace, fresh, target)
+            except DmscError as error:
+                await asyncio.to_thread(_remove, fresh)
+                return error
+            except OSError as error:
+                await asyncio.to_thread(_remove, fresh)
+                return Unavailable(f"no room for code on {self._config.node}: {error.strerror}")
+            except asyncio.CancelledError:
+                await asyncio.shield(asyncio.to_thread(_remove, fresh))
+                raise
+        log.info("code unpacked", node=self._config.sid, job=job, sha256=digest, files=answer.get("files"))
+        return target
+
+    async def _unpacked(self, job: str, code: CodeSpec, number: int, folder: Path) -> dict[str, Any]:
+        """Has a worker fetch and unpack an archive; returns its answer."""
+        sid, times = f"{job}-code-{number}", self._config.times
+        where = f"fetching the job's code on {self._config.node}"
+        within_s = times.code_s + code.bytes / SLOWEST_BYTES_PER_S
+        async with self._context.worker_folder(f"code-{number}", times.worker_ready_s) as results:
+            result = results / "result.json"
+            child = await self._context.processes.spawn(
+                sid,
+                f"{self._config.worker_package}.tasks.code",
+                {
+                    **self._context.payload,
+                    "sid": sid,
+                    "job": job,
+                    "token": self._context.credential(sid, job),
+                    "url": code.url,
+                    "sha256": code.sha256,
+                    "folder": str(folder),
+                },
+                log_path=self._config.logs / f"{job}-code.log",
+                result=result,
+                write=(str(results), str(folder)),
+            )
+            try:
+                async with asyncio.timeout(within_s):
+                    exit = await asyncio.shield(child.exit)
+            except TimeoutError:
+                await self._context.processes.stop(child, 0.0)
+                raise Unavailable(f"{where}: not done in {within_s:.0f} s") from None
+            except asyncio.CancelledError:
+                await self._context.processes.stop(child, 0.0)
+                raise
+            answer = await asyncio.to_thread(read_result, result, exit, where)
+        if isinstance(answer, Failure):
+            raise ErrorReply(code=answer.code, text=answer.text).to_exception()
+        return answer
+
+
+def _make(folder: Path) -> None:
+    _remove(folder)
+    folder.mkdir(mode=0o755, parents=True)
+
+
+def _replace(fresh: Path, target: Path) -> None:
+    _remove(target)
+    fresh.replace(target)
+    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0o555)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder whose parts may be read-only; follows no link."""
+    if not os.path.lexists(folder):
+        return
+    for _, _, _, descriptor in os.fwalk(folder, follow_symlinks=False):
+        os.fchmod(descriptor, 0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        log.warning("code not removed: remove the folder yourself", folder=str(folder))
