@@ -45,6 +45,25 @@ LOSSES = frozenset(
 )
 """Torch's callables that a job may name as its loss: functions and classes of (output, targets)."""
 
+OPTIMIZERS = frozenset(
+    {
+        *(f"torch.optim:{name}" for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW")),
+        *(f"torch.optim:{name}" for name in ("Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")),
+    }
+)
+"""Torch's classes that a job may name as its optimizer's factory, besides the short names."""
+
+UNFIT_OPTIMIZERS = {
+    "torch.optim:LBFGS": "computes the loss again and again within a step, which the mesh computes once: "
+    "take another optimizer",
+    "torch.optim:SparseAdam": "takes sparse gradients only, and sums of gradients are dense: take "
+    "torch.optim:Adam",
+}
+"""Torch's classes that no job can use, and why."""
+
+METRICS = frozenset({"loss", "perplexity", "accuracy", "top5"})
+"""Short names of our metrics; `loss` is there always."""
+
 BALANCERS = frozenset(
     {
         "workers.routing.balancers:LeastOutstanding",

@@ -21,7 +21,9 @@ from schemas.base import Message, Part, Time, Token
 from schemas.errors import DamagedCheckpoint
 from schemas.job import JobSpec
 from schemas.job_file.data import DataSpec
+from schemas.job_file.recipe import ScheduleSpec
 from schemas.marks import Url
+from schemas.recipe_progress import RecipeProgress
 from schemas.step import Member, VersionMessage
 
 MANIFEST_NAME = "manifest.json"
@@ -33,11 +35,22 @@ def checkpoints_url(artifacts: str, job: str) -> str:
     return f"{artifacts.rstrip('/')}/{job}/checkpoints"
 
 
-NO_MATTER = {"training": {"checkpoint_every", "validate_every", "validation_microbatches"}}
+NO_MATTER = {
+    "training": {
+        "checkpoint_every",
+        "validate_every",
+        "validation_microbatches",
+        "evaluation",
+        "asynchronous",
+        "recompute",
+    }
+}
 """Keys of a job's sections that do not affect the trained state."""
 
 FIRST_OF_DATA = ("source", "sample_tokens", "validation_fraction")
 """Keys of `data` as old as checkpoints; where a job leaves the others out, its digest is as before them."""
+LATER = ("until", "ema", "clip_value")
+"""Keys of `training` newer than checkpoints: where a job leaves them out, its digest is as before."""
 
 
 class CheckpointFile(Part):
@@ -66,7 +79,8 @@ class StageCheckpoint(Part):
 class CheckpointManifest(Part):
     """The whole checkpoint. `version` is the number of steps applied; `written_at` is in seconds since 1970.
 
-    `spec_sha256` has one digest per section of the job that the state depends on.
+    `spec_sha256` has one digest per section of the job that the state depends on. `progress` is what
+    validations had decided by then.
     """
 
     format: int = MANIFEST_FORMAT
@@ -77,6 +91,7 @@ class CheckpointManifest(Part):
     spec_sha256: dict[str, str]
     torch_version: str
     stages: tuple[StageCheckpoint, ...]
+    progress: RecipeProgress = RecipeProgress()
 
     @property
     def size_bytes(self) -> int:
@@ -98,6 +113,8 @@ class CheckpointManifest(Part):
     def to_json(self) -> bytes:
         """The stored form: readable JSON, with a SHA-256 of itself."""
         body = self.model_dump(mode="json")
+        if self.progress == RecipeProgress():
+            del body["progress"]  # as it was before there was one, for software of that time
         return json.dumps({**body, "sha256": _digest(body)}, indent=1).encode()
 
 
@@ -147,6 +164,14 @@ def spec_digests(spec: JobSpec) -> dict[str, str]:
     body["data"] = {
         key: value for key, value in body["data"].items() if key in FIRST_OF_DATA or value != plain[key]
     }
+    training = body["training"]
+    for key in LATER:
+        if training[key] is None:
+            del training[key]
+    usual = ScheduleSpec()
+    for key in set(training["schedule"]) - {"warmup_steps", "final_fraction"}:
+        if training["schedule"][key] == getattr(usual, key):
+            del training["schedule"][key]
     return {section: _digest(values) for section, values in body.items()}
 
 

@@ -38,7 +38,8 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     holder of a peer copy (no tensors: drop the copy); `redo` has the clipped mean gradients with which `step`
     was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state; `tied` has the
     sums of parameters that the sender's stage, `stage`, shares with the receiver's. `transfer`
-    numbers the transfers to a newcomer: its redos belong to the state of the same number.
+    numbers the transfers to a newcomer: its redos belong to the state of the same number. `learning_rate` is
+    that of a redo's step.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
     `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
     """
@@ -55,6 +56,7 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     evaluate: bool = False
     load: HopLoad | None = None
     transfer: int = 0
+    learning_rate: float | None = None
 
 
 class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 2)):

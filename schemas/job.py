@@ -23,6 +23,7 @@ from schemas.job_file.parallel import ParallelSpec
 from schemas.job_file.recovery import RecoverySpec
 from schemas.job_file.training import TrainingSpec
 from schemas.marks import HOLDS_URL, Url
+from schemas.recipe_progress import RecipeProgress
 from schemas.routing import RoutingSpec
 from schemas.stage_move import StageMove
 from schemas.stored_values import breaks_rules, read_stored
@@ -63,6 +64,28 @@ class JobSpec(Part):
     def weights_url(self) -> str | None:
         """The URL of the initial weights, if the job names some."""
         return None if self.initial_weights is None else self.initial_weights.url
+
+    @property
+    def user_callables(self) -> tuple[str, ...]:
+        """Each `module:callable` of the job that decides numbers: nodes must have the same code."""
+        training = self.training
+        optimizer, evaluation = training.optimizer, training.evaluation
+        factories = [
+            optimizer.factory,
+            *(group.factory for group in optimizer.groups),
+            training.schedule.factory,
+        ]
+        named = [self.model.factory, self.model.loss, *self.data.user_code(), *factories, *evaluation.metrics]
+        return tuple(dict.fromkeys(each for each in named if each is not None and ":" in each))
+
+    @model_validator(mode="after")
+    def _sets_exist(self) -> JobSpec:
+        there = self.data.evaluation_sets
+        for each in self.training.evaluation.sets:
+            if each.name not in there:
+                found = ", ".join(there) or "none: give data.validation"
+                raise ValueError(f"training.evaluation.sets: data has no set {each.name}; it has {found}")
+        return self
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> JobSpec:
@@ -249,6 +272,8 @@ class JobRecord(Message, wire="job.record", version=(1, 15)):
     loss_first: float | None = None
     loss_last: float | None = None
     validation_loss: float | None = None
+    metrics: dict[str, float] = Field({}, description="of the last validation; of several sets `set/metric`")
+    progress: RecipeProgress = RecipeProgress()
     tokens_per_s: float = 0.0
     recoveries: int = 0
     checkpoint_step: int | None = None
@@ -272,6 +297,12 @@ class JobRecord(Message, wire="job.record", version=(1, 15)):
     ends_because: str = ""
     held: str = Field("", description="by whom it was parked, and why; it waits until it is resumed")
     usage: JobUsage = JobUsage()
+
+    @property
+    def last_step(self) -> int:
+        """The step before which training ends, as far as that is certain."""
+        steps, stopped_at = self.spec.training.steps, self.progress.stopped_at
+        return steps if stopped_at is None else min(steps, stopped_at)
 
 
 class JobEvent(Message, wire="job.event", version=(1, 6)):
@@ -306,5 +337,6 @@ class JobEvent(Message, wire="job.event", version=(1, 6)):
     alert: Alert | None = None
     validation_step: int | None = None
     validation_loss: float | None = None
+    metrics: dict[str, float] = {}
     weights: WeightsManifest | None = None
     sample: str | None = None

@@ -116,7 +116,7 @@ class MicrobatchClaim(AttemptMessage, wire="step.claim", version=(1, 1)):
 
     `upstream` is the SID that it came from, so that the orchestrator can check that claims link up.
     A loss is the sum over the microbatch, whose `weight` is what it is divided by: of means, 1. Times are
-    milliseconds of compute.
+    milliseconds of compute. `metrics` has (sum, count) of each metric of an evaluated microbatch.
     """
 
     microbatch: int
@@ -128,6 +128,7 @@ class MicrobatchClaim(AttemptMessage, wire="step.claim", version=(1, 1)):
     weight: float = Field(1.0, ge=0, allow_inf_nan=False)
     forward_ms: float = 0.0
     backward_ms: float = 0.0
+    metrics: dict[str, tuple[float, float]] = {}
 
 
 class StepStatus(AttemptMessage, wire="step.status"):
@@ -193,11 +194,12 @@ class StepPrepare(AttemptMessage, wire="step.prepare", version=(1, 1)):
     tied: tuple[TiedStage, ...] = ()
 
 
-class StepVote(Message, wire="step.vote"):
+class StepVote(Message, wire="step.vote", version=(1, 1)):
     """MI → SMO: my vote. `microbatches` is the set stored beside the sum, never filtered.
 
     `checksum` is order-sensitive, over the reduced gradient, and equal in all replicas of a stage.
-    `squared_norms` has one float64 per parameter tensor in parameter order.
+    `squared_norms` has one float64 per parameter tensor in parameter order. `learning_rate` is that of the
+    step by the job's own function, where it has one: only instances run users' code.
     """
 
     member: Member
@@ -208,15 +210,17 @@ class StepVote(Message, wire="step.vote"):
     checksum: str
     squared_norms: tuple[float, ...]
     reduce_ms: float = 0.0
+    learning_rate: float | None = None
 
 
-class StepDecision(AttemptMessage, wire="step.decision", version=(1, 1)):
+class StepDecision(AttemptMessage, wire="step.decision", version=(1, 2)):
     """The commit point, written by compare-and-set into the bucket `steps` (key: job id).
 
     `clip` multiplies the reduced gradient; `action` skip advances the version without an update.
     `membership` and `generations` (one per stage) are those that prepared. `quarantined` are microbatches of
     this step that fail wherever they run; then the step is skipped, nothing was prepared, and checksums are
-    empty.
+    empty. `learning_rate` is the rate of the update. `stop` is the number of steps after which training ends,
+    as far as that is certain; a metric that ends it earlier is noted in the decision of the last step.
     """
 
     generations: tuple[int, ...]
@@ -226,12 +230,15 @@ class StepDecision(AttemptMessage, wire="step.decision", version=(1, 1)):
     clip: float
     action: Literal["apply", "skip"]
     quarantined: tuple[int, ...] = ()
+    learning_rate: float | None = None
+    stop: int | None = None
 
 
-class StepCommit(AttemptMessage, wire="step.commit", version=(1, 1)):
+class StepCommit(AttemptMessage, wire="step.commit", version=(1, 2)):
     """SMO → MI: apply the decision. Idempotent; it must match what was prepared.
 
     A step that is skipped for `quarantined` microbatches needs no prepare: nothing of it is applied.
+    `learning_rate` is the decided one; None, from orchestrators before there was one: compute it.
     """
 
     generation: int
@@ -239,6 +246,7 @@ class StepCommit(AttemptMessage, wire="step.commit", version=(1, 1)):
     clip: float
     action: Literal["apply", "skip"]
     quarantined: tuple[int, ...] = ()
+    learning_rate: float | None = None
 
 
 class StepApplied(Message, wire="step.applied"):

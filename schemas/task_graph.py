@@ -29,7 +29,7 @@ class LayerProfile(Part):
     output_bytes: int
 
 
-class ModelTopology(Message, wire="topology.model", version=(1, 1)):
+class ModelTopology(Message, wire="topology.model", version=(1, 2)):
     """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
@@ -46,6 +46,10 @@ class ModelTopology(Message, wire="topology.model", version=(1, 1)):
     shared: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that share a parameter")
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
     batch: tuple[TensorSchema, ...] = Field((), description="what model and loss take of a batch, in order")
+    epoch_samples: int = Field(0, description="of an epoch of the data; 0: windows from anywhere")
+    optimizer_bytes: float = Field(
+        8.0, description="of optimizer state, fp32 masters and averages per trained parameter, as tried"
+    )
 
 
 class TopologyReleased(Message, wire="topology.released"):

@@ -293,13 +293,12 @@ class Instance:
 
     def _check_code(self) -> None:
         """Refuses user code that differs from the analysed code: it must be the same on every node."""
-        check_requirements(self.start.spec.code, self.payload.node)
-        spec = self.start.spec.model
-        loss = [spec.loss] if ":" in spec.loss else []
-        digest = code_digest(spec.factory, *loss, *self.start.spec.data.user_code())
+        spec = self.start.spec
+        check_requirements(spec.code, self.payload.node)
+        digest = code_digest(*spec.user_callables)
         if digest != self.start.code_digest:
             raise BadModel(
-                f"{spec.factory} on node {self.payload.node} differs from the one that was analysed "
+                f"{spec.model.factory} on node {self.payload.node} differs from the one that was analysed "
                 f"({digest[:12]} ≠ {self.start.code_digest[:12]}): install the same code on every node"
             )
 

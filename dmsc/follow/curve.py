@@ -58,7 +58,13 @@ class RunCurve:
             row["shares"] = event.result.shares
             self._write(event.result.step, json.dumps(row))
         elif event.kind == "validation" and event.validation_loss is not None:
-            line = {"at": event.at, "step": event.validation_step, "validation_loss": event.validation_loss}
+            line: dict[str, Any] = {
+                "at": event.at,
+                "step": event.validation_step,
+                "validation_loss": event.validation_loss,
+            }
+            if event.metrics:
+                line["metrics"] = event.metrics
             print(json.dumps(line), file=self._validations, flush=True)
         else:
             return
@@ -79,6 +85,11 @@ class RunCurve:
         else:
             self._steps.write(line + "\n")
         self._steps.flush()
+
+
+def _validation(event: JobEvent) -> dict[str, float]:
+    scalars = {f"validation/{name}": value for name, value in event.metrics.items()}
+    return scalars if event.validation_loss is None else scalars | {"validation/loss": event.validation_loss}
 
 
 class _Board:
@@ -110,7 +121,7 @@ class _Board:
             }
             self._scalars(event.at, result.step, scalars)
         elif event.validation_loss is not None:
-            self._scalars(event.at, event.validation_step or 0, {"validation/loss": event.validation_loss})
+            self._scalars(event.at, event.validation_step or 0, _validation(event))
 
     def _scalars(self, at: float, step: int, scalars: dict[str, float]) -> None:
         values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]

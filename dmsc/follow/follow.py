@@ -20,7 +20,7 @@ from bus.tasks import background, cancel
 from dmsc.console.exit_codes import ExitCode
 from dmsc.follow.curve import WRITER, RunCurve
 from dmsc.follow.live_view import LiveView, PlainView, View
-from dmsc.follow.run_state import RunState, duration, quantity
+from dmsc.follow.run_state import RunState, duration, metrics_in_words, quantity
 from dmsc.process.interrupts import Interrupts
 from schemas.errors import BadInput, DmscError, NotFound
 from schemas.job import JobEvent, JobRecord, JobState
@@ -138,7 +138,7 @@ def summary(record: JobRecord, run: RunState, out: Path) -> list[str]:
     if first is not None and last is not None:
         lines.append(f"loss        {first:.4f} → {last:.4f} in {record.step or run.done} steps")
     if record.validation_loss is not None:
-        lines.append(f"validation  {record.validation_loss:.4f}")
+        lines.append(f"validation  {record.validation_loss:.4f}{metrics_in_words(record.metrics)}")
     seconds = sum(result.step_s for result in run.results)
     rate = sum(result.tokens for result in run.results) / seconds if seconds else record.tokens_per_s
     lines.append(f"speed       {quantity(rate)} tokens/s, {duration(seconds)} of steps")

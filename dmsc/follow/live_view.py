@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dmsc.follow.run_state import RunState, duration, quantity
+from dmsc.follow.run_state import RunState, duration, metrics_in_words, quantity
 from schemas.job import JobEvent, JobState
 from schemas.plain_text import plain
 from schemas.task_graph import is_data
@@ -121,7 +121,9 @@ class PlainView(View):
                     self._instances[view.sid] = line
                     self.say(f"{view.sid}  {line}")
         elif event.kind == "validation" and event.validation_loss is not None:
-            self.say(f"validation loss {event.validation_loss:.4f}")
+            self.say(f"validation loss {event.validation_loss:.4f}{metrics_in_words(event.metrics)}")
+            if event.text:
+                self.say(event.text)
         elif event.text:
             self.say(f"{event.kind}: {event.text}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -152,3 +153,8 @@ def quantity(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{suffix}"
     return f"{value:.3g}"
+
+
+def metrics_in_words(metrics: Mapping[str, float]) -> str:
+    """A validation's metrics but the loss, to be appended: `, accuracy 0.9310`; of sets `, test/loss …`."""
+    return "".join(f", {name} {value:.4f}" for name, value in metrics.items() if name != "loss")

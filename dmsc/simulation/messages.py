@@ -64,6 +64,7 @@ class SimulatedVote:
     microbatches: tuple[int, ...]
     checksum: str = "0"
     squared_norms: tuple[float, ...] = ()
+    learning_rate: float | None = None
 
 
 def as_load(load: SimulatedLoad) -> HopLoad:

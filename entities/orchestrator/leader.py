@@ -286,7 +286,7 @@ class Leader:
                 name=record.spec.name,
                 state=record.state,
                 step=record.step,
-                steps=record.spec.training.steps,
+                steps=record.last_step,
                 reason=record.reason,
                 alerts=self._runs[record.job].training.alerts.raised if record.job in self._runs else (),
             )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from schemas.base import Part, Token
+from schemas.job_file.training import Synchronous
 
 MOST_INSTANCES = 100_000
 """Most instances of a job, including standbys."""
@@ -34,6 +35,7 @@ class ParallelSpec(Part):
     )
     clusters: tuple[Token, ...] = ()
     segmentation: Literal["measured", "uniform"] = "measured"
+    asynchronous: Synchronous = Field(False, description="refused: weights would depend on who was fast")
 
     @model_validator(mode="after")
     def _shape(self) -> ParallelSpec:

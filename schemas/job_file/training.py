@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from schemas.base import Part
-from schemas.job_file.recipe import MOST_STEPS, OptimizerSpec, ScheduleSpec
+from schemas.job_file.recipe import (
+    MOST_STEPS,
+    AverageSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+    UntilSpec,
+    ValidationSpec,
+)
+
+ASYNCHRONOUS = (
+    "updates are synchronous here: an asynchronous update is computed from weights that other workers have "
+    "changed meanwhile, so that the weights would depend on who was fast and who died; for speed give more "
+    "microbatches (they are routed by load), or more replicas"
+)
+"""Why asynchronous updates are refused."""
 
 
 def _interval(value: Any) -> Any:
@@ -18,15 +33,36 @@ def _interval(value: Any) -> Any:
     raise ValueError(f"does not fit; give auto, or a number of steps from 0 (none) to {MOST_STEPS:,}")
 
 
+def synchronous(value: bool) -> bool:
+    """Refuses asynchronous updates, with the reason."""
+    if value:
+        raise ValueError(ASYNCHRONOUS)
+    return value
+
+
+Synchronous = Annotated[bool, AfterValidator(synchronous)]
+
+
 class TrainingSpec(Part):
     """A step is `microbatches` × `microbatch_samples` samples, whatever the number of workers."""
 
-    steps: int = Field(ge=1, le=MOST_STEPS)
+    steps: int = Field(
+        ge=1, le=MOST_STEPS, description="the most steps; `until` may give them, or end sooner"
+    )
+    until: UntilSpec | None = None
     microbatches: int = Field(8, ge=1, le=4096)
     microbatch_samples: int = Field(4, ge=1, le=1 << 20)
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
+    ema: AverageSpec | None = None
     clip_norm: float | None = Field(1.0, gt=0, le=1e12, allow_inf_nan=False)
+    clip_value: float | None = Field(
+        None,
+        gt=0,
+        le=1e12,
+        allow_inf_nan=False,
+        description="most of each gradient's absolute value, after clip_norm",
+    )
     precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = Field(0, ge=0, lt=1 << 63)
     compute_threads: int = Field(1, ge=1, le=1024, description="part of the job: it changes bits (DESIGN §5)")
@@ -48,6 +84,50 @@ class TrainingSpec(Part):
         0, ge=0, le=MOST_STEPS, description="steps between validations; 0: only at the end"
     )
     validation_microbatches: int = Field(2, ge=0, le=1 << 20)
+    evaluation: ValidationSpec = ValidationSpec()
+    asynchronous: Synchronous = Field(False, description="refused: weights would depend on who was fast")
     checkpoint_every: Annotated[
         Annotated[int, Field(ge=0, le=MOST_STEPS)] | Literal["auto"], BeforeValidator(_interval)
     ] = Field("auto", description="steps between checkpoints; 0: none; auto: by cost, failures and risk")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_of_until(cls, value: Any) -> Any:
+        """`until` may stand for `steps`; what it says in tokens or epochs is known after the analysis."""
+        if not isinstance(value, Mapping) or not isinstance(until := value.get("until"), Mapping):
+            return value
+        steps, most = value.get("steps"), until.get("steps")
+        if not isinstance(most, int) or not 1 <= most <= MOST_STEPS:
+            most = None  # whatever is wrong with it is said there
+        if steps is None:
+            return {**value, "steps": MOST_STEPS if most is None else most}
+        if most is not None and isinstance(steps, int):
+            return {**value, "steps": min(steps, most)}
+        return value
+
+    @model_validator(mode="after")
+    def _has_what_it_watches(self) -> TrainingSpec:
+        until, schedule = self.until, self.schedule
+        watched = [] if until is None or until.metric is None else [("until.metric", until.metric)]
+        if schedule.factory is None and schedule.name == "plateau":
+            watched.append(("schedule plateau", schedule.metric))
+        for place, metric in watched:
+            if not self.evaluate_every:
+                raise ValueError(f"{place} watches {metric}, but nothing validates: give evaluation.every")
+        if schedule.needs_total and self.steps == MOST_STEPS and until is not None and not until.bounded:
+            raise ValueError(
+                f"schedule {schedule.name} needs the number of steps: give steps (the most), or a schedule "
+                "without an end, such as name: constant"
+            )
+        return self
+
+    @property
+    def watches(self) -> bool:
+        """Whether validations decide something: the end of the training, or the learning rate."""
+        plateau = self.schedule.factory is None and self.schedule.name == "plateau"
+        return plateau or (self.until is not None and self.until.metric is not None)
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between validations; 0: only at the end."""
+        return self.validate_every if self.evaluation.every is None else self.evaluation.every

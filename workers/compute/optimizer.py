@@ -1,93 +1,228 @@
-"""AdamW for one stage, whose results do not depend on how the model is cut.
+"""A stage's optimizer and all state of its training: weights, optimizer state, fp32 masters, averages.
 
-The fused kernel updates each parameter separately, so that grouping parameters into stages changes no bit. It
-takes 2.2 ms per 4.4 M parameters on one core, `foreach` 7.6 ms, the plain loop 6.4 ms.
-
-The kernel is called through torch's functional API. The class `torch.optim.AdamW` does the same, but imports
-`torch._dynamo` when it is created, which costs as much time and memory as torch itself.
+State travels as a flat list of tensors, to newcomers and copies. Where AdamW is all there is, the list has a
+fixed order, as it always had. Otherwise a (bytes,) uint8 tensor with JSON comes after the weights, which says
+what the tensors after it are (`workers.recipe.state_layout`): other optimizers make their state when they
+first need it, of any shape, and numbers are part of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim.adamw import adamw
+from torch import Tensor, nn
 
 from schemas.errors import Conflict
-from schemas.job_file.recipe import OptimizerSpec
+from schemas.job_file.recipe import AverageSpec, OptimizerSpec
 from workers.graph.stage_module import StageModule
+from workers.recipe.adamw import MOMENTS, STEP, FusedAdamW
+from workers.recipe.average import WeightAverage
+from workers.recipe.parameter_groups import ParameterSettings, settings_of
+from workers.recipe.single_parameter import SingleParameterOptimizers
+from workers.recipe.state_layout import State, decoded, encoded, from_tensor, size_of, to_tensor
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+Updater = FusedAdamW | SingleParameterOptimizers
 
 
 class StageOptimizer:
-    """AdamW over a stage's trained parameters, with its state present from the start (all zero).
+    """Updates a stage's trained parameters, each for itself, and their average (`ema`).
 
-    `state`: for each trained parameter by its full name: `exp_avg`, `exp_avg_sq` (as the parameter) and
-    `step` (float32 scalar).
+    A parameter that is not float32 has a float32 master, which is updated in its place and rounded to it.
     """
 
-    def __init__(self, stage: StageModule, spec: OptimizerSpec) -> None:
-        self._spec = spec
+    def __init__(
+        self, stage: StageModule, spec: OptimizerSpec, *, ema: AverageSpec | None = None, seed: int = 0
+    ) -> None:
         self._trained = stage.trainable()
-        self.state: dict[str, dict[str, Tensor]] = {
-            name: {
-                **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            }
-            for name, parameter in self._trained
+        self.average = None if ema is None else WeightAverage(ema)
+        self._masters = {
+            name: nn.Parameter(weight.detach().float(), requires_grad=True)
+            for name, weight in self._trained
+            if weight.dtype is not torch.float32
         }
+        self._masters_follow = True  # until the first step: initial weights are loaded after this
+        self._by_name: dict[str, Updater] = {}
+        kinds: list[tuple[ParameterSettings, list[tuple[str, nn.Parameter]]]] = []
+        for name, weight in self._trained:
+            settings = settings_of(name, weight.ndim, spec)
+            own = next((named for kind, named in kinds if kind == settings), None)
+            if own is None:
+                kinds.append((settings, own := []))
+            own.append((name, self._masters.get(name, weight)))
+        for settings, named in kinds:
+            fused = spec.is_adamw and settings.optimizer == "adamw"
+            updater = (
+                FusedAdamW(named, settings) if fused else SingleParameterOptimizers(named, settings, seed)
+            )
+            self._by_name.update(dict.fromkeys((name for name, _ in named), updater))
+        self._updaters = list(dict.fromkeys(self._by_name.values()))
+        all_fused = all(isinstance(updater, FusedAdamW) for updater in self._updaters)
+        self.fixed_layout = all_fused and not self._masters and self.average is None
+        """The state is AdamW's alone, which is there from the start and keeps its shapes."""
+
+    @property
+    def state(self) -> dict[str, State]:
+        """The optimizer state of each trained parameter by its full name; AdamW's are `exp_avg`, `exp_avg_sq`
+        (as the parameter) and `step` (float32 scalar)."""
+        return {name: self._by_name[name].state_of(name) for name, _ in self._trained}
+
+    @property
+    def masters(self) -> dict[str, Tensor]:
+        """The float32 masters of parameters of other types, by full name."""
+        self._follow()
+        return {name: master.detach() for name, master in self._masters.items()}
+
+    @property
+    def shadows(self) -> dict[str, Tensor]:
+        """The averaged weights by full name; empty before they begin, or without `ema`."""
+        return {} if self.average is None else self.average.shadows
+
+    def is_fused(self, name: str) -> bool:
+        """Whether a parameter's state is that of the fused AdamW."""
+        return isinstance(self._by_name[name], FusedAdamW)
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], lr: float) -> None:
+    def step(self, gradients: Sequence[Tensor], lr: float, step: int = 0) -> None:
         """One update in place.
 
         Args:
-            gradients: One per trained parameter, in the stage's order, of its shape, dtype and device.
+            gradients: One per trained parameter, in the stage's order, of its shape and device; of its dtype,
+                or float32.
             lr: Learning rate of this step.
+            step: Number of the step.
         """
         if len(gradients) != len(self._trained):
             raise ValueError(f"{len(gradients)} gradients for {len(self._trained)} parameters")
-        states = [self.state[name] for name, _ in self._trained]
-        adamw(
-            [parameter for _, parameter in self._trained],
-            list(gradients),
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=self._spec.betas[0],
-            beta2=self._spec.betas[1],
-            lr=lr,
-            weight_decay=self._spec.weight_decay,
-            eps=self._spec.eps,
-            maximize=False,
-        )
+        self._follow()
+        self._masters_follow = False
+        named = {
+            name: gradient.float() if name in self._masters else gradient
+            for (name, _), gradient in zip(self._trained, gradients, strict=True)
+        }
+        for updater in self._updaters:
+            updater.step(named, lr, step)
+        for name, weight in self._trained:
+            if name in self._masters:
+                weight.copy_(self._masters[name])
+        if self.average is not None:
+            self.average.update(
+                step, {name: self._masters.get(name, weight) for name, weight in self._trained}
+            )
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all that is beside the weights: of AdamW two moments and a count per parameter."""
+        beside = (*self.masters.values(), *self.shadows.values())
+        return size_of(self.state) + sum(tensor.nbytes for tensor in beside)
+
+    def averaging(self) -> contextlib.AbstractContextManager[None]:
+        """The weights are their averages inside, if validations are to use these."""
+        if self.average is None or not self.average.spec.use_in_validation:
+            return contextlib.nullcontext()
+        return self.average.in_place_of(self._trained)
+
+    @property
+    def exported(self) -> Mapping[str, Tensor]:
+        """The averaged weights that a job ends with, by full name, of the parameters' types; empty: none."""
+        if self.average is None or not self.average.spec.export:
+            return {}
+        kinds = {name: weight.dtype for name, weight in self._trained}
+        return {name: shadow.to(kinds[name]) for name, shadow in self.shadows.items()}
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        if self._masters_follow:
+            for name, weight in self._trained:
+                if name in self._masters:
+                    self._masters[name].copy_(weight)
+
+    @torch.no_grad()
+    def load(
+        self,
+        states: Mapping[str, State],
+        masters: Mapping[str, Tensor],
+        shadows: Mapping[str, Tensor],
+    ) -> None:
+        """Replaces all state; the weights are replaced before. A missing master is the weight itself.
+
+        Raises:
+            Conflict: It is the state of other parameters, or of another optimizer; nothing was changed.
+        """
+        self.check(states, masters, shadows)
+        for name, _ in self._trained:
+            self._by_name[name].load(name, states[name])
+        self._masters_follow = True
+        self._follow()
+        self._masters_follow = False
+        for name, master in masters.items():
+            if name in self._masters:
+                self._masters[name].copy_(master)
+        if self.average is not None:
+            devices = {name: weight.device for name, weight in self._trained}
+            self.average.shadows = {
+                name: shadow.to(devices[name], copy=True) for name, shadow in shadows.items()
+            }
+
+    def check(
+        self, states: Mapping[str, State], masters: Mapping[str, Tensor], shadows: Mapping[str, Tensor]
+    ) -> None:
+        """Raises `Conflict` if this is not the state of these parameters and optimizers."""
+        own = dict(self._trained)
+        if set(states) != set(own):
+            other = sorted(set(states) ^ set(own))
+            raise Conflict(f"the optimizer state that came is of other parameters, {other[0]} among them")
+        for name in own:
+            self._by_name[name].check(name, states[name])
+        for kind, tensors in (("master", masters), ("average", shadows)):
+            for name, tensor in tensors.items():
+                if name not in own or tensor.shape != own[name].shape:
+                    raise Conflict(f"the {kind} of {name} that came is of another stage")
 
 
 def state_tensors(stage: StageModule, optimizer: StageOptimizer) -> list[Tensor]:
     """All state that a newcomer needs, as a flat list in a fixed order; views of the live state.
 
     The order is: trained parameters, other parameters and persistent buffers, then each moment of all trained
-    parameters, then all step counts as one (parameters,) float32 tensor, which is a copy.
+    parameters, then all step counts as one (parameters,) float32 tensor, which is a copy. What comes after
+    the weights where there is more than AdamW: see this module.
     """
     return [tensor for _, tensor in named_state(stage, optimizer)]
 
 
+def named_weights(stage: StageModule) -> list[tuple[str, Tensor]]:
+    """(full name, tensor) of the trained parameters, then of the other weights."""
+    return [*((name, weight.detach()) for name, weight in stage.trainable()), *stage.untrained()]
+
+
 def named_state(stage: StageModule, optimizer: StageOptimizer) -> list[tuple[str, Tensor]]:
     """`state_tensors` with their names: `weights/<full name>`, `exp_avg/<full name>` … and `steps`."""
-    trained = stage.trainable()
-    named = [(f"weights/{name}", parameter.detach()) for name, parameter in trained]
-    named += [(f"weights/{name}", tensor) for name, tensor in stage.untrained()]
-    for moment in _MOMENTS:
-        named += [(f"{moment}/{name}", optimizer.state[name][moment]) for name, _ in trained]
-    counts = [optimizer.state[name]["step"].reshape(()) for name, _ in trained]
+    named = [(f"weights/{name}", tensor) for name, tensor in named_weights(stage)]
+    if not optimizer.fixed_layout:
+        return named + _described(optimizer)
+    states = optimizer.state
+    for moment in MOMENTS:
+        named += [(f"{moment}/{name}", state[moment]) for name, state in states.items()]
+    counts = [state[STEP].reshape(()) for state in states.values()]
     named.append(("steps", torch.stack(counts).cpu() if counts else torch.zeros(0)))
     return named
+
+
+def _described(optimizer: StageOptimizer) -> list[tuple[str, Tensor]]:
+    tensors: list[tuple[str, Tensor]] = []
+
+    def keep(path: str, tensor: Tensor) -> int:
+        tensors.append((path, tensor.detach()))
+        return len(tensors) - 1
+
+    body = {
+        "states": encoded(optimizer.state, keep, "state"),
+        "masters": encoded(optimizer.masters, keep, "master"),
+        "shadows": encoded(dict(optimizer.shadows), keep, "average"),
+    }
+    return [("layout", to_tensor(body)), *tensors]
 
 
 @torch.no_grad()
@@ -97,7 +232,25 @@ def load_state_tensors(stage: StageModule, optimizer: StageOptimizer, tensors: S
     Raises:
         Conflict: Count, shapes or dtypes are of another stage; nothing was changed.
     """
-    own = named_state(stage, optimizer)
+    weights = named_weights(stage)
+    if optimizer.fixed_layout:
+        _check_alike(named_state(stage, optimizer), tensors)
+        states = _fixed(stage, tensors[len(weights) :])
+        masters: dict[str, Tensor] = {}
+        shadows: dict[str, Tensor] = {}
+    else:
+        if len(tensors) <= len(weights):
+            raise Conflict(f"{len(tensors)} state tensors came, this stage has {len(weights)} weights alone")
+        _check_alike([(f"weights/{name}", tensor) for name, tensor in weights], tensors[: len(weights)])
+        devices = {name: tensor.device for name, tensor in weights}
+        states, masters, shadows = _read(tensors[len(weights)], tensors[len(weights) + 1 :], devices)
+    optimizer.check(states, masters, shadows)
+    for (_, target), tensor in zip(weights, tensors, strict=False):
+        target.copy_(tensor)
+    optimizer.load(states, masters, shadows)
+
+
+def _check_alike(own: Sequence[tuple[str, Tensor]], tensors: Sequence[Tensor]) -> None:
     if len(own) != len(tensors):
         raise Conflict(f"{len(tensors)} state tensors came, this stage has {len(own)}")
     for (name, target), tensor in zip(own, tensors, strict=True):
@@ -106,7 +259,38 @@ def load_state_tensors(stage: StageModule, optimizer: StageOptimizer, tensors: S
                 f"state tensor {name} came as {tuple(tensor.shape)} {tensor.dtype}, "
                 f"this stage has {tuple(target.shape)} {target.dtype}"
             )
-    for (_, target), tensor in zip(own, tensors, strict=True):
-        target.copy_(tensor)
-    for (name, _), count in zip(stage.trainable(), tensors[-1], strict=True):
-        optimizer.state[name]["step"].copy_(count)
+
+
+def _fixed(stage: StageModule, tensors: Sequence[Tensor]) -> dict[str, State]:
+    names = [name for name, _ in stage.trainable()]
+    moments = {moment: tensors[at * len(names) :] for at, moment in enumerate(MOMENTS)}
+    return {
+        name: {**{moment: moments[moment][at] for moment in MOMENTS}, STEP: tensors[-1][at]}
+        for at, name in enumerate(names)
+    }
+
+
+def _read(
+    layout: Tensor, tensors: Sequence[Tensor], devices: Mapping[str, torch.device]
+) -> tuple[dict[str, State], dict[str, Tensor], dict[str, Tensor]]:
+    """(states, masters, shadows) by full name, of `_described`."""
+    if layout.dtype is not torch.uint8 or layout.ndim != 1:
+        raise Conflict("the state that came does not say what it is: it is of another optimizer")
+    body = from_tensor(layout)
+
+    def tree(key: str) -> Any:
+        found = body.get(key) if isinstance(body, dict) else None
+        pairs = found.get("map") if isinstance(found, dict) else None
+        if not isinstance(pairs, list):
+            raise Conflict("the description of the optimizer state that came can't be read")
+        return {name: decoded(inner, placed(devices.get(name))) for name, inner in pairs}
+
+    def placed(device: torch.device | None) -> Any:
+        def tensor(at: int | str, host: bool) -> Tensor:
+            if not isinstance(at, int) or not 0 <= at < len(tensors):
+                raise Conflict("the description of the optimizer state that came names a tensor too many")
+            return tensors[at].to("cpu" if host or device is None else device, copy=True)
+
+        return tensor
+
+    return tree("states"), tree("masters"), tree("shadows")

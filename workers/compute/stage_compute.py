@@ -10,7 +10,6 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -22,12 +21,13 @@ from schemas.step import StepCommit, TiedStage
 from workers.compute.batch_schema import empty_batch
 from workers.compute.deferred_model import build_layers
 from workers.compute.gradient_sum import GradientSum
-from workers.compute.loss import Loss, counts
+from workers.compute.measured_loss import MeasuredLoss
 from workers.compute.model import build, check_trained
-from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
+from workers.compute.optimizer import StageOptimizer, load_state_tensors, named_weights, state_tensors
 from workers.compute.running_statistics import RunningStatistics
 from workers.graph.recording import check_sizes
 from workers.graph.stage_module import slice_stage
+from workers.recipe.user_schedule import user_schedule
 from workers.transaction.microbatch import Hop
 
 
@@ -59,7 +59,7 @@ class StageCompute:
             )
         else:
             graph = build(spec.model, spec.training.seed, batch)
-        loss = Loss(spec.model, [*graph.outputs], [*batch], graph.inputs, counted=counts(spec))
+        loss = MeasuredLoss(spec, [*graph.outputs], [*batch], graph.inputs)
         self._graph = graph
         self._sizes = {tuple(tensor.shape for tensor in batch.values())}
         self.module = slice_stage(
@@ -82,15 +82,16 @@ class StageCompute:
         self._users = {name: graph.users[name] for name in self._names}
         index = {id(weight): number for number, weight in enumerate(self.parameters)}
         self._twins = [(index[id(weight)], twin) for weight, twin in self.module.twins]
-        self.optimizer = StageOptimizer(self.module, spec.training.optimizer)
+        training = spec.training
+        self.optimizer = StageOptimizer(self.module, training.optimizer, ema=training.ema, seed=training.seed)
+        self.own_schedule = user_schedule(training)
         self._statistics = RunningStatistics(self.module, spec.training.microbatches)
         self.sum = GradientSum(
             [*self.parameters, *self._statistics.buffers],
             exact=spec.training.exact_accumulation,
             microbatches=spec.training.microbatches,
         )
-        tensors = state_tensors(self.module, self.optimizer)
-        self.state_bytes = sum(tensor.nbytes for tensor in tensors)
+        self._measure_state()
 
     def forward(self, hop: Hop) -> None:
         """Runs the layers. The last stage also computes the loss and, in training, the gradient.
@@ -115,7 +116,10 @@ class StageCompute:
                 tensor.requires_grad_()
         with torch.set_grad_enabled(not hop.evaluate):
             found: list[Tensor] = []
-            with nullcontext() if hop.evaluate else self._statistics.apart(hop.microbatch, found):
+            inside = (
+                self.optimizer.averaging() if hop.evaluate else self._statistics.apart(hop.microbatch, found)
+            )
+            with inside:
                 values = self.module.run(values, step=hop.step, microbatch=hop.microbatch)
             hop.statistics = tuple(found)
             outputs = tuple(part.carries_gradient(values, part.outgoing))
@@ -124,6 +128,8 @@ class StageCompute:
                 loss = scored.loss
                 hop.loss = float(loss.detach())
                 hop.weight = 1.0 if scored.weight is None else scored.weight
+                if hop.evaluate:
+                    hop.metrics = self.loss.metrics.measure(part.named_outputs(values), batch)
                 if not hop.evaluate and not math.isfinite(hop.loss):
                     raise GradientRefused(
                         f"microbatch {hop.microbatch}: the loss is {hop.loss}; "
@@ -222,10 +228,13 @@ class StageCompute:
     def apply(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
         """Makes one optimizer step with the recorded clip, or none for a skipped step; clears the sum."""
         if order.action == "apply":
+            most = self._start.spec.training.clip_value
             for gradient in gradients[: len(self.parameters)]:
                 if order.clip != 1.0:
                     gradient.mul_(order.clip)
-            self._update(order.step, gradients)
+                if most is not None:
+                    gradient.clamp_(-most, most)
+            self._update(order.step, gradients, order.learning_rate)
         self.sum.clear()
         self.version = order.step + 1
 
@@ -233,8 +242,8 @@ class StageCompute:
         """Ends a skipped `step` without an update; its sum was cleared before."""
         self.version = step + 1
 
-    def redo(self, step: int, gradients: Sequence[Tensor]) -> None:
-        """Applies a step again with its clipped gradients; no gradients: a skipped step.
+    def redo(self, step: int, gradients: Sequence[Tensor], learning_rate: float | None = None) -> None:
+        """Applies a step again with its clipped gradients and its decided rate; no gradients: a skipped step.
 
         Raises:
             Conflict: The gradients are of another stage; nothing was changed.
@@ -243,18 +252,29 @@ class StageCompute:
             expected = [*self.parameters, *self._statistics.buffers]
             if [gradient.shape for gradient in gradients] != [weight.shape for weight in expected]:
                 raise Conflict(f"the gradients of step {step} that came are of another stage")
-            self._update(step, [gradient.to(self._device) for gradient in gradients])
+            self._update(step, [gradient.to(self._device) for gradient in gradients], learning_rate)
         self.version = step + 1
 
-    def _update(self, step: int, gradients: Sequence[Tensor]) -> None:
+    def _update(self, step: int, gradients: Sequence[Tensor], rate: float | None) -> None:
+        if rate is None:  # decided by an orchestrator of an earlier version
+            users, training = self.own_schedule, self._start.spec.training
+            rate = learning_rate(step, training) if users is None else users.rate(step)
         own = len(self.parameters)
-        self.optimizer.step(gradients[:own], learning_rate(step, self._start.spec.training))
+        self.optimizer.step(gradients[:own], rate, step)
         microbatches = self._start.spec.training.microbatches
         self._statistics.apply([mean * microbatches for mean in gradients[own:]])
+        if not self.optimizer.fixed_layout:
+            self._measure_state()
+
+    def _measure_state(self) -> None:
+        """Other optimizers than AdamW make their state when they first need it, and averages begin later."""
+        weights = sum(tensor.nbytes for _, tensor in named_weights(self.module))
+        self.state_bytes = weights + self.optimizer.bytes
 
     def load(self, version: int, tensors: Sequence[Tensor]) -> None:
         """Loads the `state_tensors` of another replica at `version`."""
         load_state_tensors(self.module, self.optimizer, tensors)
+        self._measure_state()
         self.version = version
 
     def restored(self, version: int) -> None:

@@ -66,6 +66,7 @@ class TensorTransfer:
     evaluate: bool = False
     round: int = 0
     transfer: int = 0
+    learning_rate: float | None = None
     tensors: Sequence[Tensor] = ()
 
 
@@ -330,6 +331,7 @@ class HopExchange:
             evaluate=transfer.evaluate,
             round=transfer.round,
             transfer=transfer.transfer,
+            learning_rate=transfer.learning_rate,
             load=self._load() if transfer.direction == "backward" else None,
         )
 

@@ -31,8 +31,8 @@ HELD_REDOS = 2 * SNAPSHOT_EVERY
 """Most redos that a holder keeps: a source that never sends the next snapshot must not fill its memory."""
 
 CopyDirection = Literal["copy", "redo"]
-SendCopy = Callable[[Member, CopyDirection, int, Sequence[Tensor]], Awaitable[Outcome]]
-"""Sends over the exchange: (holder, direction, step, tensors)."""
+SendCopy = Callable[[Member, CopyDirection, int, Sequence[Tensor], float | None], Awaitable[Outcome]]
+"""Sends over the exchange: (holder, direction, step, tensors, learning rate of a redo)."""
 Snapshot = Callable[[], Awaitable[tuple[int, list[Tensor]]]]
 """Returns the version, and tensors in host memory that are not changed any more."""
 
@@ -109,20 +109,34 @@ class CopySource:
             self._since = 0
             return True
         step, gradients = redo
-        if not await self._deliver(holder, "redo", step, await gradients.there()):
+        present, rate = await gradients.there(), gradients.learning_rate
+        if not await self._deliver(holder, "redo", step, present, rate):
             return False
         self._queue.brought_to(step + 1, redo=True)
         self._since += 1
         return True
 
     async def _deliver(
-        self, to: Member, direction: CopyDirection, step: int, tensors: Sequence[Tensor]
+        self,
+        to: Member,
+        direction: CopyDirection,
+        step: int,
+        tensors: Sequence[Tensor],
+        learning_rate: float | None = None,
     ) -> bool:
         try:
-            return await self._send(to, direction, step, tensors) == "delivered"
+            return await self._send(to, direction, step, tensors, learning_rate) == "delivered"
         except DmscError as error:  # others report its death; the orchestrator will name a new holder
             log.info("peer copy not sent", to=to.sid, direction=direction, step=step, reason=error.text)
             return False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRedo:
+    """The clipped mean gradients of a step and its learning rate; no gradients: a skipped step."""
+
+    gradients: Sequence[Tensor]
+    learning_rate: float | None = None
 
 
 @dataclass(slots=True)
@@ -131,7 +145,7 @@ class HeldCopy:
 
     version: int
     tensors: Sequence[Tensor]
-    redos: list[Sequence[Tensor]] = field(default_factory=list)
+    redos: list[HeldRedo] = field(default_factory=list)
 
     @property
     def reach(self) -> int:
@@ -152,7 +166,9 @@ class ReplicaBuffer:
         else:
             self._replicas.pop(stage, None)
 
-    def redo(self, stage: int, step: int, gradients: Sequence[Tensor]) -> None:
+    def redo(
+        self, stage: int, step: int, gradients: Sequence[Tensor], learning_rate: float | None = None
+    ) -> None:
         """Appends the gradients of `step`; drops the replica after a gap or beyond the bound."""
         replica = self._replicas.get(stage)
         if replica is None or step < replica.reach:
@@ -160,7 +176,7 @@ class ReplicaBuffer:
         if step > replica.reach or len(replica.redos) >= HELD_REDOS:
             del self._replicas[stage]
             return
-        replica.redos.append(gradients)
+        replica.redos.append(HeldRedo(gradients, learning_rate))
 
     def reach(self, stage: int) -> int:
         """The version that the replica of `stage` reaches; -1: there is none."""

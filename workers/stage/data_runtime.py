@@ -15,6 +15,7 @@ from bus.subject_row import Subject
 from bus.subjects import ADOPT, COPY_SEND, COPY_STATUS, STEP_ABORT, STEP_ASSIGN, STEP_DISPATCH, STEP_FENCE
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack, BadData
+from schemas.evaluation_sets import evaluation_microbatch
 from schemas.step import (
     Adopt,
     Adopted,
@@ -65,7 +66,6 @@ class DataRuntime(HopRuntime):
             )
         self.prefetcher = Prefetcher(self.source)
         self._travelling = [schema.name for schema in self.start.batch]
-        self._evaluation = next(iter(self.start.spec.data.evaluation_sets), "validation")
 
     # --- orders -------------------------------------------------------------------------------------------
     def orders(self) -> list[tuple[Subject, Order]]:
@@ -140,9 +140,11 @@ class DataRuntime(HopRuntime):
 
     async def _send(self, send: Send) -> None:
         step, attempt, microbatch, evaluate = send.work
-        split = self._evaluation if evaluate else "train"
-        draw = VALIDATION_STEP if evaluate else step
-        batch = await self.prefetcher.get(split, draw, microbatch)
+        split, draw, number = "train", step, microbatch
+        if evaluate:
+            draw = VALIDATION_STEP
+            split, number = evaluation_microbatch(self.start.spec, microbatch)
+        batch = await self.prefetcher.get(split, draw, number)
         if not self.machine.current(send.work, send.to):
             return
         if not evaluate:

@@ -28,8 +28,8 @@ OVERFLOWS = 2
 """Queue overflows after which a newcomer counts as too slow: at the first, its link may still be built."""
 
 FollowDirection = Literal["state", "redo"]
-SendState = Callable[[Member, int, FollowDirection, int, Sequence[Tensor]], Awaitable[Outcome]]
-"""Sends over the exchange: (newcomer, number of the transfer, direction, step, tensors)."""
+SendState = Callable[[Member, int, FollowDirection, int, Sequence[Tensor], float | None], Awaitable[Outcome]]
+"""Sends over the exchange: (newcomer, number of the transfer, direction, step, tensors, learning rate)."""
 
 
 class Follower:
@@ -117,11 +117,17 @@ class Follower:
             self._queue.brought_to(version)
         else:
             step, gradients = redo
-            await self._deliver("redo", step, await gradients.there())
+            await self._deliver("redo", step, await gradients.there(), gradients.learning_rate)
             self._queue.brought_to(step + 1, redo=True)
 
-    async def _deliver(self, direction: FollowDirection, step: int, tensors: Sequence[Tensor]) -> None:
-        outcome = await self._send(self._to, self.transfer, direction, step, tensors)
+    async def _deliver(
+        self,
+        direction: FollowDirection,
+        step: int,
+        tensors: Sequence[Tensor],
+        learning_rate: float | None = None,
+    ) -> None:
+        outcome = await self._send(self._to, self.transfer, direction, step, tensors, learning_rate)
         if outcome != "delivered":
             raise Conflict(f"{self._to.sid} takes no {direction} of step {step}: {outcome}")
 

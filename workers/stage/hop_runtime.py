@@ -221,7 +221,7 @@ class HopRuntime(ABC):
         if notice.direction == "copy":
             self.replica_buffer.snapshot(notice.stage, notice.step, tensors)
         else:
-            self.replica_buffer.redo(notice.stage, notice.step, tensors)
+            self.replica_buffer.redo(notice.stage, notice.step, tensors, notice.learning_rate)
 
     async def copy_status(self, query: CopyStatus) -> CopyHeld:
         """The version that the replica of a stage reaches here."""
@@ -242,16 +242,27 @@ class HopRuntime(ABC):
                 f"but the copy here reaches {self.replica_buffer.reach(order.stage)}"
             )
         await self._send_or_raise(order, "state", replica.version, replica.tensors)
-        for step, gradients in enumerate(replica.redos, replica.version):
-            await self._send_or_raise(order, "redo", step, gradients)
+        for step, redo in enumerate(replica.redos, replica.version):
+            await self._send_or_raise(order, "redo", step, redo.gradients, redo.learning_rate)
         size = sum(tensor.nbytes for tensor in replica.tensors)
         return StateReady(member=self.member, version=order.version, bytes=size)
 
     async def _send_or_raise(
-        self, order: CopySend, direction: Direction, step: int, tensors: Sequence[Tensor]
+        self,
+        order: CopySend,
+        direction: Direction,
+        step: int,
+        tensors: Sequence[Tensor],
+        learning_rate: float | None = None,
     ) -> None:
         outcome = await self.send_aside(
-            order.to, direction, order.stage, step, tensors, transfer=order.transfer
+            order.to,
+            direction,
+            order.stage,
+            step,
+            tensors,
+            transfer=order.transfer,
+            learning_rate=learning_rate,
         )
         if outcome != "delivered":
             raise Conflict(f"{order.to.sid} takes no {direction} of step {step}: {outcome}")
@@ -265,11 +276,18 @@ class HopRuntime(ABC):
         tensors: Sequence[Tensor],
         *,
         transfer: int = 0,
+        learning_rate: float | None = None,
     ) -> Outcome:
         """Sends tensors that belong to no microbatch and stay valid across attempts."""
         return await self.exchange.send(
             TensorTransfer(
-                direction=direction, receiver=to, stage=stage, step=step, transfer=transfer, tensors=tensors
+                direction=direction,
+                receiver=to,
+                stage=stage,
+                step=step,
+                transfer=transfer,
+                learning_rate=learning_rate,
+                tensors=tensors,
             )
         )
 

@@ -104,6 +104,8 @@ class Preparation:
                 lambda: self._layers.finish_reduced(reduced)
             )
         self._load.reduce_ms = reduce_ms
+        own = self._layers.own_schedule
+        rate = None if own is None else await self._thread.order(lambda: own.rate(order.step))
         vote = StepVote(
             member=self._member,
             step=order.step,
@@ -113,6 +115,7 @@ class Preparation:
             checksum=checksum,
             squared_norms=norms,
             reduce_ms=reduce_ms,
+            learning_rate=rate,
         )
         if self._is_open(order):
             self.prepared = Prepared(vote, gradients)

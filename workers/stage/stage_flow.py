@@ -111,6 +111,7 @@ class StageFlow:
             evaluate=hop.evaluate,
             loss=hop.loss,
             weight=hop.weight,
+            metrics=hop.metrics,
             forward_ms=hop.forward_ms,
             backward_ms=hop.backward_ms,
         )

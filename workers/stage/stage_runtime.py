@@ -143,12 +143,14 @@ class StageRuntime(HopRuntime):
         self.reduction = self.preparation.reduction
         self._applying = asyncio.Lock()
         self.copy_source = CopySource(
-            lambda to, direction, step, tensors: self.send_aside(to, direction, self.stage, step, tensors),
+            lambda to, direction, step, tensors, rate: self.send_aside(
+                to, direction, self.stage, step, tensors, learning_rate=rate
+            ),
             self.state.snapshot,
         )
         self.followers = Followers(
-            lambda to, transfer, direction, step, tensors: self.send_aside(
-                to, direction, self.stage, step, tensors, transfer=transfer
+            lambda to, transfer, direction, step, tensors, rate: self.send_aside(
+                to, direction, self.stage, step, tensors, transfer=transfer, learning_rate=rate
             ),
             self.state.snapshot,
         )
@@ -180,7 +182,8 @@ class StageRuntime(HopRuntime):
             if (notice.step, notice.attempt) == (self.version, self.attempt):
                 self.preparation.tied.arrived(notice, tensors)
         elif notice.direction == "redo":
-            self.track(self.state.redo(notice.step, tensors, lambda: self.machine.takes(notice)))
+            needed, rate = (lambda: self.machine.takes(notice)), notice.learning_rate
+            self.track(self.state.redo(notice.step, tensors, needed, rate))
         else:
             self.run(self.machine.arrived(notice, tensors))
 
@@ -334,7 +337,7 @@ class StageRuntime(HopRuntime):
                 None  # not earlier: until here this instance can still apply the decision
             )
             # No await before this: hops read the version, and no snapshot may be ahead of the redos.
-            self._end_step(order.step, prepared.gradients if order.action == "apply" else ())
+            self._end_step(order, prepared.gradients if order.action == "apply" else ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
@@ -348,20 +351,20 @@ class StageRuntime(HopRuntime):
         self.preparation.prepared = None
         await self.flow.forget(order.attempt)  # the sum must hold nothing of this step
         await self.thread.order(lambda: self.layers.skip(order.step))
-        self._end_step(order.step, ())
+        self._end_step(order, ())
         await self.state.move_to(self.version)
         return StepApplied(member=self.member, version=self.version)
 
-    def _end_step(self, step: int, gradients: Sequence[Tensor]) -> None:
+    def _end_step(self, order: StepCommit, gradients: Sequence[Tensor]) -> None:
         """Begins the next step, and sends this one as a redo to followers and to the replica's holder.
 
         No gradients: the step was skipped.
         """
-        self.run(self.machine.applied(step + 1))
+        self.run(self.machine.applied(order.step + 1))
         if self.followers or self.copy_source.holder is not None:
-            redo = HostCopy(gradients)
-            self.copy_source.applied(step, redo)
-            self.followers.applied(step, redo)
+            redo = HostCopy(gradients, order.learning_rate)
+            self.copy_source.applied(order.step, redo)
+            self.followers.applied(order.step, redo)
 
     async def abort(self, order: StepAbort) -> StepAborted:
         """Forgets the open step below `order.attempt`: queues, sums, offers, group. Idempotent.

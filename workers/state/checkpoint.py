@@ -1,7 +1,10 @@
 """A stage's state in a checkpoint: parameters, buffers and optimizer state under full parameter names.
 
-`<name>` is the parameter or buffer itself, `optimizer.<name>.exp_avg`, `.exp_avg_sq` and `.step` belong to
-it. Because of the full names any segmentation can load a checkpoint that another one wrote.
+`<name>` is the parameter or buffer itself. Of AdamW `optimizer.<name>.exp_avg`, `.exp_avg_sq` and `.step`
+belong to it. Any other optimizer has `optimizer.<name>.layout`, a (bytes,) uint8 tensor with JSON, which says
+where in its state the tensors `optimizer.<name>.…` belong, and holds the numbers. `master.<name>` is the fp32
+master of a parameter of another type, `ema.<name>` its average. Because of the full names any segmentation
+can load a checkpoint that another one wrote.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,31 +28,51 @@ from schemas.checkpoint import (
     parse_manifest,
 )
 from schemas.errors import BadMessage, BadModel, Conflict, DamagedCheckpoint, NotFound
-from workers.compute.optimizer import StageOptimizer, load_state_tensors, named_state
+from workers.compute.optimizer import StageOptimizer, named_weights
 from workers.graph.stage_module import StageModule
+from workers.recipe.adamw import MOMENTS, STEP
+from workers.recipe.state_layout import State, decoded, encoded, from_tensor, to_tensor
 from workers.state.initial_weights import Runner
 
-STEP = "step"
+LAYOUT = "layout"
 
 
 def named_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Tensor]:
-    """Key in the checkpoint → tensor; views of the live state, except for the step counts.
+    """Key in the checkpoint → tensor; views of the live state, except for what describes it.
 
     Raises:
         BadModel: A layer's name makes two keys equal.
     """
-    *named, (_, steps) = named_state(stage, optimizer)
     tensors: dict[str, Tensor] = {}
-    for kind_and_name, tensor in named:
-        _add(tensors, _key(kind_and_name), tensor)
-    for (name, _), count in zip(stage.trainable(), steps, strict=True):
-        _add(tensors, f"optimizer.{name}.{STEP}", count)
+    for name, tensor in named_weights(stage):
+        _add(tensors, name, tensor)
+    for name, state in optimizer.state.items():
+        if optimizer.is_fused(name):
+            for kind, tensor in state.items():
+                _add(tensors, f"{_own(name)}{kind}", tensor)
+            continue
+
+        def keep(path: str, tensor: Tensor, prefix: str = _own(name)) -> str:
+            _add(tensors, prefix + path, tensor.detach())
+            return path
+
+        body = encoded(state, keep)
+        _add(tensors, f"{_own(name)}{LAYOUT}", to_tensor(body))
+    for kind, own in (("master", optimizer.masters), ("ema", optimizer.shadows)):
+        for name, tensor in own.items():
+            _add(tensors, f"{kind}.{name}", tensor)
     return tensors
+
+
+def _own(name: str) -> str:
+    """The prefix of the keys of a parameter's optimizer state."""
+    return f"optimizer.{name}."
 
 
 def _add(tensors: dict[str, Tensor], key: str, tensor: Tensor) -> None:
     if key in tensors:
-        raise BadModel(f"{key} would be in the checkpoint twice: call the layer 'optimizer' something else")
+        kind = key.partition(".")[0]
+        raise BadModel(f"{key} would be in the checkpoint twice: call the layer '{kind}' something else")
     tensors[key] = tensor
 
 
@@ -124,27 +147,87 @@ async def restore_checkpoint(
     manifest = await read_manifest(artifacts)
     if version not in (None, manifest.version):
         raise Conflict(f"checkpoint {artifacts.url} is of step {manifest.version}, not {version}")
-    own = named_tensors(stage, optimizer)
+    weights = named_weights(stage)
+    trained = [name for name, _ in stage.trainable()]
+    wanted = _Wanted(frozenset(name for name, _ in weights), trained)
     loaded: dict[str, Tensor] = {}
     for part in manifest.overlapping(stage.first_layer, stage.last_layer):
-        loaded |= await _read_stage(artifacts, part, [key for key in own if key not in loaded])
-    missing = sorted(set(own) - set(loaded))
+        loaded = {**await _read_stage(artifacts, part, wanted), **loaded}
+    states = {name: _state(name, loaded, weight.device) for name, weight in stage.trainable()}
+    missing = sorted(name for name, _ in weights if name not in loaded)
+    missing += [f"{_own(name)}…" for name in trained if states[name] is None]
     if missing:
         raise Conflict(
-            f"checkpoint {artifacts.url} lacks {len(missing)} of the {len(own)} tensors of layers "
-            f"{stage.first_layer} to {stage.last_layer - 1}, {missing[0]} among them: it is of another model"
+            f"checkpoint {artifacts.url} lacks {len(missing)} of the {len(weights) + len(trained)} tensors "
+            f"of layers {stage.first_layer} to {stage.last_layer - 1}, {missing[0]} among them: it is of "
+            "another model, or of another optimizer"
         )
-    counts = [loaded[f"optimizer.{name}.{STEP}"] for name, _ in stage.trainable()]
-    names = [name for name, _ in named_state(stage, optimizer)[:-1]]
-    flat = [loaded[_key(name)] for name in names]
-    flat.append(torch.stack(counts) if counts else torch.zeros(0))
-    await run(lambda: load_state_tensors(stage, optimizer, flat))
+    beside = {
+        kind: {name: loaded[f"{kind}.{name}"] for name in trained if f"{kind}.{name}" in loaded}
+        for kind in ("master", "ema")
+    }
+    complete = {name: state for name, state in states.items() if state is not None}
+    _check_weights(weights, loaded)
+    optimizer.check(complete, beside["master"], beside["ema"])
+    await run(lambda: _replace(weights, loaded, optimizer, complete, beside))
     return manifest.version
 
 
-def _key(kind_and_name: str) -> str:
-    kind, _, name = kind_and_name.partition("/")
-    return name if kind == "weights" else f"optimizer.{name}.{kind}"
+@torch.no_grad()
+def _replace(
+    weights: Sequence[tuple[str, Tensor]],
+    loaded: Mapping[str, Tensor],
+    optimizer: StageOptimizer,
+    states: Mapping[str, State],
+    beside: Mapping[str, Mapping[str, Tensor]],
+) -> None:
+    for name, target in weights:
+        target.copy_(loaded[name])
+    optimizer.load(states, beside["master"], beside["ema"])
+
+
+def _check_weights(weights: Sequence[tuple[str, Tensor]], loaded: Mapping[str, Tensor]) -> None:
+    for name, target in weights:
+        tensor = loaded[name]
+        if target.shape != tensor.shape or target.dtype != tensor.dtype:
+            raise Conflict(
+                f"state tensor weights/{name} came as {tuple(tensor.shape)} {tensor.dtype}, "
+                f"this stage has {tuple(target.shape)} {target.dtype}"
+            )
+
+
+class _Wanted:
+    """Which keys of a checkpoint belong to a stage with these weights and trained parameters."""
+
+    def __init__(self, weights: frozenset[str], trained: Sequence[str]) -> None:
+        self._weights = weights
+        self._beside = frozenset(f"{kind}.{name}" for kind in ("master", "ema") for name in trained)
+        self._owners = frozenset(trained)
+
+    def __call__(self, key: str) -> bool:
+        if key in self._weights or key in self._beside:
+            return True
+        kind, _, rest = key.partition(".")
+        if kind != "optimizer":
+            return False
+        parts = rest.split(".")
+        return any(".".join(parts[:end]) in self._owners for end in range(len(parts) - 1, 0, -1))
+
+
+def _state(name: str, loaded: Mapping[str, Tensor], device: torch.device) -> State | None:
+    """The optimizer state of one parameter on `device`; None: there is none."""
+    prefix = _own(name)
+    if f"{prefix}{LAYOUT}" not in loaded:
+        found = {key: loaded[f"{prefix}{key}"] for key in (*MOMENTS, STEP) if f"{prefix}{key}" in loaded}
+        return found if len(found) == len(MOMENTS) + 1 else None
+
+    def tensor(path: int | str, host: bool) -> Tensor:
+        if f"{prefix}{path}" not in loaded:
+            raise Conflict(f"the checkpoint lacks {prefix}{path}, which its layout names")
+        return loaded[f"{prefix}{path}"] if host else loaded[f"{prefix}{path}"].to(device)
+
+    state = decoded(from_tensor(loaded[f"{prefix}{LAYOUT}"]), tensor)
+    return state if isinstance(state, dict) else None
 
 
 async def read_manifest(artifacts: Artifacts) -> CheckpointManifest:
@@ -160,15 +243,17 @@ async def read_manifest(artifacts: Artifacts) -> CheckpointManifest:
     return parse_manifest(data, f"{artifacts.url}/{MANIFEST_NAME}")
 
 
-async def _read_stage(artifacts: Artifacts, part: StageCheckpoint, keys: list[str]) -> dict[str, Tensor]:
-    """Fetches a stage's files, checks them, and reads those of the `keys` that they have."""
+async def _read_stage(
+    artifacts: Artifacts, part: StageCheckpoint, wanted: Callable[[str], bool]
+) -> dict[str, Tensor]:
+    """Fetches a stage's files, checks them, and reads those tensors whose keys are `wanted`."""
     from workers.state.checkpoint_files import read_folder  # costly: see there
 
     with tempfile.TemporaryDirectory(prefix="dmsc-checkpoint-") as name:
         for file in part.files:
             await _fetch(artifacts, f"{part.folder}/{file.name}", file, Path(name) / file.name)
         source = f"{artifacts.url}/{part.folder}"
-        return await in_thread(lambda: read_folder(Path(name), keys, source))
+        return await in_thread(lambda: read_folder(Path(name), wanted, source))
 
 
 async def _fetch(artifacts: Artifacts, name: str, file: CheckpointFile, path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,12 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Checkpoin
     )
 
 
-def read_folder(folder: Path, keys: Iterable[str], source: str) -> dict[str, Tensor]:
-    """Those of the tensors `keys` that a DCP folder has, on the CPU.
+def read_folder(folder: Path, wanted: Callable[[str], bool], source: str) -> dict[str, Tensor]:
+    """Those tensors of a DCP folder whose keys are `wanted`, on the CPU.
 
     Args:
         folder: The folder with all its files.
-        keys: Keys of tensors.
+        wanted: Whether a tensor is read, by its key.
         source: The folder's name in messages.
 
     Raises:
@@ -104,8 +104,8 @@ def read_folder(folder: Path, keys: Iterable[str], source: str) -> dict[str, Ten
         entries = reader.read_metadata().state_dict_metadata
         tensors = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key in keys
-            if isinstance(entry := entries.get(key), TensorStorageMetadata)
+            for key, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata) and wanted(key)
         }
         load(tensors, storage_reader=reader, no_dist=True)
         return tensors

@@ -145,13 +145,17 @@ class StageState:
             await self.move_to(version)
 
     async def redo(
-        self, step: int, gradients: Sequence[Tensor], still_needed: Callable[[], bool] = lambda: True
+        self,
+        step: int,
+        gradients: Sequence[Tensor],
+        still_needed: Callable[[], bool] = lambda: True,
+        learning_rate: float | None = None,
     ) -> None:
         """Applies a step that another replica has applied; ignores one that is not the next step."""
         async with self._loading:
             if step != self.version or not still_needed():
                 return
-            await self._thread.order(lambda: self._stage.redo(step, gradients))
+            await self._thread.order(lambda: self._stage.redo(step, gradients, learning_rate))
             await self.move_to(step + 1)
 
     async def snapshot(self) -> tuple[int, list[Tensor]]:
@@ -190,7 +194,8 @@ class StageState:
         model = self._start.spec.model
         if not order.after:
             artifacts = await open_url(order.url, self._bus)
-            written = await export(self._stage.module, artifacts, order.shard, written_names(model))
+            averaged = self._stage.optimizer.exported
+            written = await export(self._stage.module, artifacts, order.shard, written_names(model), averaged)
             self._exports = {key: written}
             self._files = await self._files_beside(artifacts)
         if key not in self._exports:

@@ -20,9 +20,10 @@ PAGE_BYTES = 512 << 10
 """Most bytes of tensor descriptions in one answer to an export order."""
 
 
-def weight_tensors(stage: StageModule) -> dict[str, Tensor]:
-    """Full name → contiguous tensor on the CPU; copies only tensors that are not."""
+def weight_tensors(stage: StageModule, averaged: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Full name → contiguous tensor on the CPU, copied if it must be; `averaged` ones in place of others."""
     named = [*((name, weight.detach()) for name, weight in stage.trainable()), *stage.untrained()]
+    named = [(name, (averaged or {}).get(name, tensor)) for name, tensor in named]
     return {name: tensor.cpu().contiguous() for name, tensor in named}
 
 
@@ -31,8 +32,9 @@ async def export(
     artifacts: Artifacts,
     shard: str,
     written_name: Callable[[str], str] = lambda name: name,
+    averaged: Mapping[str, Tensor] | None = None,
 ) -> tuple[int, dict[str, str]]:
-    """Writes the stage's weights as `shard` below the artifacts' URL.
+    """Writes the stage's weights as `shard` below the artifacts' URL, those `averaged` in place of others.
 
     The caller must ensure that nothing trains meanwhile.
 
@@ -45,7 +47,7 @@ async def export(
     Returns:
         The bytes of all tensors, and full parameter name → `dtype shape sha256(bytes)`.
     """
-    tensors = await in_thread(lambda: weight_tensors(stage))
+    tensors = await in_thread(lambda: weight_tensors(stage, averaged))
     written = {written_name(name): tensor for name, tensor in tensors.items()}
     await put_tensors(artifacts, shard, written, {"format": "pt"})
     size = sum(tensor.nbytes for tensor in tensors.values())

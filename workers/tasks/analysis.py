@@ -16,7 +16,7 @@ from workers.compute.batch_schema import batch_schema
 from workers.compute.deferred_model import WHOLE_BYTES, outline_model
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
-from workers.compute.loss import Loss, counts
+from workers.compute.measured_loss import MeasuredLoss
 from workers.compute.model import build, check_trained, graph_of
 from workers.data.batches import Batch, BatchSource
 from workers.data.checking import checked_batch
@@ -24,6 +24,7 @@ from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import joined_layers, sharing_layers
+from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
@@ -72,14 +73,13 @@ def analyse(
     else:  # one layer at a time has memory
         graph = graph_of(spec.model, outline.model, sample)
     check_trained(graph.model.named_parameters())
-    loss = Loss(spec.model, [*graph.outputs], [*sample], graph.inputs, counted=counts(spec))
+    optimizer_bytes = try_recipe(training, [*graph.model.named_parameters()])
+    loss = MeasuredLoss(spec, [*graph.outputs], [*sample], graph.inputs, tries=True)
     travels = graph.batch_crossing(0, [*sample], loss.batch)
     with embeddings_checked(data.vocabulary, graph.model, sample):
         profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
     if spec.model.loss == "cross_entropy":
         check_logits(data.vocabulary, profiles)
-    loss_factory = [spec.model.loss] if ":" in spec.model.loss else []
-    factories = [spec.model.factory, *loss_factory, *spec.data.user_code()]
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
     unique = {id(weight): weight.numel() for weight in weights}
     return ModelTopology(
@@ -90,12 +90,14 @@ def analyse(
         parameters=sum(unique.values()),
         input_bytes=sum(sample[name].nbytes for name in travels),
         data_tokens=data.tokens,
-        code_digest=code_digest(*factories),
+        code_digest=code_digest(*spec.user_callables),
         data_digest=data.digest,
+        epoch_samples=data.size("train") or 0,
         device=device,
         tied=joined_layers(graph),
         shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
+        optimizer_bytes=optimizer_bytes,
         inexact=f"{inexact} on {device}" if inexact else "",
     )
 

@@ -45,6 +45,7 @@ class Hop:
     sent_backward: tuple[Tensor, ...] = ()
     loss: float | None = None
     weight: float = 1.0
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     measured: bool = False

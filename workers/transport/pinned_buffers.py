@@ -50,7 +50,9 @@ class HostCopy:
     Host tensors are kept as they are and must not be changed any more. Create it on the event loop.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], learning_rate: float | None = None) -> None:
+        self.learning_rate = learning_rate
+        """Of the step whose gradients they are."""
         self._tensors: Sequence[Tensor] = tensors
         self._copying: asyncio.Task[Sequence[Tensor]] | None = None
         if any(tensor.device.type != "cpu" for tensor in tensors):

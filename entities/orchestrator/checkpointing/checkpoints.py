@@ -44,6 +44,7 @@ from schemas.checkpoint import (
 )
 from schemas.errors import BadInput, Conflict, DamagedCheckpoint, DmscError
 from schemas.job import StepResult
+from schemas.recipe_progress import RecipeProgress
 from schemas.step import Member, StateRestore
 
 log = get_logger("orchestrator")
@@ -59,6 +60,7 @@ class _Order:
     stall_s: float
     began: float
     reason: str
+    progress: RecipeProgress
 
 
 class Checkpoints:
@@ -116,7 +118,7 @@ class Checkpoints:
             Conditions(
                 step=step,
                 last_step=max(self._last_step, self._tried),
-                steps=self._job.spec.training.steps,
+                steps=self._job.store.record.last_step,
                 step_s=statistics.median(self._step_s) if self._step_s else None,
                 cost_s=statistics.median(self._costs) if self._costs else None,
                 observed_s=max(0.0, time.time() - record.submitted_at),
@@ -153,7 +155,7 @@ class Checkpoints:
             return
         reason = self._choose(step).reason
         self._tried = step
-        if self._busy and step >= self._job.spec.training.steps:
+        if self._busy and step >= self._job.store.record.last_step:
             assert self._writing is not None
             await asyncio.wait([self._writing])  # this is the last boundary: training need not go on
         if self._busy:
@@ -182,7 +184,7 @@ class Checkpoints:
         url = self._store.url_of(folder)
         writers = tuple(members[0] for members in stages if members)
         order = CheckpointOrder(job=self._job.name, epoch=self._job.epoch, version=step, url=url)
-        began = time.monotonic()
+        began, progress = time.monotonic(), self._job.store.record.progress
         try:
             answers = await self._job.instances.order(
                 CHECKPOINT,
@@ -199,7 +201,7 @@ class Checkpoints:
         copies = [answer for answer in answers.values() if isinstance(answer, CheckpointTaken)]
         stall_s = max((copy.stall_ms for copy in copies), default=0.0) / 1e3
         self._writing_folder, self._risk_answered = folder, True
-        coming = _Order(folder, url, writers, stall_s, began, reason)
+        coming = _Order(folder, url, writers, stall_s, began, reason, progress)
         self._writing = asyncio.create_task(
             self._contained(coming), name=f"checkpoint {self._job.name} {folder}"
         )
@@ -241,6 +243,7 @@ class Checkpoints:
             spec_sha256=spec_digests(self._job.spec),
             torch_version=parts[0].torch_version,
             stages=parts,
+            progress=order.progress,
         )
         await self._store.publish(order.folder, manifest, order.writers)
         write_s = time.monotonic() - order.began - order.stall_s
@@ -259,7 +262,7 @@ class Checkpoints:
 
     def _outlook(self, order: _Order) -> str:
         choice = self._choose(order.folder.version)
-        if not choice.interval_steps or order.folder.version >= self._job.spec.training.steps:
+        if not choice.interval_steps or order.folder.version >= self._job.store.record.last_step:
             return "the last"
         because = f" ({choice.reason})" if choice.reason != order.reason else ""
         return f"next after {choice.interval_steps} steps{because}"
@@ -306,11 +309,17 @@ class Checkpoints:
             version = await self._restore_named(self._job.spec.resume_from)
         if version is None:
             version = 0
+            await self._take_up(RecipeProgress())
             if not fresh or self._uneven:
                 await self._order_restore(0, None)
         self._last_step, self._tried = version, -1
         self._losses.clear()
         return version
+
+    async def _take_up(self, progress: RecipeProgress) -> None:
+        """Goes back to what validations had decided at the version that is restored."""
+        if progress != self._job.store.record.progress:
+            await self._job.store.note(now=True, progress=progress)
 
     async def _restore_own(self) -> int | None:
         open_url, folders = await self._store.opener(), await self._store.published()
@@ -318,7 +327,8 @@ class Checkpoints:
             await self._tell(f"that of step {lost} is not at {self._store.url} any more")
         for folder in folders:
             url = self._store.url_of(folder)
-            if url not in self._damaged and await self._try(url, open_url):
+            if url not in self._damaged and (manifest := await self._try(url, open_url)) is not None:
+                await self._take_up(manifest.progress)
                 return folder.version
         return None
 
@@ -341,6 +351,10 @@ class Checkpoints:
         for url in urls:
             if (manifest := await self._try(url, open_url)) is not None:
                 differing = _differing(manifest, spec_digests(self._job.spec))
+                progress = manifest.progress
+                if "training" in differing:  # another end, perhaps: the next validation decides
+                    progress = progress.model_copy(update={"stopped_at": None, "because": ""})
+                await self._take_up(progress)
                 if differing:
                     await self._tell(f"{url} is of a job with other {' and '.join(differing)}: as you wish")
                 return manifest.version

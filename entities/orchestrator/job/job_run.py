@@ -39,7 +39,8 @@ from schemas.job import JobRecord, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member
-from schemas.task_graph import Placement
+from schemas.task_graph import ModelTopology, Placement
+from schemas.training_length import samples_of, with_steps
 
 log = get_logger("orchestrator")
 
@@ -354,9 +355,17 @@ class JobRun:
     async def _deploy(self) -> None:
         """Analyses the model, and starts the instances in their slots."""
         topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
+        await self._settle_steps(topology)
         await self._deployment.deploy(topology)
         await self.training.begin()
         await self.job.store.tell("instances", instances=self.job.instances.views())
+
+    async def _settle_steps(self, topology: ModelTopology) -> None:
+        """Makes a number of steps of what `training.until` says in tokens or epochs; the record keeps it."""
+        settled = with_steps(self.job.spec, samples_of(self.job.spec, topology))
+        if settled != self.job.spec:
+            self.job.spec = settled
+            await self.job.store.note(now=True, spec=settled)
 
     async def _until_resumed(self) -> None:
         if self.parking.waits:
@@ -391,7 +400,7 @@ class JobRun:
         return True
 
     async def _train(self) -> None:
-        steps = self.job.spec.training.steps
+        steps = self.job.store.record.last_step
         await self.job.store.move(JobState.RUNNING, f"step {self.training.step} of {steps}")
         await self.training.run()
         await self.training.events_written()
@@ -410,7 +419,9 @@ class JobRun:
             except MemberLost as lost:
                 self.training.losing(lost.members, str(lost))
                 await self.training.until_whole()
-                if self.training.step < self.job.spec.training.steps:  # a stage was lost: steps are run again
+                if (
+                    self.training.step < self.job.store.record.last_step
+                ):  # a stage was lost: steps are run again
                     await self.training.run()
                 await self.job.store.move(JobState.FINISHING, "weights")
         await self.job.store.note(now=True, weights=manifest)

@@ -37,7 +37,9 @@ from entities.orchestrator.transaction.step_ledger import StepLedger
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.alert import Alert
 from schemas.errors import Conflict, DmscError
+from schemas.evaluation_sets import evaluation_sets
 from schemas.job import JobState, StepResult
+from schemas.recipe_progress import observed
 from schemas.signals import QosReport
 from schemas.step import Member, StepDecision
 
@@ -209,7 +211,7 @@ class Training:
 
     def _pauses(self, step: int) -> bool:
         return (
-            step >= self._job.spec.training.steps
+            step >= self._job.store.record.last_step
             or self._validation_due(step)
             or self._checkpoints.due(step)
             or self._job.quarantine.of(step) is not None
@@ -219,16 +221,27 @@ class Training:
 
     def _validation_due(self, step: int) -> bool:
         training = self._job.spec.training
-        if not training.validation_microbatches or not self._job.spec.data.evaluation_sets:
+        if not any(count for _, count in evaluation_sets(self._job.spec)):
             return False
-        if step == training.steps:
+        if step == self._job.store.record.last_step:
             return True
-        return bool(training.validate_every) and step % training.validate_every == 0
+        every = training.evaluate_every
+        return bool(every) and step % every == 0
 
     async def _validate(self) -> None:
-        loss = await self._step_owner.loop.validate(self.step)
-        self._job.events.validation(self.step, loss)
+        """Validates, and decides by the result: when training ends, and whether the rate falls."""
+        found = await self._step_owner.loop.validate(self.step)
+        self._job.events.validation(self.step, found.loss, found.values, found.problems)
         await self.events_written()
+        store, training = self._job.store, self._job.spec.training
+        progress = observed(store.record.progress, training, self.step, found.values)
+        if not training.watches or progress == store.record.progress:
+            return
+        stops = progress.stopped_at is not None and store.record.progress.stopped_at is None
+        await store.note(now=True, progress=progress)  # before a step is decided that depends on it
+        if stops:
+            await self._job.decisions.stop(self.step)
+            await store.tell("state", state=store.record.state, text=f"stops early: {progress.because}")
 
     # --- going back -------------------------------------------------------------------------------------
     async def _roll_back(self, cause: StageGone | StepBroken) -> None:
@@ -250,7 +263,7 @@ class Training:
         self.failures.rolled_back(text)
         self.rebalancing.disturbed()
         await self._job.store.tell("recovery", text=text)
-        await self._job.store.move(JobState.RUNNING, f"step {version} of {self._job.spec.training.steps}")
+        await self._job.store.move(JobState.RUNNING, f"step {version} of {self._job.store.record.last_step}")
         resume_point = self._step_owner.afresh(members, closed.attempt, closed.generation)
         await self._open(resume_point)
         self._joining.introduce(resume_point)

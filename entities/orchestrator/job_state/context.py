@@ -144,9 +144,12 @@ class JobTimes:
     run: RunTimes = RunTimes()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class JobContext:
-    """One run of one job, in one epoch. It holds references and does nothing."""
+    """One run of one job, in one epoch. It holds references and does nothing.
+
+    `spec` changes once: when the analysis has told how many steps `training.until` comes to.
+    """
 
     bus: Bus
     mesh: MeshView

@@ -42,6 +42,7 @@ class DecisionRecord:
         self.job = job
         self._epoch = epoch
         self._revision: int | None = None
+        self._last: StepDecision | None = None
 
     async def take(self) -> StepDecision | None:
         """Writes this epoch into the record, so that no earlier orchestrator decides any more.
@@ -73,7 +74,8 @@ class DecisionRecord:
                     assert self._revision is not None
                     own = last.model_copy(update={"epoch": self._epoch})
                     self._revision = await self._bucket.update(own, revision=self._revision, job=self.job)
-                return last if last.step >= 0 else None
+                self._last = last if last.step >= 0 else None
+                return self._last
             except Conflict:
                 continue  # another orchestrator wrote in between: read again
             except Unavailable:
@@ -89,6 +91,7 @@ class DecisionRecord:
         while True:
             try:
                 await self._write(decision)
+                self._last = decision
                 return
             except (Conflict, UnreadableRecord) as error:
                 if not await self._ours_still():
@@ -97,6 +100,15 @@ class DecisionRecord:
                 # it may have been written: the next attempt reads through the bucket's leader first
                 self._revision = None
                 await asyncio.sleep(self._retry_s)
+
+    async def stop(self, step: int) -> None:
+        """Notes in the decision before `step` that training ends with it, as a metric has decided.
+
+        Raises:
+            Fenced, NewerRecord: As `write`.
+        """
+        if self._last is not None and self._last.step == step - 1:
+            await self.write(self._last.model_copy(update={"epoch": self._epoch, "stop": step}))
 
     async def _ours_still(self) -> bool:
         """Whether the record is unreadable or removed and this orchestrator leads, so that it may write."""

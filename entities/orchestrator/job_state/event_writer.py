@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from entities.orchestrator.job_state.instances import JobInstances
@@ -21,7 +21,6 @@ class EventWriter:
     def __init__(self, store: JobStore, instances: JobInstances) -> None:
         self._store = store
         self._instances = instances
-        self._steps = store.record.spec.training.steps
         self._writes: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -60,7 +59,7 @@ class EventWriter:
                 usage=record.usage.stepped(result.step_s, result.attempt, redone=redone),
                 **failure_counts,
             )
-            await self._store.tell("step", result=result, total_steps=self._steps)
+            await self._store.tell("step", result=result, total_steps=self._store.record.last_step)
 
         self._writes.put_nowait(write)
 
@@ -76,9 +75,16 @@ class EventWriter:
 
         self._writes.put_nowait(write)
 
-    def validation(self, step: int, loss: float) -> None:
+    def validation(
+        self, step: int, loss: float, metrics: Mapping[str, float], problems: Sequence[str] = ()
+    ) -> None:
+        """A validation was made. `problems`: what of it has no value, in words."""
         event = {"kind": "validation", "validation_step": step, "validation_loss": loss}
-        self._put(event, validation_loss=loss)
+        self._put(
+            {**event, "metrics": dict(metrics), "text": "; ".join(problems)},
+            validation_loss=loss,
+            metrics=dict(metrics),
+        )
 
     def skipped(self, bad: BadMicrobatch) -> None:
         """A step was left out because of a bad microbatch."""

@@ -105,9 +105,7 @@ class JobStore:
         self._count_usage()
         await self._write()
         log.info("job", job=self.job, state=str(state), reason=reason)
-        await self.tell(
-            "state", text=reason, state=state, total_steps=self.record.spec.training.steps, plan_s=plan_s
-        )
+        await self.tell("state", text=reason, state=state, total_steps=self.record.last_step, plan_s=plan_s)
 
     async def reason(self, reason: str) -> None:
         """Records why the job stays in its state (what a queued job waits for), if the reason is new."""

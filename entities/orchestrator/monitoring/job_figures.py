@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from entities import metrics as m
 from entities.orchestrator.transaction.step_ledger import StepLedger
 from schemas.job import JobRecord, JobSpec, StepPhases, StepResult
-from schemas.learning_rate import learning_rate
 from schemas.step import StepDecision
 
 CONVERGENCE_STEPS = 50
@@ -98,7 +97,7 @@ def step_result(
         step=decision.step,
         loss=ledger.mean_loss(),
         gradient_norm=decision.gradient_norm,
-        learning_rate=learning_rate(decision.step, training),
+        learning_rate=0.0 if decision.learning_rate is None else decision.learning_rate,
         tokens=tokens,
         step_s=step_s,
         tokens_per_s=tokens / max(step_s, 1e-9),

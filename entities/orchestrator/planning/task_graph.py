@@ -56,7 +56,13 @@ def plan(
     for stage, (first, last) in enumerate(cuts):
         layers = topology.layers[first:last]
         flying = in_flight(len(cuts), stage, replicas[stage])
-        memory = estimate_stage(layers, spec, in_flight=flying, replicas=replicas[stage] + standbys[stage])
+        memory = estimate_stage(
+            layers,
+            spec,
+            in_flight=flying,
+            replicas=replicas[stage] + standbys[stage],
+            optimizer_bytes_per_parameter=topology.optimizer_bytes,
+        )
         if reason := refusal(stage, memory, room, len(layers), spec):
             return NoRoom(reason, never=True)
         requirements = ComputeRequirements(

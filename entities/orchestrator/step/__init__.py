@@ -10,6 +10,7 @@ step_loop.py        `StepLoop`: events in, effects out; the boundary, validation
 step_orders.py      `StepOrders`: begin, assign, form group, prepare, record, send state
 member_orders.py    `MemberOrders`: fence, abort and commit, with their deadlines
 claim_repair.py     `ClaimRepair`: asks quiet instances what they hold; finds a step that stalls
+evaluation.py       `evaluate`: a validation's values from its claims, added exactly, pure
 validation_pass.py  `ValidationPass`: the loss on held-out data at a boundary
 step_observer.py    `StepObserver`: what the loop reports to its owner
 """

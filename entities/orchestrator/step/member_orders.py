@@ -148,4 +148,5 @@ def commit_order(decision: StepDecision, stage: int, epoch: int) -> StepCommit:
         clip=decision.clip,
         action=decision.action,
         quarantined=decision.quarantined,
+        learning_rate=decision.learning_rate,
     )

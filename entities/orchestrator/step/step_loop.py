@@ -17,12 +17,14 @@ from entities.orchestrator.job_state.context import JobContext
 from entities.orchestrator.job_state.guarded_tasks import GuardedTasks
 from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.claim_repair import ClaimRepair
+from entities.orchestrator.step.evaluation import Evaluation, evaluate
 from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.step.step_orders import StepOrders
 from entities.orchestrator.step.validation_pass import PassBroken, ValidationPass
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError
+from schemas.evaluation_sets import evaluation_sets
 from schemas.job import StepPhases
 from schemas.limits import TICK_S
 from schemas.step import Member, MicrobatchClaim, Phase
@@ -139,8 +141,8 @@ class StepLoop:
         elif self._validation is not None:
             self._validation.claimed(claim)
 
-    async def validate(self, version: int) -> float:
-        """The mean validation loss at a boundary.
+    async def validate(self, version: int) -> Evaluation:
+        """The validation at a boundary.
 
         If a member is lost meanwhile, the pass begins again with the remaining members.
         """
@@ -153,11 +155,12 @@ class StepLoop:
                 while not self.machine.settled:
                     await self.pause()
 
-    async def _validate(self, version: int) -> float:
-        count = self._job.spec.training.validation_microbatches
+    async def _validate(self, version: int) -> Evaluation:
+        spec = self._job.spec
+        count = sum(microbatches for _, microbatches in evaluation_sets(spec))
         self._validation = ValidationPass(self.machine, self._orders, self._repair, version, count)
         try:
-            return await self._tasks.unless_failed(self._validation.run())
+            return evaluate(spec, await self._tasks.unless_failed(self._validation.run()), version)
         finally:
             self._validation = None
 

@@ -28,6 +28,7 @@ from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.step_machine import StepMachine
 from schemas.errors import DmscError, Fenced, Unavailable
+from schemas.evaluation_sets import evaluation_sets
 from schemas.step import (
     GroupForm,
     Member,
@@ -92,7 +93,8 @@ class StepOrders:
             DmscError: it refuses.
         """
         training = self._job.spec.training
-        count = training.validation_microbatches if evaluate else training.microbatches
+        scored = sum(microbatches for _, microbatches in evaluation_sets(self._job.spec))
+        count = scored if evaluate else training.microbatches
         order = StepBegin(
             job=self._job.name,
             epoch=self._job.epoch,

@@ -12,8 +12,10 @@ from entities.orchestrator.job_state.retry_limits import StepBroken
 from entities.orchestrator.step.step_loop import StepLoop
 from entities.orchestrator.step.step_observer import StepObserver
 from entities.orchestrator.transaction.step_events import NewcomerReady, in_order
+from entities.orchestrator.transaction.step_ledger import UpdateRule
 from entities.orchestrator.transaction.step_machine import StepMachine
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
+from schemas.learning_rate import learning_rate
 from schemas.step import Member
 from schemas.task_graph import UnitKind
 
@@ -45,6 +47,7 @@ class StepOwner:
             stages=resume_point.stages,
             data=resume_point.data,
             pauses=self._pauses,
+            update=self._update,
             generation=resume_point.generation,
             transfers=self.transfers,
             tied=self._job.instances.graph.tied_stages,
@@ -96,11 +99,18 @@ class StepOwner:
         if self._loop is not None:
             self._loop.break_off(error)
 
+    def _update(self, step: int) -> UpdateRule:
+        """The rate of a step, unless it is a function of the user's, which instances call; and the end."""
+        training, record = self._job.spec.training, self._job.store.record
+        users = training.schedule.factory is not None
+        rate = None if users else learning_rate(step, training, record.progress.drops)
+        return UpdateRule(learning_rate=rate, stop=record.last_step)
+
     # --- where it is ----------------------------------------------------------------------------------
     @property
     def at_end(self) -> bool:
         """Whether the last step is committed."""
-        return self.step >= self._job.spec.training.steps
+        return self.step >= self._job.store.record.last_step
 
     @property
     def attempt(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 from entities.orchestrator.step.claim_repair import ClaimRepair
 from entities.orchestrator.step.step_orders import StepOrders
@@ -29,19 +28,17 @@ class ValidationPass:
         self._repair = repair
         self._version = version
         self._count = microbatches
-        self._losses: dict[int, float] = {}
-        self._weights: dict[int, float] = {}
+        self._scored: dict[int, MicrobatchClaim] = {}
         self._progress = asyncio.Event()
 
     def claimed(self, claim: MicrobatchClaim) -> None:
         """A claim arrived; only claims of the last stage carry a loss."""
-        if claim.loss is not None:
-            self._losses[claim.microbatch] = claim.loss
-            self._weights[claim.microbatch] = claim.weight
+        if claim.loss is not None and 0 <= claim.microbatch < self._count:
+            self._scored[claim.microbatch] = claim
             self._progress.set()
 
-    async def run(self) -> float:
-        """Runs the pass; returns the mean loss, exact whatever the order of arrival.
+    async def run(self) -> dict[int, MicrobatchClaim]:
+        """Runs the pass; returns the last stage's claims by microbatch.
 
         Raises:
             PassBroken: a member was lost or joined, or no progress is made.
@@ -50,7 +47,7 @@ class ValidationPass:
         attempt, members = machine.attempt, machine.stages
         await self._orders.begin(self._version, attempt, evaluate=True)
         moved_at = self._repair.now()
-        while len(self._losses) < self._count:
+        while len(self._scored) < self._count:
             self._progress.clear()
             try:
                 async with asyncio.timeout(self._repair.quiet_s):
@@ -62,4 +59,4 @@ class ValidationPass:
                     raise PassBroken("no progress") from None
             if (machine.attempt, machine.stages) != (attempt, members):
                 raise PassBroken("somebody was lost, or joined")
-        return math.fsum(self._losses.values()) / (math.fsum(self._weights.values()) or 1.0)
+        return self._scored

@@ -20,6 +20,20 @@ class Inconsistent(Exception):
     """Claims or votes contradict each other: the step is aborted, for the reason in the text."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateRule:
+    """What a step's decision says beyond the votes: its learning rate (None: votes carry it, as the schedule
+    is the user's), and the number of steps after which training ends (None: not known)."""
+
+    learning_rate: float | None = None
+    stop: int | None = None
+
+    @staticmethod
+    def unknown(step: int) -> UpdateRule:
+        """The rule of every step where nobody asks for it."""
+        return UpdateRule()
+
+
 @dataclass(kw_only=True)
 class StepLedger:
     """State of one attempt of one step. `membership` and `generations` have one entry per stage.
@@ -36,6 +50,7 @@ class StepLedger:
     membership: tuple[tuple[Member, ...], ...]
     generations: tuple[int, ...]
     clip_norm: float | None
+    update: UpdateRule = UpdateRule()
     claims: dict[tuple[int, int], MicrobatchClaim] = field(default_factory=dict)
     votes: dict[int, dict[str, StepVote]] = field(default_factory=dict)
     foreign_claims: int = 0
@@ -164,7 +179,17 @@ class StepLedger:
                 claim = self.claims[(stage, number)]
                 if stage and claim.upstream != self.claims[(stage - 1, number)].owner.sid:
                     return f"microbatch {number}: stage {stage} had it from {claim.upstream}, not its owner"
+        if len(rates := self._voted_rates()) > 1:
+            return (
+                f"the job's own schedule gives other learning rates on other instances: {sorted(rates)} for "
+                f"step {self.step}; it must depend on its arguments alone"
+            )
         return ""
+
+    def _voted_rates(self) -> set[float]:
+        """Learning rates that members have voted for; none where the schedule is not the user's."""
+        votes = (vote for votes in self.votes.values() for vote in votes.values())
+        return {vote.learning_rate for vote in votes if vote.learning_rate is not None}
 
     def _decision(self) -> StepDecision:
         # norms are summed parameter by parameter in stage order, in float64: the same sum for any cut
@@ -193,6 +218,8 @@ class StepLedger:
             gradient_norm=norm if finite else 0.0,
             clip=clip,
             action="apply" if finite else "skip",
+            learning_rate=next(iter(self._voted_rates()), self.update.learning_rate),
+            stop=self.update.stop,
         )
 
 

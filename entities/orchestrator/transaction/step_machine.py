@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from entities.orchestrator.transaction import step_events as ev
 from entities.orchestrator.transaction.fencing import Fencing
@@ -24,7 +25,7 @@ from entities.orchestrator.transaction.states import (
     ProgressState,
 )
 from entities.orchestrator.transaction.step_events import in_order
-from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger
+from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger, UpdateRule
 from schemas.errors import IllegalTransition
 from schemas.step import Member, Phase, StepDecision, StepFenced, StepVote
 from schemas.task_graph import is_data
@@ -35,9 +36,8 @@ RUNNING, FORMED = ProgressState.RUNNING, GroupState.FORMED
 
 
 class StepMachine:
-    """One job's steps. `pauses(step)`: whether the shell wants a boundary before that step.
-
-    `transfers`: numbers of state transfers to newcomers, above any number used before in this epoch.
+    """One job's steps. `pauses(step)`: whether the shell wants a boundary before it; `update(step)`: what its
+    decision says beyond the votes; `transfers`: numbers of state transfers to newcomers, above any before.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class StepMachine:
         transfers: Iterator[int] | None = None,
         groups: StageGroupConfig = StageGroupConfig(),
         tied: Iterable[Iterable[int]] = (),
+        update: Callable[[int], UpdateRule] = UpdateRule.unknown,
     ) -> None:
         self.job = job
         self.epoch = epoch
@@ -62,8 +63,9 @@ class StepMachine:
         self.dead: set[Member] = set()
         self.history: list[str] = []
         self._microbatches = microbatches
-        self._clip_norm = clip_norm
+        self._ledger = partial(StepLedger, job=job, microbatches=microbatches, clip_norm=clip_norm)
         self._pauses = pauses
+        self._update = update
         self._groups = [
             StageGroup(stage, tuple(members), generation, groups) for stage, members in enumerate(stages)
         ]
@@ -187,15 +189,13 @@ class StepMachine:
         self.history = [*self.history[-30:], f"{self.step}/{self.attempt} {self.phase}"]
 
     def _new_ledger(self) -> StepLedger:
-        return StepLedger(
-            job=self.job,
+        return self._ledger(
             epoch=self.epoch,
             step=self.step,
             attempt=self.attempt,
-            microbatches=self._microbatches,
             membership=self.stages,
             generations=self.generations,
-            clip_norm=self._clip_norm,
+            update=self._update(self.step),
         )
 
     # --- opening ----------------------------------------------------------------------------------------

@@ -52,7 +52,25 @@ ALLOWED: dict[str, set[str]] = {
     "training.optimizer.weight_decay": {"zero"},
     "training.schedule.warmup_steps": {"zero"},
     "training.schedule.final_fraction": {"zero"},
+    "training.schedule.power": set(),
+    "training.schedule.decay_steps": set(),
+    "training.schedule.every": set(),
+    "training.schedule.factor": set(),
+    "training.schedule.patience": {"zero"},
+    "training.schedule.min_delta": {"zero"},
+    "training.optimizer.groups[0].dims[0]": {"zero"},
+    "training.optimizer.groups[0].lr": set(),
+    "training.until.steps": set(),
+    "training.until.tokens": set(),
+    "training.until.epochs": set(),
+    "training.until.patience": set(),
+    "training.until.min_delta": {"zero"},
+    "training.ema.decay": {"zero"},
+    "training.ema.start_step": {"zero"},
+    "training.evaluation.every": {"zero"},
+    "training.evaluation.sets[0].microbatches": set(),
     "training.clip_norm": set(),
+    "training.clip_value": set(),
     "training.seed": {"zero"},
     "training.compute_threads": set(),
     "training.validate_every": {"zero"},
@@ -79,8 +97,20 @@ ALLOWED: dict[str, set[str]] = {
 }
 """By the place of each number: which of `BAD` are none there. Written by hand."""
 
+BESIDE: dict[str, dict[str, Any]] = {
+    "groups[0]": {"match": ["x"]},
+    "sets[0]": {"name": "validation"},
+    "until": {"metric": "loss"},
+}
+"""What is needed beside a number, by the part that has both."""
+
 BASE: dict[type[Part], dict[str, Any]] = {
-    JobSpec: {"name": "x", "model": {"factory": "a.b:c"}, "training": {"steps": 3}, "code": {"folder": "."}},
+    JobSpec: {
+        "name": "x",
+        "model": {"factory": "a.b:c"},
+        "training": {"steps": 3, "validate_every": 1},
+        "code": {"folder": "."},
+    },
     DoorRequest: {"token": "t", "action": "job.submit"},
     ScaleJob: {"job": "j", "replicas": 1},
     ChangeStage: {"job": "j", "sid": "s", "stage": 1, "user": "u"},
@@ -152,7 +182,8 @@ def document(model: type[Part], path: str, value: object) -> dict[str, Any]:
 
 def _nested(path: str, value: object) -> dict[str, Any]:
     key, _, rest = path.partition(".")
-    return {key: _nested(rest, value) if rest else value}
+    inside = {**BESIDE.get(key, {}), **_nested(rest, value)} if rest else value
+    return {key.removesuffix("[0]"): [inside] if key.endswith("[0]") else inside}
 
 
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:

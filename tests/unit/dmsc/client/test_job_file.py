@@ -66,7 +66,7 @@ def test_each_problem_is_one_line_with_its_place(tmp_path: Path) -> None:
     assert lines(tmp_path, text) == [
         "job.yaml:4: training.steps: 'ten' does not fit; give a whole number ≥ 1",
         "job.yaml:6: training.optimizer.learning: unknown key;"
-        " training.optimizer has name, lr, betas, eps, weight_decay",
+        " training.optimizer has name, lr, betas, eps, weight_decay, factory, args, groups",
     ]
 
 

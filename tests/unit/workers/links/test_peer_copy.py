@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,14 @@ from tests.builders.jobs import gpt, spec
 from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import Outcome
-from workers.links.peer_copy import HELD_REDOS, SNAPSHOT_EVERY, CopyDirection, CopySource, ReplicaBuffer
+from workers.links.peer_copy import (
+    HELD_REDOS,
+    SNAPSHOT_EVERY,
+    CopyDirection,
+    CopySource,
+    HeldRedo,
+    ReplicaBuffer,
+)
 from workers.links.redo_queue import QUEUED_REDOS
 from workers.routing.next_hop import Binder
 from workers.transaction.data_machine import DataMachine
@@ -37,14 +45,14 @@ def test_a_snapshot_and_its_redos_reach_a_version() -> None:
     shelf.redo(1, 0, GRADIENTS)
     assert shelf.reach(1) == -1, "a redo without a snapshot is worth nothing"
     shelf.snapshot(1, 4, STATE)
-    shelf.redo(1, 4, GRADIENTS)
+    shelf.redo(1, 4, GRADIENTS, 0.5)
     shelf.redo(1, 5, [])
     shelf.redo(1, 4, GRADIENTS)  # again: held already
     assert shelf.reach(1) == 6
     assert shelf.reach(0) == -1
     held = shelf.get(1, 6)
     assert held is not None
-    assert (held.version, held.reach, held.redos) == (4, 6, [GRADIENTS, []])
+    assert (held.version, held.reach, held.redos) == (4, 6, [HeldRedo(GRADIENTS, 0.5), HeldRedo([])])
     assert shelf.get(1, 5) is None
     assert shelf.get(1, 7) is None
 
@@ -102,7 +110,12 @@ class Wire:
         self.source = CopySource(self.send, self.snapshot)
 
     async def send(
-        self, to: Member, direction: CopyDirection, step: int, tensors: Sequence[Tensor]
+        self,
+        to: Member,
+        direction: CopyDirection,
+        step: int,
+        tensors: Sequence[Tensor],
+        learning_rate: float | None,
     ) -> Outcome:
         await self.open.wait()
         if self.broken:
@@ -235,9 +248,9 @@ def stage() -> StageCompute:
     return compute
 
 
-def commit(step: int) -> StepCommit:
+def commit(step: int, **more: Any) -> StepCommit:
     action = "skip" if step == 5 else "apply"
-    return steps.commit(step, clip=0.37 if step % 2 else 1.0, action=action)
+    return steps.commit(step, clip=0.37 if step % 2 else 1.0, action=action, **more)
 
 
 def gradients(compute: StageCompute, step: int) -> list[Tensor]:
@@ -254,9 +267,9 @@ def test_a_snapshot_and_redos_give_the_bits_of_the_original() -> None:
     original, copied = stage(), stage()
     shelf = ReplicaBuffer()
     for step in range(9):
-        order, mean = commit(step), gradients(original, step)
+        order, mean = commit(step, learning_rate=1 / (7 + step)), gradients(original, step)
         original.apply(order, mean)
-        shelf.redo(0, step, mean if order.action == "apply" else [])
+        shelf.redo(0, step, mean if order.action == "apply" else [], order.learning_rate)
         if step == 1:
             shelf.snapshot(0, *original.snapshot())
     held = shelf.get(0, 9)
@@ -265,7 +278,7 @@ def test_a_snapshot_and_redos_give_the_bits_of_the_original() -> None:
     copied.load(held.version, held.tensors)
     assert bits(copied) != bits(original)
     for step, redo in enumerate(held.redos, held.version):
-        copied.redo(step, redo)
+        copied.redo(step, redo.gradients, redo.learning_rate)
     assert copied.version == original.version == 9
     assert bits(copied) == bits(original)
 

@@ -37,7 +37,13 @@ class Pair:
         self.followers = Followers(self.send, self.snapshot)
 
     async def send(
-        self, to: Member, transfer: int, direction: FollowDirection, step: int, tensors: Sequence[Tensor]
+        self,
+        to: Member,
+        transfer: int,
+        direction: FollowDirection,
+        step: int,
+        tensors: Sequence[Tensor],
+        learning_rate: float | None,
     ) -> Outcome:
         await self.open.wait()
         self.sent.append((direction, step))
@@ -45,7 +51,7 @@ class Pair:
             self.newcomer.load(step, tensors)
         else:
             assert self.newcomer.version == step, "in order, and none is missing"
-            self.newcomer.redo(step, tensors)
+            self.newcomer.redo(step, tensors, learning_rate)
         return self.outcome
 
     async def snapshot(self) -> tuple[int, list[Tensor]]:
@@ -53,10 +59,12 @@ class Pair:
 
     async def step(self) -> None:
         """As a commit does: one of them leaves its step out."""
-        order = commit(self.source.version)
+        order = commit(self.source.version, learning_rate=1 / (7 + self.source.version))
         mean = gradients(self.source, order.step)
         self.source.apply(order, mean)
-        self.followers.applied(order.step, HostCopy(mean if order.action == "apply" else ()))
+        self.followers.applied(
+            order.step, HostCopy(mean if order.action == "apply" else (), order.learning_rate)
+        )
         await asyncio.sleep(0)
 
 

@@ -276,9 +276,7 @@ async def following(compute: ComputeThread) -> tuple[Cell, list[tuple[str, int, 
     await cell.runtime.build()
     sent: list[tuple[str, int, bool]] = []
 
-    async def send_aside(
-        to: Member, direction: str, stage: int, step: int, tensors: Any, *, transfer: int = 0
-    ) -> str:
+    async def send_aside(to: Member, direction: str, stage: int, step: int, tensors: Any, **more: Any) -> str:
         sent.append((direction, step, bool(tensors)))
         return "delivered"
 

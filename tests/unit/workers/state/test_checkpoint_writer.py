@@ -99,7 +99,7 @@ async def test_training_goes_on_while_the_state_as_it_was_is_written(bench: Benc
         "stage-00000/.metadata",
         "stage-00000/__0_0.distcp",
     ]
-    found = read_folder(bench.folder / "a" / "stage-00000", before, "it")
+    found = read_folder(bench.folder / "a" / "stage-00000", before.__contains__, "it")
     assert all(torch.equal(found[name], before[name]) for name in before)
 
 

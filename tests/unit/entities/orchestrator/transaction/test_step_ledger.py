@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger
+from entities.orchestrator.transaction.step_ledger import Inconsistent, StepLedger, UpdateRule
 from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
 from tests.builders import steps
 
@@ -195,3 +195,29 @@ def test_loss_is_the_mean_over_microbatches_and_shares_count_claims() -> None:
     play(book, full_claims(), votes())
     assert book.mean_loss() == 1.5
     assert book.shares() == {"s0r0": 2, "s0r1": 2, "s1r0": 2, "s1r1": 2}
+
+
+def decided(**changes: object) -> StepDecision:
+    found = ledger()
+    found.update = UpdateRule(learning_rate=0.5, stop=9)
+    for each in full_claims():
+        found.claim(each)
+    for number, (stage, each) in enumerate(votes()):
+        found.vote(
+            stage,
+            each.model_copy(update=changes if number else {**changes, "learning_rate": changes.get("first")}),
+        )
+    decision = found.decide()
+    assert decision is not None
+    return decision
+
+
+def test_the_learning_rate_and_the_end_are_in_the_decision() -> None:
+    assert (decided().learning_rate, decided().stop) == (0.5, 9)
+    assert decided(first=0.25, learning_rate=0.25).learning_rate == 0.25, (
+        "a function of the user's: votes have it"
+    )
+    with pytest.raises(
+        Inconsistent, match=r"other learning rates on other instances: \[0.2, 0.25\] for step 3"
+    ):
+        decided(first=0.2, learning_rate=0.25)

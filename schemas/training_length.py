@@ -1,0 +1,48 @@
+"""How many steps a job has: what `training.until` says in tokens or epochs, once the data's size is known."""
+
+from __future__ import annotations
+
+import math
+
+from schemas.errors import BadJob
+from schemas.job import JobSpec
+from schemas.job_file.recipe import MOST_STEPS
+from schemas.task_graph import ModelTopology
+
+
+def with_steps(spec: JobSpec, data_samples: int) -> JobSpec:
+    """The job with `training.steps` as its `until` has it; twice is fine.
+
+    Args:
+        spec: The job.
+        data_samples: Samples of one epoch; 0: not known.
+
+    Raises:
+        BadJob: `until.epochs` needs the size of data that has none, or the warm-up is longer than that.
+    """
+    training, until = spec.training, spec.training.until
+    if until is None:
+        return spec
+    steps = training.steps
+    samples = training.microbatches * training.microbatch_samples
+    if until.tokens is not None:
+        steps = min(steps, math.ceil(until.tokens / (samples * spec.data.tokens_per_sample)))
+    if until.epochs is not None:
+        if not data_samples:
+            raise BadJob("training.until.epochs: the size of these data is not known; give steps or tokens")
+        steps = min(steps, math.ceil(until.epochs * data_samples / samples))
+    steps = min(max(1, steps), MOST_STEPS)
+    if training.schedule.warmup_steps > steps:
+        raise BadJob(
+            f"training.schedule.warmup_steps: {training.schedule.warmup_steps} exceeds the {steps} steps "
+            "that training.until comes to"
+        )
+    return spec.model_copy(update={"training": training.model_copy(update={"steps": steps})})
+
+
+def samples_of(spec: JobSpec, topology: ModelTopology) -> int:
+    """Samples of one epoch; of windows from anywhere, as many as would cover what is not held out."""
+    if topology.epoch_samples:
+        return topology.epoch_samples
+    kept = topology.data_tokens * (1 - spec.data.validation_fraction)
+    return int(kept) // spec.data.tokens_per_sample
