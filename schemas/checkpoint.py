@@ -164,6 +164,9 @@ def spec_digests(spec: JobSpec) -> dict[str, str]:
     body["data"] = {
         key: value for key, value in body["data"].items() if key in FIRST_OF_DATA or value != plain[key]
     }
+    for key in ("inputs", "freeze", "train"):  # newer than checkpoints, too
+        if not body["model"][key]:
+            del body["model"][key]
     training = body["training"]
     for key in LATER:
         if training[key] is None:

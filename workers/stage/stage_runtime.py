@@ -435,7 +435,9 @@ class StageRuntime(HopRuntime):
         """Loads the state of a checkpoint, or builds it again from the seed; then accepts no peer's state."""
         self.machine.is_member = True
         self.followers.end_all("all go back to a checkpoint")
-        return await self.state.restore(order)
+        restored = await self.state.restore(order)
+        self.admitted()  # a replacement may have to validate before the first group is formed
+        return restored
 
     async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:
         """Copies parameters and optimizer state at `order.version`; training goes on during the write."""

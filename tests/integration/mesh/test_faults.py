@@ -50,6 +50,16 @@ def test_a_killed_instance_is_replaced_and_the_weights_are_the_same(mesh: Mesh) 
     assert [event.result.step for event in seen if event.result is not None] == list(range(STEPS))
 
 
+def test_after_a_roll_back_the_replacement_takes_part_in_a_validation(mesh: Mesh) -> None:
+    """The job goes back to a step that is validated, before any group is formed with the replacement."""
+    training = {"steps": 16, "checkpoint_every": 4, "validate_every": 2}
+    spec = padded(tiny_job("validated", training=training, parallel={"stages": 2}), 5.0)
+    job = mesh.client.submit(spec).job
+    until_step(mesh.client, job, 5)
+    os.kill(mesh.instance(f"{job}-s1-r0").endpoint.pid, signal.SIGKILL)
+    assert check_weights(mesh.client, job).recoveries >= 1
+
+
 def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mesh: Mesh) -> None:
     record, _ = run_and_kill(mesh, "control-plane-killed", lambda job: mesh.children["control-plane"])
     assert record.epoch == 2
