@@ -34,6 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def analysed(**model: str) -> ModelTopology:
     job = yaml.safe_load(FILES["job.yaml"])
     job["model"] |= model
+    if model:
+        del job["training"]["optimizer"], job["training"]["evaluation"]
     spec = JobSpec.model_validate(job)
     source = asyncio.run(open_source(spec, None))
     try:
