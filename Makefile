@@ -36,7 +36,7 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
 
 .PHONY: examples
-examples: setup ## each example in one mesh, as one process and as 2 × 2 with a kill: the same SHA-256; ARGS="--only unet,bert"
+examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --replicas 4 --kills 10"
 	@$(VENV)/python -m benchmarks.examples $(ARGS)
 
 .PHONY: soak-edges

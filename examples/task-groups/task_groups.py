@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-TASKS = {
+TASKS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "parity": ("is {0} plus {1} even", lambda a, b: (a + b) % 2),
     "larger": ("which is larger {0} or {1}", lambda a, b: int(b > a)),
     "near": ("are {0} and {1} neighbours", lambda a, b: int(abs(a - b) == 1)),
@@ -67,7 +68,7 @@ class GroupedRequests:
 
     def __init__(self, count: int = 4000, groups: int = len(TASKS)) -> None:
         matching = Matching(groups)
-        self.samples = []
+        self.samples: list[dict[str, int | Tensor]] = []
         for text, a, b, answer in collected(count):
             vector = features(text)
             numbers = torch.tensor([a, b])
