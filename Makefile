@@ -35,6 +35,10 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 	@$(VENV)/dmsc chaos examples/chaos-gpt.yaml --private --every 8s --faults 5 --seed 2 \
 		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
 
+.PHONY: examples
+examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --replicas 4 --kills 10"
+	@$(VENV)/python -m benchmarks.examples $(ARGS)
+
 .PHONY: soak-edges
 soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on
 	@$(VENV)/python -m benchmarks.soak_edges $(ARGS)

@@ -1,0 +1,141 @@
+"""Each example of examples/ in one mesh: as one process, as 2 × 2 with a kill, and resumed from the middle.
+
+    python -m benchmarks.examples [--only digits,unet] [--replicas 4 --kills 10] [--json]
+
+Their data is made first. A row per example: losses, seconds, recoveries, and the SHA-256 of all three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.command import bench, command, say, some_of
+from benchmarks.harness.jobs import digest
+from benchmarks.harness.meshes import open_mesh
+from bus.logs import configure_logging
+from dmsc import AsyncClient
+from dmsc.client.job_file import load_job
+from schemas.errors import Conflict, NotFound
+from schemas.job import JobRecord, JobSpec
+
+ROOT = Path(__file__).parents[1]
+NAMES = tuple(sorted(file.parent.name for file in (ROOT / "examples").glob("*/job.yaml")))
+
+
+@dataclass(frozen=True)
+class ExampleFigures:
+    """What one example showed. The digests are of the weights as one process, with kills, and resumed."""
+
+    name: str
+    first_loss: float
+    last_loss: float
+    whole_s: float
+    killed_s: float
+    resumed_s: float
+    kills: int
+    recoveries: int
+    digests: tuple[str, str, str]
+
+    @property
+    def same(self) -> bool:
+        return len(set(self.digests)) == 1
+
+
+def make_data(name: str) -> None:
+    """Runs the example's `make_data.py`, if it has one, as its header says: from the folder above."""
+    maker = Path("examples", name, "make_data.py")
+    if (ROOT / maker).exists():
+        subprocess.run([sys.executable, str(maker)], check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
+
+
+def shaped(spec: JobSpec, stages: int, replicas: int, **changes: Any) -> JobSpec:
+    parallel = spec.parallel.model_copy(update={"stages": stages, "replicas": replicas})
+    training = spec.training.model_copy(update={"checkpoint_every": max(1, spec.training.steps // 4)})
+    name = f"{spec.name}-{stages}x{replicas}"
+    return spec.model_copy(update={"name": name, "parallel": parallel, "training": training, **changes})
+
+
+async def trained(
+    client: AsyncClient, spec: JobSpec, victims: Sequence[str] = ()
+) -> tuple[JobRecord, float, int]:
+    """The record at the end, seconds, and kills. The victims are killed evenly over the steps."""
+    began, kills = time.monotonic(), 0
+    every = spec.training.steps // (len(victims) + 2)
+    job = (await client.submit(spec)).job
+    async for event in client.events(job):
+        if kills < len(victims) and event.result is not None and event.result.step >= every * (kills + 1):
+            with contextlib.suppress(Conflict, NotFound):  # on its way back from the kill before
+                await client.strike(f"{job}-{victims[kills]}", "kill")
+                kills += 1
+    return await client.job(job), time.monotonic() - began, kills
+
+
+async def example(client: AsyncClient, name: str, replicas: int, kills: int) -> ExampleFigures:
+    """One example in three shapes.
+
+    Raises:
+        SystemExit: A job failed, kept no checkpoint, or a kill came too late.
+    """
+    await asyncio.to_thread(make_data, name)
+    spec = load_job(ROOT / "examples" / name / "job.yaml")
+    whole, whole_s, _ = await trained(client, shaped(spec, 1, 1))
+    victims = [f"s{kill % 2}-r{kill // 2 % replicas}" for kill in range(kills)]
+    killed, killed_s, struck = await trained(client, shaped(spec, 2, replicas), victims)
+    before = digest(whole), digest(killed)
+    if struck < kills or killed.recoveries == 0:
+        raise SystemExit(
+            f"{killed.job}: {struck} of {kills} kills and {killed.recoveries} recoveries: too late"
+        )
+    kept = (await client.checkpoints(killed.job)).checkpoints
+    middle = min(kept, key=lambda one: abs(one.manifest.version - spec.training.steps / 2), default=None)
+    if middle is None:
+        raise SystemExit(f"{killed.job} kept no checkpoint")
+    resumed, resumed_s, _ = await trained(client, shaped(spec, 3, 1, resume_from=middle.url))
+    losses = whole.loss_first or math.nan, whole.loss_last or math.nan
+    seconds = whole_s, killed_s, resumed_s
+    return ExampleFigures(name, *losses, *seconds, struck, killed.recoveries, (*before, digest(resumed)))
+
+
+async def measure(options: argparse.Namespace) -> list[ExampleFigures]:
+    configure_logging(level="error")
+    found = []
+    async with open_mesh(tell=say, slots=options.replicas + 2) as mesh:
+        for name in options.only:
+            found.append(await example(mesh.client, name, options.replicas, options.kills))
+            say(row(found[-1]))
+    return found
+
+
+def row(found: ExampleFigures) -> str:
+    hashes = found.digests[0][:16] if found.same else "DIFFER: " + ", ".join(found.digests)
+    losses = f"{found.first_loss:7.4f} {found.last_loss:7.4f}"
+    seconds = f"{found.whole_s:6.1f} {found.killed_s:6.1f} {found.resumed_s:7.1f}"
+    return f"{found.name:12} {losses} {seconds} {found.kills:5} {found.recoveries:10}  {hashes}"
+
+
+def lines(found: list[ExampleFigures]) -> Iterator[str]:
+    yield (
+        f"{'example':12} {'first':>7} {'last':>7} {'1×1 s':>6} {'kill s':>6} {'resumed':>7} kills recoveries"
+        "  SHA-256 of all"
+    )
+    yield from map(row, found)
+    if wrong := [one.name for one in found if not one.same]:
+        raise SystemExit(f"the weights differ: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    parser = command(
+        __doc__, replicas=(2, "of each of the two stages that are killed"), kills=(1, "evenly over the steps")
+    )
+    parser.add_argument("--only", type=some_of(NAMES), default=NAMES, help="some examples, with commas")
+    bench(parser, measure, lines)
