@@ -100,7 +100,8 @@ async def example(client: AsyncClient, name: str, replicas: int, kills: int) -> 
     middle = min(kept, key=lambda one: abs(one.manifest.version - spec.training.steps / 2), default=None)
     if middle is None:
         raise SystemExit(f"{killed.job} kept no checkpoint")
-    resumed, resumed_s, _ = await trained(client, shaped(spec, 3, 1, resume_from=middle.url))
+    again = shaped(spec, 3, 1, resume_from=middle.url, initial_weights=None)
+    resumed, resumed_s, _ = await trained(client, again)
     losses = whole.loss_first or math.nan, whole.loss_last or math.nan
     seconds = whole_s, killed_s, resumed_s
     return ExampleFigures(name, *losses, *seconds, struck, killed.recoveries, (*before, digest(resumed)))
