@@ -131,7 +131,7 @@ def kill_everything(mesh: Mesh) -> None:
     commands = pids.values()
     found = [psutil.Process(pid) for pid in pids]
     # instances are forks
-    assert sum("workers.process.fork_server" in command for command in commands) > 2, commands
+    assert sum(command.startswith("dmsc instance ") for command in commands) > 2, commands
     assert any("nats-server" in command for command in commands), commands
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
