@@ -117,6 +117,7 @@ def test_a_hostile_model_gets_nothing(
         if way is ConfinementMethod.OWN_USER:
             assert os.getuid() not in {one["uid"] for one in told}
             for of_job in (told[:before], told[before:]):
-                users = {one["pid"]: one["uid"] for one in of_job}  # a factory may be called twice in a process
+                # a factory may be called twice in a process
+                users = {one["pid"]: one["uid"] for one in of_job}
                 assert len(set(users.values())) == len(users), "two processes had the same user"
         assert not list(tmp_path.rglob("hostile-*"))
