@@ -124,7 +124,8 @@ class SweepDriver:
         """Fetches the trial's curve if it has passed a rung, or ended, since the last time."""
         record = self._records[trial]
         known = self._at_rung.setdefault(trial, {})
-        ended = record.state in ENDED
+        state = _outcome(record)
+        ended = state in ENDED
         due = [rung for rung in self._plan.rungs if rung not in known and (ended or rung <= record.step)]
         if trial in self._measured or not (due or ended):
             return
@@ -132,7 +133,7 @@ class SweepDriver:
         objective = self._sweep.spec.objective
         for rung in due:
             value = objective_at(curve, rung, objective)
-            if value is None and record.state is JobState.DONE and record.step <= rung:
+            if value is None and state is JobState.DONE and record.step <= rung:
                 value = last_objective(curve, objective)  # it ended by itself, earlier
             if value is not None:
                 known[rung] = value
@@ -144,7 +145,7 @@ class SweepDriver:
         metric = self._sweep.spec.objective.metric
         for trial, record in self._records.items():
             curve = self._curves.get(trial)
-            if record.state is not JobState.DONE or curve is None:
+            if _outcome(record) is not JobState.DONE or curve is None:
                 continue
             if last_objective(curve, self._sweep.spec.objective) is None:
                 names = ", ".join(reported([curve]))
@@ -157,7 +158,7 @@ class SweepDriver:
         record = self._records[trial]
         own = bool(record.held) and self._reason in record.held
         return TrialView(
-            state=record.ends_as or record.state,
+            state=_outcome(record),
             at_rung=self._at_rung.get(trial, {}),
             stopped=own,
             withheld=bool(record.held) and not own,
@@ -212,3 +213,8 @@ class SweepDriver:
         if line not in self._told:
             self._told.add(line)
             self._say(line)
+
+
+def _outcome(record: JobRecord) -> JobState:
+    """The state of a job, or how it ends, where that is certain already."""
+    return record.ends_as or record.state

@@ -97,7 +97,9 @@ def test_no_planted_secret_is_found_where_it_does_not_belong(
         assert holding.returncode == 0, holding.stderr
     sought = {name: value.encode() for name, value in secrets.items()}
     assert len(lines) > 4
-    own = [line for line in lines.values() if "workers.process.fork_server" in line or line.startswith("dmsc ")]
+    own = [
+        line for line in lines.values() if "workers.process.fork_server" in line or line.startswith("dmsc ")
+    ]
     assert len(own) > 3, "the job's instances, too"
     assert not [
         f"{name} in the command line of {pid}"
