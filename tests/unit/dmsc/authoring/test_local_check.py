@@ -67,7 +67,7 @@ def test_a_sound_job_is_shown_whole(folder: Path) -> None:
     ]
     assert len(report.to_json()["layers"]) == 4
     (stage,) = report.to_json()["stages"]
-    assert stage["memory_bytes"] > 28 * (256 * 8 * 2 + 8 * 8)
+    assert stage["memory_bytes"] > 24 * (256 * 8 * 2 + 8 * 8)  # weights, moments, sum, gradient
     assert report.weights.keys() == {1, 2}, "one stage is compared with two"
     assert len(set(report.weights.values())) == 1
 
