@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from entities.orchestrator.transaction import step_events as ev
-from entities.orchestrator.transaction.step_ledger import StepLedger
+from entities.orchestrator.transaction.step_ledger import StepLedger, UpdateRule
 from entities.orchestrator.transaction.step_machine import StepMachine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,7 +202,11 @@ def _plain(effect: Any) -> tuple[Any, ...]:
 
 
 def _ledger(ledger: Any) -> tuple[Any, ...]:
-    return tuple(getattr(ledger, name) for name in _fields(type(ledger)))
+    values = (getattr(ledger, name) for name in _fields(type(ledger)))
+    return tuple(
+        dataclasses.astuple(value) if type(value).__name__ == UpdateRule.__name__ else value
+        for value in values
+    )
 
 
 def _reading(machine: Any) -> dict[str, Any]:
