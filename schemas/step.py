@@ -190,7 +190,6 @@ class StepPrepare(AttemptMessage, wire="step.prepare", version=(1, 1)):
     """
 
     generation: int
-    members: tuple[Member, ...] = Field((), description="of the stage; only where there are tied ones")
     tied: tuple[TiedStage, ...] = ()
 
 
@@ -199,7 +198,8 @@ class StepVote(Message, wire="step.vote", version=(1, 1)):
 
     `checksum` is order-sensitive, over the reduced gradient, and equal in all replicas of a stage.
     `squared_norms` has one float64 per parameter tensor in parameter order. `learning_rate` is that of the
-    step by the job's own function, where it has one: only instances run users' code.
+    step by the job's own function, where it has one: only instances run users' code. `tied` has a checksum
+    for each stage that shares parameters with this one, over their sums: it is equal there.
     """
 
     member: Member
@@ -211,6 +211,7 @@ class StepVote(Message, wire="step.vote", version=(1, 1)):
     squared_norms: tuple[float, ...]
     reduce_ms: float = 0.0
     learning_rate: float | None = None
+    tied: tuple[tuple[int, str], ...] = ()
 
 
 class StepDecision(AttemptMessage, wire="step.decision", version=(1, 2)):

@@ -40,6 +40,7 @@ class Answers:
         self._owners: dict[tuple[int, int, int, int], Member] = {}
         """(step, attempt, stage, microbatch) → the instance that has it."""
         self._incarnations = 0
+        self._tied = seed % 4 == 3
         self._spread = self.rng.choice((1, 1, 4, 30))
         self._loss = self.rng.choice((0.002, 0.02, 0.06))
         self.microbatches = self.rng.randint(1, 3)
@@ -57,6 +58,7 @@ class Answers:
             stages=stages,
             data=data,
             pauses=lambda step: step % pause_every == 0,
+            tied=[tuple(range(len(stages)))] if self._tied else [],
         )
         self.pending.append(ev.Opened(0, 0))
 

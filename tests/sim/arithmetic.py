@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 WRAP = 1 << 64
 
 
@@ -14,8 +16,11 @@ def mix(*values: int) -> int:
     return total
 
 
-def reference(stages: int, microbatches: int, steps: int) -> list[int]:
-    """The weights after a run in which nothing ever happens, one number per stage."""
+def reference(stages: int, microbatches: int, steps: int, tied: Iterable[tuple[int, ...]] = ()) -> list[int]:
+    """The weights after a run in which nothing ever happens, one number per stage.
+
+    `tied`: groups of stages of which each takes the sum over all.
+    """
     weights = [mix(stage, 1) for stage in range(stages)]
     for step in range(steps):
         sums = [0] * stages
@@ -27,6 +32,9 @@ def reference(stages: int, microbatches: int, steps: int) -> list[int]:
             for stage in reversed(range(stages)):
                 sums[stage] = (sums[stage] + mix(inputs[stage], gradient, weights[stage], 3)) % WRAP
                 gradient = mix(inputs[stage], gradient, weights[stage], 4)
+        for group in tied:
+            total = sum(sums[stage] for stage in group) % WRAP
+            sums = [total if stage in group else own for stage, own in enumerate(sums)]
         weights = [mix(weight, total) for weight, total in zip(weights, sums, strict=True)]
     return weights
 

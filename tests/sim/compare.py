@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "entities.orchestrator.transaction"
 FORMER = "former_transaction"
 """The import name of the earlier package."""
-OPTIONS = ("job", "epoch", "microbatches", "clip_norm", "generation")
+OPTIONS = ("job", "epoch", "microbatches", "clip_norm", "generation", "tied")
 
 
 class Different(AssertionError):

@@ -65,6 +65,14 @@ class Hops:
         offered = self._of_round(node, send.to, 0, (step, attempt, number), "forward")
         self._offer(node, send.to, offered, (mix(step, number),), is_current)
 
+    def offer_sum(self, node: StageNode, to: Member, at: tuple[int, int], total: int) -> None:
+        """The sum of what a tied stage shares."""
+
+        def is_current() -> bool:
+            return node.alive and (node.machine.version, node.machine.attempt) == at
+
+        self._offer(node, to, notice(node, to, node.stage, (*at, 0), "tied"), total, is_current)
+
     def _of_round(self, node: Any, to: Member, stage: int, work: tuple[int, int, int], direction: str) -> Any:
         number = node.machine.snapshot.round(node.machine.epoch, *work[:2])
         return notice(node, to, stage, work, direction, round=number)
@@ -105,7 +113,9 @@ class Hops:
         def land() -> None:
             if node.member in target.machine.fenced:
                 return
-            if target.stage < 0:
+            if offered.direction == "tied":
+                target.take_sum(offered, payload)
+            elif target.stage < 0:
                 target.run(target.machine.arrived(offered))
             else:
                 target.run(target.machine.arrived(offered, payload))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dmsc.simulation.instances import BACKWARD, FORWARD, DataInstance, StageInstance
 from dmsc.simulation.routing import new_binder
 from entities.orchestrator.transaction import step_events as ev
+from schemas.data_plane import MicrobatchNotice
 from schemas.step import (
     Adopted,
     Member,
@@ -18,9 +19,10 @@ from schemas.step import (
     StepFenced,
     StepVote,
 )
-from tests.sim.arithmetic import Violation, mix
+from tests.sim.arithmetic import WRAP, Violation, mix
 from tests.sim.following import Following
 from workers.routing.next_hop import Binder
+from workers.stage.tied_sums import Sends, TiedSums
 from workers.transaction.microbatch import Hop
 
 if TYPE_CHECKING:
@@ -84,6 +86,9 @@ class StageNode(StageInstance, Freezing):
         self.sum: dict[int, int] = {}
         self.group: tuple[Member, ...] | None = None
         self.prepared: tuple[int, int, int, int, StepVote] | None = None
+        self.tied: TiedSums[int] = TiedSums(member)
+        self._heard: list[ev.Prepare] = []
+        self._reduced: tuple[int, int, int] | None = None
         self.sending = 0
         self.loaded_at = 0.0
         self._followings: dict[Member, Following] = {}
@@ -151,6 +156,7 @@ class StageNode(StageInstance, Freezing):
     def release(self) -> None:
         self.group = None
         self.prepared = None
+        self._reduced = None
 
     def form(self, order: ev.FormGroup) -> str | None:
         if order.generation < self.generation:
@@ -175,14 +181,23 @@ class StageNode(StageInstance, Freezing):
             return "conflict"
         if self.group is None:
             return "conflict"
+        if order.tied and not any(order is heard for heard in self._heard):
+            self._heard = [*self._heard[-8:], order]  # an instance obeys each order once
+            self._send(at, self.tied.ordered((*at, order.generation), order.members, order.tied))
         if self.prepared is not None and self.prepared[:3] == (*at, order.generation):
             return self.prepared[4]
         total = self.world.reduce(order, self)
         if total is None:
             return None
-        self.world.reduced[self.member].add(at)
-        if not all(self.world.has_sum_of(members, order, self.member) for _, members in order.tied):
-            return None
+        others = [stage for stage, _ in order.tied]
+        if others:
+            if self._reduced != (*at, order.generation):
+                self._reduced = (*at, order.generation)
+                self._send(at, self.tied.reduced(dict.fromkeys(others, total)))
+            came = self.tied.of(*at, others)
+            if came is None:
+                return None
+            total = (total + sum(came.values())) % WRAP
         vote = StepVote(
             member=self.member,
             step=order.step,
@@ -193,9 +208,18 @@ class StageNode(StageInstance, Freezing):
             ),
             checksum=f"{total:016x}",
             squared_norms=(1.0,),
+            tied=tuple((stage, f"{total:016x}") for stage in others),
         )
         self.prepared = (*at, order.generation, total, vote)
         return vote
+
+    def _send(self, at: tuple[int, int], sends: Sends[int]) -> None:
+        for receiver, total in sends:
+            self.world.hops.offer_sum(self, receiver, at, total)
+
+    def take_sum(self, notice: MicrobatchNotice, total: int) -> None:
+        if (notice.step, notice.attempt) == (self.machine.version, self.machine.attempt):
+            self.tied.arrived(notice.step, notice.attempt, notice.stage, total)
 
     def commit(self, decision: StepDecision) -> str | None:
         if decision.epoch < self.machine.epoch:
@@ -213,6 +237,7 @@ class StageNode(StageInstance, Freezing):
         total = self.prepared[3]
         self.weights = mix(self.weights, total)
         self.prepared = None
+        self.tied.clear()
         self.sum = {}
         self.applied(decision.step + 1)
         for following in list(self._followings.values()):
@@ -225,6 +250,7 @@ class StageNode(StageInstance, Freezing):
             self.machine.belongs = True
             self.sum = {}
             self.release()
+            self.tied.clear()
         return super().restart(effect)
 
     def roll_back(self, effect: ev.Restart, version: int) -> str:

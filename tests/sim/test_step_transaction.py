@@ -34,6 +34,13 @@ PLANS = {
     "tied stages": Plan(
         stages=3, replicas=2, kills=3, freezes=1, joins=1, tied=((0, 2),), state_s=(0.1, 0.5)
     ),
+    "tied stages, one replica": Plan(stages=3, replicas=1, kills=3, freezes=1, tied=((0, 1, 2),)),
+    "tied stages, takeovers": Plan(
+        stages=3, replicas=2, kills=2, freezes=1, cuts=1, takeovers=2, joins=1, tied=((0, 2),)
+    ),
+    "tied stages, roll-backs": Plan(
+        stages=4, replicas=2, kills=3, freezes=2, rollbacks=1, pause_every=3, steps=6, tied=((0, 3), (1, 2))
+    ),
     "joins and takeovers": Plan(
         kills=1, freezes=1, joins=2, takeovers=2, steps=6, state_s=(0.05, 0.4), redo_s=(0.005, 0.1)
     ),

@@ -93,7 +93,6 @@ class World(Kernel):
         self.transfers = Transfers(self)
         self.restarts = 0
         self.contributed: dict[Any, dict[Member, tuple[frozenset[int], int]]] = defaultdict(dict)
-        self.reduced: dict[Member, set[tuple[int, int]]] = defaultdict(set)
         self._met: dict[tuple[int, int, int], set[Member]] = defaultdict(set)
         self._incarnations: dict[str, int] = defaultdict(int)
         self.cut: set[frozenset[Member]] = set()
@@ -142,7 +141,7 @@ class World(Kernel):
             self._check()
         if not self.finished:
             raise Violation("nothing left to happen, and the job is not done")
-        expected = reference(self.plan.stages, self.plan.microbatches, self.plan.steps)
+        expected = reference(self.plan.stages, self.plan.microbatches, self.plan.steps, self.plan.tied)
         for stage, members in enumerate(self.leader.machine.stages):
             for member in members:
                 node = self.nodes[member]
@@ -386,12 +385,6 @@ class World(Kernel):
         if met:
             self.admit(order.stage, [one for one in order.members if one not in self.handled])
         return met
-
-    def has_sum_of(self, senders: tuple[Member, ...], order: ev.Prepare, receiver: Member) -> bool:
-        """Whether the one of a tied stage's members that sends to `receiver` lives and has reduced."""
-        sender = senders[order.members.index(receiver) % len(senders)]
-        node = self.nodes[sender]
-        return node.alive and not node.frozen and (order.step, order.attempt) in self.reduced[sender]
 
     def reduce(self, order: ev.Prepare, node: StageNode) -> int | None:
         """The sum over the group, once all its members have contributed and still stand together."""

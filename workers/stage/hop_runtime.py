@@ -185,16 +185,22 @@ class HopRuntime(ABC):
             self.exchange.fence(member)
 
     # --- sends --------------------------------------------------------------------------------------------
-    async def deliver(self, transfer: TensorTransfer, still_needed: Callable[[], bool]) -> None:
-        """Offers tensors until the receiver has them; reports an unreachable peer that is `still_needed`."""
+    async def deliver(self, transfer: TensorTransfer, still_needed: Callable[[], bool]) -> bool:
+        """Offers tensors until the receiver has them; reports an unreachable peer that is `still_needed`.
+
+        Returns:
+            Whether the receiver has them, or has declined them.
+        """
         fenced = self.machine.fenced
         if transfer.receiver in fenced:
-            return
+            return False
         try:
             await self.exchange.send(transfer)
         except PeerUnreachable as error:
             if transfer.receiver not in fenced and still_needed():
                 await self.link_broke(transfer.receiver, error, unreachable=True)
+            return False
+        return True
 
     async def link_broke(self, peer: Member, error: PeerUnreachable, *, unreachable: bool = False) -> None:
         """Reports a link fault to the router that serves this cluster; the orchestrator decides what follows.

@@ -6,15 +6,22 @@ A vote stays until the step is applied, aborted, or its group ends: every repeti
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from bus.wire import request_progress
+from bus.wire.request_progress import RequestProgress
+from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Conflict, Fenced
-from schemas.step import StepPrepare, StepVote
+from schemas.step import Member, StepPrepare, StepVote
 from workers.compute.compute_thread import ComputeThread
+from workers.compute.gradient_sum import GradientSum
 from workers.compute.stage_compute import StageCompute
 from workers.links.hop_exchange import TensorTransfer
 from workers.links.reduction import ReductionGroup
@@ -23,6 +30,12 @@ from workers.stage.stage_reduction import StageReduction
 from workers.stage.tied_sums import TiedSums
 from workers.telemetry.load import ComputeLoad
 
+WAITING_S = 1.0
+"""How often a prepare that waits for the sums of tied stages says so. Their members have deadlines of their
+own, and a stage that was lost may take minutes to come back; meanwhile this instance is not silent."""
+
+TiedChecksums = tuple[tuple[int, str], ...]
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -30,6 +43,15 @@ class Prepared:
 
     vote: StepVote
     gradients: list[Tensor]
+
+
+@dataclass(slots=True)
+class _Voting:
+    """A vote under way, for all orders to prepare that name the same `group`: (step, attempt, generation)."""
+
+    group: tuple[int, int, int]
+    progress: RequestProgress
+    task: asyncio.Task[StepVote]
 
 
 class Preparation:
@@ -41,7 +63,7 @@ class Preparation:
         layers: The stage's state, on that thread.
         load: Where the time of reductions is noted.
         open_step: (version, attempt) of the open step.
-        send: Sends a transfer, in the background.
+        send: Sends a transfer, in the background, until the receiver has it or the step is over.
     """
 
     def __init__(
@@ -54,14 +76,17 @@ class Preparation:
         send: Callable[[TensorTransfer], None],
     ) -> None:
         self.reduction = StageReduction(context)
-        self.tied = TiedSums(context.member, context.start.unit.stage, send)
+        self.tied: TiedSums[Tensor] = TiedSums(context.member)
         self.prepared: Prepared | None = None
         self._member = context.member
+        self._stage = context.start.unit.stage
         self._thread = thread
         self._layers = layers
         self._load = load
         self._open_step = open_step
-        self._voting: tuple[tuple[int, int, int], asyncio.Task[StepVote]] | None = None
+        self._send = send
+        self._news = asyncio.Event()
+        self._voting: _Voting | None = None
 
     async def vote(self, order: StepPrepare) -> StepVote:
         """All-reduces a copy of the sum and votes with the microbatches in it. Idempotent.
@@ -74,21 +99,33 @@ class Preparation:
             raise Conflict(
                 f"prepare in generation {order.generation}, but my group is {self.reduction.generation}"
             )
+        key = (order.step, order.attempt, order.generation)
         if order.tied:
-            self.tied.send_again(order)
+            others = ((tied.stage, tied.members) for tied in order.tied)
+            self._send_sums(order, self.tied.ordered(key, group.members, others))
         earlier = self.prepared.vote if self.prepared is not None else None
         if earlier is not None and (earlier.generation, earlier.step) == (order.generation, order.step):
             return earlier
         if not order.tied:
             return await self._vote(order, group)
-        key = (order.step, order.attempt, order.generation)
-        if self._voting is None or self._voting[0] != key or self._voting[1].done():
-            self._voting = (key, asyncio.create_task(self._vote(order, group)))
-            self._voting[1].add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._voting[1])
+        if self._voting is None or self._voting.group != key or self._voting.task.done():
+            self._voting = self._begin(order, group, key)
+        request_progress.follow(self._voting.progress)
+        return await asyncio.shield(self._voting.task)
+
+    def _begin(self, order: StepPrepare, group: ReductionGroup, key: tuple[int, int, int]) -> _Voting:
+        progress = RequestProgress()
+        outer = request_progress.present.set(progress)
+        try:
+            task = asyncio.create_task(self._vote(order, group))
+        finally:
+            request_progress.present.reset(outer)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return _Voting(key, progress, task)
 
     async def _vote(self, order: StepPrepare, group: ReductionGroup) -> StepVote:
         reduce_ms = 0.0
+        tied: TiedChecksums = ()
         if len(group.members) == 1 and not order.tied:
             microbatches, (gradients, checksum, norms) = await self._thread.order(self._layers.finish_alone)
         else:
@@ -96,7 +133,7 @@ class Preparation:
             microbatches, flat = await self._thread.order(self._layers.copy_sum)
             reduced = await self.reduction.all_reduce(group, flat)
             if order.tied:
-                await self.tied.add(order, reduced, self._layers.shared_with, lambda: self._is_open(order))
+                tied = await self._add_tied(order, reduced)
             reduce_ms = (time.perf_counter() - began) * 1e3
             if (order.step, order.attempt) != self._open_step():
                 raise Fenced("aborted while reducing")
@@ -116,10 +153,56 @@ class Preparation:
             squared_norms=norms,
             reduce_ms=reduce_ms,
             learning_rate=rate,
+            tied=tied,
         )
         if self._is_open(order):
             self.prepared = Prepared(vote, gradients)
         return vote
+
+    async def _add_tied(self, order: StepPrepare, reduced: Tensor) -> TiedChecksums:
+        """Adds the sums of tied stages to `reduced`, once all have come; sends them this stage's.
+
+        Returns:
+            For each of them the checksum of what both share, which must be the same there.
+
+        Raises:
+            Conflict: The order was given up meanwhile.
+        """
+        shared = {tied.stage: self._layers.shared_with(tied) for tied in order.tied}
+        parts = {stage: own for stage, own in sorted(shared.items()) if own}
+        sums = await self._thread.order(
+            lambda: {stage: _joined(reduced, own) for stage, own in parts.items()}
+        )
+        if self._is_open(order):
+            self._send_sums(order, self.tied.reduced(sums))
+        while (came := self.tied.of(order.step, order.attempt, parts)) is None:
+            if not self._is_open(order):
+                raise Conflict(f"prepare of step {order.step}/{order.attempt} was given up")
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAITING_S):
+                    await self._news.wait()
+            request_progress.moved()
+        return await self._thread.order(functools.partial(add_tied, reduced, self._stage, parts, came))
+
+    def _send_sums(self, order: StepPrepare, sends: Sequence[tuple[Member, Tensor]]) -> None:
+        for receiver, sums in sends:
+            self._send(
+                TensorTransfer(
+                    direction="tied",
+                    receiver=receiver,
+                    stage=self._stage,
+                    step=order.step,
+                    attempt=order.attempt,
+                    tensors=(sums,),
+                )
+            )
+
+    def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        """Takes the sum of a tied stage."""
+        if (notice.step, notice.attempt) == self._open_step():
+            self.tied.arrived(notice.step, notice.attempt, notice.stage, tensors[0])
+            self._news.set()
 
     def _is_open(self, order: StepPrepare) -> bool:
         """Whether the order is in force: its step is open, and its generation the present one."""
@@ -131,4 +214,43 @@ class Preparation:
         """Ends the group; its waiters get an error at once, and the gradient reduced in it is dropped."""
         self.prepared = None
         self.reduction.release()
-        self.tied.woken()
+        self._news.set()
+
+    def forget(self) -> None:
+        """Drops what was prepared and exchanged: its step is applied, or its attempt is over."""
+        self.prepared = None
+        self.tied.clear()
+
+
+def add_tied(
+    flat: Tensor, stage: int, parts: Mapping[int, Sequence[slice]], came: Mapping[int, Tensor]
+) -> TiedChecksums:
+    """Adds the sums of tied stages in the order of stages: so float sums have the same bits in each, too.
+
+    Args:
+        flat: (parameters,) int64 or fp32, this stage's sum; changed in place.
+        stage: This stage.
+        parts: Other stage → the parts of `flat` that it shares.
+        came: Other stage → its sum of these parts, (their elements,).
+
+    Returns:
+        For each other stage the checksum of what both share.
+    """
+    addends: dict[tuple[int, int], dict[int, Tensor]] = {}
+    for other, own in parts.items():
+        sizes = [part.stop - part.start for part in own]
+        for part, sums in zip(own, torch.split(came[other], sizes), strict=True):
+            addends.setdefault((part.start, part.stop), {})[other] = sums
+    for (begin, end), by_stage in addends.items():
+        total = flat[begin:end]
+        before = [by_stage[other] for other in sorted(by_stage) if other < stage]
+        behind = [by_stage[other] for other in sorted(by_stage) if other > stage]
+        if before:
+            total += functools.reduce(torch.add, before)
+        for sums in behind:
+            total += sums
+    return tuple((other, GradientSum.checksum(_joined(flat, own))) for other, own in parts.items())
+
+
+def _joined(flat: Tensor, parts: Sequence[slice]) -> Tensor:
+    return torch.cat([flat[part] for part in parts])

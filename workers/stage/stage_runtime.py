@@ -69,7 +69,7 @@ from schemas.step import (
 )
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.stage_compute import StageCompute
-from workers.links.hop_exchange import COPIES
+from workers.links.hop_exchange import COPIES, TensorTransfer
 from workers.links.peer_copy import CopySource
 from workers.local_store.recorder import Order
 from workers.stage.followers import Followers
@@ -92,6 +92,8 @@ class StageTimes:
     """
     fence_s: float = 10.0
     """A fence: for the step that it names to open here."""
+    unreached_s: float = 1.0
+    """Pause before a tied stage's member that could not be reached is tried again."""
 
 
 class StageRuntime(HopRuntime):
@@ -138,7 +140,7 @@ class StageRuntime(HopRuntime):
             self.layers,
             self.flow.load,
             lambda: (self.version, self.attempt),
-            lambda transfer: self.track(self.deliver(transfer, lambda: transfer.step == self.version)),
+            lambda transfer: self.track(self._deliver_sum(transfer)),
         )
         self.reduction = self.preparation.reduction
         self._applying = asyncio.Lock()
@@ -179,8 +181,7 @@ class StageRuntime(HopRuntime):
             if self.machine.takes(notice):
                 self.track(self.state.take(notice.step, list(tensors), lambda: self.machine.takes(notice)))
         elif notice.direction == "tied":
-            if (notice.step, notice.attempt) == (self.version, self.attempt):
-                self.preparation.tied.arrived(notice, tensors)
+            self.preparation.arrived(notice, tensors)
         elif notice.direction == "redo":
             needed, rate = (lambda: self.machine.takes(notice)), notice.learning_rate
             self.track(self.state.redo(notice.step, tensors, needed, rate))
@@ -314,6 +315,21 @@ class StageRuntime(HopRuntime):
         request_progress.follow(self.thread.computed)
         return await self.preparation.vote(order)
 
+    async def _deliver_sum(self, transfer: TensorTransfer) -> None:
+        """Delivers the sum of what a tied stage shares: nobody asks for it again while the step is open.
+
+        A receiver that can't be reached is reported each time, until it or this instance is fenced.
+        """
+
+        def needed() -> bool:
+            at = (transfer.step, transfer.attempt)
+            return at == (self.version, self.attempt) and transfer.receiver not in self.machine.fenced
+
+        while needed():
+            if await self.deliver(transfer, needed):
+                return
+            await asyncio.sleep(self._times.unreached_s)
+
     async def commit(self, order: StepCommit) -> StepApplied:
         """Applies the decision. Idempotent; it must match the prepared gradient (rule 6)."""
         if order.step + 1 == self.version:
@@ -333,9 +349,7 @@ class StageRuntime(HopRuntime):
             if self.preparation.prepared is not prepared:
                 raise Conflict(f"commit of step {order.step}/{order.attempt}, which was aborted meanwhile")
             await self.thread.order(lambda: self.layers.apply(order, prepared.gradients))
-            self.preparation.prepared = (
-                None  # not earlier: until here this instance can still apply the decision
-            )
+            self.preparation.forget()  # not earlier: until here this instance can still apply the decision
             # No await before this: hops read the version, and no snapshot may be ahead of the redos.
             self._end_step(order, prepared.gradients if order.action == "apply" else ())
         await self.state.move_to(self.version)
@@ -375,6 +389,7 @@ class StageRuntime(HopRuntime):
         if order.attempt > self.attempt:
             self.machine.is_member = True
             self._release_group()
+            self.preparation.forget()
             await self.flow.forget(order.attempt)
             await self.state.notify()
         return StepAborted(member=self.member, version=self.version)

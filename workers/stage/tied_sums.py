@@ -1,108 +1,74 @@
-"""Sums of parameters that several stages share: each stage's is sent to the others, and all are added.
+"""Sums of parameters that several stages share: each stage's is sent to the others, and all are added. Pure.
 
-A replica gets the sum of each other stage from one of its replicas, over the ordinary links. All sums are
-int64, so that the total has the same bits everywhere, as if the layers were in one stage.
+A replica gets the sum of each other stage from one of its replicas, over the ordinary links. Exact sums are
+int64, so that the total has the same bits everywhere, as if the layers were in one stage. `Preparation`
+sends, waits and adds.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
-import torch
-from torch import Tensor
+from schemas.step import Member
 
-from schemas.data_plane import MicrobatchNotice
-from schemas.errors import Conflict
-from schemas.step import Member, StepPrepare, TiedStage
-from workers.links.hop_exchange import TensorTransfer
-
-Key = tuple[int, int]
-"""(step, attempt)."""
+S = TypeVar("S")
+Sends = list[tuple[Member, S]]
+"""To whom which sum is to be sent now."""
 
 
-class TiedSums:
-    """The exchange of one instance.
+class TiedSums(Generic[S]):
+    """The exchange of one instance in the step that prepares. `S`: the sum of what two stages share."""
 
-    Args:
-        member: This instance.
-        stage: Its stage.
-        send: Sends a transfer, in the background.
-    """
-
-    def __init__(self, member: Member, stage: int, send: Callable[[TensorTransfer], None]) -> None:
+    def __init__(self, member: Member) -> None:
         self._member = member
-        self._stage = stage
-        self._send = send
-        self._own: dict[int, Tensor] = {}  # other stage → what this one sends it
-        self._own_key: Key | None = None
-        self._sent: set[Member] = set()
-        self._came: dict[tuple[Key, int], Tensor] = {}
-        self._news = asyncio.Event()
+        self._group: tuple[int, int, int] | None = None
+        self._receivers: dict[Member, int] = {}  # to whom this instance sends in that group → their stage
+        self._own: Mapping[int, S] = {}  # other stage → what it is sent
+        self._came: dict[tuple[int, int, int], S] = {}
 
-    def arrived(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
-        """Takes the sum of another stage."""
-        key = (notice.step, notice.attempt)
-        self._came = {other: sums for other, sums in self._came.items() if other[0] >= key}
-        self._came[key, notice.stage] = tensors[0]
-        self._news.set()
-
-    def woken(self) -> None:
-        """Has a waiting `add` look whether it is still wanted."""
-        self._news.set()
-
-    async def add(
+    def ordered(
         self,
-        order: StepPrepare,
-        flat: Tensor,
-        shared: Callable[[TiedStage], list[slice]],
-        wanted: Callable[[], bool],
-    ) -> None:
-        """Sends this stage's part of `flat` to all tied stages, and adds theirs.
+        group: tuple[int, int, int],
+        members: Sequence[Member],
+        tied: Iterable[tuple[int, Sequence[Member]]],
+    ) -> Sends[S]:
+        """Takes an order to prepare. It is repeated when the members of a tied stage change.
 
         Args:
-            order: The order to prepare.
-            flat: (parameters,) the stage's sum over its replicas; changed in place.
-            shared: The parts of `flat` that are shared with another stage.
-            wanted: Whether the order is still in force.
-
-        Raises:
-            Conflict: The order is not in force any more.
+            group: (step, attempt, generation) of this stage's reduction group.
+            members: Those of the group; the i-th of n sends to each n-th member of another stage.
+            tied: The other stages and their members.
         """
-        key = (order.step, order.attempt)
-        parts = {tied.stage: shared(tied) for tied in order.tied}
-        self._own = {stage: torch.cat([flat[part] for part in own]) for stage, own in parts.items()}
-        self._own_key, self._sent = key, set()
-        self.send_again(order)
-        while any((key, stage) not in self._came for stage in parts):
-            if not wanted():
-                raise Conflict(f"prepare of step {order.step}/{order.attempt} was given up")
-            self._news.clear()
-            await self._news.wait()
-        for stage, own in parts.items():
-            sums = self._came[key, stage]
-            for part, came in zip(
-                own, torch.split(sums, [part.stop - part.start for part in own]), strict=True
-            ):
-                flat[part] += came
+        if group != self._group:
+            self._group, self._receivers, self._own = group, {}, {}
+        first, every = members.index(self._member), len(members)
+        news = {
+            member: stage
+            for stage, others in tied
+            for member in others[first::every]
+            if member not in self._receivers
+        }
+        self._receivers |= news
+        return self._sends(news)
 
-    def send_again(self, order: StepPrepare) -> None:
-        """Sends what is there to those members of the order that have not been sent it yet."""
-        if self._own_key != (order.step, order.attempt):
-            return
-        place, senders = order.members.index(self._member), len(order.members)
-        for tied in order.tied:
-            for index, receiver in enumerate(tied.members):
-                if index % senders != place or receiver in self._sent:
-                    continue
-                self._sent.add(receiver)
-                self._send(
-                    TensorTransfer(
-                        direction="tied",
-                        receiver=receiver,
-                        stage=self._stage,
-                        step=order.step,
-                        attempt=order.attempt,
-                        tensors=(self._own[tied.stage],),
-                    )
-                )
+    def reduced(self, own: Mapping[int, S]) -> Sends[S]:
+        """This stage's sum over its replicas: what it shares with each other stage."""
+        self._own = own
+        return self._sends(self._receivers)
+
+    def _sends(self, receivers: Mapping[Member, int]) -> Sends[S]:
+        return [(member, self._own[stage]) for member, stage in receivers.items() if stage in self._own]
+
+    def arrived(self, step: int, attempt: int, stage: int, sums: S) -> None:
+        """Takes the sum of another stage. It stays when this stage's group ends: it may not be sent again."""
+        self._came[step, attempt, stage] = sums
+
+    def of(self, step: int, attempt: int, stages: Iterable[int]) -> dict[int, S] | None:
+        """The sums of these stages, in their order; None: not all have come."""
+        keys = [(step, attempt, stage) for stage in sorted(stages)]
+        return {key[2]: self._came[key] for key in keys} if self._came.keys() >= set(keys) else None
+
+    def clear(self) -> None:
+        """The step or its attempt is over: members of tied stages have what they need, or begin again."""
+        self._group, self._receivers, self._own, self._came = None, {}, {}, {}

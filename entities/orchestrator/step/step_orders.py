@@ -205,7 +205,6 @@ class StepOrders:
             step=effect.step,
             attempt=effect.attempt,
             generation=effect.generation,
-            members=effect.members if effect.tied else (),
             tied=tuple(self._tied(stage, members) for stage, members in effect.tied),
         )
         try:

@@ -175,6 +175,10 @@ class StepLedger:
                 )
             if len({vote.checksum for vote in votes}) != 1:
                 return f"stage {stage}: replicas disagree on the reduced gradient"
+            for other, checksum in votes[0].tied:
+                theirs = self.votes[other][self.membership[other][0].sid]
+                if dict(theirs.tied).get(stage) != checksum:
+                    return f"stages {stage} and {other} disagree on the sum of parameters that they share"
             for number in range(self.microbatches):
                 claim = self.claims[(stage, number)]
                 if stage and claim.upstream != self.claims[(stage - 1, number)].owner.sid:

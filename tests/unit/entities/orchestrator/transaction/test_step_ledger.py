@@ -74,6 +74,17 @@ def play(
     return book.decide()
 
 
+def test_stages_that_share_a_parameter_must_have_the_same_sum_of_it() -> None:
+    """An inexact microbatch that is computed again has other bits, and one stage may have the former sum."""
+    pairs = {0: ((1, "shared"),), 1: ((0, "shared"),)}
+    agreed = [(stage, one.model_copy(update={"tied": pairs[stage]})) for stage, one in votes()]
+    assert play(ledger(), full_claims(), agreed) is not None
+    pairs[1] = ((0, "of before"),)
+    apart = [(stage, one.model_copy(update={"tied": pairs[stage]})) for stage, one in votes()]
+    with pytest.raises(Inconsistent, match="stages 0 and 1 disagree on the sum"):
+        play(ledger(), full_claims(), apart)
+
+
 def test_a_stage_is_complete_when_all_its_microbatches_are_claimed() -> None:
     book = ledger()
     claims = full_claims()

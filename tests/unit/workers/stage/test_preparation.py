@@ -1,0 +1,192 @@
+"""The prepare of a stage that shares parameters with others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from bus.wire import request_progress
+from bus.wire.request_progress import RequestProgress
+from schemas.data_plane import MicrobatchNotice
+from schemas.errors import Conflict
+from schemas.step import Member, StepPrepare, StepVote, TiedStage
+from workers.links.hop_exchange import TensorTransfer
+from workers.stage import preparation as module
+from workers.stage.preparation import Preparation, add_tied
+from workers.stage.stage_runtime import StageRuntime
+
+A, B, C = (Member(sid=name, incarnation="i1") for name in "abc")
+
+
+class Thread:
+    def order(self, task: Callable[[], Any]) -> asyncio.Future[Any]:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(task())
+        return future
+
+
+class Layers:
+    """Two parameters of two elements each; stage 2 shares the second one, and no other stage shares any."""
+
+    own_schedule = None
+
+    def copy_sum(self) -> tuple[frozenset[int], Tensor]:
+        return frozenset({0}), torch.tensor([1, 2, 3, 4])
+
+    def shared_with(self, tied: TiedStage) -> list[slice]:
+        return [slice(2, 4)] if tied.stage == 2 else []
+
+    def finish_reduced(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
+        return [reduced], str(reduced.tolist()), (1.0,)
+
+
+class Group:
+    members = (A,)
+
+    async def all_reduce(self, flat: Tensor, timeout_s: float) -> Tensor:
+        return flat
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.fixture
+def sent() -> list[TensorTransfer]:
+    return []
+
+
+@pytest.fixture
+async def prepares(sent: list[TensorTransfer]) -> Preparation:
+    context = SimpleNamespace(
+        member=A,
+        start=SimpleNamespace(unit=SimpleNamespace(stage=0)),
+        links=SimpleNamespace(timeout_s=1.0),
+    )
+    parts: tuple[Any, ...] = (context, Thread(), Layers(), SimpleNamespace(reduce_ms=0.0))
+    made = Preparation(*parts, lambda: (3, 0), sent.append)
+    made.reduction.group, made.reduction.generation = cast(Any, Group()), 1
+    return made
+
+
+def order(*tied: tuple[int, tuple[Member, ...]]) -> StepPrepare:
+    return StepPrepare(
+        job="j",
+        epoch=1,
+        step=3,
+        attempt=0,
+        generation=1,
+        tied=tuple(
+            TiedStage(stage=stage, first_layer=stage, last_layer=stage + 1, members=members)
+            for stage, members in tied
+        ),
+    )
+
+
+def arrive(prepares: Preparation, stage: int, *sums: int) -> None:
+    notice = cast(MicrobatchNotice, SimpleNamespace(step=3, attempt=0, stage=stage))
+    prepares.arrived(notice, [torch.tensor(sums)])
+
+
+async def started(prepares: Preparation, prepare: StepPrepare) -> asyncio.Task[StepVote]:
+    task = asyncio.create_task(prepares.vote(prepare))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return task
+
+
+async def test_the_sum_of_a_tied_stage_is_added_and_both_have_its_checksum(
+    prepares: Preparation, sent: list[TensorTransfer]
+) -> None:
+    voting = await started(prepares, order((2, (B,))))
+    assert [(transfer.receiver, transfer.tensors[0].tolist()) for transfer in sent] == [(B, [3, 4])]
+    arrive(prepares, 2, 10, 20)
+    vote = await voting
+    assert vote.checksum == "[1, 2, 13, 24]"
+    theirs = torch.tensor([7, 10, 20])
+    assert vote.tied == ((2, add_tied(theirs, 2, {0: [slice(1, 3)]}, {0: torch.tensor([3, 4])})[0][1]),)
+
+
+async def test_a_stage_with_which_no_trained_parameter_is_shared_is_not_waited_for(
+    prepares: Preparation, sent: list[TensorTransfer]
+) -> None:
+    """Its parameter is frozen, or the two are tied by a third stage."""
+    vote = await prepares.vote(order((1, (B,))))
+    assert (vote.checksum, vote.tied, sent) == ("[1, 2, 3, 4]", (), [])
+
+
+async def test_whoever_waits_for_a_tied_stage_is_not_silent(
+    prepares: Preparation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that was lost may come back after minutes: at the order's deadline others would be lost."""
+    monkeypatch.setattr(module, "WAITING_S", 0.0)
+    progress = [RequestProgress(), RequestProgress()]
+    voting = []
+    for asker, members in zip(progress, ((B,), (C,)), strict=True):
+        request_progress.present.set(asker)
+        voting.append(await started(prepares, order((2, members))))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert all(asker.so_far > 3 for asker in progress)
+    arrive(prepares, 2, 10, 20)
+    assert await voting[0] == await voting[1]
+
+
+async def test_who_joins_a_tied_stage_is_sent_the_sum(
+    prepares: Preparation, sent: list[TensorTransfer]
+) -> None:
+    first = await started(prepares, order((2, (B,))))
+    again = await started(prepares, order((2, (C,))))
+    assert [transfer.receiver for transfer in sent] == [B, C]
+    arrive(prepares, 2, 10, 20)
+    assert await first == await again
+
+
+async def test_a_prepare_that_waits_ends_with_its_group(prepares: Preparation) -> None:
+    voting = await started(prepares, order((2, (B,))))
+    prepares.release()
+    with pytest.raises(Conflict, match="given up"):
+        await voting
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_three_stages_come_to_the_same_bits(kind: torch.dtype) -> None:
+    """Float sums depend on their order: copies of one parameter would drift apart."""
+    generator = torch.Generator().manual_seed(0)
+    sums = [(torch.randn(1000, generator=generator) * 1e3).to(kind) for _ in range(3)]
+    totals = [sums[stage].clone() for stage in range(3)]
+    checksums = []
+    for stage, total in enumerate(totals):
+        others = [other for other in range(3) if other != stage]
+        parts = {other: [slice(0, 1000)] for other in others}
+        checksums += add_tied(total, stage, parts, {other: sums[other] for other in others})
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(totals[0], totals[2])
+    assert len({checksum for _, checksum in checksums}) == 1
+
+
+async def test_a_sum_is_offered_until_the_member_of_the_tied_stage_has_it() -> None:
+    outcomes = [False, False, True]
+    transfer = TensorTransfer(direction="tied", receiver=B, stage=0, step=3)
+
+    async def deliver(given: TensorTransfer, needed: Callable[[], bool]) -> bool:
+        assert given is transfer
+        assert needed()
+        return outcomes.pop(0)
+
+    runtime = SimpleNamespace(
+        version=3,
+        attempt=0,
+        machine=SimpleNamespace(fenced=set()),
+        deliver=deliver,
+        _times=SimpleNamespace(unreached_s=0.0),
+    )
+    await StageRuntime._deliver_sum(cast(StageRuntime, runtime), transfer)
+    assert outcomes == []
+    runtime.version = 4
+    await StageRuntime._deliver_sum(cast(StageRuntime, runtime), transfer)
