@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from inspect import signature
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "entities.orchestrator.transaction"
 FORMER = "former_transaction"
 """The import name of the earlier package."""
-OPTIONS = ("job", "epoch", "microbatches", "clip_norm", "generation", "tied")
+OPTIONS = ("job", "epoch", "microbatches", "clip_norm", "step", "attempt", "generation", "tied")
 
 
 class Different(AssertionError):
@@ -48,6 +49,10 @@ class FormerPackage:
 
     machine: type[Any]
     events: Any
+
+    def known(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Without the options that came later."""
+        return {name: options[name] for name in options if name in signature(self.machine).parameters}
 
     def event(self, event: ev.Event) -> Any:
         values = (getattr(event, name) for name in _fields(type(event)))
@@ -135,7 +140,7 @@ def side_by_side(former: FormerPackage) -> Iterator[Counter[str]]:
         machine.tapes = Tape(), Tape()
         options, surroundings = _options(given, *machine.tapes)
         begin(machine, **options, **surroundings)
-        machine.former = former.machine(**options, **_surroundings(*machine.tapes))
+        machine.former = former.machine(**former.known(options), **_surroundings(*machine.tapes))
         tally["machines"] += 1
 
     def both(machine: Any, event: ev.Event, now: float) -> list[ev.Effect]:

@@ -44,6 +44,8 @@ class Leader(SimulatedLeader):
             stages=resume_point.stages,
             data=resume_point.data,
             pauses=lambda step: step >= plan.steps or bool(plan.pause_every and step % plan.pause_every == 0),
+            step=resume_point.step,
+            attempt=resume_point.attempt,
             generation=resume_point.generation,
             transfers=self.transfers,
             tied=plan.tied,

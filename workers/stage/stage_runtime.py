@@ -103,7 +103,7 @@ class StageRuntime(HopRuntime):
         context: The incarnation and its surroundings.
         device: The device that computes.
         thread: The thread that computes.
-        admitted: Called each time a reduction group with this instance has formed.
+        admitted: Called each time an order says that this instance is a member of its stage.
         times: How long orders wait.
     """
 
@@ -392,6 +392,7 @@ class StageRuntime(HopRuntime):
             self.preparation.forget()
             await self.flow.forget(order.attempt)
             await self.state.notify()
+            self.admitted()  # the next boundary may validate before the first group is formed
         return StepAborted(member=self.member, version=self.version)
 
     async def status(self, query: StepStatus) -> StepStatusReply:
@@ -451,7 +452,7 @@ class StageRuntime(HopRuntime):
         self.machine.is_member = True
         self.followers.end_all("all go back to a checkpoint")
         restored = await self.state.restore(order)
-        self.admitted()  # a replacement may have to validate before the first group is formed
+        self.admitted()  # as by an abort
         return restored
 
     async def checkpoint(self, order: CheckpointOrder) -> CheckpointTaken:

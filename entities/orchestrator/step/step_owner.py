@@ -48,11 +48,12 @@ class StepOwner:
             data=resume_point.data,
             pauses=self._pauses,
             update=self._update,
+            step=resume_point.step,
+            attempt=resume_point.attempt,
             generation=resume_point.generation,
             transfers=self.transfers,
             tied=self._job.instances.graph.tied_stages,
         )
-        machine.attempt = resume_point.attempt
         self._loop = StepLoop(self._job, machine, self._observer)
         await self._open_loop.enter_async_context(self._loop)
         for member in in_order(self._job.instances.lost):

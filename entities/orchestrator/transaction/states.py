@@ -102,7 +102,6 @@ class PhaseLifecycle(StateVariable[Phase]):
 class ProgressState(StrEnum):
     """Whether the job goes on from step to step."""
 
-    STARTING = "starting"
     RUNNING = "running"
     PAUSING = "pausing"
     RESTARTING = "restarting"
@@ -111,19 +110,12 @@ class ProgressState(StrEnum):
 class ProgressLifecycle(StateVariable[ProgressState]):
     """Whether the job goes on from step to step.
 
-    Starting: no step was opened yet. Pausing: a boundary follows the present commit. Restarting: members are
-    forgetting the open attempt.
+    Pausing: a boundary follows the present commit. Restarting: members are forgetting the open attempt.
     """
 
     __slots__ = ()
 
-    @transition(
-        {
-            ProgressState.STARTING: ProgressState.RUNNING,
-            ProgressState.RESTARTING: ProgressState.RUNNING,
-        },
-        unchanged=[ProgressState.RUNNING],
-    )
+    @transition({ProgressState.RESTARTING: ProgressState.RUNNING}, unchanged=[ProgressState.RUNNING])
     def run(self) -> None:
         """A step is opened. It has an attempt of its own, so a restart at the boundary is not waited for."""
 

@@ -36,8 +36,8 @@ RUNNING, FORMED = ProgressState.RUNNING, GroupState.FORMED
 
 
 class StepMachine:
-    """One job's steps. `pauses(step)`: whether the shell wants a boundary before it; `update(step)`: what its
-    decision says beyond the votes; `transfers`: numbers of state transfers to newcomers, above any before.
+    """One job's steps, from the boundary before `step` on. `pauses(step)`: whether the shell wants another;
+    `update(step)`: what its decision says beyond the votes; `transfers`: numbers of state transfers.
     """
 
     def __init__(
@@ -50,6 +50,8 @@ class StepMachine:
         stages: Iterable[Iterable[Member]],
         data: Iterable[Member],
         pauses: Callable[[int], bool],
+        step: int = 0,
+        attempt: int = 0,
         generation: int = 0,
         transfers: Iterator[int] | None = None,
         groups: StageGroupConfig = StageGroupConfig(),
@@ -58,8 +60,7 @@ class StepMachine:
     ) -> None:
         self.job = job
         self.epoch = epoch
-        self.step = 0
-        self.attempt = 0
+        self.step, self.attempt = step, attempt
         self.dead: set[Member] = set()
         self.history: list[str] = []
         self._microbatches = microbatches
@@ -74,7 +75,7 @@ class StepMachine:
         self._newcomers = Newcomers()
         self._transfer_numbers = transfers or itertools.count(1)
         self._phase = PhaseLifecycle(CLOSED)
-        self._progress = ProgressLifecycle(ProgressState.STARTING)
+        self._progress = ProgressLifecycle(ProgressState.RUNNING)
         self.dispatch = DispatchLifecycle(DispatchState.PENDING)
         self._fencing = Fencing()
         self.ledger = self._new_ledger()
@@ -209,9 +210,8 @@ class StepMachine:
         self._enter(self._phase.open_step)
         self._fresh_step()
         self._fencing.last_answered = answered
-        if self.dispatch.state is DispatchState.TORN:
-            return self._go_on()
-        return [*self._go_on(), ev.Begin(step, attempt)]
+        begin = [] if self.dispatch.state is DispatchState.TORN else [ev.Begin(step, attempt)]
+        return self._go_on() + begin
 
     def _begun(self, step: int, attempt: int) -> list[ev.Effect]:
         if (step, attempt) != (self.step, self.attempt):

@@ -10,10 +10,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from bus.server.embedded import find_binary
 from dmsc.chaos.processes import LocalMesh
 from dmsc.state.state_folder import StateFolder
-from schemas.job import JobEvent, JobRecord, JobSpec
+from schemas.job import JobEvent, JobRecord, JobSpec, JobState
 from tests.integration.dmsc.command_line import running, wait_for
 from tests.integration.mesh.conftest import Mesh, done, padded, running_mesh, tiny_job, until_step
 from tests.integration.mesh.expected_weights import check_weights
@@ -58,6 +60,22 @@ def test_after_a_roll_back_the_replacement_takes_part_in_a_validation(mesh: Mesh
     until_step(mesh.client, job, 5)
     os.kill(mesh.instance(f"{job}-s1-r0").endpoint.pid, signal.SIGKILL)
     assert check_weights(mesh.client, job).recoveries >= 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_instance_is_killed_in_the_validation_before_the_first_step(mesh: Mesh, replicas: int) -> None:
+    """No step was opened yet: members change, and the validation begins again, as at any other boundary."""
+    training = {"steps": 4, "seed": 11, "validate_every": 4, "validation_microbatches": 150}
+    parallel = {"stages": 2, "replicas": replicas}
+    spec = padded(tiny_job("validated-first", training=training, parallel=parallel), 20.0)
+    job = mesh.client.submit(spec).job
+    for event in mesh.client.events(job):
+        if event.state is JobState.RUNNING:
+            break
+    os.kill(mesh.instance(f"{job}-s1-r{replicas - 1}").endpoint.pid, signal.SIGKILL)
+    assert check_weights(mesh.client, job).recoveries >= 1
+    kinds = [event.kind for event in mesh.client.events(job)]
+    assert kinds.index("fault") < kinds.index("validation") < kinds.index("step")
 
 
 def test_the_control_plane_is_killed_and_the_job_goes_on_from_its_checkpoint(mesh: Mesh) -> None:

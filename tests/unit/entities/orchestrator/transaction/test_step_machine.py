@@ -65,6 +65,32 @@ def test_who_is_silent_and_says_nothing_can_not_stay() -> None:
     assert condemned.member == FIRST
 
 
+def test_a_boundary_before_the_first_step_is_like_any_other() -> None:
+    """A validation may run there, which begins again when a member is lost, or when it stands still."""
+    machine = StepMachine(
+        job="j",
+        epoch=1,
+        microbatches=2,
+        clip_norm=None,
+        stages=[(FIRST, SECOND)],
+        data=[DATA],
+        pauses=lambda step: False,
+        step=4,
+        attempt=2,
+        generation=7,
+    )
+    form, fence = machine.decide(ev.IncarnationLost(SECOND), 0.0)
+    assert isinstance(form, ev.FormGroup)
+    assert isinstance(fence, ev.Fence)
+    assert (form.step, form.attempt, form.generation, form.members) == (4, 2, 8, (FIRST,))
+    assert (fence.step, fence.attempt, fence.targets) == (4, 2, (DATA, FIRST))
+    assert machine.stages == ((FIRST,),)
+    (restart,) = machine.decide(ev.Stalled("validation: no progress"), 1.0)
+    assert isinstance(restart, ev.Restart)
+    assert restart.attempt == 3
+    assert ev.Begin(4, 3) in machine.decide(ev.Opened(4, 3), 2.0)
+
+
 # --- newcomers ------------------------------------------------------------------------------------------
 NEWCOMER = Member(sid="j-s0-r2", incarnation="i1")
 
