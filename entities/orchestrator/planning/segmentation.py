@@ -3,7 +3,8 @@
 An exact dynamic programme over (layers, stages) minimises the time per microbatch of the slowest stage. A
 stage's time is that of its computation and of the transfer over its lower boundary, divided by its replicas.
 Ties go to the smaller sum of boundary bytes. The cost is O(layers² · stages): milliseconds up to some
-hundreds of layers. Layers that share a parameter stay together, with all layers between them.
+hundreds of layers. Where a layer changes in place what another one has made, both stay together, with all
+layers between them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def segment(
     Args:
         layers: the analysed layers, in order, with milliseconds and bytes per microbatch.
         replicas: how many instances will share each stage.
-        tied: groups of layer indices that share a parameter: no cut separates them.
+        tied: groups of layer indices that no cut separates: one changes in place what another has made.
         method: `measured` balances measured time, `uniform` the number of layers.
         config: the price of a boundary.
 
@@ -120,7 +121,7 @@ def _too_tied(
 ) -> str:
     groups = "; ".join(" and ".join(layers[index].name for index in group) for group in tied)
     return (
-        f"parallel.stages is {stages}, but layers that share a parameter ({groups}) and those between them "
-        f"must stay together, which leaves {possible} to be cut: set parallel.stages to at most {possible}, "
-        "or untie them in the model"
+        f"parallel.stages is {stages}, but layers of which one changes in place what another has made "
+        f"({groups}), and those between them, must stay together, which leaves {possible} to be cut: set "
+        f"parallel.stages to at most {possible}, or change nothing in place there"
     )

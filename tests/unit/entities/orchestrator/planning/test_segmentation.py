@@ -93,7 +93,7 @@ def test_with_ties_the_programme_is_exact_over_what_is_left(seed: int) -> None:
 
 def test_too_many_stages_for_what_ties_leave_is_refused_with_the_remedy() -> None:
     layers = [layer(index, 1) for index in range(4)]
-    with pytest.raises(BadJob, match=r"stages is 3.*layer0 and layer2.*leaves 2 .*at most 2, or untie"):
+    with pytest.raises(BadJob, match=r"stages is 3.*layer0 and layer2.*leaves 2 .*at most 2, or change"):
         segment(layers, [1, 1, 1], tied=[(0, 2)])
 
 
