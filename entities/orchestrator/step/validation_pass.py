@@ -32,8 +32,8 @@ class ValidationPass:
         self._progress = asyncio.Event()
 
     def claimed(self, claim: MicrobatchClaim) -> None:
-        """A claim arrived; only claims of the last stage carry a loss."""
-        if claim.loss is not None and 0 <= claim.microbatch < self._count:
+        """A claim arrived; only claims of the last stage carry a loss. One of an earlier pass may be late."""
+        if claim.step == self._version and claim.loss is not None and 0 <= claim.microbatch < self._count:
             self._scored[claim.microbatch] = claim
             self._progress.set()
 
