@@ -174,19 +174,19 @@ class GroupFormed(Message, wire="step.group.formed"):
 
 
 class TiedStage(Part):
-    """Another stage that shares parameters: its layers (the last exclusive), and who has a vote there."""
+    """Another stage that shares parameters: its layers (the last exclusive), and to whom of it to send."""
 
     stage: int
     first_layer: int
     last_layer: int
-    members: tuple[Member, ...]
+    receivers: tuple[Member, ...]
 
 
 class StepPrepare(AttemptMessage, wire="step.prepare", version=(1, 1)):
     """SMO → MI: all microbatches of your stage are in some member's sum; all-reduce and vote.
 
     The sums of parameters that `tied` stages share are exchanged with them, and added. The order is repeated
-    when the members of one of them change.
+    when the members of one of them change: then it names other receivers.
     """
 
     generation: int

@@ -86,7 +86,7 @@ class StageNode(StageInstance, Freezing):
         self.sum: dict[int, int] = {}
         self.group: tuple[Member, ...] | None = None
         self.prepared: tuple[int, int, int, int, StepVote] | None = None
-        self.tied: TiedSums[int] = TiedSums(member)
+        self.tied: TiedSums[int] = TiedSums()
         self._heard: list[ev.Prepare] = []
         self._reduced: tuple[int, int, int] | None = None
         self.sending = 0
@@ -183,7 +183,8 @@ class StageNode(StageInstance, Freezing):
             return "conflict"
         if order.tied and not any(order is heard for heard in self._heard):
             self._heard = [*self._heard[-8:], order]  # an instance obeys each order once
-            self._send(at, self.tied.ordered((*at, order.generation), order.members, order.tied))
+            receivers = order.receivers(order.members.index(self.member))
+            self._send(at, self.tied.ordered((*at, order.generation), receivers))
         if self.prepared is not None and self.prepared[:3] == (*at, order.generation):
             return self.prepared[4]
         total = self.world.reduce(order, self)

@@ -76,7 +76,7 @@ class Preparation:
         send: Callable[[TensorTransfer], None],
     ) -> None:
         self.reduction = StageReduction(context)
-        self.tied: TiedSums[Tensor] = TiedSums(context.member)
+        self.tied: TiedSums[Tensor] = TiedSums()
         self.prepared: Prepared | None = None
         self._member = context.member
         self._stage = context.start.unit.stage
@@ -101,8 +101,8 @@ class Preparation:
             )
         key = (order.step, order.attempt, order.generation)
         if order.tied:
-            others = ((tied.stage, tied.members) for tied in order.tied)
-            self._send_sums(order, self.tied.ordered(key, group.members, others))
+            others = ((tied.stage, tied.receivers) for tied in order.tied)
+            self._send_sums(order, self.tied.ordered(key, others))
         earlier = self.prepared.vote if self.prepared is not None else None
         if earlier is not None and (earlier.generation, earlier.step) == (order.generation, order.step):
             return earlier

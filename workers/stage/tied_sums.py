@@ -7,7 +7,7 @@ sends, waits and adds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 from schemas.step import Member
@@ -20,33 +20,25 @@ Sends = list[tuple[Member, S]]
 class TiedSums(Generic[S]):
     """The exchange of one instance in the step that prepares. `S`: the sum of what two stages share."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
+    def __init__(self) -> None:
         self._group: tuple[int, int, int] | None = None
         self._receivers: dict[Member, int] = {}  # to whom this instance sends in that group → their stage
         self._own: Mapping[int, S] = {}  # other stage → what it is sent
         self._came: dict[tuple[int, int, int], S] = {}
 
-    def ordered(
-        self,
-        group: tuple[int, int, int],
-        members: Sequence[Member],
-        tied: Iterable[tuple[int, Sequence[Member]]],
-    ) -> Sends[S]:
+    def ordered(self, group: tuple[int, int, int], tied: Iterable[tuple[int, Iterable[Member]]]) -> Sends[S]:
         """Takes an order to prepare. It is repeated when the members of a tied stage change.
 
         Args:
             group: (step, attempt, generation) of this stage's reduction group.
-            members: Those of the group; the i-th of n sends to each n-th member of another stage.
-            tied: The other stages and their members.
+            tied: The other stages, and to whom of them this instance sends.
         """
         if group != self._group:
             self._group, self._receivers, self._own = group, {}, {}
-        first, every = members.index(self._member), len(members)
         news = {
             member: stage
-            for stage, others in tied
-            for member in others[first::every]
+            for stage, receivers in tied
+            for member in receivers
             if member not in self._receivers
         }
         self._receivers |= news

@@ -179,8 +179,8 @@ class StepLoop:
                 self._tasks.spawn(self._orders.form(effect))
             case ev.Prepare():
                 self.clock.mark("prepare")
-                for member in effect.members:
-                    self._tasks.spawn(self._orders.prepare(effect, member))
+                for place in range(len(effect.members)):
+                    self._tasks.spawn(self._orders.prepare(effect, place))
             case ev.Record(decision):
                 self.clock.mark("record")
                 self._tasks.spawn(self._orders.record(decision))

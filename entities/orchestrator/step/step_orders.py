@@ -198,14 +198,16 @@ class StepOrders:
             self._observer.silence(witness, peer)
         return tuple((witness, peer) for peer in silent)
 
-    async def prepare(self, effect: ev.Prepare, member: Member) -> None:
+    async def prepare(self, effect: ev.Prepare, place: int) -> None:
+        """Has the member at `place` among those of the stage prepare."""
+        member = effect.members[place]
         order = StepPrepare(
             job=self._job.name,
             epoch=self._job.epoch,
             step=effect.step,
             attempt=effect.attempt,
             generation=effect.generation,
-            tied=tuple(self._tied(stage, members) for stage, members in effect.tied),
+            tied=tuple(self._tied(stage, members) for stage, members in effect.receivers(place)),
         )
         try:
             answers = await self._job.instances.order(
@@ -221,9 +223,9 @@ class StepOrders:
             vote = answers[member.sid]
             self._post(ev.Voted(effect.stage, vote))
 
-    def _tied(self, stage: int, members: tuple[Member, ...]) -> TiedStage:
+    def _tied(self, stage: int, receivers: tuple[Member, ...]) -> TiedStage:
         first, last = self._job.instances.graph.layers(stage)
-        return TiedStage(stage=stage, first_layer=first, last_layer=last, members=members)
+        return TiedStage(stage=stage, first_layer=first, last_layer=last, receivers=receivers)
 
     async def record(self, decision: StepDecision) -> None:
         await self._job.decisions.write(decision)

@@ -243,6 +243,10 @@ class Prepare:
     members: tuple[Member, ...]
     tied: tuple[tuple[int, tuple[Member, ...]], ...] = ()
 
+    def receivers(self, place: int) -> list[tuple[int, tuple[Member, ...]]]:
+        """To whom the member at `place` sends its stage's sum, by tied stage: each has one sender."""
+        return [(stage, members[place :: len(self.members)]) for stage, members in self.tied]
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

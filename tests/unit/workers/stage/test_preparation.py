@@ -82,7 +82,7 @@ def order(*tied: tuple[int, tuple[Member, ...]]) -> StepPrepare:
         attempt=0,
         generation=1,
         tied=tuple(
-            TiedStage(stage=stage, first_layer=stage, last_layer=stage + 1, members=members)
+            TiedStage(stage=stage, first_layer=stage, last_layer=stage + 1, receivers=members)
             for stage, members in tied
         ),
     )

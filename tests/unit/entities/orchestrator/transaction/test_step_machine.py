@@ -65,6 +65,15 @@ def test_who_is_silent_and_says_nothing_can_not_stay() -> None:
     assert condemned.member == FIRST
 
 
+def test_each_member_of_a_tied_stage_is_sent_the_sum_by_one() -> None:
+    members = tuple(Member(sid=f"m{number}", incarnation="i1") for number in range(5))
+    for own, others in ((1, 5), (2, 5), (5, 2)):
+        prepare = ev.Prepare(0, 0, 0, 0, members[:own], ((3, members[:others]), (4, members[1:])))
+        sent = [receivers for place in range(own) for receivers in prepare.receivers(place)]
+        for stage, there in prepare.tied:
+            assert sorted(m.sid for to, got in sent if to == stage for m in got) == [m.sid for m in there]
+
+
 def test_a_boundary_before_the_first_step_is_like_any_other() -> None:
     """A validation may run there, which begins again when a member is lost, or when it stands still."""
     machine = StepMachine(
