@@ -37,6 +37,8 @@ class StageOptimizer:
         self, stage: StageModule, spec: OptimizerSpec, *, ema: AverageSpec | None = None, seed: int = 0
     ) -> None:
         self._trained = stage.trainable()
+        names = {id(weight): name for name, weight in self._trained}
+        self._leaves = [*self._trained, *((names[id(weight)], twin) for weight, twin in stage.twins)]
         self.average = None if ema is None else WeightAverage(ema)
         self._masters = {
             name: nn.Parameter(weight.detach().float(), requires_grad=True)
@@ -122,7 +124,7 @@ class StageOptimizer:
         """The weights are their averages inside, if validations are to use these."""
         if self.average is None or not self.average.spec.use_in_validation:
             return contextlib.nullcontext()
-        return self.average.in_place_of(self._trained)
+        return self.average.in_place_of(self._leaves)
 
     @property
     def exported(self) -> Mapping[str, Tensor]:

@@ -35,11 +35,14 @@ class WeightAverage:
                 shadow.lerp_(weight.detach(), 1 - self.spec.decay)
 
     @contextlib.contextmanager
-    def in_place_of(self, trained: Sequence[tuple[str, nn.Parameter]]) -> Iterator[None]:
-        """The parameters hold their shadows inside, as far as these have begun."""
-        kept = [(weight, weight.data) for name, weight in trained if name in self.shadows]
+    def in_place_of(self, leaves: Sequence[tuple[str, nn.Parameter]]) -> Iterator[None]:
+        """The parameters hold their shadows inside, as far as these have begun.
+
+        A shared parameter is there once for each of its leaves: all change, as they do in stages apart.
+        """
+        kept = [(weight, weight.data) for name, weight in leaves if name in self.shadows]
         try:
-            for name, weight in trained:
+            for name, weight in leaves:
                 if name in self.shadows:
                     weight.data = self.shadows[name].to(weight.dtype)
             yield

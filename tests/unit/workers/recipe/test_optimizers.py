@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections import OrderedDict
@@ -251,6 +252,45 @@ def test_the_average_is_torchs() -> None:
         assert alike({name: weight.detach() for name, weight in module.trainable()}, dict(optimizer.shadows))
     assert alike({name: weight.detach() for name, weight in module.trainable()}, present)
     assert optimizer.exported.keys() == expected.keys()
+
+
+@pytest.mark.parametrize("factory", [None, "rebinding:Rebinding"])
+def test_a_shared_weight_is_one_in_training_and_in_its_average(
+    factory: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one stage each further layer has a leaf of its own: the average, and memory that an optimizer
+    exchanges, must reach it as they reach another stage."""
+    (tmp_path / "rebinding.py").write_text(
+        "import torch\n"
+        "class Rebinding(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        "        for group in self.param_groups:\n"
+        "            for weight in group['params']:\n"
+        "                weight.data = weight.data - group['lr'] * weight.grad\n"
+    )
+    monkeypatch.setenv("DMSC_CODE_PATH", str(tmp_path))
+    spec = OptimizerSpec(lr=0.1) if factory is None else OptimizerSpec(factory=factory, lr=0.1)
+
+    def tied(first: int, last: int) -> tuple[StageModule, StageOptimizer]:
+        torch.manual_seed(5)
+        layers = {"embed": nn.Embedding(8, 4), "middle": nn.Linear(4, 4), "head": nn.Linear(4, 8, bias=False)}
+        layers["head"].weight = layers["embed"].weight
+        module = slice_stage(of_sequence(nn.Sequential(OrderedDict(layers)), layers.items()), first, last)
+        module.untie()
+        optimizer = StageOptimizer(module, spec, ema=AverageSpec(decay=0.5))
+        trained(module, optimizer, range(3))
+        return module.eval(), optimizer
+
+    for averaged in (True, False):
+        found = []
+        for cuts in (((0, 3),), ((0, 2), (2, 3))):
+            values: tuple[Tensor, ...] = (torch.arange(8)[None],)
+            for module, optimizer in (tied(*cut) for cut in cuts):
+                with torch.no_grad(), optimizer.averaging() if averaged else contextlib.nullcontext():
+                    values = module(*values)
+            found.append(values[0])
+        assert torch.equal(*found)
+    sys.modules.pop("rebinding", None)
 
 
 def test_an_option_that_there_is_not_is_named() -> None:
