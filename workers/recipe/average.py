@@ -16,7 +16,7 @@ from schemas.job_file.recipe import AverageSpec
 
 
 class WeightAverage:
-    """Shadows of trained weights, fp32 where the weights have an fp32 master; none before they begin."""
+    """Shadows of trained weights; none before they begin."""
 
     def __init__(self, spec: AverageSpec) -> None:
         self.spec = spec
@@ -44,7 +44,7 @@ class WeightAverage:
         try:
             for name, weight in leaves:
                 if name in self.shadows:
-                    weight.data = self.shadows[name].to(weight.dtype)
+                    weight.data = self.shadows[name]
             yield
         finally:
             for weight, data in kept:

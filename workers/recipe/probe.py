@@ -43,7 +43,7 @@ def try_recipe(training: TrainingSpec, weights: Sequence[tuple[str, Tensor]]) ->
         weights: (full name, parameter) of the whole model; only trained ones count.
 
     Returns:
-        Bytes of optimizer state, fp32 masters and averages per trained parameter, on average.
+        Bytes of optimizer state and averages per trained parameter, on average.
 
     Raises:
         BadModel: The job can't be trained like this; the text says why.
@@ -70,9 +70,7 @@ def try_recipe(training: TrainingSpec, weights: Sequence[tuple[str, Tensor]]) ->
         _try_coupling(kinds, spec)
     for _, weight in trained:
         counted += weight.numel()
-        state_bytes += weight.numel() * (
-            4 * (weight.dtype is not torch.float32) + 4 * (training.ema is not None)
-        )
+        state_bytes += weight.nbytes * (training.ema is not None)
     return state_bytes / counted if counted else 0.0
 
 
