@@ -293,6 +293,10 @@ def test_an_option_that_there_is_not_is_named() -> None:
             "sgd has no option betas",
         ),
         (
+            OptimizerSpec.model_validate({"name": "muon", "groups": [{"dims": 1, "momentun": 1}]}),
+            "muon has no option momentun; it has weight_decay, momentum",
+        ),
+        (
             OptimizerSpec.model_validate({"groups": [{"dims": 1, "momentum": 1}]}),
             "adamw has no option momentum",
         ),
