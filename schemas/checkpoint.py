@@ -35,17 +35,10 @@ def checkpoints_url(artifacts: str, job: str) -> str:
     return f"{artifacts.rstrip('/')}/{job}/checkpoints"
 
 
-NO_MATTER = {
-    "training": {
-        "checkpoint_every",
-        "validate_every",
-        "validation_microbatches",
-        "evaluation",
-        "asynchronous",
-        "recompute",
-    }
-}
-"""Keys of a job's sections that do not affect the trained state."""
+NO_MATTER = ("checkpoint_every", "asynchronous", "recompute")
+"""Keys of `training` that do not affect the trained state."""
+MEASURES = ("validate_every", "validation_microbatches", "evaluation")
+"""Nor do these, unless validations decide the rate or the end."""
 
 FIRST_OF_DATA = ("source", "sample_tokens", "validation_fraction")
 """Keys of `data` as old as checkpoints; where a job leaves the others out, its digest is as before them."""
@@ -157,9 +150,8 @@ def parse_manifest(data: bytes, url: str) -> CheckpointManifest:
 def spec_digests(spec: JobSpec) -> dict[str, str]:
     """SHA-256 of each section of the job that its state depends on."""
     body = spec.model_dump(mode="json", include={"model", "data", "training"})
-    for section, keys in NO_MATTER.items():
-        for key in keys:
-            body[section].pop(key, None)
+    for key in NO_MATTER if spec.training.watched else NO_MATTER + MEASURES:
+        body["training"].pop(key, None)
     plain = DataSpec().model_dump(mode="json")
     body["data"] = {
         key: value for key, value in body["data"].items() if key in FIRST_OF_DATA or value != plain[key]

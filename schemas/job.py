@@ -88,6 +88,27 @@ class JobSpec(Part):
         return self
 
     @model_validator(mode="after")
+    def _watches_what_is_measured(self) -> JobSpec:
+        """A metric without a value would end the training as one that does not improve."""
+        training, evaluation = self.training, self.training.evaluation
+        sets = tuple(each.name for each in evaluation.sets) or self.data.evaluation_sets
+        measured = tuple(dict.fromkeys(("loss", *evaluation.metrics)))
+        for place, watched in training.watched:
+            of, _, metric = watched.rpartition("/")
+            problem = ""
+            if not sets or not (evaluation.sets or training.validation_microbatches):
+                problem = "nothing is measured: give data.validation or data.validation_fraction"
+            elif of and len(sets) == 1:
+                problem = f"with one set its metrics bear no set's name: say {metric}"
+            elif of and of not in sets:
+                problem = f"the sets are {', '.join(sets)}"
+            elif not any(":" in each for each in measured) and metric not in measured:
+                problem = f"only {', '.join(measured)} is measured: name it in training.evaluation.metrics"
+            if problem:
+                raise ValueError(f"training.{place} watches {watched}, but {problem}")
+        return self
+
+    @model_validator(mode="after")
     def _warmup_fits(self) -> JobSpec:
         if self.training.schedule.warmup_steps > self.training.steps:
             raise ValueError("training.schedule.warmup_steps exceeds training.steps")

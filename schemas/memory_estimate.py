@@ -15,8 +15,8 @@ from schemas.task_graph import LayerProfile
 
 SUM_BYTES = {True: 8, False: 4}
 """Bytes per trained parameter of a gradient sum: int64 with exact accumulation, else fp32."""
-GRADIENT_BYTES = 4
-"""Bytes per trained parameter of a gradient in fp32."""
+WEIGHT_BYTES = GRADIENT_BYTES = 4
+"""Bytes per trained parameter: they, and a gradient of them, are fp32."""
 MOMENT_BYTES = 8
 """Bytes per trained parameter of AdamW's two moments."""
 OVERHEAD = 1.1
@@ -82,20 +82,31 @@ def estimate_stage(
             plain SGD.
         copied_state_bytes: State of another stage that it keeps (`parallel.copies`).
     """
-    parameters = sum(layer.parameters for layer in layers)
-    weights = sum(layer.parameter_bytes for layer in layers)
-    optimizer = int(parameters * optimizer_bytes_per_parameter)
-    one_sum = parameters * SUM_BYTES[spec.training.exact_accumulation]
+    again = _used_again(layers)
+    trained = sum(layer.parameters - layer.frozen for layer in layers) - again
+    weights = sum(layer.parameter_bytes for layer in layers) - again * WEIGHT_BYTES
+    optimizer = int(trained * optimizer_bytes_per_parameter)
+    one_sum = trained * SUM_BYTES[spec.training.exact_accumulation]
     return MemoryEstimate(
         weights=weights,
         optimizer=optimizer,
         sums=one_sum * (2 if replicas > 1 else 1),
-        gradients=parameters * GRADIENT_BYTES,
+        gradients=(trained + again) * GRADIENT_BYTES,
         activations=sum(layer.activation_bytes for layer in layers) * in_flight,
         boundary=2 * (layers[-1].output_bytes if layers else 0) * min(in_flight, spec.training.microbatches),
         copies=weights + optimizer + copied_state_bytes,
         in_flight=max(1, in_flight),
     )
+
+
+def _used_again(layers: Sequence[LayerProfile]) -> int:
+    """Trained parameters that an earlier one of these layers has already: of each use there is a gradient."""
+    found: set[str] = set()
+    again = 0
+    for layer in layers:
+        again += sum(size for name, size in layer.shared.items() if name in found)
+        found |= layer.shared.keys()
+    return again
 
 
 def largest_room(nodes: Iterable[NodeStatus]) -> int:

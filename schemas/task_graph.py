@@ -14,13 +14,16 @@ class LayerProfile(Part):
     """One top-level layer, as measured once by an analysis worker on one sample microbatch.
 
     Times are milliseconds per microbatch on one compute thread; sizes are bytes.
-    `output_bytes` is the size per microbatch of the tensors at the boundary after this layer.
+    `output_bytes` is the size per microbatch of the tensors at the boundary after this layer. `shared` are
+    the trained parameters that other layers use, too: full name → number.
     """
 
     index: int
     name: str
     kind: str
     parameters: int
+    frozen: int = Field(0, description="of the parameters, those that are not trained")
+    shared: dict[str, int] = {}
     parameter_bytes: int
     forward_ms: float
     backward_ms: float
@@ -48,7 +51,7 @@ class ModelTopology(Message, wire="topology.model", version=(1, 2)):
     batch: tuple[TensorSchema, ...] = Field((), description="what model and loss take of a batch, in order")
     epoch_samples: int = Field(0, description="of an epoch of the data; 0: windows from anywhere")
     optimizer_bytes: float = Field(
-        8.0, description="of optimizer state, fp32 masters and averages per trained parameter, as tried"
+        8.0, description="of optimizer state and averages per trained parameter, as tried"
     )
 
 

@@ -7,7 +7,6 @@ import math
 from schemas.errors import BadJob
 from schemas.job import JobSpec
 from schemas.job_file.recipe import MOST_STEPS
-from schemas.task_graph import ModelTopology
 
 
 def with_steps(spec: JobSpec, data_samples: int) -> JobSpec:
@@ -40,9 +39,9 @@ def with_steps(spec: JobSpec, data_samples: int) -> JobSpec:
     return spec.model_copy(update={"training": training.model_copy(update={"steps": steps})})
 
 
-def samples_of(spec: JobSpec, topology: ModelTopology) -> int:
-    """Samples of one epoch; of windows from anywhere, as many as would cover what is not held out."""
-    if topology.epoch_samples:
-        return topology.epoch_samples
-    kept = topology.data_tokens * (1 - spec.data.validation_fraction)
+def samples_of(spec: JobSpec, epoch_samples: int, data_tokens: int) -> int:
+    """Samples of one epoch; of windows from anywhere (0), as many as would cover what is not held out."""
+    if epoch_samples:
+        return epoch_samples
+    kept = data_tokens * (1 - spec.data.held_out)
     return int(kept) // spec.data.tokens_per_sample

@@ -108,10 +108,7 @@ class TrainingSpec(Part):
     @model_validator(mode="after")
     def _has_what_it_watches(self) -> TrainingSpec:
         until, schedule = self.until, self.schedule
-        watched = [] if until is None or until.metric is None else [("until.metric", until.metric)]
-        if schedule.factory is None and schedule.name == "plateau":
-            watched.append(("schedule plateau", schedule.metric))
-        for place, metric in watched:
+        for place, metric in self.watched:
             if not self.evaluate_every:
                 raise ValueError(f"{place} watches {metric}, but nothing validates: give evaluation.every")
         if schedule.needs_total and self.steps == MOST_STEPS and until is not None and not until.bounded:
@@ -122,10 +119,12 @@ class TrainingSpec(Part):
         return self
 
     @property
-    def watches(self) -> bool:
-        """Whether validations decide something: the end of the training, or the learning rate."""
-        plateau = self.schedule.factory is None and self.schedule.name == "plateau"
-        return plateau or (self.until is not None and self.until.metric is not None)
+    def watched(self) -> tuple[tuple[str, str], ...]:
+        """(place in this section, metric) of what validations decide: training's end, the learning rate."""
+        until, schedule = self.until, self.schedule
+        end = () if until is None or until.metric is None else (("until.metric", until.metric),)
+        plateau = schedule.factory is None and schedule.name == "plateau"
+        return (*end, ("schedule plateau", schedule.metric)) if plateau else end
 
     @property
     def evaluate_every(self) -> int:

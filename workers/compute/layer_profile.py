@@ -50,6 +50,7 @@ class Profiler:
                 job_seed=spec.training.seed,
                 precision=spec.training.precision,
                 needed=loss.outputs,
+                recompute=spec.training.recompute,
             )
             for index in range(len(graph))
         ]
@@ -115,6 +116,12 @@ class Profiler:
             kind=self._graph.layers[index].kind,
             parameters=sum(weight.numel() for weight in parameters),
             parameter_bytes=sum(weight.nbytes for weight in parameters),
+            frozen=sum(weight.numel() for weight in parameters if not weight.requires_grad),
+            shared={
+                name: weight.numel()
+                for name, weight in ((self._graph.names[id(weight)], weight) for weight in parameters)
+                if weight.requires_grad and len(self._graph.users[name]) > 1
+            },
             forward_ms=(backward_began - forward_began) * 1e3,
             backward_ms=(ended - backward_began) * 1e3,
             activation_bytes=saved.total if saved else 0,
@@ -129,6 +136,10 @@ class Profiler:
         try:
             if saved is None:
                 return layer.run(values, step=0, microbatch=0)
+            if layer.recomputes:  # it keeps what it reads, for the second pass
+                for name in self._graph.layers[index].reads:
+                    for tensor in _tensors(values[name]):
+                        saved.pack(tensor)
             with torch.autograd.graph.saved_tensors_hooks(saved.pack, _same):
                 return layer.run(values, step=0, microbatch=0)
         except DmscError:

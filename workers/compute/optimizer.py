@@ -1,4 +1,4 @@
-"""A stage's optimizer and all state of its training: weights, optimizer state, fp32 masters, averages.
+"""A stage's optimizer and all state of its training: weights, optimizer state, averages.
 
 State travels as a flat list of tensors, to newcomers and copies. Where AdamW is all there is, the list has a
 fixed order, as it always had. Otherwise a (bytes,) uint8 tensor with JSON comes after the weights, which says
@@ -28,22 +28,15 @@ Updater = FusedAdamW | SingleParameterOptimizers
 
 
 class StageOptimizer:
-    """Updates a stage's trained parameters, each for itself, and their average (`ema`).
-
-    A parameter that is not float32 has a float32 master, which is updated in its place and rounded to it.
-    """
+    """Updates a stage's trained parameters, each for itself, and their average (`ema`)."""
 
     def __init__(
         self, stage: StageModule, spec: OptimizerSpec, *, ema: AverageSpec | None = None, seed: int = 0
     ) -> None:
         self._trained = stage.trainable()
+        names = {id(weight): name for name, weight in self._trained}
+        self._leaves = [*self._trained, *((names[id(weight)], twin) for weight, twin in stage.twins)]
         self.average = None if ema is None else WeightAverage(ema)
-        self._masters = {
-            name: nn.Parameter(weight.detach().float(), requires_grad=True)
-            for name, weight in self._trained
-            if weight.dtype is not torch.float32
-        }
-        self._masters_follow = True  # until the first step: initial weights are loaded after this
         self._by_name: dict[str, Updater] = {}
         kinds: list[tuple[ParameterSettings, list[tuple[str, nn.Parameter]]]] = []
         for name, weight in self._trained:
@@ -51,7 +44,7 @@ class StageOptimizer:
             own = next((named for kind, named in kinds if kind == settings), None)
             if own is None:
                 kinds.append((settings, own := []))
-            own.append((name, self._masters.get(name, weight)))
+            own.append((name, weight))
         for settings, named in kinds:
             fused = spec.is_adamw and settings.optimizer == "adamw"
             updater = (
@@ -60,7 +53,7 @@ class StageOptimizer:
             self._by_name.update(dict.fromkeys((name for name, _ in named), updater))
         self._updaters = list(dict.fromkeys(self._by_name.values()))
         all_fused = all(isinstance(updater, FusedAdamW) for updater in self._updaters)
-        self.fixed_layout = all_fused and not self._masters and self.average is None
+        self.fixed_layout = all_fused and self.average is None
         """The state is AdamW's alone, which is there from the start and keeps its shapes."""
 
     @property
@@ -68,12 +61,6 @@ class StageOptimizer:
         """The optimizer state of each trained parameter by its full name; AdamW's are `exp_avg`, `exp_avg_sq`
         (as the parameter) and `step` (float32 scalar)."""
         return {name: self._by_name[name].state_of(name) for name, _ in self._trained}
-
-    @property
-    def masters(self) -> dict[str, Tensor]:
-        """The float32 masters of parameters of other types, by full name."""
-        self._follow()
-        return {name: master.detach() for name, master in self._masters.items()}
 
     @property
     def shadows(self) -> dict[str, Tensor]:
@@ -89,86 +76,51 @@ class StageOptimizer:
         """One update in place.
 
         Args:
-            gradients: One per trained parameter, in the stage's order, of its shape and device; of its dtype,
-                or float32.
+            gradients: One per trained parameter, in the stage's order, of its shape, dtype and device.
             lr: Learning rate of this step.
             step: Number of the step.
         """
         if len(gradients) != len(self._trained):
             raise ValueError(f"{len(gradients)} gradients for {len(self._trained)} parameters")
-        self._follow()
-        self._masters_follow = False
-        named = {
-            name: gradient.float() if name in self._masters else gradient
-            for (name, _), gradient in zip(self._trained, gradients, strict=True)
-        }
+        named = {name: gradient for (name, _), gradient in zip(self._trained, gradients, strict=True)}
         for updater in self._updaters:
             updater.step(named, lr, step)
-        for name, weight in self._trained:
-            if name in self._masters:
-                weight.copy_(self._masters[name])
         if self.average is not None:
-            self.average.update(
-                step, {name: self._masters.get(name, weight) for name, weight in self._trained}
-            )
+            self.average.update(step, dict(self._trained))
 
     @property
     def bytes(self) -> int:
         """Bytes of all that is beside the weights: of AdamW two moments and a count per parameter."""
-        beside = (*self.masters.values(), *self.shadows.values())
-        return size_of(self.state) + sum(tensor.nbytes for tensor in beside)
+        return size_of(self.state) + sum(tensor.nbytes for tensor in self.shadows.values())
 
     def averaging(self) -> contextlib.AbstractContextManager[None]:
         """The weights are their averages inside, if validations are to use these."""
         if self.average is None or not self.average.spec.use_in_validation:
             return contextlib.nullcontext()
-        return self.average.in_place_of(self._trained)
+        return self.average.in_place_of(self._leaves)
 
     @property
     def exported(self) -> Mapping[str, Tensor]:
-        """The averaged weights that a job ends with, by full name, of the parameters' types; empty: none."""
-        if self.average is None or not self.average.spec.export:
-            return {}
-        kinds = {name: weight.dtype for name, weight in self._trained}
-        return {name: shadow.to(kinds[name]) for name, shadow in self.shadows.items()}
+        """The averaged weights that a job ends with, by full name; empty: none."""
+        return {} if self.average is None or not self.average.spec.export else self.shadows
 
     @torch.no_grad()
-    def _follow(self) -> None:
-        if self._masters_follow:
-            for name, weight in self._trained:
-                if name in self._masters:
-                    self._masters[name].copy_(weight)
-
-    @torch.no_grad()
-    def load(
-        self,
-        states: Mapping[str, State],
-        masters: Mapping[str, Tensor],
-        shadows: Mapping[str, Tensor],
-    ) -> None:
-        """Replaces all state; the weights are replaced before. A missing master is the weight itself.
+    def load(self, states: Mapping[str, State], shadows: Mapping[str, Tensor]) -> None:
+        """Replaces all state; the weights are replaced before.
 
         Raises:
             Conflict: It is the state of other parameters, or of another optimizer; nothing was changed.
         """
-        self.check(states, masters, shadows)
+        self.check(states, shadows)
         for name, _ in self._trained:
             self._by_name[name].load(name, states[name])
-        self._masters_follow = True
-        self._follow()
-        self._masters_follow = False
-        for name, master in masters.items():
-            if name in self._masters:
-                self._masters[name].copy_(master)
         if self.average is not None:
             devices = {name: weight.device for name, weight in self._trained}
             self.average.shadows = {
                 name: shadow.to(devices[name], copy=True) for name, shadow in shadows.items()
             }
 
-    def check(
-        self, states: Mapping[str, State], masters: Mapping[str, Tensor], shadows: Mapping[str, Tensor]
-    ) -> None:
+    def check(self, states: Mapping[str, State], shadows: Mapping[str, Tensor]) -> None:
         """Raises `Conflict` if this is not the state of these parameters and optimizers."""
         own = dict(self._trained)
         if set(states) != set(own):
@@ -176,10 +128,9 @@ class StageOptimizer:
             raise Conflict(f"the optimizer state that came is of other parameters, {other[0]} among them")
         for name in own:
             self._by_name[name].check(name, states[name])
-        for kind, tensors in (("master", masters), ("average", shadows)):
-            for name, tensor in tensors.items():
-                if name not in own or tensor.shape != own[name].shape:
-                    raise Conflict(f"the {kind} of {name} that came is of another stage")
+        for name, tensor in shadows.items():
+            if name not in own or tensor.shape != own[name].shape:
+                raise Conflict(f"the average of {name} that came is of another stage")
 
 
 def state_tensors(stage: StageModule, optimizer: StageOptimizer) -> list[Tensor]:
@@ -219,7 +170,6 @@ def _described(optimizer: StageOptimizer) -> list[tuple[str, Tensor]]:
 
     body = {
         "states": encoded(optimizer.state, keep, "state"),
-        "masters": encoded(optimizer.masters, keep, "master"),
         "shadows": encoded(dict(optimizer.shadows), keep, "average"),
     }
     return [("layout", to_tensor(body)), *tensors]
@@ -236,18 +186,17 @@ def load_state_tensors(stage: StageModule, optimizer: StageOptimizer, tensors: S
     if optimizer.fixed_layout:
         _check_alike(named_state(stage, optimizer), tensors)
         states = _fixed(stage, tensors[len(weights) :])
-        masters: dict[str, Tensor] = {}
         shadows: dict[str, Tensor] = {}
     else:
         if len(tensors) <= len(weights):
             raise Conflict(f"{len(tensors)} state tensors came, this stage has {len(weights)} weights alone")
         _check_alike([(f"weights/{name}", tensor) for name, tensor in weights], tensors[: len(weights)])
         devices = {name: tensor.device for name, tensor in weights}
-        states, masters, shadows = _read(tensors[len(weights)], tensors[len(weights) + 1 :], devices)
-    optimizer.check(states, masters, shadows)
+        states, shadows = _read(tensors[len(weights)], tensors[len(weights) + 1 :], devices)
+    optimizer.check(states, shadows)
     for (_, target), tensor in zip(weights, tensors, strict=False):
         target.copy_(tensor)
-    optimizer.load(states, masters, shadows)
+    optimizer.load(states, shadows)
 
 
 def _check_alike(own: Sequence[tuple[str, Tensor]], tensors: Sequence[Tensor]) -> None:
@@ -272,8 +221,8 @@ def _fixed(stage: StageModule, tensors: Sequence[Tensor]) -> dict[str, State]:
 
 def _read(
     layout: Tensor, tensors: Sequence[Tensor], devices: Mapping[str, torch.device]
-) -> tuple[dict[str, State], dict[str, Tensor], dict[str, Tensor]]:
-    """(states, masters, shadows) by full name, of `_described`."""
+) -> tuple[dict[str, State], dict[str, Tensor]]:
+    """(states, shadows) by full name, of `_described`."""
     if layout.dtype is not torch.uint8 or layout.ndim != 1:
         raise Conflict("the state that came does not say what it is: it is of another optimizer")
     body = from_tensor(layout)
@@ -293,4 +242,4 @@ def _read(
 
         return tensor
 
-    return tree("states"), tree("masters"), tree("shadows")
+    return tree("states"), tree("shadows")

@@ -74,6 +74,11 @@ class StageModule(nn.Module):
         self._twins = TwinnedWeights(graph, first, last)
 
     @property
+    def recomputes(self) -> bool:
+        """Whether some layer's activations are computed again, instead of kept."""
+        return bool(self._recompute)
+
+    @property
     def twins(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """(parameter, its twin) for each further layer that uses a parameter of this stage.
 

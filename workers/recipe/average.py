@@ -16,7 +16,7 @@ from schemas.job_file.recipe import AverageSpec
 
 
 class WeightAverage:
-    """Shadows of trained weights, fp32 where the weights have an fp32 master; none before they begin."""
+    """Shadows of trained weights; none before they begin."""
 
     def __init__(self, spec: AverageSpec) -> None:
         self.spec = spec
@@ -35,13 +35,16 @@ class WeightAverage:
                 shadow.lerp_(weight.detach(), 1 - self.spec.decay)
 
     @contextlib.contextmanager
-    def in_place_of(self, trained: Sequence[tuple[str, nn.Parameter]]) -> Iterator[None]:
-        """The parameters hold their shadows inside, as far as these have begun."""
-        kept = [(weight, weight.data) for name, weight in trained if name in self.shadows]
+    def in_place_of(self, leaves: Sequence[tuple[str, nn.Parameter]]) -> Iterator[None]:
+        """The parameters hold their shadows inside, as far as these have begun.
+
+        A shared parameter is there once for each of its leaves: all change, as they do in stages apart.
+        """
+        kept = [(weight, weight.data) for name, weight in leaves if name in self.shadows]
         try:
-            for name, weight in trained:
+            for name, weight in leaves:
                 if name in self.shadows:
-                    weight.data = self.shadows[name].to(weight.dtype)
+                    weight.data = self.shadows[name]
             yield
         finally:
             for weight, data in kept:

@@ -12,6 +12,16 @@ from torch import Tensor
 from torch.optim import AdamW, Muon, Optimizer
 
 _OF_ADAMW = ("betas", "eps")
+MUON_OPTIONS = (
+    "weight_decay",
+    "momentum",
+    "nesterov",
+    "ns_coefficients",
+    "ns_steps",
+    "adjust_lr_fn",
+    *_OF_ADAMW,
+)
+"""What a group may say, whichever of the two its parameters get."""
 
 
 def muon(groups: Sequence[dict[str, Any]], lr: float = 1e-3, **args: Any) -> Optimizer:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from schemas.callables import OPTIMIZERS
 from schemas.errors import BadModel
 from workers.recipe.lion import Lion
-from workers.recipe.muon import muon
+from workers.recipe.muon import MUON_OPTIONS, muon
 from workers.recipe.parameter_groups import ParameterSettings
 from workers.recipe.uncompiled import without_compiler
 from workers.user_code import describe, load
@@ -61,11 +61,10 @@ def make_optimizer(
             f"{first.place}: {name} returned a {type(made).__name__}; it must return a torch.optim.Optimizer"
         )
     for settings, _ in weights:
-        unknown = [] if is_users(name) else sorted(set(settings.group) - set(made.defaults))
-        if unknown and name != "muon":
-            raise BadModel(
-                f"{settings.place}: {name} has no option {unknown[0]}; it has {', '.join(made.defaults)}"
-            )
+        known = MUON_OPTIONS if name == "muon" else tuple(made.defaults)
+        unknown = [] if is_users(name) else sorted(set(settings.group) - set(known))
+        if unknown:
+            raise BadModel(f"{settings.place}: {name} has no option {unknown[0]}; it has {', '.join(known)}")
     return made
 
 

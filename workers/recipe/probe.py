@@ -28,6 +28,8 @@ STEPS = 6
 """Steps that are tried; in the middle the state goes through what a newcomer is sent."""
 LONGEST = 6
 """Longest side of a stand-in."""
+ELEMENTS = 1 << 12
+"""Elements of a stand-in whose state is measured."""
 MOST_ALIKE = 3
 """Stand-ins of the same settings and number of dimensions."""
 _SEED = 20_260_101
@@ -43,7 +45,7 @@ def try_recipe(training: TrainingSpec, weights: Sequence[tuple[str, Tensor]]) ->
         weights: (full name, parameter) of the whole model; only trained ones count.
 
     Returns:
-        Bytes of optimizer state, fp32 masters and averages per trained parameter, on average.
+        Bytes of optimizer state and averages per trained parameter, on average.
 
     Raises:
         BadModel: The job can't be trained like this; the text says why.
@@ -70,9 +72,7 @@ def try_recipe(training: TrainingSpec, weights: Sequence[tuple[str, Tensor]]) ->
         _try_coupling(kinds, spec)
     for _, weight in trained:
         counted += weight.numel()
-        state_bytes += weight.numel() * (
-            4 * (weight.dtype is not torch.float32) + 4 * (training.ema is not None)
-        )
+        state_bytes += weight.nbytes * (training.ema is not None)
     return state_bytes / counted if counted else 0.0
 
 
@@ -80,15 +80,16 @@ def _is_fused(settings: ParameterSettings, spec: OptimizerSpec) -> bool:
     return spec.is_adamw and settings.optimizer == "adamw"
 
 
-def _stand_ins(named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, nn.Parameter]]:
-    """Small parameters with the names and the dimensions of some of these."""
+def _stand_ins(named: Sequence[tuple[str, Tensor]], elements: int = 0) -> list[tuple[str, nn.Parameter]]:
+    """Small parameters with the names and the dimensions of some of these; up to about so many elements."""
     generator = torch.Generator().manual_seed(_SEED)
     found: list[tuple[str, nn.Parameter]] = []
     alike: dict[int, int] = {}
     for name, weight in named:
         alike[weight.ndim] = number = alike.get(weight.ndim, 0) + 1
         if number <= MOST_ALIKE:
-            shape = [max(1, min(size, LONGEST - index % 2)) for index, size in enumerate(weight.shape)]
+            longest = max(LONGEST, int(elements ** (1 / max(1, weight.ndim))))
+            shape = [max(1, min(size, longest - index % 2)) for index, size in enumerate(weight.shape)]
             found.append((name, nn.Parameter(torch.randn(shape, generator=generator))))
     return found
 
@@ -250,11 +251,12 @@ def _guarded(who: str, run: Callable[[], object]) -> None:
 def _state_bytes(
     settings: ParameterSettings, named: Sequence[tuple[str, Tensor]], spec: OptimizerSpec, seed: int
 ) -> float:
-    """Bytes of state after a step, as stand-ins have it: too much for what grows slower than weights."""
+    """Bytes of state after a step, as stand-ins have it that are large enough for what grows slower than
+    weights, as Adafactor's rows and columns, to be little."""
     if _is_fused(settings, spec):
         return sum(8 * weight.numel() for _, weight in named)
     ratios: dict[int, float] = {}
-    for name, weight in _stand_ins(named):
+    for name, weight in _stand_ins(named, ELEMENTS):
         own = [(name, weight)]
         optimizers = SingleParameterOptimizers(own, settings, seed)
         step = partial(optimizers.step, _gradients(own, 0), _rate(settings, 0), 0)

@@ -61,10 +61,13 @@ class SingleParameterOptimizers:
             if self._random:
                 _seed_generators(self._seed, step, name, weight.device)
             weight.grad = gradients[name].clone()  # it may change it, and others are sent the same gradient
+            memory = weight.data
             try:
                 self._steps[name]()
             finally:
                 weight.grad = None
+            if weight.data_ptr() != memory.data_ptr():  # `weight.data = …`: other leaves share the memory
+                weight.data = memory.copy_(weight.data)
 
     def state_of(self, name: str) -> State:
         optimizer = self._optimizers[name]

@@ -2,9 +2,8 @@
 
 `<name>` is the parameter or buffer itself. Of AdamW `optimizer.<name>.exp_avg`, `.exp_avg_sq` and `.step`
 belong to it. Any other optimizer has `optimizer.<name>.layout`, a (bytes,) uint8 tensor with JSON, which says
-where in its state the tensors `optimizer.<name>.…` belong, and holds the numbers. `master.<name>` is the fp32
-master of a parameter of another type, `ema.<name>` its average. Because of the full names any segmentation
-can load a checkpoint that another one wrote.
+where in its state the tensors `optimizer.<name>.…` belong, and holds the numbers. `ema.<name>` is its
+average. Because of the full names any segmentation can load a checkpoint that another one wrote.
 """
 
 from __future__ import annotations
@@ -58,9 +57,8 @@ def named_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Te
 
         body = encoded(state, keep)
         _add(tensors, f"{_own(name)}{LAYOUT}", to_tensor(body))
-    for kind, own in (("master", optimizer.masters), ("ema", optimizer.shadows)):
-        for name, tensor in own.items():
-            _add(tensors, f"{kind}.{name}", tensor)
+    for name, tensor in optimizer.shadows.items():
+        _add(tensors, f"ema.{name}", tensor)
     return tensors
 
 
@@ -162,14 +160,12 @@ async def restore_checkpoint(
             f"of layers {stage.first_layer} to {stage.last_layer - 1}, {missing[0]} among them: it is of "
             "another model, or of another optimizer"
         )
-    beside = {
-        kind: {name: loaded[f"{kind}.{name}"] for name in trained if f"{kind}.{name}" in loaded}
-        for kind in ("master", "ema")
-    }
+    beside = loaded.keys() - {name for name, _ in weights}  # a layer called `ema` is no average
+    shadows = {name: loaded[key] for name in trained if (key := f"ema.{name}") in beside}
     complete = {name: state for name, state in states.items() if state is not None}
     _check_weights(weights, loaded)
-    optimizer.check(complete, beside["master"], beside["ema"])
-    await run(lambda: _replace(weights, loaded, optimizer, complete, beside))
+    optimizer.check(complete, shadows)
+    await run(lambda: _replace(weights, loaded, optimizer, complete, shadows))
     return manifest.version
 
 
@@ -179,11 +175,11 @@ def _replace(
     loaded: Mapping[str, Tensor],
     optimizer: StageOptimizer,
     states: Mapping[str, State],
-    beside: Mapping[str, Mapping[str, Tensor]],
+    shadows: Mapping[str, Tensor],
 ) -> None:
     for name, target in weights:
         target.copy_(loaded[name])
-    optimizer.load(states, beside["master"], beside["ema"])
+    optimizer.load(states, shadows)
 
 
 def _check_weights(weights: Sequence[tuple[str, Tensor]], loaded: Mapping[str, Tensor]) -> None:
@@ -201,11 +197,11 @@ class _Wanted:
 
     def __init__(self, weights: frozenset[str], trained: Sequence[str]) -> None:
         self._weights = weights
-        self._beside = frozenset(f"{kind}.{name}" for kind in ("master", "ema") for name in trained)
+        self._shadows = frozenset(f"ema.{name}" for name in trained)
         self._owners = frozenset(trained)
 
     def __call__(self, key: str) -> bool:
-        if key in self._weights or key in self._beside:
+        if key in self._weights or key in self._shadows:
             return True
         kind, _, rest = key.partition(".")
         if kind != "optimizer":

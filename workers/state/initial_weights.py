@@ -22,6 +22,7 @@ from bus.logs import get_logger
 from schemas.errors import BadInput, BadModel, NotFound
 from schemas.job_file.initial_weights import InitialWeights
 from schemas.weights_digest import INDEX_NAME
+from workers.compute.optimizer import named_weights
 from workers.graph.stage_module import StageModule
 from workers.state.safetensors_files import SUFFIX, StoredTensor, fits, read_header
 from workers.state.weight_names import own_names
@@ -171,7 +172,7 @@ async def load_initial(
             changed.
         BadInput: A file is damaged.
     """
-    own = dict([*stage.named_parameters(), *stage.untrained()])
+    own = dict(named_weights(stage))  # a shared weight bears the name of its first place in every stage
     matched = await match_weights(own, artifacts, source, public_name)
     missing = tuple(name for name in matched.missing if not is_new(name))
     matched = replace(matched, missing=missing)

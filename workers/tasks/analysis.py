@@ -12,6 +12,7 @@ from typing import Any
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
+from schemas.training_length import samples_of, with_steps
 from workers.compute.batch_schema import batch_schema
 from workers.compute.deferred_model import WHOLE_BYTES, outline_model
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
@@ -63,7 +64,12 @@ def analyse(
         BadModel: The factory fails, the layers can't be trained here, don't fit together, or don't fit the
             loss.
         BadData: See `open_source` and `BatchSource.batch`.
+        BadJob: See `with_steps`.
     """
+    epoch_samples = data.size("train") or 0
+    spec = with_steps(
+        spec, samples_of(spec, epoch_samples, data.tokens)
+    )  # a user's schedule is called with it
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
     sample = checked_batch(data, spec.data.evaluation_sets)
@@ -92,7 +98,7 @@ def analyse(
         data_tokens=data.tokens,
         code_digest=code_digest(*spec.user_callables),
         data_digest=data.digest,
-        epoch_samples=data.size("train") or 0,
+        epoch_samples=epoch_samples,
         device=device,
         tied=joined_layers(graph),
         shared=sharing_layers(graph),

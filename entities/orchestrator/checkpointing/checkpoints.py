@@ -309,15 +309,19 @@ class Checkpoints:
             version = await self._restore_named(self._job.spec.resume_from)
         if version is None:
             version = 0
-            await self._take_up(RecipeProgress())
             if not fresh or self._uneven:
                 await self._order_restore(0, None)
+            await self._take_up(RecipeProgress())
         self._last_step, self._tried = version, -1
         self._losses.clear()
         return version
 
     async def _take_up(self, progress: RecipeProgress) -> None:
-        """Goes back to what validations had decided at the version that is restored."""
+        """Goes back to what validations had decided at the version that is restored.
+
+        After the restore: a successor that finds members at their old version goes on with them, and needs
+        what was decided there.
+        """
         if progress != self._job.store.record.progress:
             await self._job.store.note(now=True, progress=progress)
 
@@ -352,8 +356,8 @@ class Checkpoints:
             if (manifest := await self._try(url, open_url)) is not None:
                 differing = _differing(manifest, spec_digests(self._job.spec))
                 progress = manifest.progress
-                if "training" in differing:  # another end, perhaps: the next validation decides
-                    progress = progress.model_copy(update={"stopped_at": None, "because": ""})
+                if differing:  # another end, or values that can't be compared: validations decide anew
+                    progress = RecipeProgress(drops=progress.drops)
                 await self._take_up(progress)
                 if differing:
                     await self._tell(f"{url} is of a job with other {' and '.join(differing)}: as you wish")

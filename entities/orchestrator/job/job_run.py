@@ -362,7 +362,8 @@ class JobRun:
 
     async def _settle_steps(self, topology: ModelTopology) -> None:
         """Makes a number of steps of what `training.until` says in tokens or epochs; the record keeps it."""
-        settled = with_steps(self.job.spec, samples_of(self.job.spec, topology))
+        samples = samples_of(self.job.spec, topology.epoch_samples, topology.data_tokens)
+        settled = with_steps(self.job.spec, samples)
         if settled != self.job.spec:
             self.job.spec = settled
             await self.job.store.note(now=True, spec=settled)

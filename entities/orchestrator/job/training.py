@@ -235,7 +235,7 @@ class Training:
         await self.events_written()
         store, training = self._job.store, self._job.spec.training
         progress = observed(store.record.progress, training, self.step, found.values)
-        if not training.watches or progress == store.record.progress:
+        if not training.watched or progress == store.record.progress:
             return
         stops = progress.stopped_at is not None and store.record.progress.stopped_at is None
         await store.note(now=True, progress=progress)  # before a step is decided that depends on it

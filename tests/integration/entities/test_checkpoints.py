@@ -32,6 +32,7 @@ from schemas.envelope import EntityKind, Envelope
 from schemas.errors import Ack, Conflict, DamagedCheckpoint, DmscError, Unavailable
 from schemas.files import FilesRead, PublishFile, ReadFiles, RemoveCheckpoints
 from schemas.job import JobEvent, JobRecord, JobSpec, JobState, StepResult
+from schemas.recipe_progress import RecipeProgress
 from schemas.signals import QosReport
 from schemas.step import Member, StateReady, StateRestore
 from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
@@ -456,6 +457,38 @@ async def test_a_job_without_checkpoints_begins_where_its_spec_says(
     await rig.start(1)
     with pytest.raises(Unrecoverable, match=r"there is no manifest\.json"):
         await rig.checkpoints.restore(fresh=True)
+
+
+async def test_what_validations_decided_goes_back_with_the_weights_and_not_before(
+    make: Any, tmp_path: Path
+) -> None:
+    """A successor that finds members at their old version goes on there, by what was decided there."""
+    rig = await make()
+    stopped = RecipeProgress(step=2, drops=1, stopped_at=2, because="loss has not improved")
+    later = RecipeProgress(step=4, drops=3)
+
+    async def goes_back(to: RecipeProgress) -> None:
+        await rig.journal.note(now=True, progress=later)
+        rig.stand_ins[0].unreachable = True
+        with pytest.raises(Unavailable):
+            await rig.checkpoints.restore()
+        assert rig.journal.record.progress == later
+        rig.stand_ins[0].unreachable = False
+        await rig.checkpoints.restore()
+        assert rig.journal.record.progress == to
+
+    await goes_back(RecipeProgress())
+    await rig.journal.note(now=True, progress=stopped)
+    await rig.take(2)
+    await goes_back(stopped)
+
+    elsewhere = {"resume_from": str(rig.folder), "artifacts": str(tmp_path / "other")}
+    same = rig.spec.model_copy(update=elsewhere)
+    other = same.model_copy(update={"data": same.data.model_copy(update={"sample_tokens": 99})})
+    for job, progress in ((same, stopped), (other, RecipeProgress(drops=1))):
+        rig.spec = job
+        await rig.start(1)
+        await goes_back(progress)
 
 
 async def test_auto_learns_the_cost_answers_a_hot_device_and_does_not_besiege_a_store(make: Any) -> None:

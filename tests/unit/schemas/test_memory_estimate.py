@@ -44,6 +44,18 @@ def test_the_parts_of_an_adamw_stage() -> None:
     assert one.parts().startswith("activations 8 GiB")
 
 
+def test_what_is_not_trained_has_no_sum_and_what_is_shared_is_there_once() -> None:
+    size = 1 << 28
+    frozen = [each.model_copy(update={"frozen": size}) for each in large(2)]
+    adapted = estimate_stage([*frozen, *large(1, parameters=1 << 20)], spec(), in_flight=1)
+    alone = estimate_stage(large(1, parameters=1 << 20), spec(), in_flight=1)
+    assert adapted.state - alone.state == 2 * GIB, "their weights alone"
+    tied = [each.model_copy(update={"shared": {"embed": size}}) for each in large(2)]
+    one, both = estimate_stage(tied[1:], spec(), in_flight=1), estimate_stage(tied, spec(), in_flight=1)
+    assert (both.weights, both.optimizer, both.sums) == (one.weights, one.optimizer, one.sums)
+    assert both.gradients == 2 * one.gradients
+
+
 def test_room_is_that_of_a_device_and_unknown_room_refuses_nothing() -> None:
     assert largest_room(with_memory([node(slots=4)], GIB)) == 4 * GIB
     cards = node(devices=("cuda:0", "cuda:0", "cuda:1"))

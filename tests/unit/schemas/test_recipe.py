@@ -96,6 +96,9 @@ def test_a_job_as_it_was_is_written_as_it_was() -> None:
     assert spec_digests(spec())["training"] == digest
     assert spec_digests(spec(training={"steps": 2, "ema": {}}))["training"] != digest
     assert spec_digests(spec(training={"steps": 2, "evaluation": {"every": 3}}))["training"] == digest
+    watching = [{"steps": 2, "evaluation": {"every": every}, "until": {"metric": "loss"}} for every in (3, 4)]
+    ends = {spec_digests(spec(training=training))["training"] for training in watching}
+    assert len(ends) == 2, "validations decide the weights there"
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,18 @@ def test_a_job_as_it_was_is_written_as_it_was() -> None:
             "until.metric watches loss, but nothing validates: give evaluation.every",
         ),
         ({"schedule": {"name": "plateau"}}, "schedule plateau watches loss, but nothing validates"),
+        (
+            {"until": {"metric": "accuracy"}, "validate_every": 1},
+            "training.until.metric watches accuracy, but only loss is measured: name it in training.eval",
+        ),
+        (
+            {"until": {"metric": "validation/loss"}, "validate_every": 1},
+            "watches validation/loss, but with one set its metrics bear no set's name: say loss",
+        ),
+        (
+            {"schedule": {"name": "plateau"}, "validate_every": 1, "validation_microbatches": 0},
+            "training.schedule plateau watches loss, but nothing is measured: give data.validation",
+        ),
         ({"until": {}}, "says no end: give steps, tokens, epochs or metric"),
         ({"evaluation": {"metrics": ["acc"]}}, "'acc' is not one of accuracy, loss, perplexity, top5"),
         ({"evaluation": {"sets": [{"name": "a"}, {"name": "a"}]}}, "two sets have the same name"),
@@ -187,6 +202,15 @@ def test_a_plateau_lowers_the_rate() -> None:
         drops.append(progress.drops)
     assert drops == [0, 0, 0, 1, 1, 2, 2]
     assert progress.stopped_at is None
+
+
+def test_the_metric_of_a_set_or_of_a_function_may_be_watched() -> None:
+    data = {"validation": {"a": {}, "b": {}}}
+    for metric, metrics in (("b/loss", []), ("a/top5", ["top5"]), ("b/recall", ["mine:recall"])):
+        watching = {"steps": 9, "until": {"metric": metric}, "evaluation": {"every": 1, "metrics": metrics}}
+        assert spec(training=watching, data=data).training.watched == (("until.metric", metric),)
+        with pytest.raises(ValidationError, match="the sets are a, b"):
+            spec(training=watching | {"until": {"metric": "c/loss"}}, data=data)
 
 
 def test_microbatches_of_a_validation_are_numbered_over_its_sets() -> None:

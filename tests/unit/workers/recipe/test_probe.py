@@ -167,11 +167,12 @@ def test_what_works_parameter_by_parameter_is_taken(name: str) -> None:
         ({"optimizer": {"name": "sgd", "args": {"momentum": 0.9}}, "ema": {}}, 8),
         ({"optimizer": {"name": "lion"}}, 4),
         ({"optimizer": {"name": "adam", "args": {"amsgrad": True}}}, 12),
+        ({"optimizer": {"name": "adafactor"}}, 0),
     ],
 )
 def test_the_state_is_counted_for_the_memory(training: dict[str, Any], bytes_per_parameter: float) -> None:
     found = tried(**training)
-    assert bytes_per_parameter <= found <= bytes_per_parameter + 1  # and its counts of steps
+    assert bytes_per_parameter <= found <= bytes_per_parameter + 0.2  # and its counts of steps
 
 
 def test_every_short_name_passes() -> None:

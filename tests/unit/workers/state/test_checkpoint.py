@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from bus.files.artifacts import open_artifacts
 from schemas.checkpoint import MANIFEST_NAME
 from schemas.errors import BadModel, Conflict, DamagedCheckpoint
-from schemas.job_file.recipe import OptimizerSpec
+from schemas.job_file.recipe import AverageSpec, OptimizerSpec
 from tests.builders.jobs import gpt_model
 from tests.checkpoint_files import publish
 from workers.compute.model import build
@@ -179,6 +179,23 @@ def test_two_tensors_under_one_key_are_refused() -> None:
     stage = slice_stage(of_sequence(holder, list(zip(names, model, strict=True))), 0, 2)
     with pytest.raises(BadModel, match="twice"):
         named_tensors(stage, StageOptimizer(stage, OptimizerSpec()))
+
+
+async def test_a_layer_called_ema_is_no_average(tmp_path: Path) -> None:
+    """As a model's own slow copy of its layers: a checkpoint from before the job's average begins."""
+
+    def made() -> Stage:
+        torch.manual_seed(3)
+        layers = {"body": nn.Linear(2, 2), "ema": nn.ModuleDict({"body": nn.Linear(2, 2)})}
+        holder = nn.ModuleDict(layers)
+        named = [("body", layers["body"]), ("ema.body", holder.get_submodule("ema.body"))]
+        stage = slice_stage(of_sequence(holder, named), 0, 2)
+        return stage, StageOptimizer(stage, OptimizerSpec(), ema=AverageSpec(start_step=9))
+
+    await publish(artifacts := open_artifacts(str(tmp_path), None), [made()], version=0)
+    stage, optimizer = made()
+    assert await restore_checkpoint(stage, optimizer, artifacts) == 0
+    assert optimizer.shadows == {}
 
 
 async def test_cancelled_while_writing_it_leaves_no_scratch_files(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from bus.files.artifacts import LocalArtifacts, open_artifacts
 from schemas.errors import BadInput, BadModel, NotFound
@@ -21,6 +23,7 @@ from schemas.weights_digest import INDEX_NAME, tensor_line, weights_index, weigh
 from tests.builders.jobs import gpt_model
 from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
+from workers.graph.sequence import of_sequence
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.state import weights
 from workers.state.initial_weights import describe_match, load_initial
@@ -168,6 +171,29 @@ async def test_a_stage_reads_its_own_tensors_alone(tmp_path: Path) -> None:
         own = sum(weight.nbytes for weight in stage.parameters())
         assert own <= folder.read <= own + 2 * (8 + header) + 3 * (64 << 10)
         assert all(torch.equal(weight, whole[name]) for name, weight in stage.named_parameters())
+
+
+async def test_a_stage_with_the_second_place_of_a_shared_weight_takes_it_by_its_first_name(
+    tmp_path: Path,
+) -> None:
+    """Files have it once: those of an export, and those of other libraries."""
+
+    def tied(seed: int, *cut: int) -> StageModule:
+        torch.manual_seed(seed)
+        layers = {"embed": nn.Embedding(8, 4), "middle": nn.Linear(4, 4), "head": nn.Linear(4, 8, bias=False)}
+        layers["head"].weight = layers["embed"].weight
+        return slice_stage(of_sequence(nn.Sequential(OrderedDict(layers)), layers.items()), *cut)
+
+    artifacts = open_artifacts(str(tmp_path), None)
+    _, lines = await export(tied(0, 0, 3), artifacts, "model.safetensors")
+    assert [name for name in lines if name in ("embed.weight", "head.weight")] == ["embed.weight"]
+    expected = tied(0, 0, 3).get_parameter("embed.weight")
+    for strict in (True, False):
+        source = InitialWeights(url=str(tmp_path), strict=strict)
+        for cut in ((0, 3), (0, 2), (2, 3)):
+            stage = tied(1, *cut)
+            assert (await load_initial(stage, artifacts, source)).missing == ()
+            assert torch.equal(dict(stage.trainable())["embed.weight"], expected)
 
 
 async def test_names_are_mapped_and_types_converted(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def half(): return chain(nn.Linear(8, 8).to(torch.bfloat16), nn.Linear(8, 256))
 def vector_loss(output, targets): return output.mean(dim=(0, 1))
 def constant_loss(output, targets): return torch.zeros(())
 def failing_loss(output, targets): raise ValueError("no targets like these")
+def falling(step, total): return 1 - step / total
 """
     )
     sys.modules.pop("users_layers", None)
@@ -186,6 +187,18 @@ def test_a_model_that_is_never_whole_is_analysed_alike(
     assert parts.model_copy(update={"layers": ()}) == whole.model_copy(update={"layers": ()})
 
 
+def test_a_schedule_is_tried_with_the_number_of_steps_that_the_data_comes_to(users_layers: Path) -> None:
+    for until, found in (({"epochs": 2}, "topology"), ({"metric": "loss"}, "failed")):
+        training = {
+            "until": until,
+            "schedule": {"factory": "users_layers:falling"},
+            "microbatch_samples": 2,
+            "validate_every": 1,
+        }
+        asks = job("good").model_copy(update={"training": spec(training=training).training})
+        assert found in asked(users_layers, asks)
+
+
 def test_buffers_that_stay_as_they_are_are_fine(users_layers: Path) -> None:
     assert "topology" in asked(users_layers, job("still_buffers"))
 
@@ -196,3 +209,17 @@ def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path
     tied = ModelTopology.model_validate(asked(users_layers, job("tied"))["topology"])
     assert tied.shared == ((0, 2),)
     assert tied.parameters == 256 * 8 + 8 * 8 + 8
+    assert [layer.shared for layer in tied.layers] == [{"0.weight": 256 * 8}, {}, {"0.weight": 256 * 8}]
+
+
+def test_what_is_frozen_or_computed_again_is_told(users_layers: Path) -> None:
+    asks = job("good")
+    asks = asks.model_copy(
+        update={
+            "model": asks.model.model_copy(update={"freeze": ("0.*",)}),
+            "training": asks.training.model_copy(update={"recompute": ("1",)}),
+        }
+    )
+    embed, linear = ModelTopology.model_validate(asked(users_layers, asks)["topology"]).layers
+    assert (embed.frozen, linear.frozen) == (256 * 8, 0)
+    assert linear.activation_bytes == embed.output_bytes, "what it reads"
