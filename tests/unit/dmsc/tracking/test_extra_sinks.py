@@ -14,7 +14,13 @@ from dmsc.tracking.wandb_sink import BLOCK_BYTES, FILE_HEADER_BYTES, log_records
 from schemas.job import JobState
 from tests.builders.jobs import state_event, step_event
 
-RUN = TrackedRun(job="j", name="tiny", user="ruth", submitted_at=5.0, parameters={"training.steps": "9"})
+RUN = TrackedRun(
+    job="j",
+    name="tiny",
+    user="ruth",
+    submitted_at=5.0,
+    parameters={"training.steps": "9", "initial_weights.map.h.*": "blocks.*"},
+)
 EVENTS = [
     *(step_event(step, at=1.0 + step) for step in (0, 1, 2, 3, 2, 3, 4)),
     state_event(JobState.DONE, at=9.0),
@@ -48,7 +54,7 @@ def test_mlflow_has_each_step_once(tmp_path: Path) -> None:
         3,
         4,
     ]
-    assert run.data.params == {"training.steps": "9"}
+    assert run.data.params == {"training.steps": "9", "initial_weights.map.h._": "blocks.*"}
     tags = {key: value for key, value in run.data.tags.items() if key.startswith("dmsc.")}
     assert tags["dmsc.rolled_back"] == "1"
     assert (tags["dmsc.job"], tags["dmsc.user"], tags["dmsc.sequence"]) == ("j", "ruth", "8")

@@ -1,0 +1,26 @@
+"""The curve of a submitted job, as rows by step."""
+
+from __future__ import annotations
+
+from dmsc.client.submitted_job import AsyncJob
+from schemas.curve import StepCurve, ValidationPoint
+from tests.builders.jobs import job
+
+
+class Gateway:
+    """Answers the one request that a curve needs."""
+
+    async def curve(self, job: str, *, points: int) -> StepCurve:
+        figures = {
+            name: (0.5, 0.25, 0.125)
+            for name in ("at", "loss", "gradient_norm", "learning_rate", "tokens_per_s", "step_s")
+        }
+        validations = (ValidationPoint(step=0, at=0.0, loss=9.0), ValidationPoint(step=2, at=1.0, loss=3.0))
+        return StepCurve(job=job, next=9, steps=(0, 1, 2), validations=validations, **figures)
+
+
+async def test_a_validation_stands_in_the_last_step_that_its_weights_have_seen() -> None:
+    frame = await AsyncJob(Gateway(), job()).curve()  # type: ignore[arg-type]  # a curve needs no more
+    assert list(frame.index) == [0, 1, 2]
+    assert list(frame.loss) == [0.5, 0.25, 0.125]
+    assert list(frame.validation_loss.dropna().items()) == [(1, 3.0)]
