@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsc.client.submitted_job import AsyncJob
+from dmsc.client.submitted_job import COLUMNS, AsyncJob
 from schemas.curve import StepCurve, ValidationPoint
 from tests.builders.jobs import job
 
@@ -11,10 +11,7 @@ class Gateway:
     """Answers the one request that a curve needs."""
 
     async def curve(self, job: str, *, points: int) -> StepCurve:
-        figures = {
-            name: (0.5, 0.25, 0.125)
-            for name in ("at", "loss", "gradient_norm", "learning_rate", "tokens_per_s", "step_s")
-        }
+        figures = dict.fromkeys(COLUMNS, (0.5, 0.25, 0.125))
         validations = (ValidationPoint(step=0, at=0.0, loss=9.0), ValidationPoint(step=2, at=1.0, loss=3.0))
         return StepCurve(job=job, next=9, steps=(0, 1, 2), validations=validations, **figures)
 
