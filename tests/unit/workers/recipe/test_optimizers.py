@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,6 @@ from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel, Conflict
 from schemas.job_file.recipe import AverageSpec, OptimizerSpec
 from tests.checkpoint_files import publish
-from tests.patience import PATIENCE_S
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
 from workers.graph.sequence import of_sequence
 from workers.graph.stage_module import StageModule, slice_stage
@@ -267,29 +264,3 @@ def test_an_option_that_there_is_not_is_named() -> None:
     ):
         with pytest.raises(BadModel, match=text):
             StageOptimizer(stage(), spec)
-
-
-WITHOUT_COMPILER = """
-import sys, torch
-from schemas.job_file.recipe import OptimizerSpec
-from workers.compute.optimizer import StageOptimizer
-from workers.graph.sequence import of_sequence
-from workers.graph.stage_module import slice_stage
-model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-stage = slice_stage(of_sequence(model, [("0", model[0])]), 0, 1)
-for name in ("adam", "sgd", "rmsprop", "adagrad", "adafactor", "lion", "muon"):
-    gradients = [torch.ones_like(one) for one in stage.parameters()]
-    StageOptimizer(stage, OptimizerSpec(name=name)).step(gradients, 1e-3)
-print("torch._dynamo" in sys.modules)
-"""
-
-
-def test_no_optimizer_imports_the_compiler() -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", WITHOUT_COMPILER],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE_S,
-    )
-    assert told.stdout.strip() == "False"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from tests.builders.jobs import spec
+from tests.builders.user_modules import user_module
 from workers.compute.batch_schema import batch_schema
 from workers.data.batches import Batch
 from workers.tasks.local_steps import Cut, LocalSteps
@@ -30,12 +30,9 @@ class Tied(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "tried_tied.py").write_text(MODEL)
-    monkeypatch.setenv("DMSC_CODE_PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    sys.modules.pop("tried_tied", None)
+def users(tmp_path: Path) -> Iterator[None]:
+    with user_module(tmp_path, "tried_tied", MODEL):
+        yield
 
 
 def batch_of(step: int, microbatch: int) -> Batch:

@@ -1,5 +1,4 @@
-"""The page writes a job's configuration as YAML that reads back as the same (`yaml.js`), and reads records with
-figures that are not finite (`door.js`)."""
+"""The page's scripts: a configuration as YAML that reads back as the same, figures that are not finite."""
 
 from __future__ import annotations
 
