@@ -193,7 +193,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), name: str | None = Non
     packed, runs = None, document
     if base.code is not None and base.code.folder is not None:
         packed = pack_folder(base.code)
-        runs = document | {"code": packed.as_spec(base.code).model_dump(mode="json")}
+        runs = document | {"code": [packed.checksums, base.code.requirements]}
     text = json.dumps([runs, decides], sort_keys=True)
     chosen = name or spec.name or path.stem
     if not is_token(chosen) or len(chosen) > 80:

@@ -98,10 +98,10 @@ async def test_nobody_runs_lists_or_removes_anothers(url: str, ruth: AsyncClient
 
 
 async def test_a_body_that_its_name_does_not_fit_is_not_stored(ruth: AsyncClient) -> None:
-    false = PackedCode(PACKED.data + b"x", PACKED.sha256, PACKED.names)
+    false = PackedCode(PACKED.data + b"x", PACKED.sha256, PACKED.checksums)
     with pytest.raises(Conflict, match="the body's SHA-256 is"):
         await ruth.upload_code(false)
-    named = PackedCode(PACKED.data, "../../artifacts/x", PACKED.names)
+    named = PackedCode(PACKED.data, "../../artifacts/x", PACKED.checksums)
     with pytest.raises((BadInput, NotFound)):
         await ruth.upload_code(named)
     assert await ruth.codes() == []

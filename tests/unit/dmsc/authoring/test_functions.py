@@ -63,14 +63,23 @@ print(json.dumps(found))
 """
 
 
-def written(tmp_path: Path, objects: str, way: str = "auto") -> dict[str, object]:
+RUN_AS_CELL = """
+import linecache, sys
+text = open(sys.argv[1]).read()
+linecache.cache["cell"] = (len(text), None, text.splitlines(True), "cell")
+exec(compile(text, "cell", "exec"))
+"""
+"""Runs a file as notebooks run a cell: `__main__` is no file, and `linecache` alone has the text."""
+
+
+def written(tmp_path: Path, objects: str, way: str = "auto", run: tuple[str, ...] = ()) -> dict[str, object]:
     (tmp_path / "beside.py").write_text(
         "import second\nconstant = 7\ndef helper(x): return second.twice(x)\n"
     )
     (tmp_path / "second.py").write_text("def twice(x): return 2 * x\n")
     script = tmp_path / "notebook.py"
     script.write_text(NOTEBOOK.format(folder=str(tmp_path), objects=objects, way=way))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *run, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -93,8 +102,9 @@ def called(tmp_path: Path, found: dict[str, object], role: str, then: str = "") 
     return json.loads(done.stdout)
 
 
-def test_what_is_self_contained_is_written_down(tmp_path: Path) -> None:
-    found = written(tmp_path, "{'model': sound}", "source")
+@pytest.mark.parametrize("run", [(), ("-c", RUN_AS_CELL)], ids=["script", "cell"])
+def test_what_is_self_contained_is_written_down(tmp_path: Path, run: tuple[str, ...]) -> None:
+    found = written(tmp_path, "{'model': sound}", "source", run)
     assert set(found["files"]) == {"from_notebook.py", "beside.py", "second.py"}  # type: ignore[call-overload]
     assert (found["python"], found["requirements"]) == ("", [])
     assert called(tmp_path, found, "model") == [6, 2, 3, 2, 7, True, 0]

@@ -78,7 +78,7 @@ def test_a_sweep_has_the_code_of_its_folder_wherever_that_lies(tmp_path: Path) -
         found.append(sweep(tmp_path / folder, base=base, objective={"metric": "loss"}))
     assert found[0].digest == found[1].digest != found[2].digest
     assert found[0].code is not None
-    assert found[0].code.names == ("model.py",)
+    assert list(found[0].code.checksums) == ["model.py"]
     code = trials_of(found[0])[1].spec.code
     assert code is not None
     assert code.folder == str(tmp_path / "here" / "src"), "the best job file names the folder, not an archive"
