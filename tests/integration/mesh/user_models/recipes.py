@@ -19,7 +19,7 @@ class Heavy(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay, "count": 0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's is overloaded
         for group in self.param_groups:
             group["count"] += 1
             for weight in group["params"]:

@@ -38,7 +38,7 @@ def told(sink: Sink, first: int, last: int) -> None:
 
 
 def test_mlflow_has_each_step_once(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     from dmsc.tracking.mlflow_sink import MlflowSink
 
     uri = f"file:{tmp_path / 'runs'}"
@@ -61,7 +61,7 @@ def test_mlflow_has_each_step_once(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_away_is_no_end(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     from dmsc.tracking.mlflow_sink import MlflowSink
 
     sink = MlflowSink("http://127.0.0.1:9", tmp_path)
@@ -70,7 +70,7 @@ def test_a_server_that_is_away_is_no_end(tmp_path: Path) -> None:
 
 
 def test_wandb_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
     from wandb.proto.wandb_internal_pb2 import Record
 
     from dmsc.tracking.wandb_sink import WandbSink

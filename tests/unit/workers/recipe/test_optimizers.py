@@ -142,7 +142,7 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest() -> None:
                 torch.optim.AdamW(rest, lr=1e-2, weight_decay=0.1),
             ]
 
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's is overloaded
             for part in self.parts:
                 part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
                 part.step()
