@@ -206,6 +206,8 @@ class BarDisplay:
         self._bar.start()
 
     def show(self, event: JobEvent) -> None:
+        if event.total_steps is not None:
+            self._bar.update(self._task, total=event.total_steps)
         if event.kind == "state" and event.state is not None:
             self._bar.update(self._task, loss=event.state.value)
         elif event.result is not None:
@@ -228,6 +230,8 @@ class LineDisplay:
         self._said = -math.inf
 
     def show(self, event: JobEvent) -> None:
+        if event.total_steps is not None:  # `until` may make fewer of them
+            self._steps = event.total_steps
         if event.kind == "state" and event.state is not None:
             self._say(f"{self._name} {event.state.value}{f': {event.text}' if event.text else ''}")
         elif event.result is not None:

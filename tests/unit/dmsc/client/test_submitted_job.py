@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dmsc.client.submitted_job import COLUMNS, AsyncJob
+from dmsc.client.submitted_job import COLUMNS, AsyncJob, LineDisplay
 from schemas.curve import StepCurve, ValidationPoint
-from tests.builders.jobs import job
+from tests.builders.jobs import job, spec, step_event
 
 
 class Gateway:
@@ -21,3 +21,11 @@ async def test_a_validation_stands_in_the_last_step_that_its_weights_have_seen()
     assert list(frame.index) == [0, 1, 2]
     assert list(frame.loss) == [0.5, 0.25, 0.125]
     assert list(frame.validation_loss.dropna().items()) == [(1, 3.0)]
+
+
+def test_the_number_of_steps_is_that_which_until_comes_to() -> None:
+    said: list[str] = []
+    training = {"until": {"epochs": 2}, "schedule": {"name": "constant"}}
+    display = LineDisplay(job(spec=spec(training=training)), say=said.append)
+    display.show(step_event(6, loss=0.5, total_steps=7))
+    assert said == ["tiny-1 step 7/7 loss 0.5000"]
