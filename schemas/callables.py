@@ -27,7 +27,7 @@ LOSSES = frozenset(
     {
         *(
             f"torch.nn:{name}Loss"
-            for name in ("BCE", "BCEWithLogits", "CrossEntropy", "GaussianNLL", "Huber", "KLDiv", "L1")
+            for name in ("BCE", "BCEWithLogits", "CrossEntropy", "Huber", "KLDiv", "L1")
         ),
         *(
             f"torch.nn:{name}Loss"

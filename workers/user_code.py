@@ -6,14 +6,12 @@ see (ADR-0051).
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib
 import importlib.util
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
@@ -23,6 +21,7 @@ from typing import Any
 from bus.wire.secret_urls import hidden
 from schemas.callables import OWN_PACKAGES, misnamed
 from schemas.errors import BadModel
+from schemas.job_file.code import imported_modules, is_installed
 from workers.sandbox.confinement import CODE_PATH
 
 _OWN = OWN_PACKAGES
@@ -129,7 +128,7 @@ def _check_definition(factory: str, target: Any) -> None:
 def _is_code(path: Path) -> bool:
     real = path.resolve()
     parents = [folder for folder in folders() if real.is_relative_to(folder)]
-    return bool(parents) and (not _installed(real) or any(_installed(folder) for folder in parents))
+    return bool(parents) and (not is_installed(real) or any(is_installed(folder) for folder in parents))
 
 
 def describe(error: BaseException) -> str:
@@ -145,7 +144,7 @@ def describe(error: BaseException) -> str:
         return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}:{error.lineno})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if frame.filename[0] != "<" and not _installed(path) and not _ours(path):
+        if frame.filename[0] != "<" and not is_installed(path) and not _ours(path):
             return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
     return text
 
@@ -176,7 +175,7 @@ def code_digest(*factories: str) -> str:
         origin = Path(spec.origin) if spec and spec.origin and os.path.isfile(spec.origin) else None
         if spec is None:
             raise BadModel(f"there is no module {module!r} {_where_to_put_it()}")
-        if top in _OWN or (origin is not None and _installed(origin)):
+        if top in _OWN or (origin is not None and is_installed(origin)):
             own_spec = _find(module)
             if own_spec is not None and own_spec.origin and os.path.isfile(own_spec.origin):
                 files[module] = Path(own_spec.origin)
@@ -186,7 +185,7 @@ def code_digest(*factories: str) -> str:
         seen.add(top)
         for label, path in _sources(top, spec):
             files[label] = path
-            pending.extend(name for name in _imports(path) if _is_users(name))
+            pending.extend(name for name in imported_modules(path.read_bytes()) if _is_users(name))
     digest = hashlib.sha256()
     for label in sorted(files):
         digest.update(f"{label} {hashlib.sha256(files[label].read_bytes()).hexdigest()}\n".encode())
@@ -220,21 +219,6 @@ def _sources(top: str, spec: ModuleSpec) -> Iterator[tuple[str, Path]]:
             yield f"{top}/{path.relative_to(folder).as_posix()}", path
 
 
-def _imports(path: Path) -> set[str]:
-    """Top-level names of the modules that a source file imports."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return set()  # the import will fail with a better message
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
-
-
 def _is_users(name: str) -> bool:
     if name in _OWN or name in sys.stdlib_module_names:
         return False
@@ -242,21 +226,12 @@ def _is_users(name: str) -> bool:
     if spec is None:
         return False
     if spec.origin is not None and spec.has_location:
-        return not _installed(Path(spec.origin))
+        return not is_installed(Path(spec.origin))
     return bool(spec.submodule_search_locations) and not any(
-        _installed(Path(folder)) for folder in spec.submodule_search_locations or ()
+        is_installed(Path(folder)) for folder in spec.submodule_search_locations or ()
     )
 
 
 def _ours(path: Path) -> bool:
     """Whether a file is DMSC's own, even if DMSC runs from a checkout."""
     return any(path.is_relative_to(_ROOT / package) for package in _OWN)
-
-
-def _installed(path: Path) -> bool:
-    """Whether a file belongs to the interpreter or to an installed distribution."""
-    resolved = path.resolve()
-    if {"site-packages", "dist-packages"} & set(resolved.parts):
-        return True
-    library = Path(sysconfig.get_paths()["stdlib"]).resolve()
-    return resolved.is_relative_to(library)

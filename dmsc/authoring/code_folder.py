@@ -40,11 +40,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class PackedCode:
-    """An archive: its bytes, their SHA-256, and the names of its files."""
+    """An archive: its bytes, their SHA-256, and for each file's name the CRC-32 of its content."""
 
     data: bytes
     sha256: str
-    names: tuple[str, ...]
+    checksums: Mapping[str, int]
 
     def as_spec(self, spec: CodeSpec) -> CodeSpec:
         """What is submitted in place of the folder."""
@@ -108,17 +108,18 @@ def pack(files: Mapping[str, Path | bytes], where: str) -> PackedCode:
     sizes = {name: _size(files[name]) for name in names}
     if sum(sizes.values()) > UNPACKED_BYTES:
         raise BadJob(_too_large(where, "files", UNPACKED_BYTES, sizes))
-    buffer, packed = io.BytesIO(), {}
+    buffer, packed, checksums = io.BytesIO(), {}, {}
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in names:
             content = _read(files[name], name)
             begin = buffer.tell()
             archive.writestr(*_entry(name, content))
             packed[name] = buffer.tell() - begin
+            checksums[name] = zlib.crc32(content)
     data = buffer.getvalue()
     if len(data) > ARCHIVE_BYTES:
         raise BadJob(_too_large(where, "compressed files", ARCHIVE_BYTES, packed))
-    return PackedCode(data, hashlib.sha256(data).hexdigest(), tuple(names))
+    return PackedCode(data, hashlib.sha256(data).hexdigest(), checksums)
 
 
 def _entry(name: str, content: bytes) -> tuple[zipfile.ZipInfo, bytes]:

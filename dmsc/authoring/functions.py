@@ -12,10 +12,10 @@ import ast
 import functools
 import importlib.metadata
 import inspect
+import linecache
 import pickletools
 import symtable
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from schemas.callables import LOSSES, OWN_PACKAGES
 from schemas.errors import BadInput, BadJob
+from schemas.job_file.code import imported_modules, is_installed
 
 MODULE = "from_notebook"
 """The module of a job's code that has what was defined in `__main__`."""
@@ -245,13 +246,41 @@ def _source(value: Any) -> str:
     if "." in value.__qualname__:
         raise NotSelfContained(f"{value.__name__} is defined inside of something else")
     try:
-        text = textwrap.dedent(inspect.getsource(value)).rstrip()
+        text = textwrap.dedent(_class_in_cell(value) or inspect.getsource(value)).rstrip()
         tree = ast.parse(text)
     except (OSError, TypeError, SyntaxError):
         raise NotSelfContained(f"{value.__name__} has no source here") from None
     if len(tree.body) != 1 or getattr(tree.body[0], "name", "") != value.__name__:
         raise NotSelfContained(f"{value.__name__} has no source of its own")
     return text
+
+
+def _class_in_cell(value: Any) -> str:
+    """The source of a class of a notebook, whose module is no file; empty: it has one, or it is not clear.
+
+    A class's functions know in which cell it stands; one without is looked for in all cells.
+    """
+    if not inspect.isclass(value) or hasattr(sys.modules[value.__module__], "__file__"):
+        return ""
+    codes = (getattr(getattr(each, "__func__", each), "__code__", None) for each in vars(value).values())
+    own = (linecache.getlines(code.co_filename) for code in codes if code is not None)
+    cells = list(filter(None, own)) or [
+        entry[2] for entry in linecache.cache.values() if len(entry) == 4 and entry[1] is None
+    ]
+    found = {text for lines in cells for text in _classes(lines, value.__name__)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _classes(lines: list[str], name: str) -> Iterator[str]:
+    """The definitions of a class in a cell."""
+    try:
+        body = ast.parse("".join(lines)).body
+    except SyntaxError:
+        return
+    for found in body:
+        if isinstance(found, ast.ClassDef) and found.name == name:
+            first = min(part.lineno for part in (found, *found.decorator_list))
+            yield "".join(lines[first - 1 : found.end_lineno])
 
 
 def _scope(value: Any) -> dict[str, Any]:
@@ -298,11 +327,11 @@ def _note_local(module: ModuleType, local: dict[str, ModuleType]) -> None:
     if top in local or top in OWN_PACKAGES or top in sys.stdlib_module_names or top == "__main__":
         return
     package = sys.modules.get(top, module)
-    if not any(not _is_installed(path) for path in _places(package)):
+    if not any(not is_installed(path) for path in _places(package)):
         return
     local[top] = package
     for content in _files_of(package).values():
-        for name in _imported(content):
+        for name in imported_modules(content):
             if name in sys.modules:
                 _note_local(sys.modules[name], local)
 
@@ -323,24 +352,3 @@ def _files_of(module: ModuleType) -> dict[str, bytes]:
         elif place.suffix == ".py":
             files[place.name] = place.read_bytes()
     return files
-
-
-def _imported(content: bytes) -> set[str]:
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names
-
-
-def _is_installed(path: Path) -> bool:
-    resolved = path.resolve()
-    if {"site-packages", "dist-packages"} & set(resolved.parts):
-        return True
-    return resolved.is_relative_to(Path(sysconfig.get_paths()["stdlib"]).resolve())

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from dmsc.authoring.code_folder import PackedCode
 from dmsc.client import http_protocol
 from dmsc.client.access_calls import AccessCalls, segment
 from dmsc.client.gateway_requests import Gateways, OnProgress
@@ -99,13 +100,16 @@ class AsyncClient(TrainCalls, AccessCalls):
 
     # --- jobs -----------------------------------------------------------------------------------------------
 
-    async def submit(self, job: Job, *, idempotency_key: str | None = None) -> JobRecord:
+    async def submit(
+        self, job: Job, *, idempotency_key: str | None = None, code: PackedCode | None = None
+    ) -> JobRecord:
         """Queue a job and return its record, which has the job's id.
 
         The folder that it names as `code` is uploaded first, unless the mesh has it already.
         If you pass your own `idempotency_key` and submit again after a crash, you get the same job.
+        `code` is that folder as it was packed before, for jobs that must all have the same.
         """
-        return await self._submit_with_code(http_protocol.as_spec(job), idempotency_key)
+        return await self._submit_with_code(http_protocol.as_spec(job), idempotency_key, code)
 
     async def each_job(
         self, *, state: str | None = None, user: str | None = None

@@ -36,12 +36,13 @@ class CodeCalls:
         """Remove an archive of yours. Raises `Conflict` while a job needs it, and `NotFound`."""
         await self._gateways.ask("DELETE", f"/v1/code/{sha256}")
 
-    async def _submit_with_code(self, document: dict[str, Any], key: str | None) -> JobRecord:
+    async def _submit_with_code(
+        self, document: dict[str, Any], key: str | None, packed: PackedCode | None = None
+    ) -> JobRecord:
         """Submit a job. Its archive may go with another job's end meanwhile; then it is sent once more."""
-        packed = None
         if (document.get("code") or {}).get("folder") is not None:
             code = CodeSpec.model_validate(document["code"])
-            packed = await asyncio.to_thread(pack_folder, code)
+            packed = packed or await asyncio.to_thread(pack_folder, code)
             document = {**document, "code": packed.as_spec(code).model_dump(mode="json")}
         return await self._submit_packed(document, packed, key)
 

@@ -50,9 +50,14 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     from schemas.job import JobSpec
 
     spec = load_document(path, JobSpec, "a job is a mapping of keys (name:, model:, training: …)", overrides)
+    return beside(spec, path.parent)
+
+
+def beside(spec: JobSpec, folder: Path) -> JobSpec:
+    """The job of a file in this folder, from which its own folder of code is looked for."""
     if spec.code is None or spec.code.folder is None:
         return spec
-    return with_code(spec, path.parent / Path(spec.code.folder).expanduser())
+    return with_code(spec, folder / Path(spec.code.folder).expanduser())
 
 
 def with_code(spec: JobSpec, folder: Path) -> JobSpec:

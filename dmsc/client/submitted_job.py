@@ -11,11 +11,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from schemas.curve import StepCurve
 from schemas.errors import BadData, BadInput
-from schemas.job import ENDED, JobEvent, JobRecord, JobState, WeightsManifest
+from schemas.job import JobEvent, JobRecord, JobState, WeightsManifest
 
 T = TypeVar("T")
 Framework = Literal["numpy", "torch"]
+MOST_POINTS = 20_000
+"""More than a gateway keeps of one curve."""
+COLUMNS = ("loss", "gradient_norm", "learning_rate", "tokens_per_s", "step_s", "at")
 
 
 class JobRequests(Protocol):
@@ -26,6 +30,8 @@ class JobRequests(Protocol):
     async def cancel(self, job: str, *, reason: str = "") -> JobRecord: ...
 
     def events(self, job: str) -> AsyncIterator[JobEvent]: ...
+
+    async def curve(self, job: str, *, points: int) -> StepCurve: ...
 
     async def download_weights(self, job: str, folder: Path) -> WeightsManifest: ...
 
@@ -74,25 +80,12 @@ class AsyncJob:
         self.record = await self._client.cancel(self.id, reason=reason)
         return self.record
 
-    async def steps(self) -> list[dict[str, Any]]:
-        """Each committed step so far, in order; a step that was rolled back counts as run last."""
-        rows: dict[int, dict[str, Any]] = {}
-        if (await self.refresh()).state not in ENDED and not self.record.step:
-            return []
-        async for event in self._client.events(self.id):
-            if event.kind == "step" and event.result is not None:
-                rows[event.result.step] = event.result.model_dump(exclude={"shares", "phases"})
-            elif event.kind == "validation" and event.validation_step is not None:
-                row = rows.get(event.validation_step - 1) or rows.get(event.validation_step)
-                if row is not None:
-                    row["validation_loss"] = event.validation_loss
-            if self.record.state not in ENDED and len(rows) >= self.record.step:
-                break
-        return [rows[step] for step in sorted(rows)]
-
     async def curve(self) -> Any:
-        """The loss curve: a pandas DataFrame with a row for each step, or a list of dicts without pandas."""
-        return _frame(await self.steps())
+        """The curve so far: a pandas DataFrame with a row for each step, or a list of dicts without pandas.
+
+        Beyond 10,000 steps the gateway has every second one, then every fourth, … (`StepCurve.stride`).
+        """
+        return _frame(_rows(await self._client.curve(self.id, points=MOST_POINTS)))
 
     async def weights(self, framework: Framework = "numpy") -> dict[str, Any]:
         """The trained weights by their full names. Raises `NotFound` before the job has finished.
@@ -142,7 +135,7 @@ class Job:
         return self._result(self._job.cancel(reason))
 
     def curve(self) -> Any:
-        """The loss curve: a pandas DataFrame with a row for each step, or a list of dicts without pandas."""
+        """The curve so far: a pandas DataFrame with a row a step, or a list of dicts without pandas."""
         return self._result(self._job.curve())
 
     def weights(self, framework: Framework = "numpy") -> dict[str, Any]:
@@ -157,6 +150,17 @@ class Job:
         loss = self.record.loss_last
         shown = "" if loss is None else f", loss {loss:.4f}"
         return f"<Job {self.id} {self.state.value}, step {self.record.step}{shown}>"
+
+
+def _rows(curve: StepCurve) -> list[dict[str, Any]]:
+    """A row for each step; a validation stands in that of the last step that its weights have seen."""
+    validations = {point.step: point.loss for point in curve.validations}
+    columns = [curve.steps, *(getattr(curve, name) for name in COLUMNS)]
+    rows = [dict(zip(("step", *COLUMNS), values, strict=True)) for values in zip(*columns, strict=True)]
+    for row in rows:
+        if (loss := validations.get(row["step"] + 1)) is not None:
+            row["validation_loss"] = loss
+    return rows
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:
@@ -202,6 +206,8 @@ class BarDisplay:
         self._bar.start()
 
     def show(self, event: JobEvent) -> None:
+        if event.total_steps is not None:
+            self._bar.update(self._task, total=event.total_steps)
         if event.kind == "state" and event.state is not None:
             self._bar.update(self._task, loss=event.state.value)
         elif event.result is not None:
@@ -224,6 +230,8 @@ class LineDisplay:
         self._said = -math.inf
 
     def show(self, event: JobEvent) -> None:
+        if event.total_steps is not None:  # `until` may make fewer of them
+            self._steps = event.total_steps
         if event.kind == "state" and event.state is not None:
             self._say(f"{self._name} {event.state.value}{f': {event.text}' if event.text else ''}")
         elif event.result is not None:

@@ -71,6 +71,8 @@ class TrainCalls(CodeCalls):
                 folder=".", requirements=(*written.requirements, *requirements), python=written.python
             )
             document["code"] = packed.as_spec(needs).model_dump(mode="json")
+        elif requirements:
+            raise BadJob("requirements: they are those of code that travels, and none does; leave them out")
         record = await self._submit_packed(http_protocol.as_spec(document), packed, None)
         job = AsyncJob(cast(JobRequests, self), record)  # `AsyncClient` is one
         if wait:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from entities.gateway.operations.job_urls import job_of
 from schemas.base import Part, Token
@@ -60,16 +59,7 @@ def lineage_of(record: JobRecord, records: Iterable[JobRecord]) -> Lineage:
         parent=parents[record.job],
         ancestors=tuple(ancestors),
         children=tuple(sorted(children)),
-        code_digest=_digest(record, "code_digest"),
-        data_digest=_digest(record, "data_digest"),
+        code_digest="" if record.graph is None else record.graph.code_digest,
+        data_digest="" if record.graph is None else record.graph.data_digest,
         weights_sha256=record.weights.sha256 if record.weights is not None else "",
     )
-
-
-def _digest(record: JobRecord, name: str) -> str:
-    """A digest of the record or of its graph, whichever has it."""
-    for part in (record, record.graph):
-        value: Any = getattr(part, name, "")
-        if value:
-            return str(value)
-    return ""

@@ -190,8 +190,11 @@ class SweepDriver:
 
     async def _submit(self, trial: int) -> bool:
         key = f"sweep-{self._sweep.job_name(trial)}"  # submitted again after a crash, it is the same job
+        spec, own_code = self._trials[trial].spec, any(map(_is_code, self._trials[trial].values))
         try:
-            record = await self._client.submit(self._trials[trial].spec, idempotency_key=key)
+            record = await self._client.submit(
+                spec, idempotency_key=key, code=None if own_code else self._sweep.code
+            )
         except OverQuota as error:
             if all(record.state in ENDED for record in self._records.values()):
                 raise  # nothing of this sweep will make room
@@ -213,6 +216,10 @@ class SweepDriver:
         if line not in self._told:
             self._told.add(line)
             self._say(line)
+
+
+def _is_code(path: str) -> bool:
+    return path.partition(".")[0] == "code"
 
 
 def _outcome(record: JobRecord) -> JobState:

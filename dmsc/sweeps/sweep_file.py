@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from dmsc.client.job_file import load_document, load_job
+from dmsc.authoring.code_folder import PackedCode, pack_folder
+from dmsc.client.job_file import beside, load_document, load_job
 from schemas.base import Part, Token, is_token
 from schemas.errors import BadJob
 from schemas.explain import explain
@@ -143,6 +144,8 @@ class Sweep:
     """A sweep that was read. `base` is the job as the person wrote it, without defaults; `file` for messages.
 
     `digest` names everything that decides about trials: a sweep with another digest is another sweep.
+    `code` is the base's folder of code as it was when the file was read: all trials have it, whatever is
+    edited meanwhile.
     """
 
     spec: SweepSpec
@@ -150,6 +153,7 @@ class Sweep:
     base: dict[str, Any]
     digest: str
     file: str
+    code: PackedCode | None = None
 
     def job_name(self, trial: int) -> str:
         """The name of a trial's job, from which a sweep finds its jobs again."""
@@ -181,12 +185,16 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), name: str | None = Non
         raise BadJob(f"--set {overrides[0]}: the base job stands in {path} itself; change it there")
     else:
         try:
-            base = JobSpec.model_validate({"name": "base", **spec.base})
+            base = beside(JobSpec.model_validate({"name": "base", **spec.base}), path.parent)
         except ValidationError as error:
             raise BadJob("\n".join(f"{path}: base.{line}" for line in explain(error, JobSpec))) from error
     document = base.model_dump(mode="json", exclude_unset=True)
     decides = spec.model_dump(mode="json", exclude={"base", "name", "max_parallel"})
-    text = json.dumps([document, decides], sort_keys=True)
+    packed, runs = None, document
+    if base.code is not None and base.code.folder is not None:
+        packed = pack_folder(base.code)
+        runs = document | {"code": [packed.checksums, base.code.requirements]}
+    text = json.dumps([runs, decides], sort_keys=True)
     chosen = name or spec.name or path.stem
     if not is_token(chosen) or len(chosen) > 80:
         raise BadJob(f"{path}: the sweep's name {chosen!r}: use 1 to 80 letters, digits, - and _ (--name)")
@@ -196,4 +204,5 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), name: str | None = Non
         base=document,
         digest=hashlib.sha256(text.encode()).hexdigest()[:6],
         file=str(path),
+        code=packed,
     )

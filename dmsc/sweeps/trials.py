@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from dmsc.sweeps.sweep_file import LOSS, MOST_TRIALS, VALIDATION_LOSS, ParameterRange, Sweep, SweepSpec
 from schemas.errors import BadJob
+from schemas.evaluation_sets import evaluation_sets
 from schemas.explain import explain
 from schemas.job import JobSpec
 
@@ -106,13 +107,12 @@ def _incomparable(spec: SweepSpec, job: JobSpec) -> list[str]:
     if spec.objective.metric == LOSS:
         validates, every = True, 1
     else:
-        validates = bool(training.validation_microbatches) and job.data.validation_fraction > 0
-        every = training.validate_every
+        validates, every = any(count for _, count in evaluation_sets(job)), training.evaluate_every
     lines = []
     if spec.objective.metric == VALIDATION_LOSS and not validates:
         lines.append(
             "objective.metric: validation_loss, and the job does not validate: give "
-            "training.validation_microbatches and data.validation_fraction, or take loss"
+            "training.validation_microbatches, and data.validation or data.validation_fraction, or take loss"
         )
     for rung in spec.rungs:
         if rung >= training.steps:

@@ -100,9 +100,10 @@ class PointFold:
             )
             last = result.step
         elif event.kind == "validation" and event.validation_loss is not None:
-            more: Mapping[str, float] = getattr(event, "metrics", {})
             metrics = {"validation/loss": event.validation_loss}
-            metrics |= {f"validation/{name}": value for name, value in more.items() if name != "loss"}
+            metrics |= {
+                f"validation/{name}": value for name, value in event.metrics.items() if name != "loss"
+            }
             step = event.validation_step or 0
             point = TrackedPoint(sequence=sequence, at=event.at, step=step, metrics=metrics)
         elif event.kind == "weights" and event.weights is not None:
@@ -114,6 +115,10 @@ class PointFold:
         return point
 
 
+MOST_JOBS = 1_000
+"""Jobs whose samples are kept; an instance may send one more after its job was forgotten."""
+
+
 class SystemFigures:
     """The last samples of the instances of all jobs."""
 
@@ -121,7 +126,10 @@ class SystemFigures:
         self._samples: dict[str, dict[str, InstanceSample]] = {}
 
     def take(self, sample: InstanceSample) -> None:
-        self._samples.setdefault(sample.job, {})[sample.sid] = sample
+        of_job = self._samples[sample.job] = self._samples.pop(sample.job, {})  # the newest are at the end
+        of_job[sample.sid] = sample
+        if len(self._samples) > MOST_JOBS:
+            del self._samples[next(iter(self._samples))]
 
     def forget(self, job: str) -> None:
         self._samples.pop(job, None)

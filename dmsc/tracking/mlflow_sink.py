@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from schemas.job import JobState
 T = TypeVar("T")
 METRICS_EACH, PARAMETERS_EACH = 900, 100
 """Most in one call; MLflow takes up to 1,000 and 100."""
-VALUE_CHARACTERS = 6_000
+NAME_CHARACTERS, VALUE_CHARACTERS = 250, 6_000
 EXPERIMENT = "dmsc"
 ENDS = {JobState.DONE: "FINISHED", JobState.FAILED: "FAILED", JobState.CANCELLED: "KILLED"}
 SETTINGS = {
@@ -104,9 +105,10 @@ class MlflowSink:
         return max((metric.step for metric in self._client.get_metric_history(identifier, key)), default=-1)
 
     def _parameters(self, identifier: str, run: TrackedRun, known: set[str]) -> None:
+        named = {_parameter_name(key): value for key, value in run.parameters.items()}
         new = [
             self._entities.Param(key, value[:VALUE_CHARACTERS])
-            for key, value in run.parameters.items()
+            for key, value in named.items()
             if key not in known and value
         ]
         for batch in _pieces(new, PARAMETERS_EACH):
@@ -161,6 +163,11 @@ class MlflowSink:
 def _pieces(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), most):
         yield items[start : start + most]
+
+
+def _parameter_name(path: str) -> str:
+    """A name that MLflow takes: keys of a job file may have other characters (`initial_weights.map.h.*`)."""
+    return re.sub(r"[^\w. :-]", "_", path, flags=re.ASCII)[:NAME_CHARACTERS]
 
 
 def _first_line(error: Exception) -> str:

@@ -37,7 +37,7 @@ class TrackerConfig:
 
     batch_events: int = 500  # most events in one write to a sink
     batch_s: float = 0.5  # how long the first event of a batch waits for others
-    open_jobs: int = 256  # runs that are open at a time; the one without events for longest is closed
+    open_jobs: int = 256  # runs open between batches; the one without events for longest is closed
     retry_s: float = 0.25  # until a request for a job's record is repeated
     away_s: float = 1.0  # before a sink that is away is asked again, at first; then twice as long …
     away_most_s: float = 30.0  # … up to this
@@ -111,6 +111,7 @@ class SinkFeed:
             fold = self._folds[job]
             assert fold is not None
             await self._patiently(partial(self._sink.write, job, told, fold.position))
+        await self._close_oldest()
         for _, event in batch:
             if event.kind == "state" and event.state in ENDED and event.job in self._folds:
                 del self._folds[event.job]
@@ -128,13 +129,14 @@ class SinkFeed:
         else:
             position = await self._patiently(partial(self._sink.begin, tracked_run(job, record)))
             self._folds[job] = PointFold(position)
+        return self._folds[job]
+
+    async def _close_oldest(self) -> None:
+        """Closes runs beyond the bound; between batches, so that none is closed that has points to store."""
         while len(self._folds) > self._config.open_jobs:
             oldest = next(iter(self._folds))
-            if oldest == job:
-                break
             del self._folds[oldest]
             await self._patiently(partial(self._sink.close, oldest))
-        return self._folds[job]
 
     async def _record(self, job: str) -> JobRecord | None:
         while self._bus is not None:

@@ -6,8 +6,11 @@ digest. Whoever unpacks it holds it to the same rules again: an archive may come
 
 from __future__ import annotations
 
+import ast
 import sys
+import sysconfig
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -179,3 +182,26 @@ def refuse_twins(names: Iterable[str]) -> str:
         return f"{len(folders):,} folders, at most {ARCHIVE_FILES:,} are made"
     both = next(iter(sorted(seen & folders)), None)
     return f"{both!r} is a file and a folder" if both else ""
+
+
+def imported_modules(source: bytes) -> set[str]:
+    """Top-level names of the modules that a source file imports; none of what is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def is_installed(path: Path) -> bool:
+    """Whether a file belongs to the interpreter or to an installed distribution, and is no user's own."""
+    resolved = path.resolve()
+    if {"site-packages", "dist-packages"} & set(resolved.parts):
+        return True
+    return resolved.is_relative_to(Path(sysconfig.get_paths()["stdlib"]).resolve())

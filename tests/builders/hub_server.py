@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
+
+from tests.builders.range_server import served
 
 
 class HubServer:
@@ -96,27 +97,5 @@ class HubServer:
 def hub_server() -> Iterator[HubServer]:
     """A hub until the end of the block."""
     state = HubServer()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = 1 << 16
-
-        def do_GET(self) -> None:
-            state.answer(self)
-
-        do_HEAD = do_POST = do_GET
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with served(state.answer, "GET", "HEAD", "POST") as state.url:
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -68,26 +68,33 @@ class RangeServer:
 def range_server() -> Iterator[RangeServer]:
     """A server until the end of the block."""
     state = RangeServer()
+    with served(state.answer, "GET") as state.url:
+        try:
+            yield state
+        finally:
+            state.gate.set()
+
+
+@contextmanager
+def served(answer: Callable[[BaseHTTPRequestHandler], None], *methods: str) -> Iterator[str]:
+    """A web server on loopback that answers requests of these methods until the end of the block; its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = 1 << 16  # head and body in one packet: else the other end waits to acknowledge
 
-        def do_GET(self) -> None:
-            state.answer(self)
-
         def log_message(self, *arguments: Any) -> None:
             pass
 
+    for method in methods:
+        setattr(Handler, f"do_{method}", lambda request: answer(request))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield state
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
-        state.gate.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -10,9 +10,11 @@ from typing import Any
 
 from schemas.job_file.data import SourceSpec
 from workers.data.samples import Opening
+from workers.data.text.objectives import MaskedSamples, SpanSamples
 from workers.data.text.opening import open_text
-from workers.data.text.text_samples import PackedSamples
+from workers.data.text.text_samples import TextSamples
 
+IndexedSamples = TextSamples | MaskedSamples | SpanSamples
 EOS, PAD, MASK = "<|endoftext|>", "<pad>", "[MASK]"
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content | trim }}<|im_end|>\n"
@@ -58,7 +60,9 @@ def text_source(source: Path | str, **fields: Any) -> SourceSpec:
     return SourceSpec.model_validate(document)
 
 
-def opened(source: Path | str, spool: Path, **fields: Any) -> PackedSamples:
+def opened(source: Path | str, spool: Path, **fields: Any) -> IndexedSamples:
     """Its samples; the tokens lie below `spool`."""
     spool.mkdir(exist_ok=True)
-    return open_text(text_source(source, **fields), Opening("data", 0, spool))
+    found = open_text(text_source(source, **fields), Opening("data", 0, spool))
+    assert isinstance(found, IndexedSamples)
+    return found

@@ -120,11 +120,11 @@ class Recorder(TorchFunctionMode):
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return recorder._called(original, module, args, kwargs)
 
-        nn.Module.__call__ = called  # type: ignore[method-assign]
+        nn.Module.__call__ = called  # type: ignore[method-assign]  # while it records
         try:
             yield
         finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
+            nn.Module.__call__ = original  # type: ignore[method-assign]  # while it records
 
     def _called(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -29,7 +29,7 @@ class Lion(Optimizer):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # torch's is overloaded
         for group in self.param_groups:
             fast, slow = group["betas"]
             for weight in group["params"]:

@@ -33,6 +33,7 @@ from typing import Any, TextIO
 
 from schemas.errors import BadData, DmscError
 from schemas.job import JobSpec
+from schemas.training_length import samples_of, with_steps
 from schemas.urls import BUS, SECRET
 from workers.compute.determinism import compute_exactly
 from workers.data.batches import Batch, BatchSource
@@ -76,6 +77,7 @@ class LocalCheck:
         self._show_batch(data.batch("train", 0, 0))
         self._begin("building and measuring the model")
         topology = analyse("check", spec, data, _HERE, _HERE, order["device"])
+        spec = with_steps(spec, samples_of(spec, topology))
         self._report({"topology": topology.model_dump(mode="json")})
 
         def batch_of(step: int, microbatch: int) -> Batch:

@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from schemas.cluster import InstanceStart
+from schemas.gradient_scale import gradient_scale
 from schemas.job import JobSpec
 from schemas.registry import TensorSchema
-from schemas.step import Member, StepCommit
+from schemas.step import Member, StepCommit, TiedStage
 from schemas.task_graph import TaskUnit, UnitKind
 from schemas.weights_digest import weights_sha256
 from workers.compute.stage_compute import StageCompute
@@ -46,6 +48,10 @@ class LocalSteps:
         ]
         for stage in self._stages:
             stage.build()
+        self._ranges = [
+            TiedStage(stage=stage, first_layer=first, last_layer=last, members=())
+            for stage, (first, last) in enumerate(cut)
+        ]
 
     def step(self, number: int, batch_of: BatchOf) -> float:
         """Runs one whole step; returns the mean loss, by the microbatches' weights.
@@ -57,16 +63,14 @@ class LocalSteps:
             self._microbatch(number, microbatch, batch_of(number, microbatch))
             for microbatch in range(self._spec.training.microbatches)
         ]
-        finished = [stage.finish_alone()[1] for stage in self._stages]
-        squared = 0.0
-        for _, _, norms in finished:
-            for value in norms:
-                squared += value  # one by one, in the order of the step's ledger
+        finished = [
+            stage.finish_reduced(total) for stage, total in zip(self._stages, self._sums(), strict=True)
+        ]
+        squared_norms = (value for _, _, norms in finished for value in norms)
         weight = math.fsum(weight for _, weight in scored)
-        clip = len(scored) / weight if weight else 1.0  # the decision of the step's ledger
-        norm, most = clip * math.sqrt(squared), self._spec.training.clip_norm
-        if most is not None and norm > most:
-            clip *= most / (norm + 1e-6)
+        norm, clip = gradient_scale(
+            squared_norms, len(scored), weight, self._spec.training.clip_norm
+        )  # the decision of the step's ledger
         for stage, (gradients, checksum, _) in zip(self._stages, finished, strict=True):
             order = StepCommit(
                 job="check",
@@ -76,10 +80,22 @@ class LocalSteps:
                 generation=0,
                 checksum=checksum,
                 clip=clip,
-                action="apply",
+                action="apply" if math.isfinite(norm) else "skip",
             )
             stage.apply(order, gradients)
         return math.fsum(loss for loss, _ in scored) / (weight or 1.0)
+
+    def _sums(self) -> list[Tensor]:
+        """A copy of each stage's sum, to which is added what other stages have of parameters they share."""
+        sums = [stage.copy_sum()[1] for stage in self._stages]
+        for stage, own in enumerate(self._stages):
+            for other, neighbour in enumerate(self._stages):
+                if other == stage:
+                    continue
+                parts = own.shared_with(self._ranges[other]), neighbour.shared_with(self._ranges[stage])
+                for part, came in zip(*parts, strict=True):
+                    sums[stage][part] += neighbour.sum.total[came]
+        return sums
 
     def weights_sha256(self) -> str:
         """The digest of all weights, as the manifest of a job's weights has it."""

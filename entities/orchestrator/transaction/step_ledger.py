@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from schemas.gradient_scale import gradient_scale
 from schemas.step import Member, MicrobatchClaim, StepDecision, StepVote
 
 T = TypeVar("T")
@@ -196,21 +197,10 @@ class StepLedger:
         return {vote.learning_rate for vote in votes if vote.learning_rate is not None}
 
     def _decision(self) -> StepDecision:
-        # norms are summed parameter by parameter in stage order, in float64: the same sum for any cut
-        squared = 0.0
-        checksums = []
-        for stage, members in enumerate(self.membership):
-            vote = self.votes[stage][members[0].sid]
-            checksums.append(vote.checksum)
-            for value in vote.squared_norms:
-                squared += value
-        # Members hold the gradient's mean over the microbatches; it shall be that over their weight.
-        weight = self.weight()
-        clip = self.microbatches / weight if weight else 1.0
-        norm = clip * math.sqrt(squared) if squared >= 0 else math.nan
+        votes = [self.votes[stage][members[0].sid] for stage, members in enumerate(self.membership)]
+        norms = (value for vote in votes for value in vote.squared_norms)
+        norm, clip = gradient_scale(norms, self.microbatches, self.weight(), self.clip_norm)
         finite = math.isfinite(norm)
-        if finite and self.clip_norm is not None and norm > self.clip_norm:
-            clip *= self.clip_norm / (norm + 1e-6)
         return StepDecision(
             job=self.job,
             epoch=self.epoch,
@@ -218,7 +208,7 @@ class StepLedger:
             attempt=self.attempt,
             generations=self.generations,
             membership=self.membership,
-            checksums=tuple(checksums),
+            checksums=tuple(vote.checksum for vote in votes),
             gradient_norm=norm if finite else 0.0,
             clip=clip,
             action="apply" if finite else "skip",

@@ -36,7 +36,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     found."""
     name = request.param
     for library in NEEDED.get(name, []):
-        pytest.importorskip(library)
+        pytest.importorskip(library, reason="the extras `data`, `text` and `hf` are not installed")
     copy = tmp_path / "examples" / name
     shutil.copytree(ROOT / "examples" / name, copy, ignore=shutil.ignore_patterns("data", "__pycache__"))
     monkeypatch.chdir(tmp_path)

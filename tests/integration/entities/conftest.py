@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from bus.subject_row import Subject
 from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.gateway import Gateway, GatewayConfig
 from entities.gateway.http.config import HttpConfig
+from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.service_registry.core import RegistrationLeaseConfig
 from entities.service_registry.service import ServiceRegistry, ServiceRegistryConfig
 from schemas.base import Message
@@ -101,6 +102,21 @@ async def smo(dial: Dial) -> StandInOrchestrator:
     stand_in = StandInOrchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR))
     await stand_in.serve()
     return stand_in
+
+
+async def mesh_without_nodes(
+    dial: Dial, start: Start, folder: Path, access: str, users: Mapping[str, str]
+) -> str:
+    """The URL of a mesh in which all that is submitted waits. `users`: name, which is the token, to role."""
+    (folder / "access.yaml").write_text(access)
+    file = write_users(folder / "tokens.yaml", *((name, role, name) for name, role in users.items()))
+    config = AuthorizerConfig(tokens_file=file, access_file=folder / "access.yaml")
+    await start(Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config))
+    await start(Orchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR), OrchestratorConfig()))
+    gateway = Gateway(await dial("gateway-a", EntityKind.GATEWAY), GatewayConfig(cluster="a", http_port=0))
+    await start(gateway)
+    assert gateway.url is not None
+    return gateway.url
 
 
 @pytest.fixture

@@ -11,17 +11,13 @@ import pytest
 
 from dmsc.authoring.code_folder import PackedCode, pack
 from dmsc.client.async_client import AsyncClient
-from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access.access_policy import default_text
-from entities.gateway import Gateway, GatewayConfig
-from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.service_registry.service import ServiceRegistry
-from schemas.envelope import EntityKind
 from schemas.errors import BadInput, BadJob, Conflict, NotFound, OverQuota, Refused
 from schemas.job import JobSpec
 from schemas.job_file.code import CodeSpec
 from tests.builders.jobs import document
-from tests.integration.entities.conftest import Dial, Start, write_users
+from tests.integration.entities.conftest import Dial, Start, mesh_without_nodes
 from tests.waiting import eventually
 
 USERS = {
@@ -45,15 +41,7 @@ PACKED = pack({"models.py": b"def build(): pass\n"}, "it")
 async def url(dial: Dial, start: Start, registry: ServiceRegistry, tmp_path: Path) -> str:
     """A mesh without nodes: whatever is submitted waits."""
     text = default_text().partition("\nquotas:")[0].replace("\nrules:\n", f"\nrules:\n{RULES}") + QUOTAS
-    (tmp_path / "access.yaml").write_text(text)
-    file = write_users(tmp_path / "tokens.yaml", *((name, role, name) for name, role in USERS.items()))
-    config = AuthorizerConfig(tokens_file=file, access_file=tmp_path / "access.yaml")
-    await start(Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config))
-    await start(Orchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR), OrchestratorConfig()))
-    gateway = Gateway(await dial("gateway-a", EntityKind.GATEWAY), GatewayConfig(cluster="a", http_port=0))
-    await start(gateway)
-    assert gateway.url is not None
-    return gateway.url
+    return await mesh_without_nodes(dial, start, tmp_path, text, USERS)
 
 
 @pytest.fixture
@@ -110,10 +98,10 @@ async def test_nobody_runs_lists_or_removes_anothers(url: str, ruth: AsyncClient
 
 
 async def test_a_body_that_its_name_does_not_fit_is_not_stored(ruth: AsyncClient) -> None:
-    false = PackedCode(PACKED.data + b"x", PACKED.sha256, PACKED.names)
+    false = PackedCode(PACKED.data + b"x", PACKED.sha256, PACKED.checksums)
     with pytest.raises(Conflict, match="the body's SHA-256 is"):
         await ruth.upload_code(false)
-    named = PackedCode(PACKED.data, "../../artifacts/x", PACKED.names)
+    named = PackedCode(PACKED.data, "../../artifacts/x", PACKED.checksums)
     with pytest.raises((BadInput, NotFound)):
         await ruth.upload_code(named)
     assert await ruth.codes() == []

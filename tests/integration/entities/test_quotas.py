@@ -18,10 +18,8 @@ from bus import subjects
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
 from dmsc.client.async_client import AsyncClient
-from entities.authorizer import Authorizer, AuthorizerConfig
 from entities.authorizer.access.access_policy import default_text
 from entities.gateway import Gateway, GatewayConfig
-from entities.orchestrator import Orchestrator, OrchestratorConfig
 from entities.service_registry.service import ServiceRegistry
 from schemas.envelope import EntityKind
 from schemas.errors import OverQuota, Refused
@@ -29,7 +27,7 @@ from schemas.gateway_api import DoorRequest, UploadHold
 from schemas.job import JobSpec, JobState
 from schemas.quota import GIB
 from tests.builders.jobs import job
-from tests.integration.entities.conftest import Dial, Start, write_users
+from tests.integration.entities.conftest import Dial, Start, mesh_without_nodes
 from tests.patience import PATIENCE_S
 from tests.waiting import eventually
 
@@ -51,16 +49,9 @@ async def url(
 ) -> str:
     """A mesh without nodes: whatever is submitted waits, and counts."""
     quotas = UPLOADS if "doors" in request.fixturenames else QUOTAS
-    (tmp_path / "access.yaml").write_text(default_text().partition("\nquotas:")[0] + quotas)
+    access = default_text().partition("\nquotas:")[0] + quotas
     users = {"ruth": "researcher", "rob": "researcher", "olga": "operator"}
-    file = write_users(tmp_path / "tokens.yaml", *((name, role, name) for name, role in users.items()))
-    config = AuthorizerConfig(tokens_file=file, access_file=tmp_path / "access.yaml")
-    await start(Authorizer(await dial("authorizer", EntityKind.AUTHORIZER), config))
-    await start(Orchestrator(await dial("orchestrator", EntityKind.ORCHESTRATOR), OrchestratorConfig()))
-    gateway = Gateway(await dial("gateway-a", EntityKind.GATEWAY), GatewayConfig(cluster="a", http_port=0))
-    await start(gateway)
-    assert gateway.url is not None
-    return gateway.url
+    return await mesh_without_nodes(dial, start, tmp_path, access, users)
 
 
 @pytest.fixture

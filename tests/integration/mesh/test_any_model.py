@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from schemas.job import JobSpec
+from schemas.job import JobRecord, JobSpec
 from schemas.learning_rate import learning_rate
 from tests.integration.mesh.conftest import Mesh, done, losses, tiny_job, until_step
 from tests.integration.mesh.user_models import forked
@@ -56,16 +56,8 @@ def plain(model: nn.Module, spec: JobSpec, loss: Callable[[dict[str, Tensor], Te
     return found
 
 
-@pytest.mark.parametrize(
-    ("loss", "own"),
-    [
-        ("with_helper", lambda out, targets: forked.with_helper(**out, targets=targets)),
-        ("over_even_targets", lambda out, targets: forked.over_even_targets(out["logits"], targets)),
-    ],
-)
-def test_any_module_trains_like_a_plain_loop_whatever_the_cut_and_a_kill(
-    mesh: Mesh, loss: str, own: Callable[[dict[str, Tensor], Tensor], Any]
-) -> None:
+def like_a_plain_loop(mesh: Mesh, loss: str, own: Callable[[dict[str, Tensor], Tensor], Any]) -> JobRecord:
+    """A job of one stage whose losses are those of a plain loop."""
     name = loss.replace("_", "-")
     whole = job(name, "Hourglass", f"forked:{loss}", dropout=0.0)
     record = done(mesh.client, mesh.client.submit(whole).job)
@@ -73,8 +65,19 @@ def test_any_module_trains_like_a_plain_loop_whatever_the_cut_and_a_kill(
     expected = plain(forked.Hourglass(dropout=0.0), whole, own)
     worst = max(abs(a - b) / b for a, b in zip(losses(mesh.client, record.job), expected, strict=True))
     assert worst <= 1e-6, f"{worst:.2e}"
+    return record
 
-    cut = mesh.client.submit(job(f"{name}-cut", "Hourglass", f"forked:{loss}", 3, 2, dropout=0.0)).job
+
+def test_a_loss_takes_several_outputs_by_name(mesh: Mesh) -> None:
+    like_a_plain_loop(mesh, "with_helper", lambda out, targets: forked.with_helper(**out, targets=targets))
+
+
+def test_any_module_trains_like_a_plain_loop_whatever_the_cut_and_a_kill(mesh: Mesh) -> None:
+    loss = "over_even_targets"
+    record = like_a_plain_loop(
+        mesh, loss, lambda out, targets: forked.over_even_targets(out["logits"], targets)
+    )
+    cut = mesh.client.submit(job("even-cut", "Hourglass", f"forked:{loss}", 3, 2, dropout=0.0)).job
     until_step(mesh.client, cut, KILL_AT)
     os.kill(mesh.instance(f"{cut}-s1-r1").endpoint.pid, signal.SIGKILL)
     other = done(mesh.client, cut)
@@ -85,9 +88,12 @@ def test_any_module_trains_like_a_plain_loop_whatever_the_cut_and_a_kill(
 
 
 def test_a_declared_graph_and_dropout_between_layers_give_the_same_bits_for_every_cut(mesh: Mesh) -> None:
-    for factory, loss in (("towers", "cross_entropy"), ("Hourglass", "forked:with_helper")):
+    for factory, loss, cut in (
+        ("towers", "cross_entropy", (2, 2)),
+        ("Hourglass", "forked:with_helper", (4, 1)),
+    ):
         digests = set()
-        for stages, replicas in ((1, 1), (2, 2), (4, 1)):
+        for stages, replicas in ((1, 1), cut):
             spec = job(f"{factory}-{stages}x{replicas}".lower(), factory, loss, stages, replicas)
             record = done(mesh.client, mesh.client.submit(spec).job)
             assert record.weights is not None
@@ -98,7 +104,7 @@ def test_a_declared_graph_and_dropout_between_layers_give_the_same_bits_for_ever
 def test_parameters_shared_across_stages_give_the_same_bits_and_survive_a_kill(mesh: Mesh) -> None:
     """The embedding is also the head, stages apart: their sums are exchanged."""
     digests = {}
-    for stages, replicas, kill in ((1, 1, ""), (3, 1, ""), (3, 2, "s0-r1"), (2, 2, "s1-r0")):
+    for stages, replicas, kill in ((1, 1, ""), (3, 2, "s0-r1"), (2, 2, "s1-r0")):
         name = f"tied-{stages}x{replicas}"
         job_id = mesh.client.submit(job(name, "Tied", "model", stages, replicas)).job
         if kill:

@@ -43,7 +43,7 @@ def build():
 """
 
 NOTEBOOK = """
-import argparse, json
+import json
 from pathlib import Path
 import torch
 from torch import nn
@@ -74,7 +74,7 @@ class Pairs(torch.utils.data.Dataset):
         return {{"inputs": tokens[:-1], "targets": tokens[1:]}}
 
 with Client(state=Path({state!r})) as client:
-    for model, data in ((build, argparse.__file__), (around(16), argparse.__file__), (build, Pairs())):
+    for model, data in ((build, Pairs), (around(16), Pairs())):
         job = client.train(
             model=model, data=data, loss="cross_entropy", steps=3, microbatches=2,
             validation_microbatches=0, checkpoint_every=0,
@@ -169,10 +169,6 @@ def test_functions_of_a_notebook_train_by_source_and_pickled(mesh: Mesh, tmp_pat
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     results = [json.loads(line) for line in lines if line.startswith("[")]
-    by_source, pickled, of_dataset = results
-    assert by_source == pickled == ["done", by_source[1], 3, [256, 16]], (
-        "the same model, whichever way it came"
-    )
-    assert of_dataset == ["done", of_dataset[1], 3, [256, 16]]
-    assert of_dataset[1] != by_source[1]
-    assert sum("step 3/3 loss" in line for line in lines) == 3
+    by_source, pickled = results
+    assert by_source == pickled == ["done", by_source[1], 3, [256, 16]], "the same model and data either way"
+    assert sum("step 3/3 loss" in line for line in lines) == 2

@@ -94,7 +94,6 @@ def test_a_killed_data_instance_changes_no_bit(
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ({"args": {"size": 3}}, "data: of 3 samples, validation_fraction 0.05 holds out none"),
         ({"args": {"size": 40, "damaged": 0}, "on_unreadable": "stop"}, "rows:Rows["),
         ({"factory": "rows:Absent"}, "has no 'Absent'"),
         ({"factory": "rows:ByProcess", "args": {}}, "differs from the data that was analysed"),

@@ -295,7 +295,7 @@ class _SeekableRanges(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io passes
         data = self._reader.read(self._position, len(buffer))
         buffer[: len(data)] = data
         self._position += len(data)

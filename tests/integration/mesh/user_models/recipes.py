@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +18,7 @@ class Heavy(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay, "count": 0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's is overloaded
         for group in self.param_groups:
             group["count"] += 1
             for weight in group["params"]:
@@ -35,11 +34,6 @@ class Heavy(torch.optim.Optimizer):
 def saw(step: int, total: int | None) -> float:
     """A schedule like no other."""
     return 1.0 - 0.2 * (step % 3)
-
-
-def moody(step: int, total: int | None) -> float:
-    """One that is not the same on each instance."""
-    return 1.0 + os.getpid() / 1e9 if step else 1.0
 
 
 def confidence(output: Tensor, targets: Tensor) -> dict[str, tuple[float, float]]:

@@ -103,11 +103,11 @@ def test_a_module_that_would_shadow_another_is_named_with_the_way_out(
     (folder / name).write_text("")
     with pytest.raises(BadJob, match=f"{name} has the name of a module of {owner}: rename it, or list it"):
         pack_folder(CodeSpec(folder=str(folder)))
-    assert pack_folder(CodeSpec(folder=str(folder), exclude=(name,))).names
+    assert pack_folder(CodeSpec(folder=str(folder), exclude=(name,))).checksums
 
 
 def test_what_shadows_nothing_travels() -> None:
-    assert pack({"schemas/model.json": b"", "lib/random.py": b"", "random/data.csv": b""}, "it").names
+    assert pack({"schemas/model.json": b"", "lib/random.py": b"", "random/data.csv": b""}, "it").checksums
 
 
 def test_dense_files_are_stored_as_they_are() -> None:

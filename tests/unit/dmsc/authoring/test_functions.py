@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,26 +64,33 @@ print(json.dumps(found))
 """
 
 
-def written(tmp_path: Path, objects: str, way: str = "auto") -> dict[str, object]:
+RUN_AS_CELL = """
+import linecache, sys
+text = open(sys.argv[1]).read()
+linecache.cache["cell"] = (len(text), None, text.splitlines(True), "cell")
+exec(compile(text, "cell", "exec"))
+"""
+"""Runs a file as notebooks run a cell: `__main__` is no file, and `linecache` alone has the text."""
+
+
+def written(tmp_path: Path, objects: str, way: str = "auto", run: tuple[str, ...] = ()) -> dict[str, Any]:
     (tmp_path / "beside.py").write_text(
         "import second\nconstant = 7\ndef helper(x): return second.twice(x)\n"
     )
     (tmp_path / "second.py").write_text("def twice(x): return 2 * x\n")
     script = tmp_path / "notebook.py"
     script.write_text(NOTEBOOK.format(folder=str(tmp_path), objects=objects, way=way))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *run, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def called(tmp_path: Path, found: dict[str, object], role: str, then: str = "") -> object:
+def called(tmp_path: Path, found: dict[str, Any], role: str, then: str = "") -> object:
     """What the object returns in a process that has nothing but the files."""
     folder = tmp_path / "there"
     folder.mkdir()
     files, names = found["files"], found["names"]
-    assert isinstance(files, dict)
-    assert isinstance(names, dict)
     for name, content in files.items():
         (folder / name).write_bytes(content.encode("latin-1"))
     module, _, name = names[role].partition(":")
@@ -93,9 +101,10 @@ def called(tmp_path: Path, found: dict[str, object], role: str, then: str = "") 
     return json.loads(done.stdout)
 
 
-def test_what_is_self_contained_is_written_down(tmp_path: Path) -> None:
-    found = written(tmp_path, "{'model': sound}", "source")
-    assert set(found["files"]) == {"from_notebook.py", "beside.py", "second.py"}  # type: ignore[call-overload]
+@pytest.mark.parametrize("run", [(), ("-c", RUN_AS_CELL)], ids=["script", "cell"])
+def test_what_is_self_contained_is_written_down(tmp_path: Path, run: tuple[str, ...]) -> None:
+    found = written(tmp_path, "{'model': sound}", "source", run)
+    assert set(found["files"]) == {"from_notebook.py", "beside.py", "second.py"}
     assert (found["python"], found["requirements"]) == ("", [])
     assert called(tmp_path, found, "model") == [6, 2, 3, 2, 7, True, 0]
 
@@ -113,10 +122,10 @@ def test_what_is_not_is_pickled_and_says_by_which_python(
     tmp_path: Path, objects: str, then: str, result: object
 ) -> None:
     found = written(tmp_path, objects)
-    assert "from_notebook.pickle" in found["files"]  # type: ignore[operator]
+    assert "from_notebook.pickle" in found["files"]
     assert found["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert "cloudpickle" in found["requirements"]  # type: ignore[operator]
-    assert called(tmp_path, found, next(iter(found["names"])), then) == result  # type: ignore[call-overload]
+    assert "cloudpickle" in found["requirements"]
+    assert called(tmp_path, found, next(iter(found["names"])), then) == result
 
 
 @pytest.mark.parametrize(
@@ -146,4 +155,4 @@ def test_what_can_not_travel_is_one_line(tmp_path: Path, objects: str, way: str,
 def test_what_a_module_defines_travels_as_its_file(tmp_path: Path) -> None:
     found = written(tmp_path, "{'model': helper, 'loss': 'mine:loss'}")
     assert found["names"] == {"model": "beside:helper", "loss": "mine:loss"}
-    assert set(found["files"]) == {"beside.py", "second.py"}  # type: ignore[call-overload]
+    assert set(found["files"]) == {"beside.py", "second.py"}

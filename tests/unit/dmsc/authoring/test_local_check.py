@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dmsc.authoring.local_check import CheckOptions, check_job
-from schemas.errors import BadInput, BadModel
+from schemas.errors import BadModel
 from schemas.job import JobSpec
 
 MODEL = """
@@ -83,14 +83,6 @@ def test_each_end_is_one_line(folder: Path, factory: str, line: str) -> None:
     with pytest.raises(BadModel, match=line) as refused:
         list(check_job(job(folder, factory), CheckOptions(steps=1)))
     assert "\n" not in refused.value.text
-
-
-def test_what_does_not_travel_is_not_found(folder: Path) -> None:
-    spec = job(folder)
-    assert spec.code is not None
-    spec = spec.model_copy(update={"code": spec.code.model_copy(update={"include": ("*.txt",)})})
-    with pytest.raises(BadInput, match="no module 'models' in the code that came with the job"):
-        list(check_job(spec))
 
 
 def test_a_debugger_opens_where_the_users_code_failed(folder: Path) -> None:

@@ -69,6 +69,30 @@ def test_another_file_is_another_sweep_but_not_another_width(tmp_path: Path) -> 
     ] * 3
 
 
+def test_a_sweep_has_the_code_of_its_folder_wherever_that_lies(tmp_path: Path) -> None:
+    found: list[Sweep] = []
+    for folder, content in (("here", "width = 1\n"), ("there", "width = 1\n"), ("other", "width = 2\n")):
+        (tmp_path / folder / "src").mkdir(parents=True)
+        (tmp_path / folder / "src" / "model.py").write_text(content)
+        base = document(model={"factory": "model:build"}, code="src")
+        found.append(sweep(tmp_path / folder, base=base, objective={"metric": "loss"}))
+    assert found[0].digest == found[1].digest != found[2].digest
+    assert found[0].code is not None
+    assert list(found[0].code.checksums) == ["model.py"]
+    code = trials_of(found[0])[1].spec.code
+    assert code is not None
+    assert code.folder == str(tmp_path / "here" / "src"), "the best job file names the folder, not an archive"
+
+
+def test_evaluations_of_named_sets_are_validations(tmp_path: Path) -> None:
+    base = document(
+        training={"steps": 400, "evaluation": {"every": 50, "sets": [{"name": "dev", "microbatches": 2}]}},
+        data={"source": "stdlib:", "validation": {"dev": {"source": "stdlib:json"}}},
+    )
+    found = sweep(tmp_path, base=base, method="halving", rungs=[100, 200])
+    assert len(trials_of(found)) == 2
+
+
 @pytest.mark.parametrize(
     ("keys", "line"),
     [

@@ -14,7 +14,13 @@ from dmsc.tracking.wandb_sink import BLOCK_BYTES, FILE_HEADER_BYTES, log_records
 from schemas.job import JobState
 from tests.builders.jobs import state_event, step_event
 
-RUN = TrackedRun(job="j", name="tiny", user="ruth", submitted_at=5.0, parameters={"training.steps": "9"})
+RUN = TrackedRun(
+    job="j",
+    name="tiny",
+    user="ruth",
+    submitted_at=5.0,
+    parameters={"training.steps": "9", "initial_weights.map.h.*": "blocks.*"},
+)
 EVENTS = [
     *(step_event(step, at=1.0 + step) for step in (0, 1, 2, 3, 2, 3, 4)),
     state_event(JobState.DONE, at=9.0),
@@ -32,7 +38,7 @@ def told(sink: Sink, first: int, last: int) -> None:
 
 
 def test_mlflow_has_each_step_once(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     from dmsc.tracking.mlflow_sink import MlflowSink
 
     uri = f"file:{tmp_path / 'runs'}"
@@ -48,14 +54,14 @@ def test_mlflow_has_each_step_once(tmp_path: Path) -> None:
         3,
         4,
     ]
-    assert run.data.params == {"training.steps": "9"}
+    assert run.data.params == {"training.steps": "9", "initial_weights.map.h._": "blocks.*"}
     tags = {key: value for key, value in run.data.tags.items() if key.startswith("dmsc.")}
     assert tags["dmsc.rolled_back"] == "1"
     assert (tags["dmsc.job"], tags["dmsc.user"], tags["dmsc.sequence"]) == ("j", "ruth", "8")
 
 
 def test_a_server_that_is_away_is_no_end(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     from dmsc.tracking.mlflow_sink import MlflowSink
 
     sink = MlflowSink("http://127.0.0.1:9", tmp_path)
@@ -64,7 +70,7 @@ def test_a_server_that_is_away_is_no_end(tmp_path: Path) -> None:
 
 
 def test_wandb_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
     from wandb.proto.wandb_internal_pb2 import Record
 
     from dmsc.tracking.wandb_sink import WandbSink

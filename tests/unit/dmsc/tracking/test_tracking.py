@@ -20,6 +20,7 @@ from dmsc.state.settings import BusAddress
 from dmsc.tracking.figures import PointFold, SinkPosition, SystemFigures, TrackedRun, tracked_run
 from dmsc.tracking.sinks import sinks_of
 from dmsc.tracking.tensorboard_sink import TensorBoardSink
+from dmsc.tracking.tracker import SinkFeed, TrackerConfig
 from schemas.errors import BadInput
 from schemas.job import JobEvent, JobState
 from schemas.telemetry import DeviceSample
@@ -76,6 +77,18 @@ def test_parameters_hide_what_records_hide() -> None:
     assert "word" not in run.parameters["data.source"]
     assert run.parameters["training.steps"] == "2"
     assert tracked_run("j", None, "recorded").parameters == {}
+
+
+async def test_a_batch_of_more_jobs_than_may_be_open(tmp_path: Path) -> None:
+    feed = SinkFeed(None, TensorBoardSink(tmp_path), SystemFigures(), TrackerConfig(open_jobs=2))
+    names = [f"j{number}" for number in range(5)]
+    await feed.take([(n, step_event(job=job)) for n, job in enumerate(names, start=1)])
+    await feed.take([(9, step_event(1, job="j0")), (10, state_event(JobState.DONE, job="j0"))])
+    await feed.close()
+    for name, steps in {"j0": [0, 1], "j4": [0]}.items():
+        shown = EventAccumulator(str(tmp_path / name))
+        shown.Reload()
+        assert [item.step for item in shown.Scalars("train/loss")] == steps
 
 
 @pytest.mark.parametrize("seed", range(9))

@@ -205,7 +205,7 @@ def test_what_can_t_be_deferred_is_built_whole_and_says_why() -> None:
 
 def test_the_users_error_is_the_users() -> None:
     def wrong() -> nn.Module:
-        return nn.Linear(3, 4).no_such_name  # type: ignore[return-value]
+        return nn.Linear(3, 4).no_such_name  # type: ignore[return-value]  # it raises
 
     with pytest.raises(AttributeError, match="no_such_name"):
         outline_of(wrong)

@@ -28,7 +28,9 @@ from workers.compute.model import build
 from workers.graph.stage_module import slice_stage
 from workers.compute.optimizer import StageOptimizer
 stage = slice_stage(build(ModelSpec.model_validate_json({MODEL.model_dump_json()!r}), 3), 0, 4)
-StageOptimizer(stage, OptimizerSpec()).step([torch.ones_like(one) for one in stage.parameters()], 1e-3)
+for name in ("adamw", "adam", "sgd", "rmsprop", "adagrad", "adafactor", "lion", "muon"):
+    gradients = [torch.ones_like(one) for one in stage.parameters()]
+    StageOptimizer(stage, OptimizerSpec(name=name)).step(gradients, 1e-3)
 print("torch._dynamo" in sys.modules)
 """
 

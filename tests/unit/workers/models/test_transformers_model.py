@@ -15,7 +15,7 @@ from tests.unit.workers.graph.test_recording import through
 from workers.compute.model import build
 from workers.graph.stage_module import slice_stage
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the extra `hf` is not installed")
 
 FACTORY = "workers.models.transformers_model:transformers_model"
 SMALL = {
@@ -76,7 +76,7 @@ def test_any_family_is_cut_anywhere_to_the_same_bits(family: str) -> None:
 
 
 def test_only_adapters_are_trained() -> None:
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="the extra `hf` is not installed")
     model, batch = spec("llama", lora={"r": 2, "target_modules": ["q_proj", "v_proj"]})
     graph = build(model, 3, batch)
     trained = [name for name, weight in graph.model.named_parameters() if weight.requires_grad]

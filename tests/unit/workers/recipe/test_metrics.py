@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from schemas.errors import BadModel
 from schemas.job_file.training import TrainingSpec
+from tests.builders.user_modules import user_module
 from workers.recipe.metrics import Metrics
 from workers.recipe.user_schedule import user_schedule
 
@@ -36,12 +36,8 @@ def counting(step, total):
 
 @pytest.fixture(scope="module", autouse=True)
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("users")
-    (folder / "tried_metrics.py").write_text(USERS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DMSC_CODE_PATH", str(folder))
+    with user_module(tmp_path_factory.mktemp("users"), "tried_metrics", USERS):
         yield
-    sys.modules.pop("tried_metrics", None)
 
 
 LOGITS = torch.tensor([[[0.1, 0.9, 0.0], [0.8, 0.1, 0.1]], [[0.2, 0.3, 0.5], [0.1, 0.2, 0.7]]])

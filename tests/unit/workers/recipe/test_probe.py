@@ -3,7 +3,6 @@ reason."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from schemas.errors import BadModel
 from schemas.job_file.training import TrainingSpec
+from tests.builders.user_modules import user_module
 from workers.recipe.probe import try_recipe
 
 OPTIMIZERS = '''
@@ -96,12 +96,8 @@ def nothing(params, lr):
 
 @pytest.fixture(scope="module", autouse=True)
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("users")
-    (folder / "tried_optimizers.py").write_text(OPTIMIZERS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DMSC_CODE_PATH", str(folder))
+    with user_module(tmp_path_factory.mktemp("users"), "tried_optimizers", OPTIMIZERS):
         yield
-    sys.modules.pop("tried_optimizers", None)
 
 
 WEIGHTS: list[tuple[str, Tensor]] = [

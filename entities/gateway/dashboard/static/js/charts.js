@@ -6,26 +6,26 @@ import { clock } from "./format.js";
 
 const AXIS = 52; // as wide as the time line's labels
 
-export class Chart {
-  /**
-   * @param {{colour: (p) => string, format: (value: number) => string, name: string}} options
-   * @param {{faults: () => number[], range: () => [number, number], cursor: (at: number|null) => void}} shared
-   */
-  constructor(element, options, shared) {
-    Object.assign(this, { element, options, shared });
-    this.data = [[], []];
+/** A plot that keeps the size of its element. `show(data)` draws, and keeps `data` to draw it again. */
+export class SizedPlot {
+  constructor(element, data) {
+    Object.assign(this, { element, data, plot: null });
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(element);
   }
 
   destroy() {
     this.observer.disconnect();
+    this.clear();
+  }
+
+  clear() {
     this.plot?.destroy();
+    this.plot = null;
   }
 
   restyle() {
-    this.plot?.destroy();
-    this.plot = null;
+    this.clear();
     this.show(this.data);
   }
 
@@ -34,15 +34,22 @@ export class Chart {
     if (this.plot && width) this.plot.setSize({ width, height });
     else this.show(this.data);
   }
+}
+
+export class Chart extends SizedPlot {
+  /**
+   * @param {{colour: (p) => string, format: (value: number) => string, name: string}} options
+   * @param {{faults: () => number[], range: () => [number, number], cursor: (at: number|null) => void}} shared
+   */
+  constructor(element, options, shared) {
+    super(element, [[], []]);
+    Object.assign(this, { options, shared });
+  }
 
   show(data) {
     this.data = data;
-    if (!data[0].length) {
-      this.plot?.destroy();
-      this.plot = null;
-      return;
-    }
-    if (this.plot) this.plot.setData(data);
+    if (!data[0].length) this.clear();
+    else if (this.plot) this.plot.setData(data);
     else this.make();
   }
 

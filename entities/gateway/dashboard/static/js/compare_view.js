@@ -166,11 +166,12 @@ export class CompareView {
 
   showFigures(rows) {
     this.head(this.heads, ["Job", "State", "Step", "Loss", "Best validation", "Tokens/s", "Recoveries", "Slot-hours"], 2);
-    const best = Math.min(...rows.flatMap((row) => row.curve.validations.map((point) => point.loss)));
+    const finite = (curve) => curve.validations.filter((point) => point.loss !== null);
+    const best = Math.min(...rows.flatMap((row) => finite(row.curve).map((point) => point.loss)));
     const cells = (row) => {
       const { record, curve } = row;
       if (!record) return [row.why || "asking …", "", "", "", "", "", ""];
-      const low = curve.validations.reduce((least, point) => (least === null || point.loss < least.loss ? point : least), null);
+      const low = finite(curve).reduce((least, point) => (least === null || point.loss < least.loss ? point : least), null);
       return [record.state.replaceAll("_", " "), `${record.step}/${record.spec.training.steps}`, record.loss_last?.toFixed(4) ?? "–",
         low ? `${low.loss.toFixed(4)} at ${low.step}${rows.length > 1 && low.loss === best ? " ★" : ""}` : "–",
         quantity(record.tokens_per_s), record.recoveries, quantity((record.usage?.slot_s ?? 0) / 3600)];
@@ -214,7 +215,7 @@ export class CompareView {
   valuesAt(step) {
     const values = [...this.store.compared].map(([job, { curve }]) => {
       const loss = curve.loss[curve.steps.indexOf(step)];
-      return loss === undefined ? null : `${job} ${loss.toFixed(4)}`;
+      return loss === undefined ? null : `${job} ${loss?.toFixed(4) ?? "not finite"}`;
     });
     return [`step ${step}`, ...values.filter(Boolean)].join("  ·  ");
   }

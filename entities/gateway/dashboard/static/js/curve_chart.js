@@ -1,6 +1,7 @@
 /** Curves of several jobs over the number of their steps (uPlot): equal steps stand above each other. */
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
+import { SizedPlot } from "./charts.js";
 import { palette } from "./colours.js";
 
 /** One x for all: the union of the steps, with a gap where a job has no such step. Pure. */
@@ -14,39 +15,19 @@ export function aligned(curves) {
   })];
 }
 
-export class CurveChart {
+export class CurveChart extends SizedPlot {
   /** @param {{points: boolean, hovered: (step: number|null) => void}} options */
   constructor(element, options) {
-    Object.assign(this, { element, options, curves: [], drawn: "" });
-    this.observer = new ResizeObserver(() => this.resize());
-    this.observer.observe(element);
-  }
-
-  destroy() {
-    this.observer.disconnect();
-    this.plot?.destroy();
-  }
-
-  restyle() {
-    this.drawn = "";
-    this.show(this.curves);
-  }
-
-  resize() {
-    const { clientWidth: width, clientHeight: height } = this.element;
-    if (this.plot && width) this.plot.setSize({ width, height });
-    else this.show(this.curves);
+    super(element, []);
+    Object.assign(this, { options, drawn: "" });
   }
 
   /** @param {{job: string, colour: () => string, dash: number[], steps: number[], values: number[]}[]} curves */
   show(curves) {
-    this.curves = curves;
+    this.data = curves;
     const jobs = curves.map((curve) => curve.job).join(" ");
-    if (jobs !== this.drawn || !curves.length) {
-      this.plot?.destroy();
-      this.plot = null;
-      this.drawn = jobs;
-    }
+    if (jobs !== this.drawn) this.clear();
+    this.drawn = jobs;
     if (!curves.length) return;
     const data = aligned(curves);
     if (this.plot) this.plot.setData(data);
@@ -65,9 +46,9 @@ export class CurveChart {
       legend: { show: false },
       scales: { x: { time: false } },
       axes: [{ ...axis, size: 24, space: 60 }, { ...axis, size: 56, space: 28, values: (_, values) => values.map((value) => Number(value.toPrecision(4))) }],
-      series: [{}, ...this.curves.map((curve) => ({
+      series: [{}, ...this.data.map((curve) => ({
         stroke: curve.colour(), width: 1.5, dash: curve.dash, spanGaps: true,
-        points: { show: (_, index) => this.options.points || this.curves[index - 1].steps.length < 3, size: 5, fill: curve.colour() },
+        points: { show: (_, index) => this.options.points || this.data[index - 1].steps.length < 3, size: 5, fill: curve.colour() },
       }))],
       hooks: { setCursor: [(plot) => this.options.hovered(plot.cursor.idx === null || plot.cursor.idx === undefined ? null : plot.data[0][plot.cursor.idx])] },
     }, data, this.element);

@@ -41,7 +41,16 @@ async function open(path, options = {}) {
 }
 
 export async function ask(path, options) {
-  return (await open(path, options)).json();
+  return parsed(await (await open(path, options)).text());
+}
+
+/** JSON in which figures that are not finite may stand as Python writes them: NaN, Infinity. They are null here. */
+export function parsed(body) {
+  try {
+    return JSON.parse(body);
+  } catch {
+    return JSON.parse(body.replace(/"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)/g, (found) => (found[0] === '"' ? found : "null")));
+  }
 }
 
 /**

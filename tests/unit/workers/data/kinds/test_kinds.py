@@ -19,10 +19,11 @@ from safetensors.torch import save
 from schemas.errors import BadData
 from tests.builders.samples import epochs, opened
 
-pa = pytest.importorskip("pyarrow")
-pyarrow_csv = pytest.importorskip("pyarrow.csv")
-parquet = pytest.importorskip("pyarrow.parquet")
-image = pytest.importorskip("PIL.Image")
+NEEDED = "the extra `data` is not installed"
+pa = pytest.importorskip("pyarrow", reason=NEEDED)
+pyarrow_csv = pytest.importorskip("pyarrow.csv", reason=NEEDED)
+parquet = pytest.importorskip("pyarrow.parquet", reason=NEEDED)
+image = pytest.importorskip("PIL.Image", reason=NEEDED)
 
 
 def tar(name: str) -> bytes:
@@ -333,7 +334,7 @@ async def test_images_that_do_not_fit(pictures: Path, more: dict[str, Any], text
 
 # --- Hugging Face -----------------------------------------------------------------------------------------
 async def test_hugging_face_sets_from_a_saved_folder_and_from_files(users: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason=NEEDED)
     rows = {
         "input_ids": [[i, i + 1] for i in range(20)],
         "label": list(range(20)),

@@ -13,7 +13,7 @@ from workers.data.storage.node_cache import open_storage
 from workers.data.storage.range_reader import Storage, StorageConfig
 from workers.data.storage.source_kinds import open_source
 
-pytest.importorskip("huggingface_hub")
+pytest.importorskip("huggingface_hub", reason="it comes with the extra `data`, which is not installed")
 DATA = random.Random(2).randbytes(30_000)
 CONFIG = StorageConfig(block_bytes=4096)
 

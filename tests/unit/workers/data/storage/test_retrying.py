@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -24,7 +25,7 @@ class Clock:
         self.now += pause_s
 
 
-def failing(*errors: Exception) -> object:
+def failing(*errors: Exception) -> Callable[[], str]:
     left = list(errors)
 
     def call() -> str:
@@ -35,8 +36,8 @@ def failing(*errors: Exception) -> object:
     return call
 
 
-def run(call: object, clock: Clock, **times: float) -> object:
-    return retried(call, "s3://b/x", StoreRetryTimes(**times), clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+def run(call: Callable[[], str], clock: Clock, **times: float) -> object:
+    return retried(call, "s3://b/x", StoreRetryTimes(**times), clock=clock, sleep=clock.sleep)
 
 
 def answered(status: int) -> httpx.HTTPStatusError:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from schemas.errors import BadData
-from tests.builders.text import CHATML, bpe, lines, opened, saved_bpe
+from tests.builders.text import CHATML, IndexedSamples, bpe, lines, opened, saved_bpe
 from workers.data.samples import UnreadableSample
 from workers.data.text.template import ChatTemplate, UnfitConversation
-from workers.data.text.text_samples import IGNORED, PackedSamples, TextSamples
+from workers.data.text.text_samples import IGNORED, TextSamples
 
 TALK = [
     {"role": "system", "content": "Be short."},
@@ -73,7 +73,7 @@ def test_a_template_renders_as_transformers_does(tmp_path: Path) -> None:
         assert mine.render(TALK, {}, answers=False).text == plain.apply_chat_template(TALK, tokenize=False)
 
 
-def talk(folder: Path, rows: list[Any], **fields: Any) -> PackedSamples:
+def talk(folder: Path, rows: list[Any], **fields: Any) -> IndexedSamples:
     folder.mkdir(exist_ok=True)
     path = lines(folder / "talk.jsonl", rows)
     more = {"tokenizer": saved_bpe(folder), "template": CHATML, "sample_tokens": 128} | fields
@@ -98,7 +98,7 @@ def test_targets_are_the_answers_tokens(tmp_path: Path) -> None:
 
 
 def test_everything_may_count(tmp_path: Path) -> None:
-    sample = talk(tmp_path, [{"messages": TALK[:2]}], loss_on="everything")[0]  # type: ignore[index]
+    sample = talk(tmp_path, [{"messages": TALK[:2]}], loss_on="everything")[0]
     assert (sample["targets"] != IGNORED).sum() == (sample["attention_mask"] == 1).sum()
 
 
@@ -106,7 +106,7 @@ def test_everything_may_count(tmp_path: Path) -> None:
 def test_packed_conversations_count_the_same_tokens(tmp_path: Path, packing: str) -> None:
     rows = [{"messages": TALK[index : index + 2]} for index in (1, 3)] * 5
 
-    def targets(samples: PackedSamples) -> list[int]:
+    def targets(samples: IndexedSamples) -> list[int]:
         assert isinstance(samples, TextSamples)
         found = [samples[index]["targets"] for index in range(len(samples))]
         return sorted(each for row in found for each in row[row != IGNORED].tolist())
@@ -159,7 +159,7 @@ def test_an_answer_beyond_the_sample_is_unreadable(tmp_path: Path) -> None:
     with pytest.raises(
         UnreadableSample, match=r"has no answer in its first 16 tokens; raise data.sample_tokens"
     ):
-        samples[0]  # type: ignore[index]
+        samples[0]
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_a_template_that_fails_is_named(tmp_path: Path, template: str, expected:
 
 def test_the_template_may_be_the_tokenizers_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(CHATML)
-    expected = talk(tmp_path, [{"messages": TALK}])[0]  # type: ignore[index]
-    by_file = talk(tmp_path, [{"messages": TALK}], template=str(tmp_path / "own.jinja"))[0]  # type: ignore[index]
+    expected = talk(tmp_path, [{"messages": TALK}])[0]
+    by_file = talk(tmp_path, [{"messages": TALK}], template=str(tmp_path / "own.jinja"))[0]
     saved_bpe(tmp_path)
     with pytest.raises(BadData, match=r"has no chat template; give data.template"):
         talk(tmp_path, [{"messages": TALK}], template="")
     (tmp_path / "chat_template.jinja").write_text(CHATML)
-    own = talk(tmp_path, [{"messages": TALK}], template="", tokenizer=str(tmp_path))[0]  # type: ignore[index]
+    own = talk(tmp_path, [{"messages": TALK}], template="", tokenizer=str(tmp_path))[0]
     assert expected["targets"].tolist() == by_file["targets"].tolist() == own["targets"].tolist()
     with pytest.raises(BadData, match=r"data.template .*no.jinja can't be read"):
         talk(tmp_path, [{"messages": TALK}], template=str(tmp_path / "no.jinja"))

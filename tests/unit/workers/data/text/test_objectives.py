@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders.text import lines, opened, saved_bpe
+from tests.builders.text import IndexedSamples, lines, opened, saved_bpe
 from workers.data.text.objectives import MaskedSamples, SpanSamples, span_lengths
-from workers.data.text.text_samples import IGNORED, PackedSamples
+from workers.data.text.text_samples import IGNORED
 from workers.data.text.tokenizer import TextTokenizer, open_tokenizer
 
 TEXTS = [f"document {number} says {number * number} and ends" for number in range(40)]
@@ -21,7 +21,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return open_tokenizer(saved_bpe(tmp_path_factory.mktemp("tokenizer")))
 
 
-def source(folder: Path, tokenizer: TextTokenizer, **fields: Any) -> PackedSamples:
+def source(folder: Path, tokenizer: TextTokenizer, **fields: Any) -> IndexedSamples:
     path = lines(folder / "rows.jsonl", [{"text": text} for text in TEXTS])
     return opened(path, folder / "spool", tokenizer=tokenizer.name, sample_tokens=64, **fields)
 
@@ -33,7 +33,7 @@ def test_masks(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     special = tokenizer.special_ids()
     chosen = masked = same = ordinary = 0
     for index in range(len(samples)):
-        text = whole[index]["inputs"]  # type: ignore[index]
+        text = whole[index]["inputs"]
         may = ~np.isin(text, list(special))
         for seed in range(20):
             sample = samples.draw(index, seed)
@@ -58,7 +58,7 @@ def test_spans_put_together_are_the_text(tmp_path: Path, tokenizer: TextTokenize
     samples = source(tmp_path, tokenizer, targets="spans")
     lengths = span_lengths(64, 0.15, 3.0)
     whole = source(tmp_path, tokenizer, targets="same")
-    stream = np.concatenate([whole[index]["inputs"] for index in range(len(whole))])  # type: ignore[index]
+    stream = np.concatenate([whole[index]["inputs"] for index in range(len(whole))])
     assert isinstance(samples, SpanSamples)
     sentinels = tokenizer.sentinel_ids()
     for index in range(len(samples)):

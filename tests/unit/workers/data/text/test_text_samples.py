@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from schemas.errors import BadData
-from tests.builders.text import EOS, PAD, bpe, lines, opened, saved_bpe, text_source
+from tests.builders.text import EOS, PAD, IndexedSamples, bpe, lines, opened, saved_bpe, text_source
 from workers.data.samples import UnreadableSample
-from workers.data.text.text_samples import IGNORED, PackedSamples, TextSamples
+from workers.data.text.text_samples import IGNORED, TextSamples
 
 TEXTS = ["the first document", "b", "and a third one that is longer than all others are, much longer", "end."]
 
@@ -37,7 +37,7 @@ def plain() -> tuple[list[list[int]], int, int]:
     return [[*mine.encode(text).ids, eos] for text in TEXTS], eos, pad
 
 
-def rows(samples: PackedSamples, name: str) -> list[list[int]]:
+def rows(samples: IndexedSamples, name: str) -> list[list[int]]:
     assert isinstance(samples, TextSamples)
     return [np.asarray(samples[index][name]).tolist() for index in range(len(samples))]
 
@@ -106,7 +106,7 @@ def test_a_model_of_transformers_sees_each_document_alone(tokenizer: str, tmp_pa
         packing="best_fit",
         attention="within_documents",
         sample_tokens=64,
-    )[0]  # type: ignore[index]
+    )[0]
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=400, use_cache=False, num_key_value_heads=2, **sizes)
     torch.manual_seed(0)

@@ -1,0 +1,51 @@
+"""A job's first steps in one process have the same bits wherever its layers are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.builders.jobs import spec
+from tests.builders.user_modules import user_module
+from workers.compute.batch_schema import batch_schema
+from workers.data.batches import Batch
+from workers.tasks.local_steps import Cut, LocalSteps
+
+MODEL = """
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.inner = nn.Embedding(16, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, inputs):
+        return self.head(self.inner(self.embed(inputs)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def users(tmp_path: Path) -> Iterator[None]:
+    with user_module(tmp_path, "tried_tied", MODEL):
+        yield
+
+
+def batch_of(step: int, microbatch: int) -> Batch:
+    tokens = torch.randint(16, (2, 5), generator=torch.Generator().manual_seed(step * 10 + microbatch))
+    return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+@pytest.mark.parametrize("cut", [((0, 1), (1, 3)), ((0, 1), (1, 2), (2, 3))])
+def test_parameters_that_stages_share_get_the_sum_of_all(cut: Cut) -> None:
+    training = {"steps": 3, "microbatches": 2, "optimizer": {"lr": 0.1}, "schedule": {"name": "constant"}}
+    tied = spec(model={"factory": "tried_tied:Tied"}, training=training)
+    travels = batch_schema(batch_of(0, 0), ["inputs", "targets"])
+    whole, apart = LocalSteps(tied, [(0, 3)], travels), LocalSteps(tied, cut, travels)
+    for number in range(3):
+        assert whole.step(number, batch_of) == apart.step(number, batch_of)
+    assert whole.weights_sha256() == apart.weights_sha256()
