@@ -30,6 +30,9 @@ from schemas.stored_values import breaks_rules, read_stored
 from schemas.task_graph import TaskGraph
 from schemas.usage import JobUsage
 
+MOST_EVALUATED = 1 << 20
+"""Most microbatches of a validation, of all its sets together: orders list each."""
+
 
 class SampleSpec(Part):
     """A short text that the trained model generates at the end (byte-level language models only)."""
@@ -85,6 +88,13 @@ class JobSpec(Part):
             if each.name not in there:
                 found = ", ".join(there) or "none: give data.validation"
                 raise ValueError(f"training.evaluation.sets: data has no set {each.name}; it has {found}")
+        named = sum(each.microbatches for each in self.training.evaluation.sets)
+        count = named or len(there) * self.training.validation_microbatches
+        if count > MOST_EVALUATED:
+            raise ValueError(
+                f"a validation would have {count:,} microbatches over its sets, at most {MOST_EVALUATED:,}: "
+                "lower training.validation_microbatches, or those of training.evaluation.sets"
+            )
         return self
 
     @model_validator(mode="after")

@@ -121,19 +121,22 @@ def taken_out(spec: JobSpec, user: str, fresh: Callable[[], str]) -> tuple[JobSp
         BadJob: a reference to another user's secret, an invalid name, or too many or too long secrets.
     """
     made: dict[str, str] = {}
+    names: dict[str, str] = {}  # by value: the parts of a mixture have it in common
 
     def recorded(place: str, key: str, text: str) -> str:
         if text.startswith(SCHEME):
             return _owned(place, text, user)
         if not has_credentials(text) and not (text and names_secret(key)):
             return text
+        if text in names:
+            return f"{SCHEME}{user}/{names[text]}"
         if len(text) > MOST_CHARACTERS:
             raise BadJob(f"{place}: longer than {MOST_CHARACTERS:,} characters")
         if len(made) == MOST_GENERATED:
             raise BadJob(
                 f"{place}: more than {MOST_GENERATED} secrets; `dmsc secret set` stores them by name"
             )
-        name = fresh()
+        name = names[text] = fresh()
         made[name] = text
         return f"{SCHEME}{user}/{name}"
 
@@ -155,7 +158,10 @@ PartOfData = TypeVar("PartOfData", bound=SourceSpec)
 
 
 def _data_with(data: DataSpec, change: Callable[[str, str, str], str]) -> DataSpec:
-    """The section with each URL and each text in the arguments of its sources replaced by `change`."""
+    """The section with each URL and each text in the arguments of its sources replaced by `change`.
+
+    With a mixture that includes what the section itself says, which only its parts use.
+    """
 
     def changed(place: str, part: PartOfData) -> PartOfData:
         urls = {field: change(f"{place}.{field}", "", url) for field, url in part.own_urls().items()}
@@ -163,8 +169,7 @@ def _data_with(data: DataSpec, change: Callable[[str, str, str], str]) -> DataSp
 
     mixture = tuple(changed(f"data.mixture[{index}]", part) for index, part in enumerate(data.mixture))
     sets = {name: changed(f"data.validation.{name}", part) for name, part in data.validation.items()}
-    whole = data.model_copy(update={"mixture": mixture, "validation": sets})
-    return whole if mixture else changed("data", whole)
+    return changed("data", data.model_copy(update={"mixture": mixture, "validation": sets}))
 
 
 def with_texts(

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 BUS, STDLIB, SECRET = "bus://", "stdlib:", "secret://"
 BUS_FOLDERS = ("artifacts", "datasets")
@@ -93,7 +94,7 @@ class UrlRules:
             return f"{url} lies in no folder that jobs may {what} ({', '.join(folders) or 'none'}); {instead}"
         if (
             "::" not in url
-            and ".." not in url.split("/")
+            and ".." not in unquote(url).split("/")  # a server reads %2e%2e as ..
             and any(url == prefix or url.startswith(prefix + "/") for prefix in self.prefixes)
         ):
             return ""

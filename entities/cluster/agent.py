@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -74,6 +75,11 @@ class ClusterAgent:
         self._changed = asyncio.Event()
         self._cpu: float | None = None  # busy part of all cores, once measured
         self._tasks: asyncio.TaskGroup | None = None
+        roots = (config.store_root, config.cache_root, config.code_root)
+        confinement, closed = config.confinement, tuple(str(root.absolute()) for root in roots)
+        if confinement is not None:
+            closed = (*confinement.closed, *closed)
+            confinement = replace(confinement, closed=closed)
         self._stores = StoreFolders(config.store_root, keep=config.keep_stores)
         self._processes = ForkServerClient(
             name=config.sid,
@@ -82,9 +88,8 @@ class ClusterAgent:
             method=config.start_method,
             on_change=self._fork_server_changed,
             at_once=False,
-            confinement=config.confinement,
+            confinement=confinement,
         )
-        closed = config.confinement.closed if config.confinement is not None else ()
         allowed = config.allow_urls
         self._caches = CacheFolders(config.cache_root, config.cache_bytes)
         context = NodeContext(

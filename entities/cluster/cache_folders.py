@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.files.removal import remove_folder
 from bus.logs import get_logger
 from entities.cluster.store_folders import write_for_instance
 
@@ -27,6 +27,8 @@ log = get_logger("cluster")
 LIMIT = "limit"
 """The file in an owner's folder with the bytes that it may have."""
 _OURS = frozenset({LIMIT, "usage"})
+DEEPEST = 16
+"""Levels of folders in an owner's folder, many more than a cache has. `os.fwalk` calls itself for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ class CacheFolders:
         last keeps most.
         """
         if self._given == 0:
-            shutil.rmtree(self._root, ignore_errors=True)
+            remove_folder(self._root)
             return 0
         with self._lock:
             granted = self._grant()
@@ -161,7 +163,7 @@ class CacheFolders:
         for last_use, name in idle:
             room = self.limit_bytes - used
             if time.time() - last_use > self._bounds.idle_s:
-                shutil.rmtree(self._root / name, ignore_errors=True)
+                remove_folder(self._root / name)
             else:
                 used += self._trim(name, max(0, room), max(0, room))
         return used
@@ -183,7 +185,7 @@ class CacheFolders:
         files = list(itertools.islice(_files(folder), self._bounds.most_files + 1))
         if len(files) > self._bounds.most_files:
             log.warning("more files than a cache has: removed", folder=str(folder))
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
             return 0
         total = sum(size for _, size, *_ in files)
         if total <= allowed:
@@ -194,7 +196,7 @@ class CacheFolders:
                 break
             total -= size
             gone.add((where, file))
-        for where, _, names, directory in os.fwalk(folder, follow_symlinks=False):
+        for where, names, directory in _folders(folder):
             for file in names:
                 if (where, file) in gone:
                     with suppress(OSError):
@@ -203,11 +205,25 @@ class CacheFolders:
 
 
 def _files(folder: Path) -> Iterator[tuple[float, int, str, str]]:
-    """(when written, bytes, folder, name) of all files but those that are about the folder itself."""
-    for where, _, names, directory in os.fwalk(folder, follow_symlinks=False):
+    """(when written, bytes, folder, name) of all files but those that are about the folder itself.
+
+    A folder counts as a file without bytes, since somebody might make nothing but folders.
+    """
+    for where, names, directory in _folders(folder):
+        yield 0.0, 0, where, "."
         for name in names:
             if where == str(folder) and name in _OURS:
                 continue
             with suppress(OSError):
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 yield status.st_mtime, status.st_blocks * 512, where, name
+
+
+def _folders(folder: Path) -> Iterator[tuple[str, list[str], int]]:
+    """(path, names of files, descriptor) of each folder; what lies deeper than a cache's is removed."""
+    for where, folders, names, directory in os.fwalk(folder, follow_symlinks=False):
+        if where.count(os.sep) - str(folder).count(os.sep) >= DEEPEST:
+            for name in folders:
+                remove_folder(name, dir_fd=directory)
+            folders.clear()
+        yield where, names, directory

@@ -120,8 +120,8 @@ class ClusterConfig:
 
     @property
     def code_root(self) -> Path:
-        """This agent's own folder of code that came with jobs."""
-        return (self.stores or self.logs.absolute().parent / "stores").absolute().parent / "code" / self.sid
+        """This agent's own folder of code that came with jobs, below that of stores, which jobs don't see."""
+        return self.store_root.absolute().parent / "code" / self.sid
 
     @property
     def store_root(self) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bus.files.removal import remove_folder
 from bus.subject_row import Subject
 from entities.cluster.cache_folders import CacheFolders
 from entities.cluster.config import ClusterConfig
@@ -67,4 +67,4 @@ class NodeContext:
         try:
             yield folder
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(remove_folder, folder)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import time
 from pathlib import Path
 
+from bus.files.removal import remove_folder
 from bus.logs import get_logger
 
 log = get_logger("cluster")
@@ -45,13 +45,14 @@ class StoreFolders:
             return
         oldest = time.time() - self._left_behind_s
         for job in self._root.iterdir():
-            if max((path.lstat().st_mtime for path in (job, *job.rglob("*"))), default=0.0) < oldest:
+            # no deeper: an instance's code may have nested folders without end
+            paths = (job, *job.glob("*"), *job.glob("*/*"))
+            if max(path.lstat().st_mtime for path in paths) < oldest:
                 _remove(job)
 
 
 def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
+    if not remove_folder(folder):
         log.warning("local stores not removed: remove the folder yourself", folder=str(folder))
 
 

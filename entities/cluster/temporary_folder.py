@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 import tempfile
 import time
 from pathlib import Path
+
+from bus.files.removal import remove_folder
 
 PREFIX = "dmsc-node-"
 LOCK = ".lock"
@@ -31,7 +32,7 @@ class TemporaryFolder:
 
     def remove(self) -> None:
         """Remove the folder; a second call does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_folder(self.path)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -47,7 +48,7 @@ def sweep(parent: Path, *, fresh_s: float = 60.0) -> list[Path]:
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
             if time.time() - folder.lstat().st_mtime < fresh_s or not _is_abandoned(folder):
                 continue
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
             removed.append(folder)
     return removed
 

@@ -35,6 +35,12 @@ OF_KINDS: dict[str, frozenset[str]] = {
 }
 """Field → the kinds that have it. A field that is not here is every kind's."""
 
+MOST_PARTS, MOST_SETS = 1024, 64
+"""Most parts of a mixture, and named evaluation sets."""
+MOST_REPEATED = 1 << 20
+"""Most characters that a section's parts may take over from it, all together: each repeats them, and the bus
+takes no larger message."""
+
 TOKEN_KINDS = frozenset({"bytes", "text", "chat", "tokens"})
 """Kinds whose samples are `sample_tokens` tokens; a sample of any other counts as one."""
 
@@ -152,7 +158,7 @@ class DataSpec(SourceSpec):
         description="windows: tokens from anywhere, drawn anew for each sample; shuffled, sequential: each "
         "sample once an epoch; auto: windows for kind bytes, else shuffled",
     )
-    mixture: tuple[MixturePart, ...] = Field((), max_length=1024)
+    mixture: tuple[MixturePart, ...] = Field((), max_length=MOST_PARTS)
     last: Literal["wrap", "drop"] = Field(
         "wrap",
         description="what an epoch's last samples do that fill no step: the next epoch fills it, or none",
@@ -163,7 +169,9 @@ class DataSpec(SourceSpec):
     on_unreadable: Literal["replace", "stop"] = Field(
         "replace", description="what becomes of a sample that its bytes make unreadable"
     )
-    validation: dict[Token, EvaluationSpec] = Field({}, max_length=64, description="named evaluation sets")
+    validation: dict[Token, EvaluationSpec] = Field(
+        {}, max_length=MOST_SETS, description="named evaluation sets"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -172,9 +180,23 @@ class DataSpec(SourceSpec):
             return value
         own = {name: value[name] for name in SourceSpec.model_fields if name in value and name != "source"}
         changed = dict(value)
-        if isinstance(mixture := value.get("mixture"), list | tuple):
+        mixture, sets = value.get("mixture"), value.get("validation")
+        parts = [
+            *(mixture if isinstance(mixture, list | tuple) else ()),
+            *(sets.values() if isinstance(sets, dict) else ()),
+        ]
+        if len(parts) > MOST_PARTS + MOST_SETS:
+            return value  # refused for their number
+        sizes = {name: len(repr(each)) for name, each in own.items()} if parts else {}
+        repeated = sum(sizes[name] for part in parts for name in _inherited(part, own))
+        if repeated > MOST_REPEATED:
+            raise ValueError(
+                f"its {len(parts):,} parts would repeat {repeated:,} characters of this section, at most "
+                f"{MOST_REPEATED:,}: write what is long into the parts that need it"
+            )
+        if isinstance(mixture, list | tuple):
             changed["mixture"] = [_completed(part, own) for part in mixture]
-        if isinstance(sets := value.get("validation"), dict):
+        if isinstance(sets, dict):
             changed["validation"] = {name: _completed(part, own) for name, part in sets.items()}
         return changed
 
@@ -234,9 +256,13 @@ class DataSpec(SourceSpec):
         )
 
 
+def _inherited(part: Any, own: dict[str, Any]) -> list[str]:
+    """The fields of the section around it that a part has and does not name."""
+    kind = part.get("kind", own.get("kind", "bytes")) if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        return []
+    return [name for name in own if name not in part and kind in OF_KINDS.get(name, {kind})]
+
+
 def _completed(part: Any, own: dict[str, Any]) -> Any:
-    """A part with the fields of the section around it that it has and does not name."""
-    if not isinstance(part, dict):
-        return part
-    kind = part.get("kind", own.get("kind", "bytes"))
-    return {name: value for name, value in own.items() if kind in OF_KINDS.get(name, {kind})} | part
+    return {name: own[name] for name in _inherited(part, own)} | part if isinstance(part, dict) else part

@@ -16,11 +16,11 @@ from pydantic import (
 
 from schemas.base import Part, Token
 from schemas.callables import METRICS, OPTIMIZERS, UNFIT_OPTIMIZERS, misnamed
+from schemas.job_file.data import MOST_SETS
 from schemas.marks import HOLDS_USER_VALUES
 
 MOST_STEPS = 1 << 40
 MOST_GROUPS = 256
-MOST_SETS = 64
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]
 Callable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]

@@ -41,7 +41,7 @@ def transformers_model(
         task: One of `TASKS`; by default the class that the config names under `architectures`.
         lora: Arguments of `peft.LoraConfig`, such as r, lora_alpha, target_modules: only its adapters are
             trained.
-        attention: transformers' `attn_implementation`.
+        attention: transformers' `attn_implementation`; not one of the hub's, which is code.
         changes: Entries of the config that are to be different, such as dropout rates.
 
     Raises:
@@ -55,11 +55,13 @@ def transformers_model(
             "Hugging Face models need transformers on every node: pip install 'dmsc[hf]'"
         ) from None
     settings = dict(config) if isinstance(config, dict) else read_config(Path(config))
-    if "auto_map" in settings:
+    code = "the config names code of its own (auto_map)" if "auto_map" in settings | changes else ""
+    if "/" in str(attention):
+        code = f"attention: {attention} names code that would be downloaded"
+    if code:
         raise BadModel(
-            "the config names code of its own (auto_map), which is not run from there; put that code "
-            "into the job's "
-            "code and name a factory of your own"
+            f"{code}, which is not run from there; put that code into the job's code and name a factory of "
+            "your own"
         )
     family = settings.pop("model_type", None)
     architectures = settings.pop("architectures", None) or [None]

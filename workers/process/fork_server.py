@@ -34,7 +34,6 @@ import importlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -45,6 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bus.files.removal import remove_folder
 from bus.parent_death import end_with_parent
 from workers.process import prefork
 from workers.process.child_process import run_child
@@ -147,7 +147,7 @@ class ForkServer:
             self._reap()
         self._end_children()
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            remove_folder(self._scratch)
 
     def _end(self, *_: object) -> None:
         self._ending = True
@@ -209,7 +209,7 @@ class ForkServer:
         if lease is not None:
             lease.end()
         if self._scratch is not None and self._way is not ConfinementMethod.NONE:
-            shutil.rmtree(self._scratch / name, ignore_errors=True)
+            remove_folder(self._scratch / name)
 
     def _fork(self, order: dict[str, Any]) -> int:
         parent = os.getpid()

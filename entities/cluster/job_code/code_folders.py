@@ -8,13 +8,15 @@ agent that starts has no jobs, and begins with none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
-import shutil
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bus.files.removal import remove_folder
 from bus.logs import get_logger
 from entities.cluster.context import NodeContext
 from entities.cluster.model_tasks import Failure, read_result
@@ -29,6 +31,18 @@ AT_ONCE = 2
 """Most archives that are fetched at once; further ones wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """The fetch of an archive, from the place and with the credential of one of its jobs."""
+
+    job: str
+    task: asyncio.Task[Path | DmscError]
+
+    @property
+    def failed(self) -> bool:
+        return self.task.done() and (self.task.cancelled() or isinstance(self.task.result(), DmscError))
+
+
 class CodeFolders:
     """The folders of code below `ClusterConfig.code_root`."""
 
@@ -38,7 +52,7 @@ class CodeFolders:
         self._root = context.config.code_root
         self._numbers = itertools.count(1)
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._fetches: dict[str, asyncio.Task[Path | DmscError]] = {}
+        self._fetches: dict[str, _Fetch] = {}
         self._jobs: defaultdict[str, set[str]] = defaultdict(set)
 
     async def folder(self, job: str, spec: JobSpec) -> Path | None:
@@ -54,18 +68,22 @@ class CodeFolders:
         if digest is None or spec.code.url is None:
             raise BadModel("code: it was not uploaded: submit the job with a client that does so")
         self._jobs[digest].add(job)
-        fetch = self._fetches.get(digest)
-        if fetch is None or (fetch.done() and (fetch.cancelled() or isinstance(fetch.result(), DmscError))):
-            fetch = self._fetches[digest] = self._context.start_task(self._fetch(job, spec.code, digest))
-        try:
-            found = await asyncio.shield(fetch)
-        except asyncio.CancelledError:
-            if fetch.cancelled():
-                raise Unavailable(f"{self._config.sid} is ending, or the job has ended") from None
-            raise
-        if isinstance(found, DmscError):
-            raise found
-        return found
+        while True:
+            fetch = self._fetches.get(digest)
+            if fetch is None or fetch.failed:
+                task = self._context.start_task(self._fetch(job, spec.code, digest))
+                fetch = self._fetches[digest] = _Fetch(job, task)
+            try:
+                found = await asyncio.shield(fetch.task)
+            except asyncio.CancelledError:
+                if fetch.task.cancelled():
+                    raise Unavailable(f"{self._config.sid} is ending, or the job has ended") from None
+                raise
+            if not isinstance(found, DmscError):
+                return found
+            if fetch.job == job:
+                raise found
+            # another job's place and credential failed, which may have ended meanwhile: ours may not
 
     async def forget(self, job: str) -> None:
         """Remove the code that no other job on this node refers to."""
@@ -75,11 +93,14 @@ class CodeFolders:
                 continue
             del self._jobs[digest]
             fetch = self._fetches.pop(digest, None)
-            if fetch is not None and not fetch.done():
-                fetch.cancel()
-                await asyncio.wait({fetch})
+            if fetch is not None and not fetch.task.done():
+                fetch.task.cancel()
+                await asyncio.wait({fetch.task})
             if digest not in self._jobs:
-                await asyncio.to_thread(_remove, self._root / digest)
+                gone = self._root / f".gone-{next(self._numbers)}"
+                with contextlib.suppress(OSError):  # at once: the next job may fetch it again meanwhile
+                    (self._root / digest).rename(gone)
+                await asyncio.to_thread(_remove, gone)
 
     def drop_left_behind(self) -> None:
         """Remove all folders; called before the agent takes its first order."""
@@ -161,11 +182,5 @@ def _replace(fresh: Path, target: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder whose parts may be read-only; follows no link."""
-    if not os.path.lexists(folder):
-        return
-    for _, _, _, descriptor in os.fwalk(folder, follow_symlinks=False):
-        os.fchmod(descriptor, 0o755)
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(folder):
+    if not remove_folder(folder):
         log.warning("code not removed: remove the folder yourself", folder=str(folder))

@@ -47,7 +47,9 @@ class CodeOperations:
                 "code.folder: it is a folder of the client's: `dmsc train` and `dmsc.Client` upload it; "
                 "others store the archive with PUT /v1/code/SHA256 first, and name code.sha256"
             )
-        await may_bring(bearer, "code.run", digest or foreign, foreign or "code")
+        for resource, key in ((foreign, foreign), (digest, "code")):
+            if resource:
+                await may_bring(bearer, "code.run", resource, key)
         if spec.code is None:
             return spec
         info = await self.find(user, digest)

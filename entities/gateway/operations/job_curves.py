@@ -65,14 +65,20 @@ class CurveFold:
             self._step(_Point.of(sequence, event.at, event.result))
         elif event.kind == "validation" and event.validation_loss is not None:
             step = event.validation_step or 0
-            metrics = getattr(event, "metrics", {})
-            point = ValidationPoint(step=step, at=event.at, loss=event.validation_loss, metrics=metrics)
-            self._validations = [known for known in self._validations if known[1].step < step]
-            self._validations.append((sequence, point))
+            point = ValidationPoint(step=step, at=event.at, loss=event.validation_loss, metrics=event.metrics)
+            self._validate(sequence, point)
         elif event.kind in INTERRUPTIONS:
             step = self._points[-1].step if self._points else -1
             note = Interruption(at=event.at, step=step, kind=event.kind, text=event.text)
             self._interruptions.append((sequence, note))
+
+    def _validate(self, sequence: int, point: ValidationPoint) -> None:
+        known = self._validations
+        while known and known[-1][1].step >= point.step:
+            known.pop()
+        known.append((sequence, point))
+        if len(known) > self.kept_points:
+            self._validations = known[-1::-2][::-1]  # every second one, and the last
 
     def _step(self, point: _Point) -> None:
         step, points = point.step, self._points

@@ -26,9 +26,11 @@ USERS = {
     "olga": "operator",
     "vera": "viewer",
     "carl": "researcher",
+    "nils": "researcher",
 }
 RULES = """
   - {name: carl-brings-none, users: [carl], actions: ["code.*"], effect: deny}
+  - {name: nils-downloads-none, users: [nils], actions: [code.run], resources: ["*remote*"], effect: deny}
 """
 QUOTAS = """
 quotas:
@@ -71,6 +73,11 @@ async def test_to_bring_code_is_a_right_of_its_own(url: str, ruth: AsyncClient) 
         with pytest.raises(Refused, match=r"model\.args\.config\.trust_remote_code: rule carl-brings-none"):
             await carl.submit(remote)
     assert (await ruth.submit(remote)).spec.code is None
+    async with AsyncClient(url, token="nils") as nils:
+        await nils.upload_code(PACKED)
+        assert (await nils.submit(job())).spec.code is not None
+        with pytest.raises(Refused, match="nils-downloads-none denies"):
+            await nils.submit(job(model=remote["model"]))
     async with AsyncClient(url, token="olga") as olga:
         records = [entry.record for entry in await olga.latest_audit()]
     assert {("code.write", PACKED.sha256), ("code.run", "model.args.config.trust_remote_code")} <= {

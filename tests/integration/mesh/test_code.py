@@ -88,7 +88,7 @@ with Client(state=Path({state!r})) as client:
 def sent(mesh: Mesh, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two folders with equal names of modules and different content."""
     folders = {}
-    nodes = [*(mesh.state / "code").glob("*"), mesh.state / "code"]
+    nodes = [*(mesh.state / "stores" / "code").glob("*"), mesh.state / "stores" / "code"]
     for word, value in (("one", 0.01), ("two", 0.02)):
         folder = folders[word] = tmp_path_factory.mktemp("code") / word
         folder.mkdir()
@@ -126,7 +126,7 @@ def test_two_jobs_with_equal_names_run_their_own_code_side_by_side(mesh: Mesh, s
     alone = done(client, client.submit(spec_of(sent["one"])).job)
     assert hash_of(alone) == hashes[0]
     assert client.codes() == []
-    assert list((mesh.state / "code").glob("*/*")) == []
+    assert list((mesh.state / "stores" / "code").glob("*/*")) == []
 
 
 def test_equal_content_is_sent_once(

@@ -57,6 +57,12 @@ def lines(data: dict[str, Any]) -> list[str]:
             "data.validation.v.sample_tokens: 0 does not fit; give",
         ),
         ({"validation": {"v": {"colour": 1}}}, "data.validation.v.colour: unknown key"),
+        ({"validation": {"v": {"kind": []}}}, "data.validation.v.kind: "),
+        ({"mixture": [{}] * 1025}, "data.mixture: "),
+        (
+            {"kind": "factory", "factory": "a:b", "args": {"x": "A" * 3_000}, "mixture": [{}] * 1_000},
+            "data: its 1,000 parts would repeat 3,0",
+        ),
         (
             {"validation": {"v": {"kind": "table", "dtype": "uint8"}}},
             "data.validation.v: dtype is for kind tokens",

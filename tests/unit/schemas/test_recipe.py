@@ -227,5 +227,11 @@ def test_microbatches_of_a_validation_are_numbered_over_its_sets() -> None:
     for wrong in (-1, 5):
         with pytest.raises(ValueError, match="has no microbatch"):
             evaluation_microbatch(job, wrong)
+    for much in (
+        {"validation_microbatches": 1 << 20},
+        {"evaluation": {"sets": [{**sets[0], "microbatches": 1 << 20}, sets[1]]}},
+    ):
+        with pytest.raises(ValidationError, match="over its sets, at most 1,048,576"):
+            spec(training={"steps": 1, **much}, data=data)
     with pytest.raises(ValidationError, match="data has no set a; it has validation"):
         spec(training={"steps": 1, "evaluation": {"sets": sets}})

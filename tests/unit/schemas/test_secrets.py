@@ -65,6 +65,19 @@ def test_credentials_in_any_url_are_taken_out(url: str, place: str) -> None:
     assert take(recorded) == (recorded, {}), "a record may be submitted again"
 
 
+def test_what_a_mixture_says_once_for_all_its_parts_is_taken_out_of_it_too() -> None:
+    url = "https://ruth:hunter2@h/tokenizer.json"
+    parts = [{"source": f"part-{number}"} for number in range(100)]
+    recorded, made = take(spec(data={"kind": "text", "tokenizer": url, "mixture": parts}))
+    assert made == {"generated-1": url}, "once, though each part has it"
+    assert "hunter2" not in recorded.model_dump_json()
+    of_factory = {"kind": "factory", "factory": "a:b", "args": {"token": "hunter2"}, "mixture": [{}, {}]}
+    recorded, made = take(spec(data=of_factory))
+    assert made == {"generated-1": "hunter2"}
+    assert "hunter2" not in recorded.model_dump_json()
+    assert {part.args["token"] for part in recorded.data.mixture} == {"secret://ruth/generated-1"}
+
+
 def test_a_name_gets_its_owner_and_another_users_is_refused() -> None:
     recorded, made = take(job(source="secret://corpus/part-1", artifacts="secret://runs"))
     assert made == {}

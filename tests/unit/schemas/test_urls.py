@@ -46,6 +46,8 @@ def test_a_job_may_read(url: str) -> None:
         "http://169.254.169.254/latest",
         "s3://lab/setsandmore",
         "s3://lab/sets/../x",
+        "s3://lab/sets/%2e%2e/x",
+        "s3://lab/sets/a%2F..%2F..%2Fx",
         "s3://other/sets",
         "memory://x",
         "github://a:b@main/x",

@@ -21,6 +21,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from io import FileIO
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
 from bus.wire.secret_urls import hidden, resolved
@@ -90,8 +91,7 @@ def joined(path: str, name: str) -> str:
     Raises:
         BadData: the name leads out of it. Names come from indices of data, too.
     """
-    parts = name.split("/")
-    if ".." in parts or name.startswith("/") or "\0" in name or "\\" in name:
+    if ".." in unquote(name).split("/") or name.startswith("/") or "\0" in name or "\\" in name:
         raise BadData(f"{name!r} is not the name of a file below {hidden(path)}")
     return f"{path.rstrip('/')}/{name}" if name else path
 

@@ -148,6 +148,27 @@ def test_a_folder_of_more_files_than_a_cache_has_is_removed(tmp_path: Path) -> N
     assert limit(folder) == 100
 
 
+def test_folders_without_end_are_removed(tmp_path: Path) -> None:
+    caches = caches_of(tmp_path, 100, CacheBounds(most_files=50))
+    folder = opened(caches, "p", "mallory")
+    [kept] = fill(folder, 1)
+    here = os.getcwd()
+    try:
+        os.chdir(folder)
+        for _ in range(3_000):  # more than Python's own calls may be deep
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    assert caches.tend() >= FILE
+    assert kept.exists()
+    assert len(os.listdir(folder / "d")) == 1, "only what lies deeper than a cache's went"
+    for number in range(50):
+        (folder / f"empty-{number}").mkdir()
+    assert caches.tend() == 0
+    assert not folder.exists()
+
+
 def test_a_disk_that_fails_costs_only_the_cache(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     caches = caches_of(tmp_path / "cache", 3)

@@ -43,6 +43,23 @@ def test_what_nobody_wrote_to_for_long_goes_when_the_agent_starts(tmp_path: Path
     StoreFolders(tmp_path / "none").drop_left_behind()
 
 
+def test_folders_without_end_in_a_store_keep_no_agent_from_starting(tmp_path: Path) -> None:
+    stores = StoreFolders(tmp_path)
+    folder = written(stores, "old", "old-s0-r0", age_s=WEEK_S + 60)
+    here = os.getcwd()
+    try:
+        os.chdir(folder)
+        for _ in range(3_000):  # more than Python's own calls may be deep
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    stores.drop_left_behind()
+    assert folder.exists(), "it was written to just now"
+    stores.drop("old")
+    assert not folder.parent.exists()
+
+
 @pytest.mark.parametrize("age_s", [0.0, WEEK_S * 2])
 def test_kept_ones_stay(tmp_path: Path, age_s: float) -> None:
     stores = StoreFolders(tmp_path, keep=True)

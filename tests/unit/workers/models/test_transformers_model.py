@@ -89,6 +89,8 @@ def test_only_adapters_are_trained() -> None:
     [
         ({"config": {"hidden_size": 8}}, "has no model_type"),
         ({"config": {"model_type": "llama", "auto_map": {}}}, "names code of its own"),
+        ({"config": {"model_type": "llama"}, "auto_map": {}}, "names code of its own"),
+        ({"config": {"model_type": "llama"}, "attention": "some/kernel"}, "code that would be downloaded"),
         ({"config": {"model_type": "llama"}}, "names no class that transformers has"),
         ({"config": {"model_type": "llama"}, "task": "juggling"}, "task 'juggling' is not known"),
         ({"config": {"model_type": "lama"}, "task": "causal-lm"}, "transformers refuses this lama config"),

@@ -48,3 +48,8 @@ def test_a_long_curve_keeps_steps_that_every_job_keeps_and_the_last() -> None:
 def test_a_resumed_job_begins_late() -> None:
     assert folded([step_event(50)]).curve().first_kept == 50
     assert folded([]).curve().steps == ()
+
+
+def test_of_many_validations_every_second_stays_and_the_last() -> None:
+    curve = folded([validation(step, float(step)) for step in range(21)], kept_points=20).curve()
+    assert [point.step for point in curve.validations] == list(range(0, 21, 2))
