@@ -49,7 +49,7 @@ class LocalSteps:
         for stage in self._stages:
             stage.build()
         self._ranges = [
-            TiedStage(stage=stage, first_layer=first, last_layer=last, members=())
+            TiedStage(stage=stage, first_layer=first, last_layer=last, receivers=())
             for stage, (first, last) in enumerate(cut)
         ]
 
