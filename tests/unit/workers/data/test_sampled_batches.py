@@ -104,6 +104,8 @@ async def test_an_error_of_the_disk_or_of_the_code_is_none_of_the_samples(users:
     damaged = {"kind": "factory", "factory": "users_data:Damaged", "validation_fraction": 0}
     with pytest.raises(OSError, match="Input/output error"):
         epochs(await opened(damaged | {"args": {"error": "disk"}}), 5)
+    with pytest.raises(OSError, match="the server does not answer"):
+        epochs(await opened(damaged | {"args": {"error": "network"}}), 5)
     with pytest.raises(
         BadData, match=r"users_data:Damaged\[3\] failed: ValueError: no such label \(users_data"
     ):
@@ -129,6 +131,12 @@ async def test_users_collate_may_pad_what_differs(users: Path) -> None:
     assert source.batch("train", 0, 0)["x"].shape == (4, 6)
     with pytest.raises(BadData, match=r"data.collate users_data:short returned \[1\] float32 as inputs"):
         (await opened(ragged | {"collate": "users_data:short"})).batch("train", 0, 0)
+
+
+async def test_samples_that_hold_lists_of_tensors_have_one_digest(users: Path) -> None:
+    boxes = {"kind": "factory", "factory": "users_data:Boxes", "collate": "users_data:boxed"}
+    one, other = await opened(boxes), await opened(boxes)
+    assert one.digest == other.digest
 
 
 async def test_an_iterable_goes_through_a_spool(users: Path, capsys: pytest.CaptureFixture[str]) -> None:
