@@ -87,6 +87,9 @@ def padded(items):
     for row, item in zip(rows, items):
         row[: len(item["x"])] = item["x"]
     return {"x": rows, "y": torch.tensor([item["y"] for item in items])}
+def tight(items):
+    width = max(len(item["x"]) for item in items)
+    return {name: tensor[:, :width] if name == "x" else tensor for name, tensor in padded(items).items()}
 def boxed(items): return {"x": torch.stack([item["x"] for item in items])}
 def short(items): return torch.zeros(1)
 def jittered(row): return {**row, "x": row["x"] + torch.rand(3)}
