@@ -1,6 +1,6 @@
 """Models that no process may hold: trained by four instances, each with room for a part of the model's state.
 
-    python -m benchmarks.larger_than_a_node [--room 0.4] [--width 640] [--only declared,llama,shards] [--json]
+    python -m benchmarks.larger_than_a_node [--room 0.4] [--width 896] [--only declared,llama,shards] [--json]
 
 State: weights, AdamW's moments, and the sum of gradients, 20 bytes per parameter. A declared graph, a Llama
 from a config, and a Llama from three shards of safetensors are each trained by one instance that may hold
@@ -274,6 +274,6 @@ def lines(found: list[LargeModel]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    parser = command(__doc__, room=(0.4, "of the state, for each process"), width=640, steps=3)
+    parser = command(__doc__, room=(0.4, "of the state, for each process"), width=896, steps=3)
     parser.add_argument("--only", type=some_of(MODELS), default=MODELS, help="some models, with commas")
     bench(parser, measure, lines)

@@ -45,9 +45,12 @@ class GradientSum:
         parameters: The stage's trained parameters, whose order is used everywhere here.
         exact: True: int64 fixed point; False: fp32 in order of arrival.
         microbatches: M, the microbatches of a step. Each may use 2^62/M of the range, so that no sum wraps.
+        compiled: Whether the kernel adds, where there is one (ADR-0063); the bits are the same.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], exact: bool, microbatches: int) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], exact: bool, microbatches: int, *, compiled: bool = True
+    ) -> None:
         self._shapes = [parameter.shape for parameter in parameters]
         self._sizes = [parameter.numel() for parameter in parameters]
         self._exact = exact
@@ -61,7 +64,7 @@ class GradientSum:
         self._chunk = torch.empty(min(_CHUNK, total), dtype=torch.float32, device=device)
         self._words = torch.empty(self._chunk.numel(), dtype=torch.int64, device=device)
         self._on_host = device.type == "cpu"
-        self._kernel = kernel() if exact and self._on_host else None
+        self._kernel = kernel() if exact and compiled and self._on_host else None
         self._spare: Tensor | None = None
         self._members: set[int] = set()
 
@@ -228,13 +231,25 @@ class GradientSum:
         """`to_gradients` and `checksum`, in one pass where there is a kernel."""
         if self._kernel is None:
             return self.to_gradients(flat), self.checksum(flat)
-        mean, weights = torch.empty(flat.numel(), dtype=torch.float32), _weights(flat.device)
         divisor, factor = self._divisor()
-        products = [
-            self._kernel.finish(part, weights, own, divisor, factor)
-            for part, own in zip(flat.split(_FIXED_CHUNK), mean.split(_FIXED_CHUNK), strict=True)
-        ]
-        return self._shaped(mean), _combined(flat.numel(), products)
+        weights = _weights(flat.device)
+        products = [0] * -(-flat.numel() // _FIXED_CHUNK)
+        # One tensor each: they take the memory that the last microbatch's gradients have just left.
+        means = [torch.empty(shape, dtype=torch.float32) for shape in self._shapes]
+        begin = 0
+        for mean in means:
+            flat_mean, end = mean.view(-1), begin + mean.numel()
+            for first, last in _pieces(begin, end):
+                product = self._kernel.finish(
+                    flat[first:last],
+                    weights[first % _FIXED_CHUNK :],
+                    flat_mean[first - begin : last - begin],
+                    divisor,
+                    factor,
+                )
+                products[first // _FIXED_CHUNK] += product
+            begin = end
+        return means, _combined(flat.numel(), products)
 
     def to_gradients(self, flat: Tensor) -> list[Tensor]:
         """The mean gradient over the step's M microbatches, fp32, in the parameters' shapes."""
@@ -249,17 +264,14 @@ class GradientSum:
                 mean[begin : begin + _CHUNK].copy_(own)
         else:
             torch.div(flat, self._count, out=mean)
-        return self._shaped(mean)
+        return [
+            part.view(shape) for part, shape in zip(torch.split(mean, self._sizes), self._shapes, strict=True)
+        ]
 
     def _divisor(self) -> tuple[float, float]:
         """What a sum is divided by, and 1 / that if the product has the bits of the quotient; otherwise 0."""
         divisor = _SCALE * self._count  # exact in float64 for every M below 2^53
         return divisor, 1 / divisor if math.frexp(divisor)[0] == 0.5 else 0.0
-
-    def _shaped(self, mean: Tensor) -> list[Tensor]:
-        return [
-            part.view(shape) for part, shape in zip(torch.split(mean, self._sizes), self._shapes, strict=True)
-        ]
 
     def clear(self) -> None:
         """Forgets the step: with an empty set, the buffer's content is ignored."""
@@ -286,6 +298,14 @@ class GradientSum:
     def squared_norms(gradients: Sequence[Tensor]) -> tuple[float, ...]:
         """Each gradient's squared L2 norm in float64, independent of the cut into stages."""
         return tuple(sum(_squares(gradient.reshape(-1)), 0.0) for gradient in gradients)
+
+
+def _pieces(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of `begin` … `end`-1 that lie in one chunk of the checksum each."""
+    while begin < end:
+        last = min(end, begin - begin % _FIXED_CHUNK + _FIXED_CHUNK)
+        yield begin, last
+        begin = last
 
 
 def _combined(length: int, products: Iterable[int]) -> str:

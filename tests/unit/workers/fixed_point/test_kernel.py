@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from schemas.errors import GradientRefused
-from workers.compute import gradient_sum
 from workers.compute.gradient_sum import GradientSum
 from workers.fixed_point import kernel as kernel_module
 from workers.fixed_point.kernel import build, kernel
@@ -56,9 +55,12 @@ def awkward(generator: torch.Generator, size: int, kind: str) -> Tensor:
     return usual
 
 
-def outcome(addends: list[list[Tensor | None]], shapes: list[torch.Size], count: int) -> object:
+def outcome(
+    addends: list[list[Tensor | None]], shapes: list[torch.Size], count: int, *, compiled: bool
+) -> object:
     """All that a stage sees of its sum: refusals, the sum, means, checksum."""
-    total = GradientSum([torch.zeros(shape) for shape in shapes], exact=True, microbatches=count)
+    parameters = [torch.zeros(shape) for shape in shapes]
+    total = GradientSum(parameters, exact=True, microbatches=count, compiled=compiled)
     seen: list[object] = []
     for number, gradients in enumerate(addends):
         try:
@@ -72,7 +74,7 @@ def outcome(addends: list[list[Tensor | None]], shapes: list[torch.Size], count:
 
 
 @needs_compiler
-def test_every_sum_has_the_bits_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sum_has_the_bits_of_torch() -> None:
     assert build() == ""
     generator = torch.Generator().manual_seed(SEED)
     kinds = ("bits", "numbers", "ties", "usual", "strided", "repeated", "half", "transposed")
@@ -92,16 +94,23 @@ def test_every_sum_has_the_bits_of_torch(monkeypatch: pytest.MonkeyPatch) -> Non
                 ]
                 for own in addends
             ]
-            compiled = outcome(addends, shapes, count)
-            with monkeypatch.context() as patch:
-                patch.setattr(gradient_sum, "kernel", lambda: None)
-                assert compiled == outcome(addends, shapes, count), (SEED, size, kind, count)
+            found, expected = (outcome(addends, shapes, count, compiled=each) for each in (True, False))
+            assert found == expected, (SEED, size, kind, count)
 
 
 @needs_compiler
-def test_what_is_taken_back_leaves_nothing_where_all_kinds_of_numbers_were(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_means_and_checksum_do_not_depend_on_where_parameters_begin() -> None:
+    """The checksum has chunks of its own: of these parameters some begin, and some end, within one."""
+    assert build() == ""
+    shapes = [torch.Size(shape) for shape in ((70_001,), (3,), (0,), (2, 65_536), (1,))]
+    generator = torch.Generator().manual_seed(SEED)
+    gradients: list[Tensor | None] = [torch.randn(shape, generator=generator) for shape in shapes]
+    found, expected = (outcome([gradients], shapes, 3, compiled=each) for each in (True, False))
+    assert found == expected
+
+
+@needs_compiler
+def test_what_is_taken_back_leaves_nothing() -> None:
     """A microbatch is refused at its last number, when all others are in the sum already."""
     assert build() == ""
     generator = torch.Generator().manual_seed(SEED)
