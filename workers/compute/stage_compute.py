@@ -180,6 +180,7 @@ class StageCompute:
                     [gradient for _, gradient in pairs],
                     allow_unused=True,
                 )
+        results = [found.to_dense() if found is not None and found.is_sparse else found for found in results]
         own, twins = len(self.parameters), len(self.parameters) + len(self._twins)
         further = [(at, found) for (at, _), found in zip(self._twins, results[own:twins], strict=True)]
         self.sum.add(hop.microbatch, [*results[:own], *hop.statistics], further)
