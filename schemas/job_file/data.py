@@ -228,6 +228,11 @@ class DataSpec(SourceSpec):
         return self.mixture or (self,)
 
     @property
+    def counted(self) -> Literal["tokens", "samples"]:
+        """What a job's figures count."""
+        return "tokens" if all(part.kind in TOKEN_KINDS for part in self.parts) else "samples"
+
+    @property
     def held_out(self) -> float:
         """The fraction of each source that is held out."""
         return 0.0 if self.validation else self.validation_fraction

@@ -38,7 +38,9 @@ class ModelSpec(Part):
     args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
     loss: str = "cross_entropy"
     inputs: Annotated[dict[str, str], HOLDS_USER_VALUES] = Field(
-        {}, description="parameter of the model's forward pass → the name in the batch that it takes"
+        {},
+        description="parameter of the model's forward pass → the name in the batch that it takes; `*`: the "
+        "whole batch, as a dictionary",
     )
     freeze: tuple[str, ...] = Field(
         (), max_length=256, description="patterns of names of parameters that are not trained"
