@@ -57,6 +57,9 @@ UserCallable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), 
 SampleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,119}$")]
 """A name of a batch: a parameter of the model's forward, or of the loss."""
 
+Shape = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(max_length=16)]
+"""Sizes of a tensor's dimensions, without that of the samples."""
+
 Dtype = Literal[
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
 ]
@@ -166,6 +169,11 @@ class DataSpec(SourceSpec):
     collate: UserCallable | None = Field(
         None, description="makes a batch of a list of samples; by default they are stacked"
     )
+    largest: dict[SampleName, Shape] = Field(
+        {},
+        description="name of a batch whose shape varies by microbatch → the largest it may have in each "
+        "dimension behind the first; memory is measured with it",
+    )
     on_unreadable: Literal["replace", "stop"] = Field(
         "replace", description="what becomes of a sample that its bytes make unreadable"
     )
@@ -218,6 +226,11 @@ class DataSpec(SourceSpec):
     def parts(self) -> tuple[SourceSpec, ...]:
         """The sources that are trained on."""
         return self.mixture or (self,)
+
+    @property
+    def counted(self) -> Literal["tokens", "samples"]:
+        """What a job's figures count."""
+        return "tokens" if all(part.kind in TOKEN_KINDS for part in self.parts) else "samples"
 
     @property
     def held_out(self) -> float:

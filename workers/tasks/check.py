@@ -77,7 +77,7 @@ class LocalCheck:
         self._show_batch(data.batch("train", 0, 0))
         self._begin("building and measuring the model")
         topology = analyse("check", spec, data, _HERE, _HERE, order["device"])
-        spec = with_steps(spec, samples_of(spec, topology))
+        spec = with_steps(spec, samples_of(spec, topology.epoch_samples, topology.data_tokens))
         self._report({"topology": topology.model_dump(mode="json")})
 
         def batch_of(step: int, microbatch: int) -> Batch:
