@@ -37,7 +37,7 @@ FEW_FILES = 256
 
 @dataclass
 class Up:
-    """`dmsc up` in the foreground, in its own folder: as a user starts it, who may open few files; or `warm`."""
+    """`dmsc up` in its own folder: as a user starts it, who may open few files; or `warm`."""
 
     state: Path
     warm: bool = False
