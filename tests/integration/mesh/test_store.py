@@ -45,7 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def slow_job(name: str) -> JobSpec:
-    job = tiny_job(name, training={"steps": 40, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 2})
+    job = tiny_job(name, training={"steps": 40, "checkpoint_every": 5}, parallel={"stages": 2, "replicas": 1})
     return padded(job, pad_ms=20.0)
 
 
