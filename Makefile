@@ -87,8 +87,9 @@ format: setup-dev ## ruff: mend what can be mended
 	@$(VENV)/ruff format .
 
 .PHONY: docs
-docs: setup ## rewrite the part of docs/ that is derived from the table of subjects
+docs: setup ## rewrite what docs/ derive from the code: the table of subjects, job files and their JSON Schema
 	@$(VENV)/python scripts/generate_protocol.py
+	@$(VENV)/python scripts/generate_job_file.py
 
 .PHONY: structure
 structure: setup ## files, imports, levels and rooms of each package; ARGS="--pairs entities.orchestrator"

@@ -50,12 +50,18 @@ class TrainingSpec(Part):
         ge=1, le=MOST_STEPS, description="the most steps; `until` may give them, or end sooner"
     )
     until: UntilSpec | None = None
-    microbatches: int = Field(8, ge=1, le=4096)
-    microbatch_samples: int = Field(4, ge=1, le=1 << 20)
+    microbatches: int = Field(8, ge=1, le=4096, description="microbatches of a step")
+    microbatch_samples: int = Field(4, ge=1, le=1 << 20, description="samples of a microbatch")
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     ema: AverageSpec | None = None
-    clip_norm: float | None = Field(1.0, gt=0, le=1e12, allow_inf_nan=False)
+    clip_norm: float | None = Field(
+        1.0,
+        gt=0,
+        le=1e12,
+        allow_inf_nan=False,
+        description="most norm of the whole gradient; null: it is not clipped",
+    )
     clip_value: float | None = Field(
         None,
         gt=0,
@@ -63,8 +69,8 @@ class TrainingSpec(Part):
         allow_inf_nan=False,
         description="most of each gradient's absolute value, after clip_norm",
     )
-    precision: Literal["fp32", "bf16"] = "fp32"
-    seed: int = Field(0, ge=0, lt=1 << 63)
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward and backward passes")
+    seed: int = Field(0, ge=0, lt=1 << 63, description="of initial weights, order of samples and dropout")
     compute_threads: int = Field(1, ge=1, le=1024, description="part of the job: it changes bits (DESIGN §5)")
     recompute: tuple[str, ...] = Field(
         (),
@@ -83,7 +89,9 @@ class TrainingSpec(Part):
     validate_every: int = Field(
         0, ge=0, le=MOST_STEPS, description="steps between validations; 0: only at the end"
     )
-    validation_microbatches: int = Field(2, ge=0, le=1 << 20)
+    validation_microbatches: int = Field(
+        2, ge=0, le=1 << 20, description="microbatches of each evaluation set in a validation; 0: none"
+    )
     evaluation: ValidationSpec = ValidationSpec()
     asynchronous: Synchronous = Field(False, description="refused: weights would depend on who was fast")
     checkpoint_every: Annotated[

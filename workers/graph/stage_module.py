@@ -2,8 +2,8 @@
 last.
 
 The cut changes no bit of the result: each layer draws its randomness from (seed, step, microbatch, layer),
-whichever stage runs it and however often; tensors between layers are contiguous; and forks add gradients in
-one order.
+whichever stage runs it and however often; tensors between layers are contiguous, and so are their gradients;
+and forks add gradients in one order.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ class StageModule(nn.Module):
                     made = self._run_again(index, layer, own, device, step, microbatch)
                 else:
                     made = self._run_layer(index, layer, own, device)
+                _have_contiguous_gradients(made.values())
                 for name in part.finished(index):
                     known.pop(name, None)
                 known |= made
@@ -344,6 +345,14 @@ def _keeps_averages(module: nn.Module) -> bool:
 
 def _contiguous(value: Value) -> Value:
     return value.contiguous() if isinstance(value, Tensor) else value
+
+
+def _have_contiguous_gradients(values: Iterable[Value]) -> None:
+    """As at a cut, which sends them so: kernels go by strides, and may add in another order for others."""
+    for value in values:
+        for tensor in _tensors(value):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(Tensor.contiguous)
 
 
 def _tensors(value: Value) -> tuple[Tensor, ...]:

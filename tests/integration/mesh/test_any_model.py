@@ -17,7 +17,7 @@ from tests.builders.byte_windows import batch, open_local_dataset
 from tests.integration.mesh.conftest import Mesh, done, losses, tiny_job, until_step
 from tests.integration.mesh.user_models import forked
 
-STEPS, KILL_AT = 12, 3
+STEPS, KILL_AT = 8, 2
 
 
 def job(name: str, factory: str, loss: str, stages: int = 1, replicas: int = 1, **args: Any) -> JobSpec:
