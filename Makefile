@@ -39,6 +39,10 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --replicas 4 --kills 10"
 	@$(VENV)/python -m benchmarks.examples $(ARGS)
 
+.PHONY: large
+large: setup ## models that no process may hold, by four instances with room for 0.4 of the state; ARGS="--only llama"
+	@$(VENV)/python -m benchmarks.larger_than_a_node $(ARGS)
+
 .PHONY: soak-edges
 soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on
 	@$(VENV)/python -m benchmarks.soak_edges $(ARGS)
@@ -119,6 +123,10 @@ bench-training: setup ## steps against torch's pipeline and DDP
 .PHONY: bench-data
 bench-data: setup ## samples/s and memory from file to tensor, beside DataLoader, StatefulDataLoader, MosaicML Streaming
 	@$(VENV)/python -m benchmarks.data $(ARGS)
+
+.PHONY: bench-sums
+bench-sums: setup ## nanoseconds per parameter of exact sums: by the kernel, by torch, beside float sums
+	@$(VENV)/python -m benchmarks.exact_sums $(ARGS)
 
 .PHONY: bench-step-cost
 bench-step-cost: setup ## CPU milliseconds, page faults and wake-ups per training step, by process

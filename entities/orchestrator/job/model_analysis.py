@@ -11,6 +11,8 @@ from entities.orchestrator.job_state.job_secrets import secrets_for
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest
+from schemas.limits import SLOWEST_BYTES_PER_S
+from schemas.memory_estimate import largest_room, shown
 from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
@@ -82,6 +84,11 @@ class ModelAnalysis:
         agents = self._agents()
         if not agents:
             return ""
+        room = largest_room([self._job.mesh.nodes[agents[0]]])
+        if room and manifest.bytes > room:  # it is written by one process, which holds the whole model
+            text = f"the weights have {shown(manifest.bytes)}, and {agents[0]} has {shown(room)}"
+            log.warning("no sample", job=self._job.name, reason=text)
+            return ""
         try:
             order = WriteSample(
                 job=self._job.name,
@@ -99,7 +106,8 @@ class ModelAnalysis:
                 agent=agents[0],
                 seal_to=key,
             )
-            async with self._job.bus.pulse.timeout(self._times.sample_s):
+            reading_s = manifest.bytes / SLOWEST_BYTES_PER_S
+            async with self._job.bus.pulse.timeout(self._times.sample_s + reading_s):
                 return await self._sample
         except (DmscError, TimeoutError) as error:
             log.warning("no sample", job=self._job.name, reason=str(error) or "timed out")
