@@ -159,6 +159,15 @@ class ModelGraph:
         return {id(weight): name for name, weight in [*model.named_parameters(), *model.named_buffers()]}
 
     @cached_property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """First name of a parameter that has several → its other names."""
+        found: dict[str, list[str]] = {}
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            if (first := self.names[id(weight)]) != name:
+                found.setdefault(first, []).append(name)
+        return {first: tuple(others) for first, others in found.items()}
+
+    @cached_property
     def users(self) -> dict[str, tuple[int, ...]]:
         """Name of a parameter → the layers that use it."""
         found: dict[str, list[int]] = {}

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from schemas.errors import BadModel
 from schemas.job_file.model import ModelSpec
 from schemas.weights_digest import BESIDE
-from workers.models.hugging_face import read_config
+from workers.models.hugging_face import found_config, read_config
 from workers.models.transformers_model import TASKS
 
 CAUSAL_LM = "workers.models.hugging_face:causal_lm"
@@ -84,7 +83,7 @@ def folder_files(spec: ModelSpec) -> dict[str, bytes]:
         return {}
     files = {"config.json": _config_json(spec)}
     config = spec.args.get("config")
-    folder = Path(config) if isinstance(config, str) else None
+    folder = found_config(config) if isinstance(config, str) else None
     if folder is not None and not folder.is_dir():
         folder = folder.parent
     if folder is not None:
@@ -97,7 +96,7 @@ def folder_files(spec: ModelSpec) -> dict[str, bytes]:
 
 def _config(spec: ModelSpec) -> dict[str, Any]:
     config = spec.args.get("config")
-    return dict(config) if isinstance(config, dict) else read_config(Path(str(config)))
+    return dict(config) if isinstance(config, dict) else read_config(str(config))
 
 
 def _config_json(spec: ModelSpec) -> bytes:

@@ -8,7 +8,6 @@ computes what transformers computes, and may be cut between any two blocks. It n
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -54,7 +53,7 @@ def transformers_model(
         raise BadModel(
             "Hugging Face models need transformers on every node: pip install 'dmsc[hf]'"
         ) from None
-    settings = dict(config) if isinstance(config, dict) else read_config(Path(config))
+    settings = dict(config) if isinstance(config, dict) else read_config(config)
     code = "the config names code of its own (auto_map)" if "auto_map" in settings | changes else ""
     if "/" in str(attention):
         code = f"attention: {attention} names code that would be downloaded"
