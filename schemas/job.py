@@ -127,7 +127,10 @@ class JobSpec(Part):
     @model_validator(mode="after")
     def _one_beginning(self) -> JobSpec:
         if self.initial_weights is not None and self.resume_from is not None:
-            raise ValueError("initial_weights and resume_from exclude each other: name one of them")
+            raise ValueError(
+                "initial_weights and resume_from exclude each other: a checkpoint has the weights, so "
+                "leave initial_weights out (--set initial_weights=null)"
+            )
         return self
 
 

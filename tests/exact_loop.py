@@ -17,11 +17,11 @@ from torch import Tensor
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
+from tests.builders.byte_windows import batch, open_local_dataset
 from tests.builders.graph_parts import loss_of
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
-from workers.data.kinds.byte_windows import batch, open_local_dataset
 from workers.graph.stage_module import slice_stage
 from workers.state.safetensors_files import describe_tensor
 from workers.state.weights import weight_tensors

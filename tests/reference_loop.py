@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
+from tests.builders.byte_windows import batch, open_local_dataset
 from tests.builders.graph_parts import layers_of
 from workers.compute.model import build
-from workers.data.kinds.byte_windows import batch, open_local_dataset
 from workers.graph.randomness import layer_seed
 
 

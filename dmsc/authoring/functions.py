@@ -279,7 +279,7 @@ def _classes(lines: list[str], name: str) -> Iterator[str]:
         return
     for found in body:
         if isinstance(found, ast.ClassDef) and found.name == name:
-            first = min(part.lineno for part in (found, *found.decorator_list))
+            first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
             yield "".join(lines[first - 1 : found.end_lineno])
 
 

@@ -42,7 +42,8 @@ class CodeCalls:
         """Submit a job. Its archive may go with another job's end meanwhile; then it is sent once more."""
         if (document.get("code") or {}).get("folder") is not None:
             code = CodeSpec.model_validate(document["code"])
-            packed = packed or await asyncio.to_thread(pack_folder, code)
+            if packed is None:
+                packed = await asyncio.to_thread(pack_folder, code)
             document = {**document, "code": packed.as_spec(code).model_dump(mode="json")}
         return await self._submit_packed(document, packed, key)
 

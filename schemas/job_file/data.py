@@ -57,6 +57,9 @@ UserCallable = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"), 
 SampleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,119}$")]
 """A name of a batch: a parameter of the model's forward, or of the loss."""
 
+Shape = Annotated[tuple[Annotated[int, Field(ge=1, le=1 << 40)], ...], Field(max_length=16)]
+"""Sizes of a tensor's dimensions, without that of the samples."""
+
 Dtype = Literal[
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
 ]
@@ -165,6 +168,11 @@ class DataSpec(SourceSpec):
     )
     collate: UserCallable | None = Field(
         None, description="makes a batch of a list of samples; by default they are stacked"
+    )
+    largest: dict[SampleName, Shape] = Field(
+        {},
+        description="name of a batch whose shape varies by microbatch → the largest it may have in each "
+        "dimension behind the first; memory is measured with it",
     )
     on_unreadable: Literal["replace", "stop"] = Field(
         "replace", description="what becomes of a sample that its bytes make unreadable"

@@ -11,7 +11,8 @@ from typing import Any
 
 
 class RangeServer:
-    """Files by path. `failures` answers are 503 first; `ranges` False: it answers with whole files."""
+    """Files by path. `failures` answers are 503 first; `ranges` False: it answers with whole files; `etags`
+    False: it tells no state of a file."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -19,6 +20,7 @@ class RangeServer:
         self.sent_bytes = 0
         self.failures = 0
         self.ranges = True
+        self.etags = True
         self.gate = threading.Event()
         self.gate.set()
         self.url = ""
@@ -40,9 +42,9 @@ class RangeServer:
         if fails or data is None:
             request.send_error(503 if fails else 404)
             return
-        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        state = {"ETag": f'"{hashlib.md5(data).hexdigest()}"'} if self.etags else {}
         if not self.ranges or not span:
-            self._send(request, 200, data, {"ETag": etag})
+            self._send(request, 200, data, state)
             return
         first, last = (int(number) for number in span.removeprefix("bytes=").split("-"))
         if first >= len(data):
@@ -50,7 +52,7 @@ class RangeServer:
             return
         part = data[first : last + 1]
         where = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
-        self._send(request, 206, part, {"ETag": etag, "Content-Range": where})
+        self._send(request, 206, part, {**state, "Content-Range": where})
 
     def _send(
         self, request: BaseHTTPRequestHandler, status: int, data: bytes, headers: dict[str, str]

@@ -54,6 +54,7 @@ class Profiler:
             )
             for index in range(len(graph))
         ]
+        self._shared = [_shared(graph, index) for index in range(len(graph))]
         for layer in self._layers:
             layer.train()
             if not _is_empty(layer):
@@ -117,11 +118,7 @@ class Profiler:
             parameters=sum(weight.numel() for weight in parameters),
             parameter_bytes=sum(weight.nbytes for weight in parameters),
             frozen=sum(weight.numel() for weight in parameters if not weight.requires_grad),
-            shared={
-                name: weight.numel()
-                for name, weight in ((self._graph.names[id(weight)], weight) for weight in parameters)
-                if weight.requires_grad and len(self._graph.users[name]) > 1
-            },
+            shared=self._shared[index],
             forward_ms=(backward_began - forward_began) * 1e3,
             backward_ms=(ended - backward_began) * 1e3,
             activation_bytes=saved.total if saved else 0,
@@ -247,6 +244,14 @@ class _SavedBytes:
             self._counted.add(storage.data_ptr())
             self.total += storage.nbytes()
         return tensor
+
+
+def _shared(graph: ModelGraph, index: int) -> dict[str, int]:
+    """Name → elements of the trained parameters of a layer that others use, too."""
+    named = ((graph.names[id(weight)], weight) for weight in graph.parameters(index).values())
+    return {
+        name: weight.numel() for name, weight in named if weight.requires_grad and len(graph.users[name]) > 1
+    }
 
 
 def _saved_buffers(layer: nn.Module) -> dict[str, Tensor]:

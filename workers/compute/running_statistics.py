@@ -1,9 +1,8 @@
 """Running statistics of normalising layers, whoever computes which microbatch.
 
 A plain loop over the microbatches of a step, in order, leaves r ← (1−m)·r + m·s after each. So after all M of
-them
-r is (1−m)^M·r plus the sum of m·(1−m)^(M−1−i)·s of microbatch i. Each term needs nothing but its microbatch:
-they are summed in fixed point beside the gradients, and applied when the step is.
+them r is (1−m)^M·r plus the sum of m·(1−m)^(M−1−i)·s of microbatch i. Each term needs nothing but its
+microbatch: they are summed in fixed point beside the gradients, and applied when the step is.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ class RunningStatistics:
     def __init__(self, module: nn.Module, microbatches: int) -> None:
         self._microbatches = microbatches
         self._norms = [part for part in module.modules() if keeps_statistics(part)]
-        self._scratch = [
-            {name: torch.zeros_like(buffer) for name, buffer in norm._buffers.items() if buffer is not None}
-            for norm in self._norms
-        ]
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -48,15 +43,17 @@ class RunningStatistics:
         Layers do not read their averages in training, so that what they compute is the same.
         """
         own = [dict(norm._buffers) for norm in self._norms]
-        for norm, scratch in zip(self._norms, self._scratch, strict=True):
-            for buffer in scratch.values():
-                buffer.zero_()
-            norm._buffers.update(scratch)
+        for (
+            norm
+        ) in self._norms:  # each microbatch its own: autograd keeps those of a forward for its backward
+            norm._buffers.update(
+                {name: torch.zeros_like(kept) for name, kept in norm._buffers.items() if kept is not None}
+            )
         try:
             yield
             later = self._microbatches - 1 - microbatch
-            for norm, scratch in zip(self._norms, self._scratch, strict=True):
-                found += [scratch[name] * _decay(norm) ** later for name in _AVERAGES]
+            for norm in self._norms:
+                found += [cast(Tensor, norm._buffers[name]) * _decay(norm) ** later for name in _AVERAGES]
         finally:
             for norm, buffers in zip(self._norms, own, strict=True):
                 norm._buffers.update(buffers)

@@ -173,12 +173,13 @@ class StageCompute:
         inputs = [*self.parameters, *(twin for _, twin in self._twins), *carried]
         results: Sequence[Tensor | None] = [None] * len(inputs)
         if pairs and inputs:
-            results = torch.autograd.grad(
-                [output for output, _ in pairs],
-                inputs,
-                [gradient for _, gradient in pairs],
-                allow_unused=True,
-            )
+            with self._statistics.apart(hop.microbatch, []):  # layers that recompute run once more
+                results = torch.autograd.grad(
+                    [output for output, _ in pairs],
+                    inputs,
+                    [gradient for _, gradient in pairs],
+                    allow_unused=True,
+                )
         own, twins = len(self.parameters), len(self.parameters) + len(self._twins)
         further = [(at, found) for (at, _), found in zip(self._twins, results[own:twins], strict=True)]
         self.sum.add(hop.microbatch, [*results[:own], *hop.statistics], further)

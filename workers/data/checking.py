@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -43,6 +44,41 @@ def checked_batch(source: BatchSource, evaluation_sets: Iterable[Split] = ()) ->
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8) if tensor.ndim else tensor
+
+
+def check_shapes(batch: Batch, largest: Mapping[str, Sequence[int]]) -> None:
+    """Refuses a batch that is larger than memory was measured for.
+
+    Args:
+        batch: What was made.
+        largest: The section's `data.largest`.
+
+    Raises:
+        BadData: A name is not in the batch, or a tensor has other dimensions or a larger one.
+    """
+    for name, sizes in largest.items():
+        if name not in batch:
+            raise BadData(f"data.largest: there is no {name} in a batch; there are {', '.join(batch)}")
+        shape = batch[name].shape[1:]
+        if len(shape) != len(sizes) or any(map(operator.gt, shape, sizes)):
+            raise BadData(
+                f"data: {name} of a microbatch is {list(shape)} for each sample, and data.largest says "
+                f"{list(sizes)}; collate to at most that, or say more"
+            )
+
+
+def largest_batch(batch: Batch, largest: Mapping[str, Sequence[int]]) -> Batch:
+    """The batch with its own values repeated up to the largest shape of each name: what has to have room."""
+    return {name: _repeated(tensor, largest.get(name, tensor.shape[1:])) for name, tensor in batch.items()}
+
+
+def _repeated(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    for dimension, size in enumerate(sizes, 1):
+        if (here := tensor.shape[dimension]) != size:
+            if not here:
+                raise BadData("data: the first batch has an empty dimension, so that its memory is unknown")
+            tensor = tensor.index_select(dimension, torch.arange(size) % here)
+    return tensor
 
 
 def describe_batch(batch: Batch) -> str:

@@ -15,6 +15,7 @@ from schemas.errors import BadData
 from schemas.job import JobSpec
 from schemas.job_file.data import DataKind, DataSpec, SourceSpec
 from workers.data.batches import Batch, BatchSource, SourceAccount, Split
+from workers.data.checking import check_shapes
 from workers.data.collating import users_collate
 from workers.data.interleaving import exact_weights
 from workers.data.kinds.byte_windows import rest_of
@@ -50,10 +51,17 @@ class JobData:
     Args:
         splits: By name, `train` among them.
         closing: Closed at the end.
+        largest: Name → the largest shape of a sample, for those that may vary.
     """
 
-    def __init__(self, splits: Mapping[Split, BatchSource], closing: ExitStack) -> None:
+    def __init__(
+        self,
+        splits: Mapping[Split, BatchSource],
+        closing: ExitStack,
+        largest: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self._splits = dict(splits)
+        self._largest = largest or {}
         self._closing = closing
         self._train = splits["train"]
         self._sources = sources = tuple({id(source): source for source in splits.values()}.values())
@@ -66,7 +74,9 @@ class JobData:
         return self._train.names
 
     def batch(self, split: Split, step: int, microbatch: int) -> Batch:
-        return self._of(split).batch(split, step, microbatch)
+        batch = self._of(split).batch(split, step, microbatch)
+        check_shapes(batch, self._largest)
+        return batch
 
     def expect(self, split: Split, step: int, microbatch: int) -> None:
         self._of(split).expect(split, step, microbatch)
@@ -107,7 +117,7 @@ async def open_source(spec: JobSpec, bus: Bus | None) -> BatchSource:
         fetched = await fetch_uploads(spec.data.urls(), bus, spool)
         opener = _Opener(spec, spool, fetched, stack)
         splits = await asyncio.to_thread(opener.splits)
-        return JobData(splits, stack.pop_all())
+        return JobData(splits, stack.pop_all(), spec.data.largest)
 
 
 def open_samples(spec: SourceSpec, opening: Opening) -> Samples:

@@ -11,17 +11,20 @@ from workers.data.batches import Batch, BatchSource, Split
 class Prefetcher:
     """Makes expected batches ahead, on one thread.
 
-    At most `capacity` are kept ready. Batches are needed in the order in which they are expected, so one that
-    finds all places taken is made when it is needed.
+    At most `capacity` are kept ready, and about `most_bytes`. Batches are needed in the order in which they
+    are expected, so one that finds all places taken is made when it is needed.
 
     Args:
         source: What makes the batches. It is closed with the prefetcher.
         capacity: Batches kept ready, each of which lies in memory.
+        most_bytes: Of all of them, if each is as large as the largest so far; one is kept in any case.
     """
 
-    def __init__(self, source: BatchSource, *, capacity: int = 64) -> None:
+    def __init__(self, source: BatchSource, *, capacity: int = 64, most_bytes: int = 1 << 30) -> None:
         self._source = source
         self._capacity = capacity
+        self._most_bytes = most_bytes
+        self._batch_bytes = 1
         self._ahead: dict[tuple[Split, int, int], Future[Batch]] = {}
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -31,22 +34,29 @@ class Prefetcher:
         key = (split, step, microbatch)
         if key in self._ahead:
             return
-        if len(self._ahead) >= self._capacity:
-            self._drop_before(step - 1)
-        if len(self._ahead) < self._capacity:
+        capacity = min(self._capacity, max(1, self._most_bytes // self._batch_bytes))
+        if len(self._ahead) >= capacity:
+            self._drop_others(step)
+        if len(self._ahead) < capacity:
             self._source.expect(*key)
             self._ahead[key] = self._thread.submit(self._source.batch, *key)
 
-    def _drop_before(self, step: int) -> None:
-        """Drops batches of past steps, which were dispatched to other instances, to free their places."""
-        for key in [key for key in self._ahead if key[1] < step]:
+    def _drop_others(self, step: int) -> None:
+        """Frees the places of batches that nobody asks for.
+
+        Those of past steps went to other instances; later ones were expected before the job went back to a
+        checkpoint.
+        """
+        for key in [key for key in self._ahead if abs(key[1] - step) > 1]:
             self._ahead.pop(key).cancel()
 
     async def get(self, split: Split, step: int, microbatch: int) -> Batch:
         """The batch, made ahead or now."""
         key = (split, step, microbatch)
         future = self._ahead.pop(key, None) or self._thread.submit(self._source.batch, *key)
-        return await asyncio.wrap_future(future)
+        batch = await asyncio.wrap_future(future)
+        self._batch_bytes = max(self._batch_bytes, sum(tensor.nbytes for tensor in batch.values()))
+        return batch
 
     @property
     def waiting(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
 import sysconfig
@@ -16,15 +17,13 @@ from bus.wire.secret_urls import hidden
 from schemas.errors import BadData, BadInput, NotFound
 from schemas.urls import STDLIB
 from workers.data.storage.node_cache import open_file
+from workers.data.storage.sources import EDGE_BYTES, edge_bytes, marks
 
 _NOT_SOURCE = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "_bundled", "pydoc_data"}
 )
 """Folders of the standard library that are left out: installed packages, tests, bundled wheels and a
 generated table. About 12 MB of readable source remain."""
-
-EDGE_BYTES = 1 << 16
-"""Bytes at either end of a local file that go into its digest, beside its name and size."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class SourceFile:
     Attributes:
         name: Its path within the source: the same on every node.
         size: Bytes.
-        version: The store's etag or the like; empty if it has none.
+        version: The store's ETag or the like (`MARKS`); empty if it has none.
         local: Where it lies, if that is on this machine.
     """
 
@@ -56,21 +55,22 @@ class SourceFile:
         with self.open() as file:
             return file.read(count)
 
-    def identity(self) -> str:
-        """What tells it from another: its ends, if it lies here, else its version."""
+    def identity(self, edge: int = EDGE_BYTES) -> str:
+        """What tells it from another: its ends, of so many bytes each, if it lies here, else its version."""
         if self.local is None:
             return f"{self.name} {self.size} {self.version}"
         with self.local.open("rb") as file:
-            ends = hashlib.sha256(file.read(EDGE_BYTES))
-            file.seek(max(EDGE_BYTES, self.size - EDGE_BYTES))
-            ends.update(file.read(EDGE_BYTES))
+            ends = hashlib.sha256(file.read(edge))
+            file.seek(max(edge, self.size - edge))
+            ends.update(file.read(edge))
         return f"{self.name} {self.size} {ends.hexdigest()}"
 
 
 def files_digest(files: Sequence[SourceFile], *more: object) -> str:
     """SHA-256 of what identifies the files, in their order, and of what else decides how they are read."""
     digest = hashlib.sha256()
-    for line in (*(file.identity() for file in files), *map(str, more)):
+    edge = edge_bytes(len(files))
+    for line in itertools.chain((file.identity(edge) for file in files), map(str, more)):
         digest.update(f"{line}\n".encode())
     return digest.hexdigest()
 
@@ -97,15 +97,13 @@ async def fetch_uploads(urls: Mapping[str, str], bus: Any, folder: Path) -> dict
         if not url.startswith(SCHEME) or url in fetched:
             continue
         upper, _, name = url.rpartition("/")
+        path = folder / f"upload-{len(fetched)}" / name
         try:
-            content = await open_artifacts(upper, bus).get_bytes(name)
+            await open_artifacts(upper, bus).get_file(name, path)
         except NotFound:
             raise BadData(f"{place} {url} is not on the bus; upload it at a gateway first") from None
         except BadInput as error:
             raise BadData(f"{place} {error.text}") from None
-        path = folder / f"upload-{len(fetched)}" / name
-        path.parent.mkdir()
-        path.write_bytes(content)
         fetched[url] = path
     return fetched
 
@@ -131,6 +129,8 @@ def list_files(
         return [SourceFile(path.name, path.stat().st_size, local=path)]
     if source.startswith(SCHEME):
         raise BadData(f"{key} {source} was not fetched: not connected to a bus")
+    from fsspec.implementations.local import LocalFileSystem  # most processes of the mesh open no files
+
     try:
         filesystem, path_text = open_filesystem(source)
     except BadInput as error:
@@ -144,12 +144,12 @@ def list_files(
         if not fitting:
             raise BadData(f"{key} {source}: no file ends with {' or '.join(endings)}")
         found = fitting
-    is_local = "file" in filesystem.protocol
+    is_local = isinstance(filesystem, LocalFileSystem)
     return [
         SourceFile(
             name.removeprefix(root).lstrip("/") or name.rpartition("/")[2],
             int(facts["size"] or 0),
-            "" if is_local else _version(facts),
+            "" if is_local else next(iter(marks(facts)), ""),
             Path(name) if is_local else None,
             filesystem,
             name,
@@ -172,11 +172,6 @@ def _found(filesystem: Any, path: str, source: str, key: str) -> tuple[dict[str,
     if filesystem.exists(path):
         return {path: filesystem.info(path)}, path.rpartition("/")[0]
     raise BadData(f"{key} {source} does not exist on this node; give a path or URL that every node can read")
-
-
-def _version(facts: Mapping[str, Any]) -> str:
-    names = ("ETag", "etag", "version_id", "checksum", "sha256", "LastModified")
-    return str(next((facts[name] for name in names if facts.get(name)), ""))
 
 
 def _hidden(path: str) -> bool:

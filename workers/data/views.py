@@ -75,6 +75,11 @@ class SampleView:
         assert self._gathers is not None
         return self._gathers.gather(places.tolist())
 
+    @property
+    def expects(self) -> bool:
+        """Whether `expect_at` does anything."""
+        return self._expects is not None
+
     def expect_at(self, places: Indices) -> None:
         if self._expects is not None:
             self._expects.expect(places.tolist())
@@ -143,10 +148,12 @@ def _split_blocks(
 ) -> tuple[SampleView, SampleView]:
     order = Permutation(len(blocks), *key, "held out")(np.arange(len(blocks), dtype=np.int64)).tolist()
     chosen: set[int] = set()
+    total = 0
     for block in order[:-1]:
-        if sum(blocks[each] for each in chosen) >= held:
+        if total >= held:
             break
         chosen.add(block)
+        total += blocks[block]
     parts = [[block for block in range(len(blocks)) if (block in chosen) is mine] for mine in (False, True)]
     kept, out = (_of_blocks(samples, blocks, part, name) for part in parts)
     return kept, out

@@ -25,6 +25,9 @@ class LinkConfig(GroupConfig):
     """A ping precedes the first two transfers, and a later one if the last ping is older than this."""
     ping_timeout_s: float = 10.0
     """Timeout of a ping: after it, another may be sent."""
+    waiting_alive_s: float = 1.0
+    """How often a prepare that waits for the sums of tied stages says so. Their members have deadlines of
+    their own, and a stage that was lost may take minutes to come back; meanwhile this one is not silent."""
     most: int = 64
     """Most links kept; each costs two threads and one socket."""
     target: str = "cpu"

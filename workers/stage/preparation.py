@@ -31,10 +31,6 @@ from workers.stage.stage_reduction import StageReduction
 from workers.stage.tied_sums import TiedSums
 from workers.telemetry.load import ComputeLoad
 
-WAITING_S = 1.0
-"""How often a prepare that waits for the sums of tied stages says so. Their members have deadlines of their
-own, and a stage that was lost may take minutes to come back; meanwhile this instance is not silent."""
-
 TiedChecksums = tuple[tuple[int, str], ...]
 
 
@@ -81,6 +77,7 @@ class Preparation:
         self.prepared: Prepared | None = None
         self._member = context.member
         self._stage = context.start.unit.stage
+        self._alive_s = context.links.waiting_alive_s
         self._thread = thread
         self._layers = layers
         self._load = load
@@ -181,7 +178,7 @@ class Preparation:
                 raise Conflict(f"prepare of step {order.step}/{order.attempt} was given up")
             self._news.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WAITING_S):
+                async with asyncio.timeout(self._alive_s):
                     await self._news.wait()
             request_progress.moved()
         return await self._thread.order(functools.partial(add_tied, reduced, self._stage, parts, came))

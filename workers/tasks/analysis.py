@@ -23,7 +23,7 @@ from workers.compute.layer_profile import Profiler
 from workers.compute.measured_loss import MeasuredLoss
 from workers.compute.model import build, check_trained, graph_of
 from workers.data.batches import Batch, BatchSource
-from workers.data.checking import checked_batch
+from workers.data.checking import checked_batch, largest_batch
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
@@ -104,7 +104,7 @@ def analyse(
     )  # a user's schedule is called with it
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
-    sample = checked_batch(data, spec.data.evaluation_sets)
+    sample = largest_batch(checked_batch(data, spec.data.evaluation_sets), spec.data.largest)
     outline = outline_model(spec.model, training.seed, sample)
     if outline.bytes <= WHOLE_BYTES:
         graph = build(spec.model, training.seed, sample)

@@ -80,7 +80,7 @@ class LocalCheck:
         if not (spec.weights_url or "").startswith((BUS, SECRET)):
             unmatched = asyncio.run(unmatched_weights(spec, data, None))
             topology = topology.model_copy(update={"unmatched_weights": unmatched})
-        spec = with_steps(spec, samples_of(spec, topology))
+        spec = with_steps(spec, samples_of(spec, topology.epoch_samples, topology.data_tokens))
         self._report({"topology": topology.model_dump(mode="json")})
 
         def batch_of(step: int, microbatch: int) -> Batch:

@@ -7,6 +7,7 @@ losses and bits are those of a mesh.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,6 +31,9 @@ Cut = Sequence[tuple[int, int]]
 BatchOf = Callable[[int, int], Batch]
 """From step and microbatch to the batch."""
 
+AT_ONCE = 2
+"""Microbatches in a stage between forward and backward pass, as in a mesh: one must not spoil the other."""
+
 _SELF = Member(sid="check", incarnation="local")
 
 
@@ -49,7 +53,7 @@ class LocalSteps:
         for stage in self._stages:
             stage.build()
         self._ranges = [
-            TiedStage(stage=stage, first_layer=first, last_layer=last, members=())
+            TiedStage(stage=stage, first_layer=first, last_layer=last, receivers=())
             for stage, (first, last) in enumerate(cut)
         ]
 
@@ -59,10 +63,13 @@ class LocalSteps:
         Raises:
             GradientRefused: loss or gradient is not finite, or can't be summed exactly.
         """
-        scored = [
-            self._microbatch(number, microbatch, batch_of(number, microbatch))
-            for microbatch in range(self._spec.training.microbatches)
-        ]
+        scored: list[tuple[float, float]] = []
+        running: deque[list[Hop]] = deque()
+        for microbatch in range(self._spec.training.microbatches):
+            running.append(self._forward(number, microbatch, batch_of(number, microbatch)))
+            if len(running) == AT_ONCE:
+                scored.append(self._backward(running.popleft()))
+        scored += map(self._backward, running)
         finished = [
             stage.finish_reduced(total) for stage, total in zip(self._stages, self._sums(), strict=True)
         ]
@@ -104,7 +111,7 @@ class LocalSteps:
             lines |= {name: describe_tensor(tensor) for name, tensor in weight_tensors(stage.module).items()}
         return weights_sha256(lines)
 
-    def _microbatch(self, step: int, microbatch: int, batch: Batch) -> tuple[float, float]:
+    def _forward(self, step: int, microbatch: int, batch: Batch) -> list[Hop]:
         hops = [
             Hop(step=step, microbatch=microbatch, attempt=0, evaluate=False, upstream=_SELF)
             for _ in self._stages
@@ -114,6 +121,10 @@ class LocalSteps:
             hop.inputs = tensors
             stage.forward(hop)
             tensors = hop.sent_forward
+        return hops
+
+    def _backward(self, hops: list[Hop]) -> tuple[float, float]:
+        """The microbatch's loss and its weight; the last stage's forward pass had its backward pass."""
         loss, weight = hops[-1].loss, hops[-1].weight
         for index in reversed(range(len(hops) - 1)):
             self._stages[index].backward(hops[index], hops[index + 1].sent_backward)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from schemas.job import JobRecord, JobSpec
 from schemas.learning_rate import learning_rate
+from tests.builders.byte_windows import batch, open_local_dataset
 from tests.integration.mesh.conftest import Mesh, done, losses, tiny_job, until_step
 from tests.integration.mesh.user_models import forked
-from workers.data.kinds.byte_windows import batch, open_local_dataset
 
 STEPS, KILL_AT = 12, 3
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from dmsc.client.client import Client
 from schemas.job import JobSpec, JobState
+from tests.builders.byte_windows import batch, open_local_dataset
 from tests.patience import PATIENCE_S
-from workers.data.kinds.byte_windows import batch, open_local_dataset
 
 SEED, MICROBATCHES, SAMPLE_TOKENS = 7, 2, 16
 

@@ -164,7 +164,10 @@ def test_an_argument_that_names_anothers_secret_is_ones_own_of_that_name() -> No
     [
         ({"a": {"b": ["secret://a b"]}}, r"model\.args\.a\.b\[0\]: secret://NAME names a secret of yours"),
         ({"password": "x" * 9_000}, r"model\.args\.password: longer than 8,192 characters"),
-        ({"token": ["x"] * 65}, "more than 64 secrets; `dmsc secret set` stores them by name"),
+        (
+            {"token": [f"x{number}" for number in range(65)]},
+            "more than 64 secrets; `dmsc secret set` stores them by name",
+        ),
     ],
 )
 def test_arguments_that_are_no_secrets_are_refused_with_their_place(args: Any, says: str) -> None:

@@ -1,52 +1,19 @@
-"""Kind `bytes`: the bytes of a source as tokens, in windows from anywhere."""
+"""Kind `bytes`: the bytes of a source as tokens, and how many of them are trained on."""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from bus.wire.secret_urls import hidden
 from schemas.errors import BadData
 from schemas.job_file.data import DataSpec, SourceSpec
-from workers.data.batches import Batch, Split
 from workers.data.kinds.file_formats import refuse_binary
-from workers.data.source_files import SourceFile, files_digest, list_files
-from workers.data.windows import TokenArray, draw_windows
-
-
-@dataclass(frozen=True)
-class ByteDataset:
-    """Bytes as tokens. The last `validation_fraction` is held out; nothing is shuffled or dropped."""
-
-    source: str
-    bytes: Tensor
-    train_tokens: int
-    digest: str = ""
-
-    def tokens(self, split: Split) -> Tensor:
-        """(tokens,) uint8; a view."""
-        return self.bytes[: self.train_tokens] if split == "train" else self.bytes[self.train_tokens :]
-
-    @property
-    def has_validation(self) -> bool:
-        return self.train_tokens < self.bytes.numel()
-
-
-def open_local_dataset(spec: DataSpec, fetched: Mapping[str, Path] = {}) -> ByteDataset:
-    """Reads the whole source into memory, or maps it if it is one local file. Blocks.
-
-    Raises:
-        BadData: The source is missing, empty, unreadable, or shorter than one sample and the byte after it.
-    """
-    files, content = read_bytes(spec, fetched, "data.source")
-    rest = rest_of(spec, content.size)
-    return ByteDataset(spec.source, torch.from_numpy(content), rest, files_digest(files))
+from workers.data.source_files import SourceFile, list_files
+from workers.data.windows import TokenArray
 
 
 def rest_of(spec: DataSpec, total: int) -> int:
@@ -96,27 +63,3 @@ def _content(files: Sequence[SourceFile]) -> TokenArray:
         with each.open() as file:
             content += file.read()
     return np.frombuffer(content, dtype=np.uint8)
-
-
-def batch(
-    dataset: ByteDataset,
-    split: Split,
-    seed: int,
-    step: int,
-    microbatch: int,
-    samples: int,
-    sample_tokens: int,
-) -> Batch:
-    """One microbatch of windows; see `draw_windows`.
-
-    Raises:
-        BadData: The split holds no whole sample.
-    """
-    tokens = dataset.tokens(split)
-    if tokens.numel() <= sample_tokens:
-        raise BadData(
-            f"data.source {dataset.source}: the {split} part holds no sample of {sample_tokens} tokens"
-        )
-    return draw_windows(
-        tokens.numpy(), split, seed, step, microbatch, samples=samples, sample_tokens=sample_tokens
-    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 import pickle
 import random
+import traceback
 import zlib
 from types import ModuleType
 from typing import Any
@@ -22,9 +24,18 @@ _BYTES = (EOFError, UnicodeDecodeError, json.JSONDecodeError, pickle.UnpicklingE
 def by_its_bytes(error: BaseException) -> bool:
     """Whether a decoder failed at what it read, not at reading: an image that is cut off, for instance.
 
-    Pillow raises OSError for both; only the system's errors have a number.
+    Pillow raises OSError for both, and so do the network's libraries, whose errors have no number either. So
+    only what Pillow itself raises counts: a node whose network fails must not train on another sample.
     """
-    return isinstance(error, _BYTES) or (isinstance(error, OSError) and error.errno is None)
+    if isinstance(error, OSError):
+        return isinstance(error, gzip.BadGzipFile) or (error.errno is None and _raiser(error) == "PIL")
+    return isinstance(error, _BYTES)
+
+
+def _raiser(error: BaseException) -> str:
+    """The package whose code raised it."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(names[-1]).partition(".")[0] if names else ""
 
 
 def library(name: str, kind: str, key: str) -> ModuleType:

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from bus.logs import get_logger
-from schemas.errors import BadData
+from schemas.errors import BadData, DmscError
 from schemas.job_file.data import SourceSpec
 from workers.data.collating import as_tensor
-from workers.data.kinds.decoding import image_tensor, is_image, library, seed_generators
+from workers.data.kinds.decoding import by_its_bytes, image_tensor, is_image, library, seed_generators
 from workers.data.kinds.image_transforms import ImageTransform, image_transforms
 from workers.data.samples import Opening, Samples, UnreadableSample
 from workers.data.source_files import SourceFile, files_digest, list_files
@@ -117,7 +117,11 @@ class ImageDecoder:
         try:
             image = self._image.open(io.BytesIO(content)) if isinstance(content, bytes) else content
             return image.convert(self._mode)
+        except (DmscError, MemoryError):
+            raise
         except Exception as error:  # Pillow raises whatever its decoders raise
+            if isinstance(error, OSError) and not by_its_bytes(error):
+                raise
             raise UnreadableSample(
                 f"{self._at}: {name} is no image that can be read: {describe(error)}"
             ) from error

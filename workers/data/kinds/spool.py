@@ -77,7 +77,7 @@ def spooled(items: Iterable[Any], folder: Path, *, limit: int | None, what: str)
                     "say how many to take: data.limit"
                 )
             try:
-                content = _written(item)
+                content = written(item)
             except Exception as error:  # users' objects may raise anything
                 raise BadData(f"{what}: sample {number:,} can't be written down: {error}") from error
             file.write(content)
@@ -108,7 +108,8 @@ def _tensor(content: bytearray, dtype: str, shape: tuple[int, ...]) -> torch.Ten
     return torch.frombuffer(content, dtype=kind).reshape(shape) if content else torch.empty(shape, dtype=kind)
 
 
-def _written(item: Any) -> bytes:
+def written(item: Any) -> bytes:
+    """An item as bytes, the same in each process."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(item)
     return buffer.getvalue()

@@ -35,6 +35,7 @@ IGNORED = -100
 """The target of a place that no loss counts: `ignore_index` of torch's cross-entropy."""
 
 _MEGATRON = b"MMIDIDX\x00\x00"
+_MEGATRON_HEAD = struct.Struct("<9sQBQQ")
 _MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -195,7 +196,7 @@ def _beside(file: SourceFile) -> SourceFile | None:
 def _local(file: SourceFile, spool: Path) -> Path:
     if file.local is not None:
         return file.local
-    path = spool / file.name.replace("/", "_")
+    path = spool / f"{len(list(spool.iterdir()))}-{file.name.rpartition('/')[2]}"
     log.info("copying a remote file of tokens to this machine", file=file.name, bytes=file.size)
     with file.open() as source, path.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 22)
@@ -224,7 +225,8 @@ def _flat(path: Path, dtype: np.dtype[Any], file: SourceFile, key: str) -> Token
 def _megatron(path: Path, index: Path, key: str) -> tuple[TokenArray, Indices]:
     """The tokens, and where each document begins and the last one ends."""
     with index.open("rb") as file:
-        magic, version, code, sequences, documents = struct.unpack("<9sQBQQ", file.read(34))
+        head = file.read(_MEGATRON_HEAD.size).ljust(_MEGATRON_HEAD.size)
+        magic, version, code, sequences, documents = _MEGATRON_HEAD.unpack(head)
         if magic != _MEGATRON or version != 1 or code not in _MEGATRON_TYPES:
             raise BadData(f"{key} {index.name} is no index of tokens as Megatron writes it (version 1)")
         sizes = np.fromfile(file, dtype="<i4", count=sequences).astype(np.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from schemas.errors import BadData, BadInput, DmscError
 from schemas.job_file.data import SourceSpec
 from workers.data.collating import named
 from workers.data.kinds.decoding import by_its_bytes, image_tensor, is_image, seed_generators
-from workers.data.kinds.spool import Spool, spooled
+from workers.data.kinds.spool import Spool, spooled, written
 from workers.data.permutation import key_number
 from workers.data.samples import Opening, Samples, UnreadableSample
 from workers.user_code import describe, load
@@ -185,11 +184,7 @@ def _plain(item: Any) -> Any:
 
 
 def _content(value: Any) -> bytes:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (
-            value.contiguous().view(torch.uint8).numpy().tobytes()
-            if value.ndim
-            else pickle.dumps(value.item())
-        )
-    return pickle.dumps(value, protocol=5)
+    try:
+        return written(value)
+    except Exception:  # users' objects may raise anything; what has no bytes is told by its type
+        return type(value).__name__.encode()

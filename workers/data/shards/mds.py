@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from schemas.errors import BadData
 from workers.data.samples import UnreadableSample
 from workers.data.shards.decoding import Decoder, mds_decoder, mds_form
-from workers.data.shards.shard_samples import ShardFormat
+from workers.data.shards.shard_samples import ShardFormat, content_marks
 from workers.data.shards.unpacked import KINDS, UnpackedReader, UnpackedShards
 from workers.data.storage.range_reader import RangeReader, Storage
 
@@ -81,7 +81,13 @@ class MdsShards(ShardFormat):
         return {column.name: column.encoding for shard in self._shards for column in shard.columns}
 
     def identity(self) -> bytes:
-        return b"mds\n" + self._text
+        """The index, and the ends of local shards: with rows of a fixed size, other data have the same index.
+
+        Of remote ones the index alone: more would take a request for each shard at each start.
+        """
+        local = () if self._storage.source.cached else self._shards
+        marks = content_marks([self._storage.open(shard.file) for shard in local])
+        return b"mds\n" + self._text + "\n".join(marks).encode()
 
     def name(self, shard: int) -> str:
         return self._storage.source.described(self._shards[shard].file)

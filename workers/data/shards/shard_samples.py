@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from workers.data.samples import UnreadableSample
 from workers.data.storage.foresight import Foresight, Upcoming
 from workers.data.storage.range_reader import BlockUse, RangeReader, Storage
 from workers.data.storage.read_ahead import ReadAhead, ReadAheadConfig
+from workers.data.storage.sources import edge_bytes
 from workers.user_code import describe, load
 
 AT_ONCE = 1 << 16
 """A horizon up to this is looked through when it is due; a longer one by a thread of its own."""
+FILES_AT_ONCE = 8
+"""Files that are looked at together when a source is opened: as many as hide the store's delay."""
 RATE_OVER = 4096
 """Positions over which the rate is measured that turns positions into seconds."""
 
@@ -72,6 +76,13 @@ class ShardFormat(ABC):
     def key(self, shard: int, sample: int) -> str:
         """What the sample is called in its shard, for people."""
         return f"sample {sample}"
+
+
+def content_marks(readers: Sequence[RangeReader]) -> list[str]:
+    """`RangeReader.content_mark` of each."""
+    edge = edge_bytes(len(readers))
+    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="marks") as threads:
+        return list(threads.map(lambda reader: reader.content_mark(edge), readers))
 
 
 class ShardSamples:
@@ -307,11 +318,12 @@ class _ShardForesight:
         uses, each_s = self._foresight.at(self._position), self._seconds_each
         if uses is None:
             return {}
-        return {
-            reader.key(number): each_s * uses.next_use(self._unit(shard, number))
-            for shard, reader in list(self._opened.items())
-            for number in range(reader.blocks)
-        }
+        next_uses = each_s * uses.next_uses()
+        found: dict[str, float] = {}
+        for shard, reader in list(self._opened.items()):
+            units = self._first[shard] + np.arange(reader.blocks) // self._together
+            found.update(zip(map(reader.key, range(reader.blocks)), next_uses[units].tolist(), strict=True))
+        return found
 
     def close(self) -> None:
         self._closed = True

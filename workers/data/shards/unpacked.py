@@ -128,7 +128,7 @@ class UnpackedReader(RangeReader):
             content = self._shards.get(self._tag)
             if content is not None:
                 return content
-            cache = self._storage.cache
+            cache = self.cache
             packed = self._packed.fetch_whole()
             content = unpack(packed, self._kind, self.size, self.described)
             self._shards.put(self._tag, content)

@@ -28,14 +28,12 @@ from bus.logs import get_logger
 from schemas.errors import BadData
 from workers.data.samples import UnreadableSample
 from workers.data.shards.decoding import Decoder, ending_decoder
-from workers.data.shards.shard_samples import ShardFormat
+from workers.data.shards.shard_samples import FILES_AT_ONCE, ShardFormat, content_marks
 from workers.data.storage.range_reader import RangeReader, Storage
 
 log = get_logger("data")
 
 FORMAT = 1
-INDEXED_AT_ONCE = 8
-"""Files that are looked through at a time: as many as hide the store's delay."""
 _BLOCK = 512
 
 
@@ -182,7 +180,7 @@ class TarShards(ShardFormat):
     def __init__(self, storage: Storage, files: Sequence[str], indices: IndexFolder) -> None:
         self._storage = storage
         self._files = tuple(files)
-        with ThreadPoolExecutor(INDEXED_AT_ONCE, thread_name_prefix="index") as threads:
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="index") as threads:
             self._readers = list(threads.map(storage.open, files, range(len(files))))
             self._indices = list(threads.map(lambda reader: self._index(reader, indices), self._readers))
         self.counts = np.array([len(index.keys) for index in self._indices], dtype=np.int64)
@@ -199,7 +197,9 @@ class TarShards(ShardFormat):
 
     @staticmethod
     def _index(reader: RangeReader, indices: IndexFolder) -> TarIndex:
-        key = reader.key(0) if reader.size else "empty"
+        if not reader.size or not reader.state.mark:
+            return index_tar(reader)
+        key = reader.key(0)
         index = indices.load(key)
         if index is None:
             index = index_tar(reader)
@@ -213,8 +213,8 @@ class TarShards(ShardFormat):
 
     def identity(self) -> bytes:
         digest = hashlib.sha256(b"webdataset\n")
-        for file, index in zip(self._files, self._indices, strict=True):
-            digest.update(f"{file}\n".encode())
+        for file, index, mark in zip(self._files, self._indices, content_marks(self._readers), strict=True):
+            digest.update(f"{file}\n{mark}\n".encode())
             digest.update(json.dumps([index.keys, index.endings]).encode())
             for array in (index.firsts, index.kinds, index.starts, index.lengths):
                 digest.update(array.tobytes())

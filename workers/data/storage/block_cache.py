@@ -355,4 +355,5 @@ class BlockCache:
 
     def close(self) -> None:
         """Withdraws this reader's needs. Idempotent."""
-        self._needs.close()
+        with self._lock:  # which whoever publishes holds
+            self._needs.close()

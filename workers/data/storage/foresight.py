@@ -100,6 +100,16 @@ class BlockUses:
         place = np.searchsorted(uses, self.position if after is None else after + 1)
         return float(uses[place] - self.position) if place < len(uses) else UNKNOWN
 
+    def next_uses(self) -> NDArray[np.float64]:
+        """`next_use` of all blocks at once: (blocks,) float64. A call for each block takes seconds of 10⁶."""
+        begins, ends = self.starts[:-1], self.starts[1:]
+        past = np.concatenate([[0], np.cumsum(self.uses < self.position)])
+        firsts = begins + past[ends] - past[begins]
+        known = np.flatnonzero(firsts < ends)
+        found = np.full(len(begins), UNKNOWN)
+        found[known] = self.uses[firsts[known]] - self.position
+        return found
+
     def count_before(self, block: int, distance: float) -> int:
         """How often a block is needed in the next `distance` positions, that of now included."""
         uses = self._of(block)

@@ -54,7 +54,8 @@ class PublishedNeeds:
         if self._file < 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_SH)
+            with contextlib.suppress(BlockingIOError):  # a reader that was frozen while it looked
+                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         # In place, under the reader's own lock: a file that was renamed over it would have no lock yet.
         # Whoever reads half of it sees a wrong need, at worst.
         os.pwrite(self._file, text, 0)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workers.data.storage.block_cache import BlockCache
 from workers.data.storage.range_reader import MemoryBlocks, Storage, StorageConfig
 from workers.data.storage.retrying import retried
 from workers.data.storage.source_kinds import open_source, source_on
 
-if TYPE_CHECKING:
-    from bus.connection import Bus
-
 _memory = MemoryBlocks(64 << 20)
 """Of all single files together: a source of another kind may have thousands open."""
 _granted: list[tuple[Path, str]] = []
+_cache_of_files: list[BlockCache] = []
+"""Theirs, too: each cache looks through the whole folder before it keeps its first block."""
 
 
 def grant(folder: str | Path | None, reader: str) -> None:
     """From now on this process keeps blocks in `folder`, under the name `reader`; None: it keeps none."""
     _granted[:] = [] if folder is None else [(Path(folder), reader)]
+    _cache_of_files[:] = [BlockCache(*granted) for granted in _granted]
 
 
 def shared_folder() -> Path | None:
@@ -38,27 +38,20 @@ def open_file(filesystem: Any, path: str) -> io.BufferedReader:
         Unavailable: the store does not answer.
     """
     source = retried(lambda: source_on(filesystem, path), path, StorageConfig().first_retries)
-    cache = BlockCache(*_granted[0]) if _granted else None
-    storage = Storage(source, cache, memory=_memory)
+    storage = Storage(source, _cache_of_files[0] if _cache_of_files else None, memory=_memory)
     try:
-        return storage.open().as_file(closing=storage.close)
+        return storage.open().as_file(closing=partial(storage.close, log_counts=False))
     except BaseException:
         storage.close()
         raise
 
 
-def open_storage(
-    url: str,
-    bus: Bus | None = None,
-    loop: asyncio.AbstractEventLoop | None = None,
-    config: StorageConfig = StorageConfig(),
-) -> Storage:
+def open_storage(url: str) -> Storage:
     """The files below a URL, with this node's cache.
 
     Raises:
         BadData: no such scheme or place, its driver is missing, or the URL is forbidden.
         Unavailable: the store does not answer.
     """
-    source = retried(lambda: open_source(url, bus, loop), url, config.first_retries)
-    cache = BlockCache(*_granted[0]) if _granted and source.cached else None
-    return Storage(source, cache, config)
+    source = retried(lambda: open_source(url), url, StorageConfig().first_retries)
+    return Storage(source, BlockCache(*_granted[0]) if _granted and source.cached else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import threading
 from collections import OrderedDict
@@ -136,12 +137,12 @@ class Storage:
         self._has_answered = True
         return result
 
-    def close(self) -> None:
+    def close(self, *, log_counts: bool = True) -> None:
         """Frees connections, and withdraws what was published to other readers. Idempotent."""
         self.source.close()
         if self.cache is not None:
             self.cache.close()
-        if self.counts.requests and not self._closed:
+        if log_counts and self.counts.requests and not self._closed:
             kept = self.cache.counts if self.cache is not None else CacheCounts()
             log.info(
                 "data read from a store",
@@ -173,6 +174,11 @@ class RangeReader:
     @property
     def described(self) -> str:
         return self._storage.source.described(self.name)
+
+    @property
+    def cache(self) -> BlockCache | None:
+        """Where its blocks are kept; None: nowhere, as those of a file whose state has no mark."""
+        return self._storage.cache if self.state.mark else None
 
     @property
     def blocks(self) -> int:
@@ -219,7 +225,7 @@ class RangeReader:
         found = self._known(key, inside, length, block_length)
         if found is not None:
             return found
-        cache = self._storage.cache
+        cache = self.cache
         use = self._storage.use(self._tag, number, block_length)
         room = cache is not None and cache.has_room(block_length)
         useful = length if use is None else max(length, use.useful(cache.furthest if cache else 0.0))
@@ -241,12 +247,12 @@ class RangeReader:
         if (data := self._storage.memory.get(key)) is not None:
             self._storage.counts.memory_hits += 1
             return data[inside : inside + length]
-        cache = self._storage.cache
+        cache = self.cache
         return None if cache is None else cache.read(key, inside, length, block_length)
 
     def _fetch_block(self, number: int, key: str) -> bytes:
         data = self._fetch(number * self._storage.config.block_bytes, self.block_length(number))
-        if self._storage.cache is None:
+        if self.cache is None:
             self._storage.memory.put(key, data)
         return data
 
@@ -258,6 +264,17 @@ class RangeReader:
         )
         counts.fetched_bytes += len(data)
         return data
+
+    def content_mark(self, edge: int) -> str:
+        """What tells its content from another's, on every node: a local file's ends, of so many bytes each,
+        else the store's mark.
+
+        Raises as `read` does.
+        """
+        if self._storage.source.cached:
+            return self.state.mark
+        last = max(edge, self.size - edge)
+        return hashlib.sha256(self.read(0, edge) + self.read(last, edge)).hexdigest()
 
     def fetch_whole(self) -> bytes:
         """All of it at once, past the cache: for what is kept in another form."""

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bus.files.artifacts import SCHEME
 from bus.wire.secret_urls import resolved
 from schemas.errors import BadData, BadInput
 from schemas.urls import local_path
 from workers.data.storage import store_sources, web_source
-from workers.data.storage.sources import BusSource, FileSource, FilesystemSource, LocalSource
-
-if TYPE_CHECKING:
-    from bus.connection import Bus
+from workers.data.storage.sources import FileSource, FilesystemSource, LocalSource
 
 
-def open_source(
-    url: str, bus: Bus | None = None, loop: asyncio.AbstractEventLoop | None = None
-) -> FileSource:
+def open_source(url: str) -> FileSource:
     """The files below a URL, as far as this process's rules allow it.
 
     Args:
-        url: `bus://`, a path, `http(s)://`, `s3://`, `hf://`, or any other that fsspec opens.
-        bus: For `bus://`.
-        loop: The loop on which the bus runs, while the source is used by other threads.
+        url: A path, `http(s)://`, `s3://`, `hf://`, or any other that fsspec opens.
 
     Raises:
         BadData: no such scheme, its driver is missing, or the URL is forbidden.
     """
     try:
-        if url.startswith(SCHEME):
-            return BusSource(url, bus, loop)
         address, _ = resolved(url)
         if local_path(address) is not None:
             return LocalSource(url)

@@ -6,37 +6,54 @@
 | `http(s)://` | size, ETag or Last-Modified | the answer's own headers |
 | `s3://` | size, ETag | the answer's own headers |
 | `hf://` | the commit | it is in the request |
-| `bus://` | size, digest | the object's record after the read |
 | other of fsspec | size, and what `info` tells | `info` after the read |
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
-from bus.files.artifacts import SCHEME, open_artifacts, open_filesystem
+from bus.files.artifacts import open_filesystem
 from bus.wire.secret_urls import hidden, resolved
-from schemas.errors import BadData, NotFound
+from schemas.errors import BadData
 from workers.data.storage.retrying import SourceChanged
 
-if TYPE_CHECKING:
-    from bus.connection import Bus
+EDGE_BYTES = 1 << 16
+"""Bytes at either end of a local file that go into its digest, beside its name and size."""
+EDGES_BYTES = 1 << 30
+"""Of all edges at most: a million images are not read whole at each start."""
+LEAST_EDGE_BYTES = 512
+MARKS = (
+    *("ETag", "etag", "version_id", "checksum", "sha256", "blob_id", "md5Hash", "generation"),
+    *("content_settings", "mtime", "LastModified", "last_modified", "modificationTime", "created"),
+)
+"""What file systems of fsspec tell of a file that changes with its content, the surest first."""
 
-T = TypeVar("T")
+
+def edge_bytes(files: int) -> int:
+    """Bytes at either end of each of so many local files that go into their digest."""
+    return max(LEAST_EDGE_BYTES, min(EDGE_BYTES, EDGES_BYTES // (2 * max(1, files))))
+
+
+def marks(info: Mapping[str, Any]) -> list[str]:
+    """Those of `MARKS` that a file has, with their names."""
+    return [f"{key}={info[key]}" for key in MARKS if info.get(key)]
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What a file was when it was opened: its size in bytes, and a mark that changes with its content."""
+    """What a file was when it was opened: its size in bytes, and a mark that changes with its content.
+
+    Without a mark nobody can tell whether a block that another process kept is of this content.
+    """
 
     size: int
     mark: str
@@ -160,8 +177,6 @@ class FilesystemSource(FileSource):
         opened: The file system and the path on it, if they were opened already.
     """
 
-    MARKS = ("etag", "ETag", "md5Hash", "generation", "content_settings", "checksum", "mtime", "LastModified")
-
     def __init__(self, url: str, opened: tuple[Any, str] | None = None) -> None:
         super().__init__(url)
         self.filesystem, self.path = opened or open_filesystem(url)
@@ -174,8 +189,7 @@ class FilesystemSource(FileSource):
             raise FileNotFoundError(path)
         if info.get("size") is None:
             raise BadData(f"{self.described(name)}: its size is not known, so that no part of it can be read")
-        mark = "/".join(f"{key}={info[key]}" for key in self.MARKS if info.get(key) is not None)
-        return FileState(int(info["size"]), mark)
+        return FileState(int(info["size"]), "/".join(marks(info)))
 
     def read(self, name: str, start: int, length: int, state: FileState) -> bytes:
         data = bytes(self.filesystem.cat_file(joined(self.path, name), start=start, end=start + length))
@@ -200,46 +214,3 @@ def listed(filesystem: Any, path: str) -> list[str]:
         base, found = path, filesystem.find(path)
     names = (name.removeprefix(base).lstrip("/") for name in found if name != path)
     return sorted(name for name in names if not any(part.startswith(".") for part in name.split("/")))
-
-
-class BusSource(FileSource):
-    """Files in the object store of the bus, read by its event loop for other threads."""
-
-    def __init__(self, url: str, bus: Bus | None, loop: asyncio.AbstractEventLoop | None) -> None:
-        super().__init__(url)
-        if bus is None or loop is None:
-            raise BadData(f"data.source {url}: not connected to a bus; give a path or another URL")
-        self._bus, self._loop = bus, loop
-        folder, _, self._file = url.rstrip("/").rpartition("/")
-        self._parent = open_artifacts(folder, bus) if folder.count("/") > 1 else None
-        self._folder = open_artifacts(url, bus)
-
-    def _place(self, name: str) -> tuple[Any, str]:
-        return (self._folder, name) if name or self._parent is None else (self._parent, self._file)
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except NotFound as error:
-            raise FileNotFoundError(error.text) from None
-
-    def state(self, name: str) -> FileState:
-        folder, file = self._place(name)
-        base = folder.url.removeprefix(SCHEME).strip("/")
-        info = self._wait(self._bus.objects.info(f"{base}/{file}"))
-        return FileState(info.size, str(info.nuid))
-
-    def read(self, name: str, start: int, length: int, state: FileState) -> bytes:
-        folder, file = self._place(name)
-
-        async def pieces() -> bytes:
-            return b"".join([piece async for piece in folder.open_range(file, start, length)])
-
-        data = self._wait(pieces())
-        now = self.state(name)
-        if now != state or len(data) != length:
-            raise self.changed(name, now)
-        return data
-
-    def names(self) -> list[str]:
-        return self._wait(self._folder.list())

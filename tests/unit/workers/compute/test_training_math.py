@@ -13,12 +13,12 @@ from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from schemas.weights_digest import weights_sha256
 from tests.builders import jobs
+from tests.builders.byte_windows import batch, open_local_dataset
 from tests.builders.graph_parts import loss_of
 from tests.reference_loop import run
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
-from workers.data.kinds.byte_windows import batch, open_local_dataset
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.state.weights import describe_tensor, weight_tensors
 

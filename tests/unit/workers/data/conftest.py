@@ -10,6 +10,7 @@ import pytest
 
 CODE = """
 import random
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ class Damaged(Squares):
         if self.bad == "all" or index in self.bad:
             if self.error == "bytes":
                 raise EOFError("cut off")
+            if self.error == "network":
+                raise URLError("the server does not answer")
             raise OSError(5, "Input/output error") if self.error == "disk" else ValueError("no such label")
         return super().__getitem__(index)
 
@@ -55,6 +58,11 @@ class Stream(IterableDataset):
         while number != self.size:
             yield {"x": torch.tensor([number, random.random()]), "y": number}
             number += 1
+
+
+class Boxes(Squares):
+    def __getitem__(self, index):
+        return {"x": torch.tensor([index]), "boxes": [torch.full((2,), float(index)), torch.arange(index)]}
 
 
 class Changing(Squares):
@@ -79,6 +87,10 @@ def padded(items):
     for row, item in zip(rows, items):
         row[: len(item["x"])] = item["x"]
     return {"x": rows, "y": torch.tensor([item["y"] for item in items])}
+def tight(items):
+    width = max(len(item["x"]) for item in items)
+    return {name: tensor[:, :width] if name == "x" else tensor for name, tensor in padded(items).items()}
+def boxed(items): return {"x": torch.stack([item["x"] for item in items])}
 def short(items): return torch.zeros(1)
 def jittered(row): return {**row, "x": row["x"] + torch.rand(3)}
 def inverted(image):

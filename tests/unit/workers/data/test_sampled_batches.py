@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from schemas.errors import BadData
 from tests.builders.samples import epochs, opened
 from workers.data.batches import Batch
-from workers.data.checking import checked_batch, describe_batch
+from workers.data.checking import checked_batch, describe_batch, largest_batch
 
 SQUARES: dict[str, Any] = {"kind": "factory", "factory": "users_data:Squares"}
 
@@ -104,6 +104,8 @@ async def test_an_error_of_the_disk_or_of_the_code_is_none_of_the_samples(users:
     damaged = {"kind": "factory", "factory": "users_data:Damaged", "validation_fraction": 0}
     with pytest.raises(OSError, match="Input/output error"):
         epochs(await opened(damaged | {"args": {"error": "disk"}}), 5)
+    with pytest.raises(OSError, match="the server does not answer"):
+        epochs(await opened(damaged | {"args": {"error": "network"}}), 5)
     with pytest.raises(
         BadData, match=r"users_data:Damaged\[3\] failed: ValueError: no such label \(users_data"
     ):
@@ -129,6 +131,30 @@ async def test_users_collate_may_pad_what_differs(users: Path) -> None:
     assert source.batch("train", 0, 0)["x"].shape == (4, 6)
     with pytest.raises(BadData, match=r"data.collate users_data:short returned \[1\] float32 as inputs"):
         (await opened(ragged | {"collate": "users_data:short"})).batch("train", 0, 0)
+
+
+async def test_shapes_may_vary_up_to_what_memory_is_measured_for(users: Path) -> None:
+    ragged = {"kind": "factory", "factory": "users_data:Ragged", "collate": "users_data:tight"}
+    source = await opened(ragged | {"largest": {"x": [6]}})
+    widths = {batch["x"].shape[1] for batch in epochs(source, 4)}
+    assert len(widths) > 1, widths
+    first = source.batch("train", 0, 0)
+    assert largest_batch(first, {"x": (9,)})["x"].shape == (4, 9)
+    assert torch.equal(largest_batch(first, {"x": (9,)})["x"][:, : first["x"].shape[1]], first["x"])
+    assert largest_batch(first, {})["x"] is first["x"]
+    for largest, says in (
+        ({"x": [1]}, r"x of a microbatch is \[\d\] for each sample, and data.largest says \[1\]"),
+        ({"z": [1]}, "there is no z in a batch; there are x, y"),
+        ({"y": [3]}, r"y of a microbatch is \[\] for each sample"),
+    ):
+        with pytest.raises(BadData, match=says):
+            epochs(await opened(ragged | {"largest": largest}), 2)
+
+
+async def test_samples_that_hold_lists_of_tensors_have_one_digest(users: Path) -> None:
+    boxes = {"kind": "factory", "factory": "users_data:Boxes", "collate": "users_data:boxed"}
+    one, other = await opened(boxes), await opened(boxes)
+    assert one.digest == other.digest
 
 
 async def test_an_iterable_goes_through_a_spool(users: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,6 @@ from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Conflict
 from schemas.step import Member, StepPrepare, StepVote, TiedStage
 from workers.links.hop_exchange import TensorTransfer
-from workers.stage import preparation as module
 from workers.stage.preparation import Preparation, add_tied
 from workers.stage.stage_runtime import StageRuntime
 
@@ -66,7 +65,7 @@ async def prepares(sent: list[TensorTransfer]) -> Preparation:
     context = SimpleNamespace(
         member=A,
         start=SimpleNamespace(unit=SimpleNamespace(stage=0)),
-        links=SimpleNamespace(timeout_s=1.0),
+        links=SimpleNamespace(timeout_s=1.0, waiting_alive_s=0.0),
     )
     parts: tuple[Any, ...] = (context, Thread(), Layers(), SimpleNamespace(reduce_ms=0.0))
     made = Preparation(*parts, lambda: (3, 0), sent.append)
@@ -121,10 +120,9 @@ async def test_a_stage_with_which_no_trained_parameter_is_shared_is_not_waited_f
 
 
 async def test_whoever_waits_for_a_tied_stage_is_not_silent(
-    prepares: Preparation, monkeypatch: pytest.MonkeyPatch
+    prepares: Preparation,
 ) -> None:
     """A stage that was lost may come back after minutes: at the order's deadline others would be lost."""
-    monkeypatch.setattr(module, "WAITING_S", 0.0)
     progress = [RequestProgress(), RequestProgress()]
     voting = []
     for asker, members in zip(progress, ((B,), (C,)), strict=True):

@@ -26,6 +26,19 @@ class Tied(nn.Module):
 
     def forward(self, inputs):
         return self.head(self.inner(self.embed(inputs)))
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.BatchNorm1d(8), nn.Conv1d(8, 8, 1)) for _ in range(2)])
+        self.head = nn.Linear(8, 16)
+
+    def forward(self, inputs):
+        x = self.embed(inputs).transpose(1, 2)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.transpose(1, 2))
 """
 
 
@@ -49,3 +62,17 @@ def test_parameters_that_stages_share_get_the_sum_of_all(cut: Cut) -> None:
     for number in range(3):
         assert whole.step(number, batch_of) == apart.step(number, batch_of)
     assert whole.weights_sha256() == apart.weights_sha256()
+
+
+@pytest.mark.parametrize("recompute", ["nothing", "blocks.*"])
+def test_running_averages_are_a_microbatch_s_own_while_others_are_under_way(recompute: str) -> None:
+    """A stage has the forward passes of several microbatches before the backward pass of the first."""
+    training = {"steps": 2, "microbatches": 3, "optimizer": {"lr": 0.1}, "schedule": {"name": "constant"}}
+    hashes = set()
+    for more, cut in (({}, [(0, 6)]), ({"recompute": [recompute]}, [(0, 1), (1, 3), (3, 6)])):
+        normed = spec(model={"factory": "tried_tied:Normed"}, training=training | more)
+        steps = LocalSteps(normed, cut, batch_schema(batch_of(0, 0), ["inputs", "targets"]))
+        for number in range(2):
+            steps.step(number, batch_of)
+        hashes.add(steps.weights_sha256())
+    assert len(hashes) == 1

@@ -11,7 +11,7 @@ import torch
 from schemas.errors import BadData
 from schemas.job_file.data import DataSpec
 from tests.builders import samples
-from workers.data.kinds.byte_windows import ByteDataset, batch, open_local_dataset
+from tests.builders.byte_windows import ByteDataset, batch, open_local_dataset
 from workers.data.prefetch import Prefetcher
 
 
@@ -149,6 +149,24 @@ async def test_the_prefetcher_gives_what_batch_gives_and_stays_bounded(
         prefetcher.expect("train", 2, 0)
         prefetcher.expect("train", 2, 1)
         assert prefetcher.waiting == 2  # those of step 0 made room
+        prefetcher.expect("train", 2, 2)
+        prefetcher.expect("train", 1, 0)
+        assert prefetcher.waiting == 3  # step 2 comes next
+        prefetcher.expect("train", 0, 0)
+        assert prefetcher.waiting == 1  # the job went back: step 2 is far
     finally:
         prefetcher.close()
+        prefetcher.close()
+
+
+async def test_large_batches_are_fewer_ahead(tmp_path: Path, dataset: ByteDataset) -> None:
+    data = {"source": str(tmp_path / "bytes.bin"), "sample_tokens": 8, "validation_fraction": 0.25}
+    source = await samples.opened(data, seed=1, microbatch_samples=2)
+    prefetcher = Prefetcher(source, most_bytes=2 * 2 * 2 * 8 * 8)
+    try:
+        await prefetcher.get("train", 0, 0)
+        for microbatch in range(10):
+            prefetcher.expect("train", 1, microbatch)
+        assert prefetcher.waiting == 2
+    finally:
         prefetcher.close()

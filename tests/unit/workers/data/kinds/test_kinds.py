@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -118,6 +119,16 @@ async def test_one_corpus_in_three_forms_and_in_bytes_gives_the_same_batches(tmp
     assert sources[0].size("train") is None
 
 
+async def test_remote_files_of_like_names_are_several() -> None:
+    store = fsspec.filesystem("memory")
+    for name, first in (("a/b.bin", 0), ("a_b.bin", 100)):
+        store.pipe_file(f"/likes/{name}", np.arange(first, first + 80, dtype=np.uint8).tobytes())
+    data = tokens(Path("x"), source="memory://likes", dtype="uint8", order="sequential")
+    batches = epochs(await opened(data, microbatch_samples=1), 9)
+    firsts = [int(batch["inputs"][0, 0]) for batch in batches]
+    assert firsts == [*range(0, 80, 8), *range(100, 164, 8)]
+
+
 async def test_windows_in_epochs_cover_each_token_once(tmp_path: Path) -> None:
     (tmp_path / "count.npy").write_bytes(npy(np.arange(321, dtype=np.int32)))
     source = await opened(tokens(tmp_path / "count.npy"))
@@ -149,6 +160,9 @@ async def test_megatrons_documents_are_filled_up_with_what_no_loss_counts(tmp_pa
     assert stream.batch("train", 0, 0)["inputs"].tolist() == [[1, 2, 3]]
     (tmp_path / "c.bin").write_bytes(b"12")
     with pytest.raises(BadData, match="does not fit its index"):
+        await opened(tokens(path))
+    (tmp_path / "c.idx").write_bytes(b"MMIDIDX")
+    with pytest.raises(BadData, match=r"c.idx is no index of tokens"):
         await opened(tokens(path))
 
 

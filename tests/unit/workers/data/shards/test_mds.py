@@ -111,7 +111,8 @@ def test_every_sample_comes_back_by_its_index(
     for samples in (local, remote):
         check(samples)
         samples.close()
-    assert local.digest == remote.digest
+    assert opened(str(tmp_path / "mds"), tmp_path).digest == local.digest
+    assert opened(server.url, tmp_path).digest == remote.digest
 
 
 def test_columns_are_chosen_and_named(tmp_path: Path) -> None:
@@ -177,6 +178,16 @@ def test_other_data_have_another_digest(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
+def test_other_rows_of_the_same_sizes_have_another_digest(tmp_path: Path) -> None:
+    digests = set()
+    for first in (0, 50):
+        rows = [[{"x": np.arange(3, dtype=np.int32) + first}]]
+        files = mds_files({"x": "ndarray:int32:3"}, rows)
+        write_all(tmp_path / str(first), files)
+        digests.add(opened(str(tmp_path / str(first)), tmp_path).digest)
+    assert len(digests) == 2
+
+
 def test_a_damaged_sample_is_named_with_its_shard(tmp_path: Path) -> None:
     files = mds_files({"x": "ndarray", "image": "png"}, [[sample_of(n) for n in range(3)]])
     content = bytearray(files["shard.00000.mds"])
@@ -237,9 +248,8 @@ def test_an_index_leads_nowhere_else(name: str, tmp_path: Path) -> None:
     index = changed(raw_data={"basename": name, "bytes": 10, "hashes": {}})
     write_all(tmp_path / "mds", mds_files(COLUMNS, SHARDS) | {"index.json": index})
     write_all(tmp_path / "other", {"shard.mds": bytes(10)})
-    samples = opened(str(tmp_path / "mds"), tmp_path)
     with pytest.raises(BadData, match="is not the name of a file below"):
-        samples[4]
+        opened(str(tmp_path / "mds"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,16 @@ def test_every_sample_comes_back_by_its_index(form: str, tmp_path: Path) -> None
     assert samples.digest == opened(str(tmp_path / "wds"), tmp_path).digest
 
 
+def test_other_content_of_the_same_sizes_has_another_digest(tmp_path: Path, server: RangeServer) -> None:
+    for number in range(2):
+        files = {"t.tar": tar_file([("a.cls", str(number).encode())])}
+        write_all(tmp_path / str(number), files)
+        server.files |= {f"{number}/t.tar": files["t.tar"]}
+    for base in (str(tmp_path), server.url):
+        one, other = (opened(f"{base}/{number}/t.tar", tmp_path).digest for number in range(2))
+        assert one != other
+
+
 def test_one_file_and_a_server_do_as_well(tmp_path: Path, server: RangeServer) -> None:
     write_all(tmp_path, FILES)
     assert len(opened(str(tmp_path / "t-002.tar"), tmp_path)) == 5

@@ -33,6 +33,7 @@ def test_next_uses_are_those_of_the_order() -> None:
     foresight = made(2 * SAMPLES)
     for position in range(0, 2 * SAMPLES, 11):
         uses = seen(foresight, position)
+        assert uses.next_uses().tolist() == [uses.next_use(block) for block in range(SAMPLES // PER_BLOCK)]
         for block in range(SAMPLES // PER_BLOCK):
             ahead = np.flatnonzero((ORDER[position:] >= 0) & (ORDER[position:] // PER_BLOCK == block))
             assert uses.next_use(block) == ahead[0]
@@ -45,6 +46,7 @@ def test_what_lies_beyond_the_horizon_is_needed_by_nobody() -> None:
     soon = {int(sample) // PER_BLOCK for sample in ORDER[:4] if sample >= 0}
     for block in range(SAMPLES // PER_BLOCK):
         assert (uses.next_use(block) == UNKNOWN) == (block not in soon)
+        assert uses.next_uses()[block] == uses.next_use(block)
 
 
 def test_it_goes_back_after_a_roll_back() -> None:

@@ -9,6 +9,7 @@ import fsspec
 import pyarrow
 import pytest
 from pyarrow import parquet
+from structlog.testing import capture_logs
 
 from workers.data.source_files import list_files
 from workers.data.storage import node_cache
@@ -33,6 +34,19 @@ def test_a_table_at_a_store_is_read_by_ranges_and_kept(cache: Path) -> None:
         assert parquet.read_table(opened)["a"].to_pylist() == list(range(1000))
     assert len(list((cache / "blocks").glob("?/*"))) == 1
     assert node_cache.shared_folder() == cache
+
+
+def test_each_of_many_files_is_kept_without_a_line_of_its_own(cache: Path) -> None:
+    store = fsspec.filesystem("memory")
+    for number in range(5):
+        store.pipe_file(f"/pictures/{number}", bytes([number]) * 10)
+    with capture_logs() as lines:
+        for listed in list_files("memory://pictures"):
+            with listed.open() as opened:
+                assert opened.read() == bytes([int(listed.name)]) * 10
+    assert len(list((cache / "blocks").glob("?/*"))) == 5
+    assert not lines
+    assert not list((cache / "readers").iterdir())
 
 
 def test_one_that_changes_while_it_is_open_is_told(cache: Path) -> None:

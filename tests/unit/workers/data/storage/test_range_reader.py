@@ -106,6 +106,15 @@ def test_blocks_of_another_state_of_the_file_are_never_given(server: RangeServer
     assert storage_of(server.url, tmp_path).open("x.bin").read(0, BLOCK) == changed[:BLOCK]
 
 
+def test_a_file_whose_state_nobody_tells_is_not_kept_for_other_processes(
+    server: RangeServer, tmp_path: Path
+) -> None:
+    server.etags = False
+    for data in (DATA, DATA[::-1]):
+        server.files["x.bin"] = data
+        assert storage_of(server.url, tmp_path).open("x.bin").read(0, 2 * BLOCK) == data[: 2 * BLOCK]
+
+
 def test_errors_that_pass_are_waited_for(server: RangeServer) -> None:
     server.failures = 7
     reader = storage_of(server.url).open("x.bin")
