@@ -168,6 +168,12 @@ class ModelGraph:
         return {first: tuple(others) for first, others in found.items()}
 
     @cached_property
+    def unsaved(self) -> frozenset[str]:
+        """Names of buffers that the model computes itself: no file has them."""
+        saved = self.model.state_dict(keep_vars=True)
+        return frozenset(name for name, _ in self.model.named_buffers() if name not in saved)
+
+    @cached_property
     def users(self) -> dict[str, tuple[int, ...]]:
         """Name of a parameter → the layers that use it."""
         found: dict[str, list[int]] = {}

@@ -71,7 +71,7 @@ class StageModule(nn.Module):
             for name in layer.weights:
                 place(self, name, weight_of(graph.model, name), layer.name)
         self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
-        self.aliases = graph.aliases
+        self.aliases, self.unsaved = graph.aliases, graph.unsaved
         self._twins = TwinnedWeights(graph, first, last)
 
     @property

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import torch
 
 from schemas.errors import BadModel
 from schemas.job_file.model import ModelSpec
 from schemas.weights_digest import BESIDE
 from workers.models.hugging_face import found_config, read_config
-from workers.models.transformers_model import TASKS
+from workers.models.transformers_model import TASKS, transformers_model
 
 CAUSAL_LM = "workers.models.hugging_face:causal_lm"
 ANY_MODEL = "workers.models.transformers_model:transformers_model"
@@ -54,6 +56,29 @@ def public_names(spec: ModelSpec) -> Callable[[str], str]:
         return name
 
     return public
+
+
+def library_names(spec: ModelSpec) -> Callable[[Iterable[str]], Mapping[str, str]]:
+    """Names in a pretrained folder → their names in the model, where transformers has changed them since.
+
+    Only names are changed: what transformers also stacks or splits as it loads (experts) keeps its name.
+    """
+
+    def renamed(names: Iterable[str]) -> Mapping[str, str]:
+        if spec.factory != ANY_MODEL:
+            return {}
+        try:
+            from transformers.conversion_mapping import get_model_conversion_mapping
+            from transformers.core_model_loading import WeightRenaming, rename_source_key
+        except ImportError:  # versions that change no names
+            return {}
+        with torch.random.fork_rng(devices=()), torch.device("meta"):
+            model: Any = transformers_model(**{key: spec.args[key] for key in spec.args if key != "lora"})
+        rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+        own = model.state_dict()
+        return {name: rename_source_key(name, rules, [], model.base_model_prefix, own)[0] for name in names}
+
+    return renamed
 
 
 def is_adapter(spec: ModelSpec) -> Callable[[str], bool]:

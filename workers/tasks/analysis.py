@@ -28,7 +28,7 @@ from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import joined_layers, sharing_layers
-from workers.models.hugging_face_folder import is_adapter, public_names
+from workers.models.hugging_face_folder import is_adapter, library_names, public_names
 from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
 from workers.state.initial_weights import check_missing, describe_match, match_weights
@@ -77,12 +77,11 @@ async def unmatched_weights(spec: JobSpec, data: BatchSource, bus: Bus | None) -
     sample = checked_batch(data, spec.data.evaluation_sets)
     graph = graph_of(spec.model, outline_model(spec.model, spec.training.seed, sample).model, sample)
     model, is_new = graph.model, is_adapter(spec.model)
-    saved = model.state_dict(keep_vars=True)
-    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
-    own = {name: weight for name, weight in [*model.named_parameters(), *buffers] if not is_new(name)}
+    weights = [*model.named_parameters(), *model.named_buffers()]
+    own = {name: weight for name, weight in weights if name not in graph.unsaved and not is_new(name)}
     artifacts = await asyncio.to_thread(open_artifacts, source.url, bus)
-    names = public_names(spec.model)
-    matched = await match_weights(own, artifacts, source, names, graph.aliases)
+    theirs, library = public_names(spec.model), library_names(spec.model)
+    matched = await match_weights(own, artifacts, source, theirs, graph.aliases, library)
     check_missing(matched, source, "the model")
     return describe_match(matched, source)
 

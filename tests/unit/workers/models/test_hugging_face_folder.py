@@ -14,10 +14,17 @@ from schemas.errors import BadInput, BadModel
 from schemas.job_file.initial_weights import InitialWeights
 from schemas.job_file.model import ModelSpec
 from schemas.weights_digest import INDEX_NAME, weights_index
+from tests.unit.workers.models.test_transformers_model import spec as family_spec
 from workers.compute.model import build
 from workers.graph.stage_module import StageModule, slice_stage
 from workers.models.adapter_weights import write_adapted
-from workers.models.hugging_face_folder import folder_files, is_adapter, public_names, written_names
+from workers.models.hugging_face_folder import (
+    folder_files,
+    is_adapter,
+    library_names,
+    public_names,
+    written_names,
+)
 from workers.state.initial_weights import load_initial
 from workers.state.weights import export
 
@@ -87,6 +94,28 @@ async def test_a_pretrained_folder_goes_in_and_comes_out(
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.inference_mode():
         assert torch.equal(back.eval()(input_ids=TOKENS).logits, pretrained(input_ids=TOKENS).logits)
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+async def test_a_folder_whose_names_or_buffers_differ_from_the_model_s_goes_in(
+    tmp_path: Path, family: str
+) -> None:
+    """BERT computes buffers that no file has; transformers has renamed ViT's layers, but not its files."""
+    model, batch = family_spec(family)
+    given = build(model, 4, batch).model
+    given.save_pretrained(tmp_path)  # type: ignore[operator]
+    graph, source = build(model, 3, batch), InitialWeights(url=str(tmp_path))
+    for cut in ((0, 2), (2, len(graph))):
+        stage = slice_stage(graph, *cut, needed=["logits"])
+        matched = await load_initial(
+            stage,
+            open_artifacts(source.url, None),
+            source,
+            public_name=public_names(model),
+            own_names_of=library_names(model),
+        )
+        assert matched.missing == ()
+        assert all(torch.equal(weight, given.get_parameter(name)) for name, weight in stage.trainable())
 
 
 async def test_adapters_begin_new_on_a_pretrained_base(tmp_path: Path) -> None:
