@@ -17,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 JOB ?= examples/stdlib-gpt.yaml
 ARGS ?=
+SCRIPTS ?=
 # How the tests are run; `scripts/run_tests.py` gives a test that failed one more chance, alone, and calls it FLAKY.
 PYTEST ?= -m pytest
 DATA ?= ../shared/data
@@ -42,6 +43,11 @@ examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one
 .PHONY: large
 large: setup ## models that no process may hold, by four instances with room for 0.4 of the state; ARGS="--only llama"
 	@$(VENV)/python -m benchmarks.larger_than_a_node $(ARGS)
+
+.PHONY: compare-scripts
+compare-scripts: setup ## nanoGPT, run_clm.py, torchvision's classification out of SCRIPTS=DIR, and the same here: 50 losses of each
+	@test -n "$(SCRIPTS)" || { echo 'make: SCRIPTS=DIR is missing: the folder of checkouts of nanoGPT, transformers and vision'; exit 2; }
+	@$(VENV)/python -m benchmarks.compare_scripts --scripts "$(SCRIPTS)" $(ARGS)
 
 .PHONY: soak-edges
 soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on

@@ -32,7 +32,7 @@ class LayerProfile(Part):
     output_bytes: int
 
 
-class ModelTopology(Message, wire="topology.model", version=(1, 2)):
+class ModelTopology(Message, wire="topology.model", version=(1, 3)):
     """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
@@ -52,6 +52,10 @@ class ModelTopology(Message, wire="topology.model", version=(1, 2)):
     epoch_samples: int = Field(0, description="of an epoch of the data; 0: windows from anywhere")
     optimizer_bytes: float = Field(
         8.0, description="of optimizer state and averages per trained parameter, as tried"
+    )
+    unmatched_weights: str = Field(
+        "",
+        description="what the files of initial_weights lack, and what of them nothing takes; empty: nothing",
     )
 
 

@@ -72,6 +72,7 @@ class StageModule(nn.Module):
                 place(self, name, weight_of(graph.model, name), layer.name)
         self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
         self._model_train = graph.model.train
+        self.aliases, self.unsaved = graph.aliases, graph.unsaved
         self._twins = TwinnedWeights(graph, first, last)
 
     @property

@@ -6,9 +6,12 @@ reports. A model that can't be trained is refused here, with one line.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from bus.connection import Bus
+from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
@@ -25,8 +28,10 @@ from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import sharing_layers
+from workers.models.hugging_face_folder import is_adapter, library_names, public_names
 from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
+from workers.state.initial_weights import check_missing, describe_match, match_weights
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -50,9 +55,35 @@ async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     try:
         place = (payload["cluster"], payload["node"], payload.get("device", "cpu"))
         topology = analyse(payload["job"], spec, data, *place)
+        async with bus_for(payload, spec.weights_url or "") as bus:
+            unmatched = await unmatched_weights(spec, data, bus)
     finally:
         data.close()
+    topology = topology.model_copy(update={"unmatched_weights": unmatched})
     return {"topology": topology.model_dump(mode="json")}
+
+
+async def unmatched_weights(spec: JobSpec, data: BatchSource, bus: Bus | None) -> str:
+    """What the files of `initial_weights` and the model do not have in common, in one line; empty: nothing.
+
+    Names, shapes and types are compared by the files' headers, before any instance exists.
+
+    Raises:
+        BadModel: The files do not fit the model; see `match_weights` and `check_missing`.
+    """
+    source = spec.initial_weights
+    if source is None:
+        return ""
+    sample = checked_batch(data, spec.data.evaluation_sets)
+    graph = graph_of(spec.model, outline_model(spec.model, spec.training.seed, sample).model, sample)
+    model, is_new = graph.model, is_adapter(spec.model)
+    weights = [*model.named_parameters(), *model.named_buffers()]
+    own = {name: weight for name, weight in weights if name not in graph.unsaved and not is_new(name)}
+    artifacts = await asyncio.to_thread(open_artifacts, source.url, bus)
+    theirs, library = public_names(spec.model), library_names(spec.model)
+    matched = await match_weights(own, artifacts, source, theirs, graph.aliases, library)
+    check_missing(matched, source, "the model")
+    return describe_match(matched, source)
 
 
 def analyse(

@@ -117,7 +117,7 @@ def plan(
         edges=tuple(edges),
         constraints=tuple(constraints),
         placements=placed,
-        reason=why,
+        reason="; ".join(filter(None, (why, topology.unmatched_weights))),
         code_digest=topology.code_digest,
         data_digest=topology.data_digest,
         inexact=topology.inexact,
