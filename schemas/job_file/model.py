@@ -40,7 +40,9 @@ class ModelSpec(Part):
         "cross_entropy", description="`cross_entropy`, `module:callable`, or `model`: the model returns it"
     )
     inputs: Annotated[dict[str, str], HOLDS_USER_VALUES] = Field(
-        {}, description="parameter of the model's forward pass → the name in the batch that it takes"
+        {},
+        description="parameter of the model's forward pass → the name in the batch that it takes; `*`: the "
+        "whole batch, as a dictionary",
     )
     freeze: tuple[str, ...] = Field(
         (), max_length=256, description="patterns of names of parameters that are not trained"

@@ -44,14 +44,15 @@ class GradientSum:
         parameters: The stage's trained parameters, whose order is used everywhere here.
         exact: True: int64 fixed point; False: fp32 in order of arrival.
         microbatches: M, the microbatches of a step. Each may use 2^62/M of the range, so that no sum wraps.
+        uses: The most layers of the whole model that share a parameter; each adds a gradient of its own.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], exact: bool, microbatches: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor], exact: bool, microbatches: int, uses: int = 1) -> None:
         self._shapes = [parameter.shape for parameter in parameters]
         self._sizes = [parameter.numel() for parameter in parameters]
         self._exact = exact
         self._count = microbatches
-        self._limit = 2.0 ** (62 - FRACTION_BITS) / microbatches if exact else math.inf
+        self._limit = 2.0 ** (62 - FRACTION_BITS) / (microbatches * uses) if exact else math.inf
         device = parameters[0].device if parameters else torch.device("cpu")
         kind = torch.int64 if exact else torch.float32
         total = sum(self._sizes)

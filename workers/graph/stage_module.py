@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import BadModel
-from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, joined_layers, weight_of
+from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, weight_of
 from workers.graph.randomness import layer_seed, seed_generators
 from workers.graph.tee import tee
 from workers.graph.twins import TwinnedWeights, place
@@ -71,6 +71,7 @@ class StageModule(nn.Module):
             for name in layer.weights:
                 place(self, name, weight_of(graph.model, name), layer.name)
         self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
+        self._model_train = graph.model.train
         self._twins = TwinnedWeights(graph, first, last)
 
     @property
@@ -83,8 +84,7 @@ class StageModule(nn.Module):
         """(parameter, its twin) for each further layer that uses a parameter of this stage.
 
         Both have the same values, and a gradient each: the sums of the layers are added exactly, in this
-            stage as
-        between two. They are there after `untie`.
+        stage as between two. They are there after `untie`.
         """
         return self._twins.pairs
 
@@ -93,8 +93,10 @@ class StageModule(nn.Module):
         self._twins.make()
 
     def train(self, mode: bool = True) -> StageModule:
+        """Sets the mode as the model itself does: it may keep some of its layers in evaluation."""
         super().train(mode)
-        self._twins.train(mode)
+        self._model_train(mode)
+        self._twins.follow_modes()
         return self
 
     @property
@@ -182,9 +184,16 @@ class StageModule(nn.Module):
                 seed_generators(layer_seed(self._job_seed, step, microbatch, index))
             return self._run_layer(index, layer, values, device)
 
+        tensors = [tensor for value in values.values() for tensor in _tensors(value)]
+        versions = [tensor._version for tensor in tensors]
         made: dict[str, Value] = checkpoint(
             run, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
+        if versions != [tensor._version for tensor in tensors]:
+            raise BadModel(
+                f"training.recompute: layer {layer.name} changes its input in place, so that it can't be "
+                "computed again: leave it out, or let it make a new tensor"
+            )
         return made
 
     def _run_layer(
@@ -275,7 +284,7 @@ class _Slice:
             for name in wires
             if name not in self.constant
             for tensor in _tensors(values[name])
-            if tensor.is_floating_point()
+            if tensor.is_floating_point() or tensor.is_complex()
         ]
 
     @staticmethod
@@ -318,9 +327,9 @@ def run_call(
     with ExitStack() as stack:
         if not call.gradients:
             stack.enter_context(torch.no_grad())
-        if call.autocast is not None:
-            enabled, dtype = call.autocast
-            stack.enter_context(torch.autocast(device.type, dtype=dtype, enabled=enabled))
+        for region in call.autocast:
+            if region.device in (None, device.type):
+                stack.enter_context(torch.autocast(device.type, region.dtype, region.enabled))
         found = function(*args, **kwargs)
     made: dict[str, Value] = {}
     for leaf, item in zip(leaves(call.result), leaves(found), strict=True):
@@ -384,18 +393,10 @@ def slice_stage(
     """The stage of layers `first` … `last`-1; see `StageModule`.
 
     Raises:
-        BadModel: There are no such layers, or the cut separates layers that must stay together.
+        BadModel: There are no such layers.
     """
     if not 0 <= first < last <= len(graph):
         raise BadModel(f"layers {first} to {last} are no slice of a model with {len(graph)} layers")
-    for group in joined_layers(graph):
-        inside = [index for index in group if first <= index < last]
-        if inside and len(inside) < len(group):
-            names = " and ".join(graph.layers[index].name for index in group)
-            raise BadModel(
-                f"layers {names} must stay in one stage, since one changes in place what another has made; "
-                "use fewer stages, or no operation in place between them"
-            )
     return StageModule(
         graph, first, last, job_seed=job_seed, precision=precision, needed=needed, recompute=recompute
     )

@@ -24,7 +24,7 @@ from workers.data.checking import checked_batch, largest_batch
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
-from workers.graph.model_graph import joined_layers, sharing_layers
+from workers.graph.model_graph import sharing_layers
 from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
 from workers.tasks.short_lived import answer, bus_for
@@ -100,7 +100,6 @@ def analyse(
         data_digest=data.digest,
         epoch_samples=epoch_samples,
         device=device,
-        tied=joined_layers(graph),
         shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
         optimizer_bytes=optimizer_bytes,
