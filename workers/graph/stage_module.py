@@ -353,7 +353,7 @@ def _have_contiguous_gradients(values: Iterable[Value]) -> None:
     for value in values:
         for tensor in _tensors(value):
             if tensor.grad_fn is not None:
-                tensor.register_hook(Tensor.contiguous)
+                tensor.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _tensors(value: Value) -> tuple[Tensor, ...]:
