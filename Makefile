@@ -37,7 +37,7 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
 
 .PHONY: examples
-examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --replicas 4 --kills 10"
+examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --kills 10", or --plain: beside a plain loop
 	@$(VENV)/python -m benchmarks.examples $(ARGS)
 
 .PHONY: large
@@ -48,6 +48,10 @@ large: setup ## models that no process may hold, by four instances with room for
 compare-scripts: setup ## nanoGPT, run_clm.py, torchvision's classification out of SCRIPTS=DIR, and the same here: 50 losses of each
 	@test -n "$(SCRIPTS)" || { echo 'make: SCRIPTS=DIR is missing: the folder of checkouts of nanoGPT, transformers and vision'; exit 2; }
 	@$(VENV)/python -m benchmarks.compare_scripts --scripts "$(SCRIPTS)" $(ARGS)
+
+.PHONY: pretrained-llama
+pretrained-llama: setup ## a Llama of plain transformers in three shards goes in, is fine-tuned, comes out: are the logits its own?
+	@$(VENV)/python -m benchmarks.pretrained_llama $(ARGS)
 
 .PHONY: soak-edges
 soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on
