@@ -35,7 +35,7 @@ def checkpoints_url(artifacts: str, job: str) -> str:
     return f"{artifacts.rstrip('/')}/{job}/checkpoints"
 
 
-NO_MATTER = ("checkpoint_every", "asynchronous", "recompute")
+NO_MATTER = ("checkpoint_every", "asynchronous", "recompute", "step_samples", "auto")
 """Keys of `training` that do not affect the trained state."""
 MEASURES = ("validate_every", "validation_microbatches", "evaluation")
 """Nor do these, unless validations decide the rate or the end."""

@@ -28,11 +28,14 @@ class LayerProfile(Part):
     forward_ms: float
     backward_ms: float
     activation_bytes: int
+    input_bytes: int = Field(
+        0, description="what it reads: all that it keeps where it is computed again; 0: it can't be"
+    )
     output: tuple[TensorSchema, ...]
     output_bytes: int
 
 
-class ModelTopology(Message, wire="topology.model", version=(1, 2)):
+class ModelTopology(Message, wire="topology.model", version=(1, 3)):
     """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
@@ -53,6 +56,7 @@ class ModelTopology(Message, wire="topology.model", version=(1, 2)):
     optimizer_bytes: float = Field(
         8.0, description="of optimizer state and averages per trained parameter, as tried"
     )
+    auto: tuple[str, ...] = Field((), description="what of the job was not fixed yet (`training.auto`)")
 
 
 class TopologyReleased(Message, wire="topology.released"):

@@ -57,12 +57,14 @@ class StageModule(nn.Module):
         self.first_layer, self.last_layer = first, last
         self._job_seed = job_seed
         self._precision = precision
-        self._recompute = frozenset(
+        self._repeatable = frozenset(
             index
             for index, layer in enumerate(graph.layers[first:last], first)
-            if any(fnmatchcase(layer.name, pattern) for pattern in recompute)
-            and not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
+            if not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
         )
+        self._recompute = frozenset(
+            index for index, layer in enumerate(graph.layers[first:last], first) if _matches(layer, recompute)
+        ).intersection(self._repeatable)
         self._graph = _Slice(graph, first, last, needed)
         self._evaluation = _Slice(graph.evaluation or graph, first, last, needed)
         for layer in graph.layers[first:last]:
@@ -73,6 +75,10 @@ class StageModule(nn.Module):
         self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
         self._model_train = graph.model.train
         self._twins = TwinnedWeights(graph, first, last)
+
+    def repeatable(self, layer: int) -> bool:
+        """Whether a layer's activations may be computed again: a second pass leaves nothing behind."""
+        return layer in self._repeatable
 
     @property
     def recomputes(self) -> bool:
@@ -336,6 +342,10 @@ def run_call(
         if isinstance(leaf, Wire):
             made[leaf.name] = item
     return made
+
+
+def _matches(layer: GraphLayer, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(layer.name, pattern) for pattern in patterns)
 
 
 def _keeps_averages(module: nn.Module) -> bool:

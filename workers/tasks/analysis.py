@@ -14,11 +14,11 @@ from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
 from schemas.training_length import samples_of, with_steps
 from workers.compute.batch_schema import batch_schema
-from workers.compute.deferred_model import WHOLE_BYTES, outline_model
+from workers.compute.deferred_model import outlined_graph
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.measured_loss import MeasuredLoss
-from workers.compute.model import build, check_trained, graph_of
+from workers.compute.model import check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.checking import checked_batch, largest_batch
 from workers.data.opening import open_source
@@ -73,11 +73,7 @@ def analyse(
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
     sample = largest_batch(checked_batch(data, spec.data.evaluation_sets), spec.data.largest)
-    outline = outline_model(spec.model, training.seed, sample)
-    if outline.bytes <= WHOLE_BYTES:
-        graph = build(spec.model, training.seed, sample)
-    else:  # one layer at a time has memory
-        graph = graph_of(spec.model, outline.model, sample)
+    graph = outlined_graph(spec.model, training.seed, sample)
     check_trained(graph.model.named_parameters())
     optimizer_bytes = try_recipe(training, [*graph.model.named_parameters()])
     loss = MeasuredLoss(spec, [*graph.outputs], [*sample], graph.inputs, tries=True)
@@ -103,6 +99,7 @@ def analyse(
         shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
         optimizer_bytes=optimizer_bytes,
+        auto=training.auto,
         inexact=f"{inexact} on {device}" if inexact else "",
     )
 
