@@ -163,6 +163,8 @@ def spec_digests(spec: JobSpec) -> dict[str, str]:
     for key in LATER:
         if training[key] is None:
             del training[key]
+    if not training["compile"]:
+        del training["compile"]
     usual = ScheduleSpec()
     for key in set(training["schedule"]) - {"warmup_steps", "final_fraction"}:
         if training["schedule"][key] == getattr(usual, key):

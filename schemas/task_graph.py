@@ -56,6 +56,9 @@ class ModelTopology(Message, wire="topology.model", version=(1, 3)):
     optimizer_bytes: float = Field(
         8.0, description="of optimizer state and averages per trained parameter, as tried"
     )
+    compiler: str = Field(
+        "", description="digest of what compiled layers' bits depend on; empty: there are none"
+    )
     auto: tuple[str, ...] = Field((), description="what of the job was not fixed yet (`training.auto`)")
 
 
@@ -146,6 +149,7 @@ class TaskGraph(Part):
     code_digest: str = Field("", description="of the user code, as analysed; instances check their own")
     data_digest: str = Field("", description="of the data, as analysed; data instances check their own")
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
+    compiler: str = Field("", description="as analysed; instances check their own")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")
     batch: tuple[TensorSchema, ...] = Field(

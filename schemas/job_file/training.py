@@ -118,6 +118,13 @@ class TrainingSpec(Part):
         description="patterns of names of layers whose activations are computed again in the backward pass, "
         "instead of kept; or none, all, or auto: those that memory asks for",
     )
+    compile: tuple[str, ...] = Field(
+        (),
+        max_length=256,
+        json_schema_extra=_or("none", "all"),
+        description="patterns of names of layers that torch's compiler compiles, for static shapes; or none, "
+        "or all. It changes bits",
+    )
     exact_accumulation: bool = Field(
         True, description="int64 fixed-point gradient sums: bits independent of who did what"
     )
@@ -161,12 +168,15 @@ class TrainingSpec(Part):
             return value
         given = dict(value)
         auto: list[str] = [*given["auto"]] if isinstance(given.get("auto"), list | tuple) else []
-        words: dict[str, tuple[str, ...]] = {"none": (), "all": ("*",), "auto": ()}
-        if isinstance(word := given.get("recompute"), str):
-            if word not in words:
-                raise ValueError(f"recompute: {word} is no list of patterns; give one, or none, all or auto")
-            given["recompute"] = words[word]
-            auto += ["recompute"] if word == "auto" else []
+        words: dict[str, tuple[str, ...]] = {"none": (), "all": ("*",)}
+        for key, more in (("recompute", {"auto": ()}), ("compile", {})):
+            if not isinstance(word := given.get(key), str):
+                continue
+            if word not in words | more:
+                names = ", ".join(words | more)
+                raise ValueError(f"{key}: {word} is no list of patterns; give one, or one of {names}")
+            given[key] = (words | more)[word]
+            auto += [key] if word == "auto" else []
         whole = given.get("step_samples")
         if not isinstance(whole, int) or not 1 <= whole <= MOST_STEP_SAMPLES:
             whole = None  # whatever is wrong with it is said there

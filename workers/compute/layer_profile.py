@@ -53,6 +53,7 @@ class Profiler:
                 precision=spec.training.precision,
                 needed=loss.outputs,
                 recompute=spec.training.recompute,
+                compiled=spec.training.compile,
             )
             for index in range(len(graph))
         ]

@@ -27,6 +27,7 @@ from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import sharing_layers
 from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
+from workers.tasks.compiled import check_compiled
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -80,6 +81,7 @@ def analyse(
     travels = graph.batch_crossing(0, [*sample], loss.batch)
     with embeddings_checked(data.vocabulary, graph.model, sample):
         profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    compiler = check_compiled(spec, graph, sample, node, device)
     if spec.model.loss == "cross_entropy":
         check_logits(data.vocabulary, profiles)
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
@@ -100,6 +102,7 @@ def analyse(
         batch=batch_schema(sample, travels),
         optimizer_bytes=optimizer_bytes,
         auto=training.auto,
+        compiler=compiler,
         inexact=f"{inexact} on {device}" if inexact else "",
     )
 

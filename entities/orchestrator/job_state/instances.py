@@ -218,6 +218,7 @@ class JobInstances:
             stages=self._record.spec.parallel.stages,
             layer_count=self.graph.layer_count,
             code_digest=self.graph.code_digest,
+            compiler=self.graph.compiler,
             data_digest=self.graph.data_digest,
             inexact=bool(self.graph.inexact),
             batch=self.graph.batch,
