@@ -197,6 +197,10 @@ bench-observation: setup ## what telemetry, metrics, scrapes, logs and a dashboa
 gpu: setup ## whatever needs a card, in under eight minutes; without one, a line that says so
 	@$(VENV)/python -m benchmarks.gpu $(ARGS)
 
+.PHONY: compiled
+compiled: setup-dev ## layers that torch's compiler compiles: one SHA-256 in two processes and wherever the model is cut; minutes
+	@COMPILE=1 $(VENV)/pytest -q tests/unit/workers/tasks/test_compiled.py $(ARGS)
+
 .PHONY: fuzz
 fuzz: setup ## a hundred thousand messages that nobody should send, over every subject of a mesh
 	@$(VENV)/python -m benchmarks.fuzz_bus $(ARGS)

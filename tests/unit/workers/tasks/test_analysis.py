@@ -19,7 +19,7 @@ from schemas.job import JobSpec
 from schemas.job_file.initial_weights import InitialWeights
 from schemas.task_graph import ModelTopology
 from tests.builders.jobs import gpt, spec
-from workers.tasks import analysis
+from workers.compute import deferred_model
 from workers.tasks.analysis import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "stdlib-gpt.yaml"
@@ -232,7 +232,7 @@ def test_a_model_that_is_never_whole_is_analysed_alike(
 ) -> None:
     asks = spec(model=gpt(width=128, heads=4), data={"sample_tokens": 8})
     whole = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
-    monkeypatch.setattr(analysis, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(deferred_model, "WHOLE_BYTES", 0)
     parts = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
     same = {"forward_ms": 0.0, "backward_ms": 0.0}
     assert [layer.model_copy(update=same) for layer in parts.layers] == [
