@@ -73,9 +73,12 @@ PRELOAD = (
 )
 """Imported before the first fork; only torch is indispensable. None of them may start a thread."""
 
-PRELOAD_IN_QUIET = ("workers.state.checkpoint_files",)
-"""What only some jobs need takes as long as torch itself (DCP brings sympy): imported once no order has come
-for `quiet_s`, or when an order `needs` it."""
+PRELOAD_IN_QUIET = (
+    "workers.state.checkpoint_files",  # DCP brings sympy
+    "torch._dynamo",  # arithmetic on meta tensors imports it, in each process of a recorded model
+)
+"""What only some jobs need takes as long as torch itself: imported once no order has come for `quiet_s`, or
+when an order `needs` it."""
 
 _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _LINUX = sys.platform == "linux"

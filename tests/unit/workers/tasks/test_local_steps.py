@@ -58,6 +58,15 @@ def users(tmp_path: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As an instance computes: with more, kernels for some strides are others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def batch_of(step: int, microbatch: int) -> Batch:
     tokens = torch.randint(16, (2, 5), generator=torch.Generator().manual_seed(step * 10 + microbatch))
     return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
