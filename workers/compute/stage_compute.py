@@ -70,6 +70,7 @@ class StageCompute:
             precision=spec.training.precision,
             needed=loss.outputs,
             recompute=spec.training.recompute,
+            compiled=spec.training.compile,
         )
         self._batch_in = graph.batch_crossing(unit.first_layer, [*batch], loss.batch)
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)
@@ -211,14 +212,14 @@ class StageCompute:
 
     def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
         """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
-        gradients = self.sum.to_gradients(reduced)
+        gradients, checksum = self.sum.finish(reduced)
         norms = self.sum.squared_norms(gradients[: len(self.parameters)])
         first = self._start.unit.first_layer
         counted = tuple(  # a shared parameter counts once: in the stage that uses it first
             norm if self._users[name][0] >= first else 0.0
             for name, norm in zip(self._names, norms, strict=True)
         )
-        return gradients, self.sum.checksum(reduced), counted
+        return gradients, checksum, counted
 
     def shared_with(self, stage: TiedStage) -> list[slice]:
         """The parts of the flat sum whose parameters another stage uses too, in the order of their names."""

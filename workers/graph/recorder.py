@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config
 from torch.overrides import TorchFunctionMode
 
 from schemas.errors import BadModel
@@ -197,8 +199,11 @@ class Recorder(TorchFunctionMode):
         versions = [tensor._version for tensor in tensors]
         weights: dict[str, Tensor] = {}
         self._inside += 1
+        # Within a layer rows may be chosen by values: what matters here is its results, not theirs.
+        choosing = _config.patch(meta_nonzero_assume_all_nonzero=True) if module else nullcontext()
         try:
-            result = function(*args, **kwargs)
+            with choosing:
+                result = function(*args, **kwargs)
         finally:
             self._inside -= 1
         changed = [t for t, version in zip(tensors, versions, strict=True) if t._version != version]
@@ -486,4 +491,6 @@ def _place(error: Exception) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
     frames = [f for f in frames if not f.filename.endswith(_OWN_FILES)]
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, NotImplementedError) and "data-independent" in str(error):
+        return f"the size of a result depends on the values of tensors{where}"
     return f"{type(error).__name__}: {text[0] if text else ''}{where}"

@@ -49,10 +49,12 @@ def record(
         BadModel: The model takes other names, or what it computes depends on the values of tensors.
     """
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        is_compiled = type(module).__name__ == "OptimizedModule"
+        if is_compiled or isinstance(module, torch.jit.ScriptModule):
             raise BadModel(
-                f"{type(model).__name__}: {name or 'the model'} is TorchScript, whose calls aren't recorded; "
-                "use the module that it was made of"
+                f"{type(model).__name__}: {name or 'the model'} is "
+                f"{'compiled' if is_compiled else 'TorchScript'}, whose calls aren't recorded; "
+                f"use the module that it was made of{' (training.compile compiles layers)' * is_compiled}"
             )
     state, is_leaf = random.getstate(), leaves_of or is_layer
     try:
@@ -62,11 +64,18 @@ def record(
             random.seed(0)
             graph, joined = _record(model, batch, taken, is_leaf)
             random.seed(1)
+            numbers = _numbers(model)
             again, _ = _record(model, batch, taken, is_leaf)
+            changed = [name for name, value in _numbers(model).items() if numbers.get(name, value) != value]
             model.eval()
             evaluation, also_joined = _record(model, batch, taken, is_leaf)
     finally:
         random.setstate(state)
+    if changed:
+        raise BadModel(
+            f"{type(model).__name__}: its forward pass changes {', '.join(changed[:3])} each time, so that "
+            "what it computes may depend on how often it ran, and where; a recipe's schedule may count"
+        )
     if graph.fingerprint() != again.fingerprint():
         raise BadModel(
             f"{type(model).__name__} computes something else each time, as it draws numbers from Python's "
@@ -84,6 +93,16 @@ def record(
         replace(each, layers=merged(each.layers, joined | also_joined)) for each in (graph, evaluation)
     )
     return replace(graph, evaluation=evaluation, recorded=True)
+
+
+def _numbers(model: nn.Module) -> dict[str, float]:
+    """Full name → value of the numbers that are attributes of its modules."""
+    return {
+        f"{name}.{key}" if name else key: value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | float) and key != "training"
+    }
 
 
 def check_sizes(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[str, str] = {}) -> None:
@@ -139,6 +158,14 @@ def _record(
                 whole.add(recorder.failed_in)
             else:  # in the code of the model itself
                 hint = _hint(taken) if isinstance(first.__cause__, _OF_OTHER_ARGUMENTS) else ""
+                if not hint and (first.__cause__ is None or isinstance(first.__cause__, NotImplementedError)):
+                    hint = (
+                        "; what depends on the data may be in a module of its own, which then runs as a whole"
+                    )
+                elif type(first.__cause__).__module__.startswith("torch._dynamo"):
+                    hint = (
+                        "; leave torch.compile out of the model's code: training.compile compiles its layers"
+                    )
                 raise BadModel(f"{type(model).__name__} {first}{hint}") from error.__cause__
 
 

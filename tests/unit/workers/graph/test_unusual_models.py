@@ -247,6 +247,46 @@ class WidensItself(Three):
         return torch.as_tensor(self.b(wide.square()) + hidden)
 
 
+class Experts(nn.Module):
+    """Each row goes to one of two, by its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 2), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, 8)
+        weight, chosen = self.gate(rows).softmax(-1).max(-1)
+        found = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            mine = torch.where(chosen == number)[0]
+            found[mine] = weight[mine, None] * expert(rows[mine])
+        return found.view_as(x)
+
+
+class HasExperts(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.b(self.mixed(self.a(x))))
+
+
+class CompiledPart(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = torch.compile(self.b, backend="eager")
+
+
+class CountsItsPasses(Three):
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return torch.as_tensor(self.b(self.a(x)) * (0.5 if self.passes < 3 else 1.0))
+
+
 class KeepsANormAsItIs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -295,6 +335,7 @@ def batch_of(model: nn.Module) -> dict[str, Tensor]:
         TakesAllNames,
         LooksAtASize,
         KeepsANormAsItIs,
+        HasExperts,
     ],
 )
 def test_it_is_the_plain_model_wherever_it_is_cut(factory: Callable[[], nn.Module]) -> None:
@@ -357,6 +398,16 @@ def test_modes_are_those_that_the_model_sets() -> None:
         ),
         (KeepsAMetaTensor, r"uses scale of its KeepsAMetaTensor .* self.register_buffer\('scale', …"),
         (Scripted, "Scripted: b is TorchScript, whose calls aren't recorded; use the module that it was"),
+        (
+            CompiledPart,
+            "CompiledPart: b is compiled, whose calls aren't recorded; use the module that it was",
+        ),
+        (CountsItsPasses, "its forward pass changes passes each time"),
+        (
+            Experts,
+            r"the size of a result depends on the values of tensors \(test_unusual_models.py:\d+\); "
+            "what depends on the data may be in a module of its own, which then runs as a whole",
+        ),
         (Counts, r"changes a tensor in place at test_unusual_models.py:\d+ that is no parameter or buffer"),
         (AveragesInABuffer, "assigns its buffer average in its forward pass"),
     ],
