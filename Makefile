@@ -40,6 +40,10 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --kills 10", or --plain: beside a plain loop
 	@$(VENV)/python -m benchmarks.examples $(ARGS)
 
+.PHONY: large
+large: setup ## models that no process may hold, by four instances with room for 0.4 of the state; ARGS="--only llama"
+	@$(VENV)/python -m benchmarks.larger_than_a_node $(ARGS)
+
 .PHONY: compare-scripts
 compare-scripts: setup ## nanoGPT, run_clm.py, torchvision's classification out of SCRIPTS=DIR, and the same here: 50 losses of each
 	@test -n "$(SCRIPTS)" || { echo 'make: SCRIPTS=DIR is missing: the folder of checkouts of nanoGPT, transformers and vision'; exit 2; }
@@ -97,8 +101,9 @@ format: setup-dev ## ruff: mend what can be mended
 	@$(VENV)/ruff format .
 
 .PHONY: docs
-docs: setup ## rewrite the part of docs/ that is derived from the table of subjects
+docs: setup ## rewrite what docs/ derive from the code: the table of subjects, job files and their JSON Schema
 	@$(VENV)/python scripts/generate_protocol.py
+	@$(VENV)/python scripts/generate_job_file.py
 
 .PHONY: structure
 structure: setup ## files, imports, levels and rooms of each package; ARGS="--pairs entities.orchestrator"
@@ -128,6 +133,10 @@ bench-training: setup ## steps against torch's pipeline and DDP
 .PHONY: bench-data
 bench-data: setup ## samples/s and memory from file to tensor, beside DataLoader, StatefulDataLoader, MosaicML Streaming
 	@$(VENV)/python -m benchmarks.data $(ARGS)
+
+.PHONY: bench-sums
+bench-sums: setup ## nanoseconds per parameter of exact sums: by the kernel, by torch, beside float sums
+	@$(VENV)/python -m benchmarks.exact_sums $(ARGS)
 
 .PHONY: bench-step-cost
 bench-step-cost: setup ## CPU milliseconds, page faults and wake-ups per training step, by process
@@ -187,6 +196,10 @@ bench-observation: setup ## what telemetry, metrics, scrapes, logs and a dashboa
 .PHONY: gpu
 gpu: setup ## whatever needs a card, in under eight minutes; without one, a line that says so
 	@$(VENV)/python -m benchmarks.gpu $(ARGS)
+
+.PHONY: compiled
+compiled: setup-dev ## layers that torch's compiler compiles: one SHA-256 in two processes and wherever the model is cut; minutes
+	@COMPILE=1 $(VENV)/pytest -q tests/unit/workers/tasks/test_compiled.py $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## a hundred thousand messages that nobody should send, over every subject of a mesh

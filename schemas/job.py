@@ -37,15 +37,17 @@ MOST_EVALUATED = 1 << 20
 class SampleSpec(Part):
     """A short text that the trained model generates at the end (byte-level language models only)."""
 
-    prompt: str = "def "
-    tokens: int = Field(160, ge=0, le=4096)
-    temperature: float = Field(0.8, ge=0, le=1e3, allow_inf_nan=False)
+    prompt: str = Field("def ", description="how the text begins")
+    tokens: int = Field(160, ge=0, le=4096, description="tokens that are generated")
+    temperature: float = Field(
+        0.8, ge=0, le=1e3, allow_inf_nan=False, description="0: always the likeliest token"
+    )
 
 
 class JobSpec(Part):
     """A training job, as a user writes it in YAML or JSON."""
 
-    name: Token
+    name: Token = Field(description="what it is called; several jobs may have the same name")
     model: ModelSpec
     code: CodeSpec | None = Field(None, description="modules that travel with the job")
     data: DataSpec = DataSpec()
@@ -61,7 +63,7 @@ class JobSpec(Part):
         description="URL of a checkpoint, or of a job's checkpoints, to go on from: weights, optimizer, step",
     )
     artifacts: Url = Field("bus://artifacts", description="where weights and checkpoints go")
-    sample: SampleSpec | None = None
+    sample: SampleSpec | None = Field(None, description="a text that the trained model writes at the end")
 
     @property
     def weights_url(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from schemas.base import Part
 from schemas.callables import BALANCERS, FORMER_BALANCERS, misnamed
@@ -34,8 +34,10 @@ Algorithm = Annotated[str, AfterValidator(_known)]
 class RoutingSpec(Part):
     """The routing of a job.
 
-    `algorithm` is one of `ALGORITHMS`, or a `module:factory` that is importable on every node of the job; the
+    `algorithm` is a built-in one, or a `module:factory` that is importable on every node of the job; the
     factory takes a seed and returns a `workers.routing.balancers.Balancer`.
     """
 
-    algorithm: Algorithm = DEFAULT_ALGORITHM
+    algorithm: Algorithm = Field(
+        DEFAULT_ALGORITHM, description=f"{', '.join(ALGORITHMS)}, or `module:factory`"
+    )

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Writes what documents derive from the code: tables of `docs/protocol.md` and `docs/step-transaction.md`.
+The reference of job files is `generate_job_file.py`'s.
 
     python scripts/generate_protocol.py             rewrite them
     python scripts/generate_protocol.py --check     exit code 1 if they are not current
@@ -153,7 +154,9 @@ def lifecycle_part(lifecycle: type[StateVariable[Any]]) -> Callable[[], str]:
     return lambda: lifecycle_table(lifecycle)
 
 
-PARTS: dict[Path, dict[str, Callable[[], str]]] = {
+Parts = Mapping[str, Callable[[], str]]
+
+PARTS: dict[Path, Parts] = {
     PROTOCOL: {
         "subjects": subject_tables,
         "streams": stream_table,
@@ -172,13 +175,13 @@ PARTS: dict[Path, dict[str, Callable[[], str]]] = {
 """The generated parts of each document."""
 
 
-def with_parts(text: str, document: Path = PROTOCOL) -> str:
+def with_parts(text: str, document: Path = PROTOCOL, parts: Parts | None = None) -> str:
     """The text of a document with all its generated parts written anew.
 
     Raises:
         SystemExit: a part has no place in the document.
     """
-    for name, part in PARTS[document].items():
+    for name, part in (PARTS[document] if parts is None else parts).items():
         begin, end = f"<!-- generated: {name} -->", f"<!-- end of {name} -->"
         if begin not in text or end not in text:
             sys.exit(

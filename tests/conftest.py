@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -20,6 +21,9 @@ from tests.warm_processes import share_incubator
 
 Connect = Callable[..., Awaitable[Bus]]
 
+# Of torch, before it is imported, here and in every process that tests start: models are tiny, there are more
+# processes than cores, and threads that wait for one another spin meanwhile.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 hypothesis.settings.register_profile("dmsc", deadline=None)  # the time that an example takes is the machine's
 hypothesis.settings.load_profile("dmsc")

@@ -141,7 +141,7 @@ def summary(record: JobRecord, run: RunState, out: Path) -> list[str]:
         lines.append(f"validation  {record.validation_loss:.4f}{metrics_in_words(record.metrics)}")
     seconds = sum(result.step_s for result in run.results)
     rate = sum(result.tokens for result in run.results) / seconds if seconds else record.tokens_per_s
-    lines.append(f"speed       {quantity(rate)} tokens/s, {duration(seconds)} of steps")
+    lines.append(f"speed       {quantity(rate)} {run.counted}/s, {duration(seconds)} of steps")
     if record.recoveries:
         lines.append(f"recoveries  {record.recoveries}")
     text = record.sample or run.sample

@@ -109,7 +109,7 @@ class PlainView(View):
             result = event.result
             self.say(
                 f"step {result.step + 1}/{run.steps}  loss {result.loss:.4f}"
-                f"  {quantity(result.tokens_per_s)} tokens/s  ETA {duration(run.seconds_left())}"
+                f"  {quantity(result.tokens_per_s)} {run.counted}/s  ETA {duration(run.seconds_left())}"
             )
         elif event.kind == "state" and event.state is not None:
             self.say(f"{event.state.value}{': ' + event.text if event.text else ''}")
@@ -167,7 +167,7 @@ def _progress(run: RunState) -> RenderableType:
     row.add_row(
         ProgressBar(total=max(run.steps, 1), completed=run.done, width=32),
         f"step {run.done}/{run.steps}",
-        f"{quantity(rate)} tokens/s" if rate else "",
+        f"{quantity(rate)} {run.counted}/s" if rate else "",
         f"ETA {duration(run.seconds_left())}" if run.results and not run.ended else "",
     )
     return row

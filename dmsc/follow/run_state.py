@@ -31,10 +31,14 @@ class RunState:
     faults: int = 0
     sample: str | None = None
     service_ms: dict[str, float] = field(default_factory=dict)
+    counted: str = "tokens"
 
     @classmethod
     def of(cls, record: JobRecord) -> RunState:
-        return cls(record.job, record.spec.name, record.state, record.reason, record.spec.training.steps)
+        spec = record.spec
+        run = cls(record.job, spec.name, record.state, record.reason, spec.training.steps)
+        run.counted = spec.data.counted
+        return run
 
     @property
     def ended(self) -> bool:

@@ -75,9 +75,11 @@ class SourceSpec(TextSpec):
     `sample_tokens` is the length of one sample of tokens (the model's context).
     """
 
-    kind: DataKind = "bytes"
-    source: Url = STDLIB
-    sample_tokens: int = Field(128, ge=2, le=1 << 20)
+    kind: DataKind = Field("bytes", description="what it is")
+    source: Url = Field(
+        STDLIB, description="path or URL of files; `stdlib:` is the interpreter's own sources"
+    )
+    sample_tokens: int = Field(128, ge=2, le=1 << 20, description="tokens of a sample: the model's context")
     unit: Literal["windows", "documents"] = Field(
         "windows", description="what a sample of kind tokens is: sample_tokens in a row, or one document"
     )
@@ -94,13 +96,15 @@ class SourceSpec(TextSpec):
     image_size: Pixels | tuple[Pixels, Pixels] | None = Field(
         None, description="pixels: a side, or height and width"
     )
-    image_mode: Literal["RGB", "L"] = "RGB"
+    image_mode: Literal["RGB", "L"] = Field("RGB", description="colours or grey")
     image_transforms: tuple[str | dict[str, Any], ...] = Field(
         (), description="random_crop, flip, normalize, in this order; random ones are left out of validation"
     )
     transform: UserCallable | None = Field(None, description="applied to each sample; seeded for each")
     factory: UserCallable | None = Field(None, description="returns anything with a length and random access")
-    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
+    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = Field(
+        {}, description="keyword arguments of the factory"
+    )
     subset: str | None = Field(None, description="the data set's configuration, as `datasets` names it")
     split: str = Field("train", description="the data set's own split")
     streaming: bool = Field(False, description="it is read once, in its own order, into a spool on disk")
@@ -141,7 +145,13 @@ class SourceSpec(TextSpec):
 class MixturePart(SourceSpec):
     """One source of a mixture. Fields that it does not name are as in the section around it."""
 
-    weight: float = Field(1.0, gt=0, le=1e9, allow_inf_nan=False)
+    weight: float = Field(
+        1.0,
+        gt=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="its share of the samples, in proportion to the others' weights",
+    )
 
 
 class EvaluationSpec(SourceSpec):
@@ -155,13 +165,21 @@ class DataSpec(SourceSpec):
     bytes in `order: windows`, else samples by a keyed draw.
     """
 
-    validation_fraction: float = Field(0.05, ge=0.0, le=0.5, allow_inf_nan=False)
+    validation_fraction: float = Field(
+        0.05,
+        ge=0.0,
+        le=0.5,
+        allow_inf_nan=False,
+        description="share of each source that is held out, unless `validation` names sets",
+    )
     order: Literal["auto", "windows", "shuffled", "sequential"] = Field(
         "auto",
         description="windows: tokens from anywhere, drawn anew for each sample; shuffled, sequential: each "
         "sample once an epoch; auto: windows for kind bytes, else shuffled",
     )
-    mixture: tuple[MixturePart, ...] = Field((), max_length=MOST_PARTS)
+    mixture: tuple[MixturePart, ...] = Field(
+        (), max_length=MOST_PARTS, description="several sources, each with a weight"
+    )
     last: Literal["wrap", "drop"] = Field(
         "wrap",
         description="what an epoch's last samples do that fill no step: the next epoch fills it, or none",
@@ -226,6 +244,11 @@ class DataSpec(SourceSpec):
     def parts(self) -> tuple[SourceSpec, ...]:
         """The sources that are trained on."""
         return self.mixture or (self,)
+
+    @property
+    def counted(self) -> Literal["tokens", "samples"]:
+        """What a job's figures count."""
+        return "tokens" if all(part.kind in TOKEN_KINDS for part in self.parts) else "samples"
 
     @property
     def held_out(self) -> float:

@@ -43,9 +43,9 @@ class InitialWeights(Part):
     and one line of the log lists those tensors and the files' tensors that the model lacks.
     """
 
-    url: Url
+    url: Url = Field(description="folder or URL of safetensors")
     map: dict[str, OwnNames] = Field({}, description="name in the files → name in the model")
-    strict: bool = True
+    strict: bool = Field(True, description="whether a parameter or a tensor that is left over is an error")
 
     @field_validator("map")
     @classmethod

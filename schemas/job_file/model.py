@@ -27,18 +27,22 @@ class ModelSpec(Part):
     An `nn.Sequential` or `nn.ModuleList` is a sequence of layers; of any other module the forward pass is
     recorded, whose parameters take what bears their names in the batch.
 
-    Any `nn.Module` does, and a `DeclaredGraph`; its forward pass takes names of the batch.
-
     `loss` is `cross_entropy` (mean over all targets), a `module:callable` that takes outputs and names of the
     batch by the names of its parameters, or (output, targets), and returns a scalar mean or (sum, weight); or
     `model`, where the model itself returns it.
     """
 
-    factory: Factory
-    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
-    loss: str = "cross_entropy"
+    factory: Factory = Field(description="`module:callable` that returns the model")
+    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = Field(
+        {}, description="keyword arguments of the factory"
+    )
+    loss: str = Field(
+        "cross_entropy", description="`cross_entropy`, `module:callable`, or `model`: the model returns it"
+    )
     inputs: Annotated[dict[str, str], HOLDS_USER_VALUES] = Field(
-        {}, description="parameter of the model's forward pass → the name in the batch that it takes"
+        {},
+        description="parameter of the model's forward pass → the name in the batch that it takes; `*`: the "
+        "whole batch, as a dictionary",
     )
     freeze: tuple[str, ...] = Field(
         (), max_length=256, description="patterns of names of parameters that are not trained"

@@ -18,8 +18,10 @@ Standbys = Annotated[int, Field(ge=0, le=MOST_INSTANCES)]
 class ParallelSpec(Part):
     """How the model is cut into stages and replicated. `replicas` is one number or one per stage."""
 
-    stages: int = Field(1, ge=1, le=1024)
-    replicas: Replicas | tuple[Replicas, ...] = 1
+    stages: int = Field(1, ge=1, le=1024, description="parts that the model is cut into")
+    replicas: Replicas | tuple[Replicas, ...] = Field(
+        1, description="instances of each stage: one number, or one per stage"
+    )
     standbys: Standbys | tuple[Standbys, ...] = Field(
         0,
         description="replicas that only keep up, one number or one per stage",
@@ -33,8 +35,10 @@ class ParallelSpec(Part):
         description="whether a policy may have an instance change its stage; `replicas` is then what the "
         "job begins with",
     )
-    clusters: tuple[Token, ...] = ()
-    segmentation: Literal["measured", "uniform"] = "measured"
+    clusters: tuple[Token, ...] = Field((), description="clusters where it may run; none: any")
+    segmentation: Literal["measured", "uniform"] = Field(
+        "measured", description="cuts by measured cost, or by equal numbers of layers"
+    )
     asynchronous: Synchronous = Field(False, description="refused: weights would depend on who was fast")
 
     @model_validator(mode="after")

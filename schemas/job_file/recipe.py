@@ -57,12 +57,16 @@ class GroupSpec(Part):
     follows the schedule like the optimizer's own. `name` or `factory` give the group another optimizer.
     """
 
-    match: tuple[str, ...] = ()
-    dims: tuple[Annotated[int, Field(ge=0, le=64)], ...] = ()
-    lr: Rate | None = None
-    name: OptimizerName | None = None
-    factory: OptimizerFactory | None = None
-    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
+    match: tuple[str, ...] = Field((), description="patterns of full parameter names; one may stand alone")
+    dims: tuple[Annotated[int, Field(ge=0, le=64)], ...] = Field(
+        (), description="only parameters with so many dimensions; one number may stand alone"
+    )
+    lr: Rate | None = Field(None, description="peak learning rate of the group; none: that of the optimizer")
+    name: OptimizerName | None = Field(None, description="another optimizer for the group")
+    factory: OptimizerFactory | None = Field(
+        None, description="another optimizer for the group, as `module:callable`"
+    )
+    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = Field({}, description="options of the optimizer")
 
     @model_validator(mode="before")
     @classmethod
@@ -93,14 +97,28 @@ class OptimizerSpec(Part):
     `betas`, `eps` and `weight_decay` are AdamW's; of any other optimizer they are `args` like the rest.
     """
 
-    name: OptimizerName = "adamw"
-    lr: Rate = 3e-3
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    eps: float = Field(1e-8, ge=1e-30, le=1, allow_inf_nan=False)  # a smaller value is 0 in fp32: 0 ÷ 0
-    weight_decay: float = Field(0.01, ge=0, le=1e3, allow_inf_nan=False)
-    factory: OptimizerFactory | None = None
-    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
-    groups: tuple[GroupSpec, ...] = Field((), max_length=MOST_GROUPS)
+    name: OptimizerName = Field("adamw", description="one that is built in")
+    lr: Rate = Field(3e-3, description="peak learning rate")
+    betas: tuple[Fraction, Fraction] = Field(
+        (0.9, 0.95), description="decay of the averages of gradients and of their squares"
+    )
+    eps: float = Field(
+        1e-8, ge=1e-30, le=1, allow_inf_nan=False, description="added to the root of the average square"
+    )  # a smaller value is 0 in fp32: 0 ÷ 0
+    weight_decay: float = Field(
+        0.01,
+        ge=0,
+        le=1e3,
+        allow_inf_nan=False,
+        description="a weight shrinks by this times the learning rate with each step",
+    )
+    factory: OptimizerFactory | None = Field(None, description="any other, as `module:callable`")
+    args: Annotated[dict[str, Any], HOLDS_USER_VALUES] = Field(
+        {}, description="options of any optimizer but adamw"
+    )
+    groups: tuple[GroupSpec, ...] = Field(
+        (), max_length=MOST_GROUPS, description="parameters with options of their own"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -171,18 +189,30 @@ class ScheduleSpec(Part):
         "step",
         "one_cycle",
         "plateau",
-    ] = "cosine"
-    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS)
-    final_fraction: float = Field(0.1, ge=0, le=1, allow_inf_nan=False)
+    ] = Field("cosine", description="the curve")
+    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS, description="steps in which the rate rises")
+    final_fraction: float = Field(
+        0.1, ge=0, le=1, allow_inf_nan=False, description="of the peak rate, at the last step"
+    )
     power: float = Field(1.0, gt=0, le=100, allow_inf_nan=False, description="of polynomial")
     decay_steps: Steps | None = Field(None, description="of wsd; none: a tenth of all steps")
     every: Steps = Field(1000, description="of step: steps between two multiplications by `factor`")
     factor: float = Field(0.1, gt=0, lt=1, allow_inf_nan=False, description="of step and plateau")
     metric: str = Field("loss", max_length=200, description="of plateau: what has to improve")
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] = Field(
+        "min", description="of plateau: whether a small or a large value is good"
+    )
     patience: int = Field(3, ge=0, le=MOST_STEPS, description="of plateau, in validations")
-    min_delta: float = Field(0.0, ge=0, le=1e12, allow_inf_nan=False)
-    factory: UserFunction | None = None
+    min_delta: float = Field(
+        0.0,
+        ge=0,
+        le=1e12,
+        allow_inf_nan=False,
+        description="of plateau: what changes by less has not improved",
+    )
+    factory: UserFunction | None = Field(
+        None, description="any other curve: `module:callable` of (step, steps in all)"
+    )
 
     @property
     def needs_total(self) -> bool:
@@ -198,10 +228,16 @@ class AverageSpec(Part):
     validations are computed with it and whether it is what the job ends with.
     """
 
-    decay: float = Field(0.999, ge=0, lt=1, allow_inf_nan=False)
-    start_step: int = Field(0, ge=0, le=MOST_STEPS)
-    use_in_validation: bool = Field(True, alias="validate")
-    export: bool = True
+    decay: float = Field(
+        0.999, ge=0, lt=1, allow_inf_nan=False, description="what stays of the average with each step"
+    )
+    start_step: int = Field(
+        0, ge=0, le=MOST_STEPS, description="the average begins with the weights after this step"
+    )
+    use_in_validation: bool = Field(
+        True, alias="validate", description="validations are computed with the average"
+    )
+    export: bool = Field(True, description="the job ends with the average")
 
     model_config = {"populate_by_name": True, "serialize_by_alias": True}
 
@@ -213,13 +249,23 @@ class UntilSpec(Part):
     `min_delta`. It is the name of a metric, `loss` among them, or `set/metric`.
     """
 
-    steps: Steps | None = None
-    tokens: Annotated[int, Field(ge=1, le=1 << 60)] | None = None
-    epochs: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
-    metric: str | None = Field(None, max_length=200)
-    mode: Literal["min", "max"] = "min"
-    patience: int = Field(3, ge=1, le=MOST_STEPS)
-    min_delta: float = Field(0.0, ge=0, le=1e12, allow_inf_nan=False)
+    steps: Steps | None = Field(None, description="the most steps")
+    tokens: Annotated[int, Field(ge=1, le=1 << 60)] | None = Field(
+        None, description="the most tokens (samples, where there are no tokens)"
+    )
+    epochs: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
+        None, description="the most passes over the data"
+    )
+    metric: str | None = Field(None, max_length=200, description="ends it early: a metric, or `set/metric`")
+    mode: Literal["min", "max"] = Field(
+        "min", description="whether a small or a large value of the metric is good"
+    )
+    patience: int = Field(
+        3, ge=1, le=MOST_STEPS, description="validations without an improvement that end it"
+    )
+    min_delta: float = Field(
+        0.0, ge=0, le=1e12, allow_inf_nan=False, description="what changes by less has not improved"
+    )
 
     @model_validator(mode="after")
     def _ends(self) -> UntilSpec:
@@ -236,8 +282,8 @@ class UntilSpec(Part):
 class MeasuredSet(Part):
     """How many microbatches of an evaluation set of `data.validation` a validation has."""
 
-    name: Token
-    microbatches: int = Field(2, ge=1, le=1 << 20)
+    name: Token = Field(description="an evaluation set of `data.validation`")
+    microbatches: int = Field(2, ge=1, le=1 << 20, description="microbatches of the set in each validation")
 
 
 class ValidationSpec(Part):
@@ -248,7 +294,7 @@ class ValidationSpec(Part):
     """
 
     every: int | None = Field(None, ge=0, le=MOST_STEPS, description="steps; none: validate_every")
-    metrics: tuple[str, ...] = Field((), max_length=64)
+    metrics: tuple[str, ...] = Field((), max_length=64, description="what is measured beside the loss")
     sets: tuple[MeasuredSet, ...] = Field(
         (), max_length=MOST_SETS, description="none: all of data, validation_microbatches of each"
     )

@@ -43,7 +43,12 @@ class TextSpec(Part):
     `.model`, of tiktoken's ranks (`cl100k_base.tiktoken`), or of a folder as Hugging Face saves a tokenizer.
     """
 
-    tokenizer: Annotated[Url, AfterValidator(_tokenizer)] = Field("bytes", min_length=1, max_length=4096)
+    tokenizer: Annotated[Url, AfterValidator(_tokenizer)] = Field(
+        "bytes",
+        min_length=1,
+        max_length=4096,
+        description="`bytes`, `tiktoken:NAME`, or a tokenizer's file or folder",
+    )
     format: TextFormat = Field(
         "auto", description="what the files are; auto: by their names (.jsonl, .parquet, else text)"
     )
@@ -53,7 +58,9 @@ class TextSpec(Part):
         description="the field of a JSON line, or the column of a Parquet file; a dot goes deeper. "
         "Empty: text; messages for kind chat",
     )
-    encoding: Annotated[str, AfterValidator(_encoding)] = Field("utf-8", max_length=32)
+    encoding: Annotated[str, AfterValidator(_encoding)] = Field(
+        "utf-8", max_length=32, description="of text files"
+    )
     separator: str = Field(
         "", max_length=256, description="splits a text file into documents; empty: a file is a document"
     )
@@ -96,8 +103,16 @@ class TextSpec(Part):
         description="shifted: the next token; same: the inputs, for models that shift by themselves; "
         "masked: tokens to be restored; spans: T5's spans",
     )
-    mask_fraction: float = Field(0.15, gt=0, lt=1, allow_inf_nan=False)
-    span_tokens: float = Field(3.0, ge=1, le=1000, allow_inf_nan=False)
+    mask_fraction: float = Field(
+        0.15,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="share of the tokens that `targets: masked` or `spans` hides",
+    )
+    span_tokens: float = Field(
+        3.0, ge=1, le=1000, allow_inf_nan=False, description="mean length of a hidden span, in tokens"
+    )
     pad_to_longest: bool = Field(
         False, description="pad to the longest sample of the microbatch instead of to sample_tokens"
     )
@@ -107,7 +122,9 @@ class TextSpec(Part):
         description="kind chat: the path or URL of a Jinja template; empty: the tokenizer's own; a text with "
         "`{` is the template itself",
     )
-    template_arguments: Annotated[dict[str, Any], HOLDS_USER_VALUES] = {}
+    template_arguments: Annotated[dict[str, Any], HOLDS_USER_VALUES] = Field(
+        {}, description="further variables of the template"
+    )
     loss_on: Literal["answers", "everything"] = Field(
         "answers", description="kind chat: which tokens are targets"
     )

@@ -8,13 +8,14 @@ is exact; rounding changes a gradient by at most 2^-45 (3e-14) per microbatch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from schemas.errors import GradientRefused
+from workers.fixed_point.kernel import kernel
 
 FRACTION_BITS = 44
 _SCALE = 2.0**FRACTION_BITS
@@ -44,14 +45,24 @@ class GradientSum:
         parameters: The stage's trained parameters, whose order is used everywhere here.
         exact: True: int64 fixed point; False: fp32 in order of arrival.
         microbatches: M, the microbatches of a step. Each may use 2^62/M of the range, so that no sum wraps.
+        uses: The most layers of the whole model that share a parameter; each adds a gradient of its own.
+        compiled: Whether the kernel adds, where there is one (ADR-0063); the bits are the same.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], exact: bool, microbatches: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        exact: bool,
+        microbatches: int,
+        uses: int = 1,
+        *,
+        compiled: bool = True,
+    ) -> None:
         self._shapes = [parameter.shape for parameter in parameters]
         self._sizes = [parameter.numel() for parameter in parameters]
         self._exact = exact
         self._count = microbatches
-        self._limit = 2.0 ** (62 - FRACTION_BITS) / microbatches if exact else math.inf
+        self._limit = 2.0 ** (62 - FRACTION_BITS) / (microbatches * uses) if exact else math.inf
         device = parameters[0].device if parameters else torch.device("cpu")
         kind = torch.int64 if exact else torch.float32
         total = sum(self._sizes)
@@ -60,6 +71,7 @@ class GradientSum:
         self._chunk = torch.empty(min(_CHUNK, total), dtype=torch.float32, device=device)
         self._words = torch.empty(self._chunk.numel(), dtype=torch.int64, device=device)
         self._on_host = device.type == "cpu"
+        self._kernel = kernel() if exact and compiled and self._on_host else None
         self._spare: Tensor | None = None
         self._members: set[int] = set()
 
@@ -94,14 +106,49 @@ class GradientSum:
         if len(gradients) != len(self._sizes):
             raise GradientRefused(f"{len(gradients)} gradients for {len(self._sizes)} parameters")
         flats = [None if gradient is None else gradient.reshape(-1).float() for gradient in gradients]
+        more = [(at, gradient.reshape(-1).float()) for at, gradient in further if gradient is not None]
+        first = self._exact and not self._members  # overwrites the sum of a former step
+        targets = torch.split(self._sum if first else self.total, self._sizes)
+        self._incomplete = True
+        if not self._add_compiled(flats, more, targets, first):
+            self._incomplete = False  # nothing was added so far
+            self._add_checked(microbatch, flats, more, targets, first)
+        self._members.add(microbatch)
+        self._incomplete = False
+
+    def _add_compiled(
+        self,
+        flats: Sequence[Tensor | None],
+        more: Sequence[tuple[int, Tensor]],
+        targets: Sequence[Tensor],
+        first: bool,
+    ) -> bool:
+        """Adds all with the kernel, in one pass; False: nothing was added, since it can't add these."""
+        if self._kernel is None:
+            return False
+        addends = []
+        for flat, target in zip(flats, targets, strict=True):
+            if flat is not None:
+                addends.append((flat.contiguous(), target, first))
+            elif first:
+                target.zero_()
+        addends += [(flat.contiguous(), targets[at], False) for at, flat in more]
+        return self._kernel.add(addends, self._limit)
+
+    def _add_checked(
+        self,
+        microbatch: int,
+        flats: Sequence[Tensor | None],
+        more: Sequence[tuple[int, Tensor]],
+        targets: Sequence[Tensor],
+        first: bool,
+    ) -> None:
+        """Checks all gradients, then adds them with torch."""
         largest = [
             self._check(microbatch, index, flat) if flat is not None and flat.numel() else 0.0
             for index, flat in enumerate(flats)
         ]
-        more = [(at, gradient.reshape(-1).float()) for at, gradient in further if gradient is not None]
         most_of_more = [self._check(microbatch, at, flat) if flat.numel() else 0.0 for at, flat in more]
-        first = self._exact and not self._members  # overwrites the sum of a former step
-        targets = torch.split(self._sum if first else self.total, self._sizes)
         self._incomplete = True
         for flat, target, most in zip(flats, targets, largest, strict=True):
             if flat is not None:
@@ -110,8 +157,6 @@ class GradientSum:
                 target.zero_()
         for (at, flat), most in zip(more, most_of_more, strict=True):
             self._accumulate(flat, targets[at], False, most)
-        self._members.add(microbatch)
-        self._incomplete = False
 
     def _check(self, microbatch: int, index: int, flat: Tensor) -> float:
         """The largest absolute value; raises `GradientRefused` if it can't be summed."""
@@ -189,23 +234,51 @@ class GradientSum:
         """Lets the next `copy_for_reduce` reuse this memory: new pages cost eight times the copy."""
         self._spare = copy
 
+    def finish(self, flat: Tensor) -> tuple[list[Tensor], str]:
+        """`to_gradients` and `checksum`, in one pass where there is a kernel."""
+        if self._kernel is None:
+            return self.to_gradients(flat), self.checksum(flat)
+        divisor, factor = self._divisor()
+        weights = _weights(flat.device)
+        products = [0] * -(-flat.numel() // _FIXED_CHUNK)
+        # One tensor each: they take the memory that the last microbatch's gradients have just left.
+        means = [torch.empty(shape, dtype=torch.float32) for shape in self._shapes]
+        begin = 0
+        for mean in means:
+            flat_mean, end = mean.view(-1), begin + mean.numel()
+            for first, last in _pieces(begin, end):
+                product = self._kernel.finish(
+                    flat[first:last],
+                    weights[first % _FIXED_CHUNK :],
+                    flat_mean[first - begin : last - begin],
+                    divisor,
+                    factor,
+                )
+                products[first // _FIXED_CHUNK] += product
+            begin = end
+        return means, _combined(flat.numel(), products)
+
     def to_gradients(self, flat: Tensor) -> list[Tensor]:
         """The mean gradient over the step's M microbatches, fp32, in the parameters' shapes."""
         mean = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
         if self._exact:
-            divisor = _SCALE * self._count  # exact in float64 for every M below 2^53
-            power_of_two = math.frexp(divisor)[0] == 0.5  # the product then has the bits of the quotient
+            divisor, factor = self._divisor()
             wide = torch.empty(self._chunk.numel(), dtype=torch.float64, device=flat.device)
             for begin in range(0, flat.numel(), _CHUNK):
                 part = flat[begin : begin + _CHUNK]
                 own = wide[: part.numel()].copy_(part)
-                own = own.mul_(1 / divisor) if power_of_two else own.div_(divisor)
+                own = own.mul_(factor) if factor else own.div_(divisor)
                 mean[begin : begin + _CHUNK].copy_(own)
         else:
             torch.div(flat, self._count, out=mean)
         return [
             part.view(shape) for part, shape in zip(torch.split(mean, self._sizes), self._shapes, strict=True)
         ]
+
+    def _divisor(self) -> tuple[float, float]:
+        """What a sum is divided by, and 1 / that if the product has the bits of the quotient; otherwise 0."""
+        divisor = _SCALE * self._count  # exact in float64 for every M below 2^53
+        return divisor, 1 / divisor if math.frexp(divisor)[0] == 0.5 else 0.0
 
     def clear(self) -> None:
         """Forgets the step: with an empty set, the buffer's content is ignored."""
@@ -226,15 +299,28 @@ class GradientSum:
             own = weights[: part.numel()]
             # CUDA has no dot product of integers; on the CPU it is faster by half, with the same result.
             sums.append((part * own).sum() if flat.is_cuda else torch.dot(part, own))
-        total = words.numel()
-        for value in torch.stack(sums).tolist() if sums else []:
-            total = (total * 0x9E3779B97F4A7C15 + value) & 0xFFFFFFFFFFFFFFFF
-        return f"{total:016x}"
+        return _combined(words.numel(), torch.stack(sums).tolist() if sums else [])
 
     @staticmethod
     def squared_norms(gradients: Sequence[Tensor]) -> tuple[float, ...]:
         """Each gradient's squared L2 norm in float64, independent of the cut into stages."""
         return tuple(sum(_squares(gradient.reshape(-1)), 0.0) for gradient in gradients)
+
+
+def _pieces(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of `begin` … `end`-1 that lie in one chunk of the checksum each."""
+    while begin < end:
+        last = min(end, begin - begin % _FIXED_CHUNK + _FIXED_CHUNK)
+        yield begin, last
+        begin = last
+
+
+def _combined(length: int, products: Iterable[int]) -> str:
+    """The checksum of a tensor of that many elements from the products of its chunks."""
+    total = length
+    for product in products:
+        total = (total * 0x9E3779B97F4A7C15 + product) & 0xFFFFFFFFFFFFFFFF
+    return f"{total:016x}"
 
 
 def _weights(device: torch.device) -> Tensor:

@@ -6,8 +6,9 @@ An error names the layer that fails, its input and its message.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,7 @@ class Profiler:
         self._loss = loss
         self._enough_s = enough_s
         self._device = torch.device(device)
+        self._uses: Counter[nn.Module] = Counter()  # of layers with running averages, in one pass
         self._layers = [
             StageModule(
                 graph,
@@ -51,6 +53,7 @@ class Profiler:
                 precision=spec.training.precision,
                 needed=loss.outputs,
                 recompute=spec.training.recompute,
+                compiled=spec.training.compile,
             )
             for index in range(len(graph))
         ]
@@ -79,6 +82,7 @@ class Profiler:
     def _pass(self, batch: Batch, *, count: bool) -> list[LayerProfile]:
         """Runs each layer forward and backward on what the ones before gave; `count` measures memory."""
         profiles: list[LayerProfile] = []
+        self._uses.clear()
         values: dict[str, Value] = {name: batch[name] for name in self._graph.inputs}
         for index, layer in enumerate(self._layers):
             with with_values(layer, self._device) if _is_empty(layer) else nullcontext():
@@ -95,10 +99,12 @@ class Profiler:
         own |= {name: _leaf(own[name]) for name in part.incoming if name not in part.constant}
         carried = part.carries_gradient(own, part.incoming)
         saved = _SavedBytes(layer) if count else None
-        buffers = _saved_buffers(layer) if count else {}
+        kept = _copies(layer) if count else {}
         forward_began = self._now()
-        made = self._forward(index, own, saved)
-        self._check_buffers(index, buffers)
+        with self._counted(layer) if count else nullcontext():
+            made = self._forward(index, own, saved)
+        self._check_kept(index, kept)
+        kept.clear()
         outputs = part.packed(made)
         last = index == len(self._layers) - 1
         if last and part.spread and len(outputs) > 1:
@@ -122,11 +128,23 @@ class Profiler:
             forward_ms=(backward_began - forward_began) * 1e3,
             backward_ms=(ended - backward_began) * 1e3,
             activation_bytes=saved.total if saved else 0,
+            input_bytes=self._input_bytes(index, own),
             output=tuple(_schema(tensor) for tensor in outputs),
             output_bytes=sum(tensor.nbytes for tensor in outputs),
         )
         needed = {*part.outgoing, *self._graph.inputs}
         return profile, {name: _detached(value) for name, value in made.items() if name in needed}
+
+    def _input_bytes(self, index: int, values: Mapping[str, Value]) -> int:
+        """Of what a layer reads, if that is enough to compute it again."""
+        if not self._layers[index].repeatable(index):
+            return 0
+        read = {
+            id(tensor): tensor
+            for name in self._graph.layers[index].reads
+            for tensor in _tensors(values[name])
+        }
+        return max(1, sum(tensor.nbytes for tensor in read.values()))
 
     def _forward(self, index: int, values: dict[str, Value], saved: _SavedBytes | None) -> dict[str, Value]:
         layer = self._layers[index]
@@ -145,21 +163,46 @@ class Profiler:
             carried = [values[name] for name in self._graph.layers[index].reads]
             raise BadModel(self._describe_misfit(index, carried, error)) from error
 
-    def _check_buffers(self, index: int, before: dict[str, Tensor]) -> None:
-        """Refuses a layer whose forward pass changed its buffers, unless `RunningStatistics` can sum them."""
-        now = self._layers[index].state_dict()
-        for buffer, old in before.items():
-            if not torch.equal(now[buffer], old):
-                inner = buffer.rpartition(".")[0]
-                module = self._layers[index].get_submodule(inner)
-                if keeps_statistics(module):
-                    continue
-                raise BadModel(
-                    f"layer {index} ({inner}: {type(module).__name__}) changes its buffer "
-                    f"{buffer.rpartition('.')[2]} in its forward pass, which would depend on who "
-                    "computes what; use "
-                    "torch's batch normalisation with a momentum, LayerNorm or GroupNorm"
-                )
+    @contextmanager
+    def _counted(self, layer: nn.Module) -> Iterator[None]:
+        """Counts the calls of layers that keep running averages."""
+
+        def called(part: nn.Module, _: object) -> None:
+            self._uses[part] += 1
+
+        norms = [part for part in layer.modules() if keeps_statistics(part) and part.training]
+        handles = [norm.register_forward_pre_hook(called) for norm in norms]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _check_kept(self, index: int, before: Mapping[str, Tensor]) -> None:
+        """Refuses a layer whose forward pass changed its weights, unless `RunningStatistics` can sum them."""
+        layer = self._layers[index]
+        now: dict[str, Tensor] = dict([*layer.named_parameters(), *layer.named_buffers()])
+        for name, old in before.items():
+            if name in now and _alike(now[name].detach(), old):
+                continue
+            inner, _, own = name.rpartition(".")
+            module = layer.get_submodule(inner)
+            if keeps_statistics(module) and own in module._buffers:
+                if self._uses[module] > 1:
+                    raise BadModel(
+                        f"layer {index} ({inner}: {type(module).__name__}) is called {self._uses[module]} "
+                        "times in a pass, and keeps running averages of each; give each call a "
+                        "normalisation of its own, or use LayerNorm or GroupNorm"
+                    )
+                continue
+            what, instead = "parameter", "leave its changes to the optimizer"
+            if own in module._buffers:
+                what = "buffer"
+                instead = "use torch's batch normalisation with a momentum, LayerNorm or GroupNorm"
+            raise BadModel(
+                f"layer {index} ({inner}: {type(module).__name__}) changes its {what} {own} in its forward "
+                f"pass, which would depend on who computes what; {instead}"
+            )
 
     def _describe_misfit(self, index: int, carried: Sequence[Value], error: Exception) -> str:
         shapes = ", ".join(_shape(tensor) for value in carried for tensor in _tensors(value))
@@ -246,18 +289,24 @@ class _SavedBytes:
         return tensor
 
 
+def _copies(layer: nn.Module) -> dict[str, Tensor]:
+    named: list[tuple[str, Tensor]] = [*layer.named_parameters(), *layer.named_buffers()]
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+def _alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether both are equal, where NaN equals itself."""
+    if tensor.shape != other.shape:
+        return False
+    return bool(((tensor == other) | (tensor.isnan() & other.isnan())).all())
+
+
 def _shared(graph: ModelGraph, index: int) -> dict[str, int]:
     """Name → elements of the trained parameters of a layer that others use, too."""
     named = ((graph.names[id(weight)], weight) for weight in graph.parameters(index).values())
     return {
         name: weight.numel() for name, weight in named if weight.requires_grad and len(graph.users[name]) > 1
     }
-
-
-def _saved_buffers(layer: nn.Module) -> dict[str, Tensor]:
-    """Copies of the layer's persistent buffers: those that belong to its weights."""
-    saved = layer.state_dict()
-    return {name: buffer.clone() for name, buffer in layer.named_buffers() if name in saved}
 
 
 def _is_empty(layer: nn.Module) -> bool:
@@ -283,7 +332,7 @@ def _detached(value: Value) -> Value:
 
 def _leaf(value: Value) -> Value:
     for tensor in _tensors(value):
-        tensor.requires_grad_(tensor.is_floating_point())
+        tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
     return value
 
 

@@ -17,6 +17,7 @@ from schemas.job_file.model import ModelSpec
 from workers.graph.declared import DeclaredGraph
 from workers.graph.model_graph import ModelGraph
 from workers.graph.randomness import cuda_devices, seed_generators
+from workers.graph.recorder import WHOLE_BATCH
 from workers.graph.recording import names_taken, record
 from workers.graph.sequence import of_sequence
 from workers.user_code import describe, load
@@ -82,7 +83,10 @@ def graph_of(spec: ModelSpec, model: Any, batch: Mapping[str, Tensor] = TOKENS) 
     Raises:
         BadModel: The model can't be made a graph; or see `_freeze`.
     """
-    _freeze(spec, model.model if isinstance(model, ModelGraph) else model)
+    root = model.model if isinstance(model, ModelGraph) else model
+    if isinstance(root, nn.Module):
+        root.train()  # a model may freeze parameters there
+    _freeze(spec, root)
     graph = _graph(spec, model, batch)
     if not graph.layers:
         raise BadModel(f"{spec.factory} returned a model without layers")
@@ -125,6 +129,11 @@ def _sequence(
     taken: tuple[str, ...] = ("inputs",)
     if named and inspect.signature(named[0][1].forward).parameters:
         taken = tuple(names_taken(named[0][1], batch, spec.inputs).values()) or taken
+        if WHOLE_BATCH in taken:
+            raise BadModel(
+                f"{spec.factory}: the first layer of a sequence takes tensors, no dictionary of the batch; "
+                "return a module whose forward pass calls the layers"
+            )
     return of_sequence(model, named, taken)
 
 

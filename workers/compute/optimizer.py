@@ -35,7 +35,8 @@ class StageOptimizer:
     ) -> None:
         self._trained = stage.trainable()
         names = {id(weight): name for name, weight in self._trained}
-        self._leaves = [*self._trained, *((names[id(weight)], twin) for weight, twin in stage.twins)]
+        self._twins = stage.twins
+        self._leaves = [*self._trained, *((names[id(weight)], twin) for weight, twin in self._twins)]
         self.average = None if ema is None else WeightAverage(ema)
         self._by_name: dict[str, Updater] = {}
         kinds: list[tuple[ParameterSettings, list[tuple[str, nn.Parameter]]]] = []
@@ -85,6 +86,8 @@ class StageOptimizer:
         named = {name: gradient for (name, _), gradient in zip(self._trained, gradients, strict=True)}
         for updater in self._updaters:
             updater.step(named, lr, step)
+        for weight, twin in self._twins:
+            twin.data = weight.data  # an optimizer may have given the weight other memory
         if self.average is not None:
             self.average.update(step, dict(self._trained))
 

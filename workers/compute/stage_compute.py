@@ -70,9 +70,11 @@ class StageCompute:
             precision=spec.training.precision,
             needed=loss.outputs,
             recompute=spec.training.recompute,
+            compiled=spec.training.compile,
         )
         self._batch_in = graph.batch_crossing(unit.first_layer, [*batch], loss.batch)
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)
+        self.module.train()
         check_trained(self.module.trainable())
         self.module.to(self._device)
         self.module.untie()
@@ -90,6 +92,7 @@ class StageCompute:
             [*self.parameters, *self._statistics.buffers],
             exact=spec.training.exact_accumulation,
             microbatches=spec.training.microbatches,
+            uses=max(map(len, graph.users.values()), default=1),
         )
         self._measure_state()
 
@@ -103,7 +106,8 @@ class StageCompute:
             GradientRefused: The loss of a training microbatch is not finite.
         """
         began = time.perf_counter()
-        self.module.train(not hop.evaluate)
+        if self.module.training == hop.evaluate:
+            self.module.train(not hop.evaluate)
         part = self.module.slice
         self._check_sizes(hop.inputs)
         tensors = [tensor.to(self._device, non_blocking=True) for tensor in hop.inputs]
@@ -180,6 +184,7 @@ class StageCompute:
                     [gradient for _, gradient in pairs],
                     allow_unused=True,
                 )
+        results = [found.to_dense() if found is not None and found.is_sparse else found for found in results]
         own, twins = len(self.parameters), len(self.parameters) + len(self._twins)
         further = [(at, found) for (at, _), found in zip(self._twins, results[own:twins], strict=True)]
         self.sum.add(hop.microbatch, [*results[:own], *hop.statistics], further)
@@ -207,14 +212,14 @@ class StageCompute:
 
     def finish_sum(self, reduced: Tensor) -> tuple[list[Tensor], str, tuple[float, ...]]:
         """Mean gradients, the checksum of the reduced sum, and each parameter's squared norm."""
-        gradients = self.sum.to_gradients(reduced)
+        gradients, checksum = self.sum.finish(reduced)
         norms = self.sum.squared_norms(gradients[: len(self.parameters)])
         first = self._start.unit.first_layer
         counted = tuple(  # a shared parameter counts once: in the stage that uses it first
             norm if self._users[name][0] >= first else 0.0
             for name, norm in zip(self._names, norms, strict=True)
         )
-        return gradients, self.sum.checksum(reduced), counted
+        return gradients, checksum, counted
 
     def shared_with(self, stage: TiedStage) -> list[slice]:
         """The parts of the flat sum whose parameters another stage uses too, in the order of their names."""

@@ -22,6 +22,21 @@ Value = Tensor | int | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class AutocastRegion:
+    """The precision that the model's own code chooses.
+
+    Attributes:
+        device: The type of device that it names; None: the one that computes.
+        enabled: Whether autocast is on.
+        dtype: Its type; None: the device's default.
+    """
+
+    device: str | None
+    enabled: bool
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call of a module or a function.
 
@@ -31,7 +46,7 @@ class Call:
         kwargs: Keyword arguments, likewise.
         result: The structure of what it returns, with `Wire` where a value is kept.
         gradients: Whether autograd records the call.
-        autocast: (enabled, dtype) where the model itself chooses; None: as the job's precision says.
+        autocast: Regions that it is in, from the outer to the inner; none: as the job's precision says.
         spread: The one argument is all outputs of the layer before, and all outputs are kept as one value.
     """
 
@@ -40,7 +55,7 @@ class Call:
     kwargs: dict[str, Any]
     result: Any
     gradients: bool = True
-    autocast: tuple[bool, torch.dtype] | None = None
+    autocast: tuple[AutocastRegion, ...] = ()
     spread: bool = False
 
 
@@ -79,6 +94,11 @@ class GraphLayer:
         """Wires that it defines, in order."""
         return tuple(dict.fromkeys(name for call in self.calls for name in named_wires(call.result)))
 
+    @cached_property
+    def words(self) -> str:
+        """What it computes: equal for equal calls with equal constants."""
+        return repr([self.name, *(_call_words(call) for call in self.calls)])
+
 
 @dataclass(frozen=True, eq=False)
 class ModelGraph:
@@ -93,7 +113,6 @@ class ModelGraph:
         outputs: Name → wire of what the model returns.
         sizes: Wires that carry a number.
         constant: Wires that no gradient reaches, because no trained weight is before them.
-        joined: (first, last) layers that no cut may separate: what one makes, the other changes in place.
         spread: Whether the wires between layers are all outputs of a layer at once: the model is a sequence.
         evaluation: The graph without training (`model.eval()`), where it differs.
     """
@@ -104,7 +123,6 @@ class ModelGraph:
     outputs: Mapping[str, str]
     sizes: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
-    joined: tuple[tuple[int, int], ...] = ()
     spread: bool = False
     evaluation: ModelGraph | None = None
     taken: tuple[str, ...] = ()
@@ -114,13 +132,8 @@ class ModelGraph:
         return len(self.layers)
 
     def fingerprint(self) -> str:
-        """What the layers compute, in words: equal for equal calls with equal constants."""
-        calls = (
-            (layer.name, called_name(call.target), _words((call.args, call.kwargs)), _words(call.result))
-            for layer in self.layers
-            for call in layer.calls
-        )
-        own = hashlib.sha256(repr(list(calls)).encode()).hexdigest()
+        """A digest of what the layers compute."""
+        own = hashlib.sha256(repr([layer.words for layer in self.layers]).encode()).hexdigest()
         return own if self.evaluation is None else f"{own}/{self.evaluation.fingerprint()}"
 
     def parameters(self, layer: int) -> dict[str, nn.Parameter]:
@@ -195,20 +208,27 @@ class ModelGraph:
         return tuple(name for name, index in self._defined.items() if 0 <= index < cut and name in behind)
 
     def batch_crossing(self, cut: int, batch: Sequence[str], loss_takes: Iterable[str]) -> tuple[str, ...]:
-        """Names of the batch that are needed behind `cut`, by layers or the loss, in the batch's order.
+        """Names of the batch that are needed behind `cut`, by layers, by the loss or as outputs, in the
+        batch's order.
 
         The first stage gets all that the model is given, so that any stage can record it in the same way.
         """
         if not cut:
             given = {*self.taken, *self.inputs, *loss_takes}
             return tuple(name for name in batch if name in given)
-        needed = set(loss_takes).union(*(layer.reads for layer in self.layers[cut:]))
+        ends = {*loss_takes, *self.outputs.values()}
+        needed = ends.union(*(layer.reads for layer in self.layers[cut:]))
         return tuple(name for name in batch if name in needed)
 
 
 def called_name(target: str | Callable[..., object]) -> str:
     """What is called, in words."""
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _call_words(call: Call) -> list[object]:
+    structures = (_words(value) for value in (call.args, call.kwargs, call.result))
+    return [called_name(call.target), *structures, call.gradients, call.autocast]
 
 
 def _words(value: Any) -> str:
@@ -220,11 +240,6 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
     owner, _, own = name.rpartition(".")
     weight: Tensor = getattr(model.get_submodule(owner), own)
     return weight
-
-
-def joined_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
-    """Groups of layers, by index, that no cut may separate: one changes in place what another has made."""
-    return _grouped(len(graph), graph.joined)
 
 
 def sharing_layers(graph: ModelGraph) -> tuple[tuple[int, ...], ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -48,8 +49,8 @@ def named_layers(grouped: list[list[RecordedCall]]) -> tuple[GraphLayer, ...]:
     return tuple(layers)
 
 
-def joined(grouped: list[list[RecordedCall]]) -> tuple[tuple[int, int], ...]:
-    """From the layer that first touches a storage to the last that changes it: no cut may come between."""
+def joined(grouped: list[list[RecordedCall]]) -> set[tuple[int, int]]:
+    """From the layer that first touches a storage to the last that changes it: they must be one layer."""
     first: dict[int, int] = {}
     found: dict[int, tuple[int, int]] = {}
     for index, members in enumerate(grouped):
@@ -59,7 +60,23 @@ def joined(grouped: list[list[RecordedCall]]) -> tuple[tuple[int, int], ...]:
             for storage in item.changed:
                 if first[storage] < index:
                     found[storage] = (first[storage], index)
-    return tuple(sorted(set(found.values())))
+    return set(found.values())
+
+
+def merged(layers: Sequence[GraphLayer], pairs: Collection[tuple[int, int]]) -> tuple[GraphLayer, ...]:
+    """The layers, with the first and the last of each pair and all between them as one layer."""
+    made: list[GraphLayer] = []
+    for index, layer in enumerate(layers):
+        if any(first < index <= last for first, last in pairs):
+            before = made.pop()
+            layer = replace(
+                before,
+                calls=before.calls + layer.calls,
+                modules=tuple(dict.fromkeys(before.modules + layer.modules)),
+                weights=tuple(dict.fromkeys(before.weights + layer.weights)),
+            )
+        made.append(layer)
+    return tuple(made)
 
 
 def trains(recorded: RecordedCall) -> bool:

@@ -11,18 +11,21 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import torch
 from torch import Tensor, nn
 
 from schemas.errors import BadModel
-from workers.graph.model_graph import GraphLayer, ModelGraph
-from workers.graph.recorder import Recorder, Unrecordable
+from workers.graph.model_graph import ModelGraph
+from workers.graph.recorded_calls import merged
+from workers.graph.recorder import WHOLE_BATCH, Constants, Recorder, Unrecordable
+from workers.graph.values import leaves, replaced
 
+_OF_OTHER_ARGUMENTS = (TypeError, KeyError, AttributeError, IndexError)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
@@ -45,22 +48,39 @@ def record(
     Raises:
         BadModel: The model takes other names, or what it computes depends on the values of tensors.
     """
-    training, state = model.training, random.getstate()
+    for name, module in model.named_modules():
+        is_compiled = type(module).__name__ == "OptimizedModule"
+        if is_compiled or isinstance(module, torch.jit.ScriptModule):
+            raise BadModel(
+                f"{type(model).__name__}: {name or 'the model'} is "
+                f"{'compiled' if is_compiled else 'TorchScript'}, whose calls aren't recorded; "
+                f"use the module that it was made of{' (training.compile compiles layers)' * is_compiled}"
+            )
+    state, is_leaf = random.getstate(), leaves_of or is_layer
     try:
         with _without_data(model):
             model.train()
             taken = names_taken(model, batch, inputs)
-            graph, again = (_seeded(seed, model, batch, taken, leaves_of or is_layer) for seed in (0, 1))
+            random.seed(0)
+            graph, joined = _record(model, batch, taken, is_leaf)
+            random.seed(1)
+            numbers = _numbers(model)
+            again, _ = _record(model, batch, taken, is_leaf)
+            changed = [name for name, value in _numbers(model).items() if numbers.get(name, value) != value]
             model.eval()
-            evaluation = _record(model, batch, taken, leaves_of or is_layer)
+            evaluation, also_joined = _record(model, batch, taken, is_leaf)
     finally:
         random.setstate(state)
-        model.train(training)
+    if changed:
+        raise BadModel(
+            f"{type(model).__name__}: its forward pass changes {', '.join(changed[:3])} each time, so that "
+            "what it computes may depend on how often it ran, and where; a recipe's schedule may count"
+        )
     if graph.fingerprint() != again.fingerprint():
         raise BadModel(
-            f"{type(model).__name__} computes something else each time, as it draws numbers from "
-            "Python's random: "
-            "draw them from torch, in a module of its own"
+            f"{type(model).__name__} computes something else each time, as it draws numbers from Python's "
+            "random or finds what its first pass left: draw numbers from torch, in a module of its own, and "
+            "make tables in the constructor, as buffers"
         )
     names, others = ([layer.name for layer in each.layers] for each in (graph, evaluation))
     if names != others:
@@ -69,7 +89,20 @@ def record(
             f"{type(model).__name__} has other layers in evaluation than in training, from {different} on; "
             "let the same modules run in both"
         )
+    graph, evaluation = (
+        replace(each, layers=merged(each.layers, joined | also_joined)) for each in (graph, evaluation)
+    )
     return replace(graph, evaluation=evaluation, recorded=True)
+
+
+def _numbers(model: nn.Module) -> dict[str, float]:
+    """Full name → value of the numbers that are attributes of its modules."""
+    return {
+        f"{name}.{key}" if name else key: value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | float) and key != "training"
+    }
 
 
 def check_sizes(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[str, str] = {}) -> None:
@@ -83,7 +116,7 @@ def check_sizes(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[
         return
     names = [layer.name for layer in graph.layers]
     where = next(
-        (a.name for a, b in zip(graph.layers, other.layers, strict=False) if _differ(a, b)), names[-1]
+        (a.name for a, b in zip(graph.layers, other.layers, strict=False) if a.words != b.words), names[-1]
     )
     sizes = ", ".join(f"{name} {list(batch[name].shape)}" for name in graph.taken if name in batch)
     raise BadModel(
@@ -95,30 +128,28 @@ def check_sizes(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[
     )
 
 
-def _differ(layer: GraphLayer, other: GraphLayer) -> bool:
-    return repr(layer.calls) != repr(other.calls)
-
-
-def _seeded(seed: int, *arguments: Any) -> ModelGraph:
-    random.seed(seed)
-    return _record(*arguments)
-
-
 def _record(
     model: nn.Module,
     batch: Mapping[str, Tensor],
     taken: Mapping[str, str],
     is_leaf: Callable[[str, nn.Module], bool],
-) -> ModelGraph:
+) -> tuple[ModelGraph, set[tuple[int, int]]]:
+    """The graph, and the pairs of layers that must be one, with all between them."""
     whole: set[str] = set()
     first: Unrecordable | None = None
-    compiling = False
+    compiling = placing = False
     while True:
-        recorder = Recorder(model, taken, is_leaf, whole)
         try:
-            with _as_compiler() if compiling else nullcontext():
-                return recorder.run(batch)
+            with ExitStack() as stack:
+                if compiling:
+                    stack.enter_context(_as_compiler())
+                constants = stack.enter_context(_as_default_device(model)) if placing else {}
+                recorder = Recorder(model, taken, is_leaf, whole, constants)
+                return recorder.run(batch), recorder.joined
         except Unrecordable as error:
+            if not placing and "device" in str(error) and "meta" in str(error):
+                placing = True
+                continue
             first = first or error
             if not compiling:
                 compiling = True
@@ -126,12 +157,35 @@ def _record(
                 compiling = False
                 whole.add(recorder.failed_in)
             else:  # in the code of the model itself
-                raise BadModel(f"{type(model).__name__} {first}") from error.__cause__
+                hint = _hint(taken) if isinstance(first.__cause__, _OF_OTHER_ARGUMENTS) else ""
+                if not hint and (first.__cause__ is None or isinstance(first.__cause__, NotImplementedError)):
+                    hint = (
+                        "; what depends on the data may be in a module of its own, which then runs as a whole"
+                    )
+                elif type(first.__cause__).__module__.startswith("torch._dynamo"):
+                    hint = (
+                        "; leave torch.compile out of the model's code: training.compile compiles its layers"
+                    )
+                raise BadModel(f"{type(model).__name__} {first}{hint}") from error.__cause__
+
+
+def _hint(taken: Mapping[str, str]) -> str:
+    """What else may be wrong where the only argument bears no name of the batch: it may be a dictionary."""
+    parameter, name = next(iter(taken.items()), ("", ""))
+    if len(taken) != 1 or name in (parameter, WHOLE_BATCH):
+        return ""
+    return (
+        f"; its {parameter} is the batch's {name}: if it is to be a dictionary of the whole batch, say "
+        f'model.inputs: {{{parameter}: "{WHOLE_BATCH}"}}'
+    )
 
 
 @contextmanager
 def _without_data(model: nn.Module) -> Iterator[None]:
-    """Within, all parameters and buffers are on `meta`: as large, and empty."""
+    """Within, all parameters and buffers are on `meta`: as large, and empty.
+
+    What the model's code sets meanwhile, tables on `meta` for instance, is set back.
+    """
     empty: dict[int, Any] = {}
 
     def emptied(tensor: Tensor) -> Tensor:
@@ -143,22 +197,47 @@ def _without_data(model: nn.Module) -> Iterator[None]:
         found: Tensor = empty[id(tensor)]
         return found
 
-    changed: list[tuple[dict[str, Any], str, Any]] = []
-    tables: Iterator[dict[str, Any]]
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for module in model.modules():
+        tables = cast("list[dict[str, Any]]", [module._parameters, module._buffers])
+        before += [(table, dict(table)) for table in (vars(module), *tables)]
     try:
         for module in model.modules():
-            tables = iter(
-                (cast("dict[str, Any]", module._parameters), cast("dict[str, Any]", module._buffers))
-            )
-            for table in tables:
-                for name, tensor in table.items():
-                    if tensor is not None:
-                        changed.append((table, name, tensor))
-                        table[name] = emptied(tensor)
+            for table in cast("list[dict[str, Any]]", [module._parameters, module._buffers]):
+                table.update({name: emptied(tensor) for name, tensor in table.items() if tensor is not None})
         yield
     finally:
-        for table, name, tensor in changed:
-            table[name] = tensor
+        for table, content in before:
+            table.clear()
+            table.update(content)
+
+
+@contextmanager
+def _as_default_device(model: nn.Module) -> Iterator[Constants]:
+    """Within, `meta` is the device of tensors that the model's code makes without one, and of those that are
+    attributes of its modules; yields these with what they stand for."""
+    constants: Constants = {}
+    before: list[tuple[dict[str, Any], str, Any]] = []
+
+    def emptied(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.is_meta:
+            return leaf
+        bare = leaf.detach().to("meta")
+        constants[id(bare)] = (bare, leaf)
+        return bare
+
+    for module in model.modules():
+        for name, held in vars(module).items():
+            if name not in ("_parameters", "_buffers") and any(isinstance(x, Tensor) for x in leaves(held)):
+                before.append((vars(module), name, held))
+    try:
+        for table, name, held in before:
+            table[name] = replaced(held, emptied)
+        with torch.device("meta"):
+            yield constants
+    finally:
+        for table, name, held in before:
+            table[name] = held
 
 
 @contextmanager
@@ -201,13 +280,16 @@ def names_taken(model: nn.Module, batch: Mapping[str, Any], inputs: Mapping[str,
     """The model's forward parameters → names of the batch that they take.
 
     A parameter takes what bears its name. A model whose only parameter without a default bears another name
-    takes `inputs`, or the first of the batch.
+    takes all of the batch, where it is annotated as a dictionary (`WHOLE_BATCH`); else `inputs`, or the first
+    of the batch. A forward pass with nothing but `**names` takes all names.
 
     Raises:
         BadModel: A parameter without a default finds nothing in the batch.
     """
     parameters = inspect.signature(model.forward).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not named and any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return {name: name for name in batch}
     required = [p.name for p in named if p.default is p.empty]
     known = {p.name for p in named}
     for parameter, name in inputs.items():
@@ -215,13 +297,15 @@ def names_taken(model: nn.Module, batch: Mapping[str, Any], inputs: Mapping[str,
             raise BadModel(
                 f"model.inputs: the forward pass has no {parameter}, but {', '.join(sorted(known))}"
             )
-        if name not in batch:
+        if name not in batch and name != WHOLE_BATCH:
             raise BadModel(f"model.inputs: the data has no {name}, but {', '.join(batch)}")
     taken = {p.name: p.name for p in named if p.name in batch} | dict(inputs)
     if not taken and not required and named:  # as of transformers: everything has a default
         return {named[0].name: "inputs" if "inputs" in batch else next(iter(batch))}
     missing = [name for name in required if name not in taken]
     if len(missing) == 1 and missing == required[:1] and len(required) == 1:
+        if _takes_a_dictionary(model, missing[0]):
+            return {missing[0]: WHOLE_BATCH, **taken}
         return {missing[0]: "inputs" if "inputs" in batch else next(iter(batch)), **taken}
     if missing:
         raise BadModel(
@@ -229,3 +313,13 @@ def names_taken(model: nn.Module, batch: Mapping[str, Any], inputs: Mapping[str,
             f"have: it has {', '.join(batch)}; say which is which in model.inputs"
         )
     return taken
+
+
+def _takes_a_dictionary(model: nn.Module, parameter: str) -> bool:
+    """Whether a parameter of the forward pass is annotated as a dictionary or another mapping."""
+    try:
+        kind = inspect.signature(model.forward, eval_str=True).parameters[parameter].annotation
+    except (NameError, AttributeError, TypeError, SyntaxError):  # the text of an annotation may be anything
+        return False
+    kind = get_origin(kind) or kind
+    return isinstance(kind, type) and issubclass(kind, Mapping)

@@ -2,8 +2,8 @@
 last.
 
 The cut changes no bit of the result: each layer draws its randomness from (seed, step, microbatch, layer),
-whichever stage runs it and however often; tensors between layers are contiguous; and forks add gradients in
-one order.
+whichever stage runs it and however often; tensors between layers are contiguous, and so are their gradients;
+and forks add gradients in one order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import BadModel
-from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, joined_layers, weight_of
+from workers.graph.compiled import CompiledModules
+from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, weight_of
 from workers.graph.randomness import layer_seed, seed_generators
 from workers.graph.tee import tee
 from workers.graph.twins import TwinnedWeights, place
@@ -40,6 +41,7 @@ class StageModule(nn.Module):
         precision: `bf16` runs the layers under autocast.
         needed: Names of the model's outputs that the loss takes; None: all.
         recompute: Patterns of names of layers whose activations are computed again in the backward pass.
+        compiled: Patterns of names of layers whose modules torch's compiler compiles.
     """
 
     def __init__(
@@ -52,17 +54,22 @@ class StageModule(nn.Module):
         precision: Precision,
         needed: Sequence[str] | None = None,
         recompute: Sequence[str] = (),
+        compiled: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.first_layer, self.last_layer = first, last
         self._job_seed = job_seed
         self._precision = precision
-        self._recompute = frozenset(
+        self._repeatable = frozenset(
             index
             for index, layer in enumerate(graph.layers[first:last], first)
-            if any(fnmatchcase(layer.name, pattern) for pattern in recompute)
-            and not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
+            if not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
         )
+        self._recompute = frozenset(
+            index for index, layer in enumerate(graph.layers[first:last], first) if _matches(layer, recompute)
+        ).intersection(self._repeatable)
+        named = [at for at, layer in enumerate(graph.layers[first:last], first) if _matches(layer, compiled)]
+        self._compiled = dict.fromkeys(named, CompiledModules()) if named else {}
         self._graph = _Slice(graph, first, last, needed)
         self._evaluation = _Slice(graph.evaluation or graph, first, last, needed)
         for layer in graph.layers[first:last]:
@@ -71,8 +78,13 @@ class StageModule(nn.Module):
             for name in layer.weights:
                 place(self, name, weight_of(graph.model, name), layer.name)
         self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
+        self._model_train = graph.model.train
         self.aliases, self.unsaved = graph.aliases, graph.unsaved
         self._twins = TwinnedWeights(graph, first, last)
+
+    def repeatable(self, layer: int) -> bool:
+        """Whether a layer's activations may be computed again: a second pass leaves nothing behind."""
+        return layer in self._repeatable
 
     @property
     def recomputes(self) -> bool:
@@ -84,8 +96,7 @@ class StageModule(nn.Module):
         """(parameter, its twin) for each further layer that uses a parameter of this stage.
 
         Both have the same values, and a gradient each: the sums of the layers are added exactly, in this
-            stage as
-        between two. They are there after `untie`.
+        stage as between two. They are there after `untie`.
         """
         return self._twins.pairs
 
@@ -94,8 +105,10 @@ class StageModule(nn.Module):
         self._twins.make()
 
     def train(self, mode: bool = True) -> StageModule:
+        """Sets the mode as the model itself does: it may keep some of its layers in evaluation."""
         super().train(mode)
-        self._twins.train(mode)
+        self._model_train(mode)
+        self._twins.follow_modes()
         return self
 
     @property
@@ -159,6 +172,7 @@ class StageModule(nn.Module):
                     made = self._run_again(index, layer, own, device, step, microbatch)
                 else:
                     made = self._run_layer(index, layer, own, device)
+                _have_contiguous_gradients(made.values())
                 for name in part.finished(index):
                     known.pop(name, None)
                 known |= made
@@ -182,9 +196,16 @@ class StageModule(nn.Module):
                 seed_generators(layer_seed(self._job_seed, step, microbatch, index))
             return self._run_layer(index, layer, values, device)
 
+        tensors = [tensor for value in values.values() for tensor in _tensors(value)]
+        versions = [tensor._version for tensor in tensors]
         made: dict[str, Value] = checkpoint(
             run, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
+        if versions != [tensor._version for tensor in tensors]:
+            raise BadModel(
+                f"training.recompute: layer {layer.name} changes its input in place, so that it can't be "
+                "computed again: leave it out, or let it make a new tensor"
+            )
         return made
 
     def _run_layer(
@@ -193,7 +214,8 @@ class StageModule(nn.Module):
         known = dict(values)
         where = f"layer {index} ({layer.name}: {layer.kind})"
         for call in layer.calls:
-            known |= run_call(self._twins.of(index) or self, call, known, device, where)
+            root = self._twins.of(index) or self
+            known |= run_call(root, call, known, device, where, self._compiled.get(index))
         return {name: _contiguous(known[name]) for name in layer.writes}
 
 
@@ -275,7 +297,7 @@ class _Slice:
             for name in wires
             if name not in self.constant
             for tensor in _tensors(values[name])
-            if tensor.is_floating_point()
+            if tensor.is_floating_point() or tensor.is_complex()
         ]
 
     @staticmethod
@@ -287,7 +309,12 @@ class _Slice:
 
 
 def run_call(
-    module: nn.Module, call: Call, known: Mapping[str, Value], device: torch.device, where: str
+    module: nn.Module,
+    call: Call,
+    known: Mapping[str, Value],
+    device: torch.device,
+    where: str,
+    compiled: CompiledModules | None = None,
 ) -> dict[str, Value]:
     """Makes one call of a layer; returns the wires that it defines.
 
@@ -297,6 +324,7 @@ def run_call(
         known: Wire → value.
         device: Stands for the device `meta`, on which the call was recorded.
         where: The layer, for messages.
+        compiled: Compiles the layer's modules; None: they run as they are.
     """
 
     def value(leaf: Any) -> Any:
@@ -309,7 +337,12 @@ def run_call(
         return device if isinstance(leaf, torch.device) and leaf.type == "meta" else leaf
 
     args, kwargs = replaced((call.args, call.kwargs), value)
-    function = module.get_submodule(call.target) if isinstance(call.target, str) else call.target
+    if not isinstance(call.target, str):
+        function = call.target
+    elif compiled is None:
+        function = module.get_submodule(call.target)
+    else:
+        function = compiled.of(module.get_submodule(call.target), where)
     if call.spread:
         outputs = function(
             *(item for each in args for item in (each if isinstance(each, tuple) else (each,)))
@@ -318,15 +351,19 @@ def run_call(
     with ExitStack() as stack:
         if not call.gradients:
             stack.enter_context(torch.no_grad())
-        if call.autocast is not None:
-            enabled, dtype = call.autocast
-            stack.enter_context(torch.autocast(device.type, dtype=dtype, enabled=enabled))
+        for region in call.autocast:
+            if region.device in (None, device.type):
+                stack.enter_context(torch.autocast(device.type, region.dtype, region.enabled))
         found = function(*args, **kwargs)
     made: dict[str, Value] = {}
     for leaf, item in zip(leaves(call.result), leaves(found), strict=True):
         if isinstance(leaf, Wire):
             made[leaf.name] = item
     return made
+
+
+def _matches(layer: GraphLayer, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(layer.name, pattern) for pattern in patterns)
 
 
 def _keeps_averages(module: nn.Module) -> bool:
@@ -336,6 +373,14 @@ def _keeps_averages(module: nn.Module) -> bool:
 
 def _contiguous(value: Value) -> Value:
     return value.contiguous() if isinstance(value, Tensor) else value
+
+
+def _have_contiguous_gradients(values: Iterable[Value]) -> None:
+    """As at a cut, which sends them so: kernels go by strides, and may add in another order for others."""
+    for value in values:
+        for tensor in _tensors(value):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _tensors(value: Value) -> tuple[Tensor, ...]:
@@ -372,22 +417,22 @@ def slice_stage(
     precision: Precision = "fp32",
     needed: Sequence[str] | None = None,
     recompute: Sequence[str] = (),
+    compiled: Sequence[str] = (),
 ) -> StageModule:
     """The stage of layers `first` … `last`-1; see `StageModule`.
 
     Raises:
-        BadModel: There are no such layers, or the cut separates layers that must stay together.
+        BadModel: There are no such layers.
     """
     if not 0 <= first < last <= len(graph):
         raise BadModel(f"layers {first} to {last} are no slice of a model with {len(graph)} layers")
-    for group in joined_layers(graph):
-        inside = [index for index in group if first <= index < last]
-        if inside and len(inside) < len(group):
-            names = " and ".join(graph.layers[index].name for index in group)
-            raise BadModel(
-                f"layers {names} must stay in one stage, since one changes in place what another has made; "
-                "use fewer stages, or no operation in place between them"
-            )
     return StageModule(
-        graph, first, last, job_seed=job_seed, precision=precision, needed=needed, recompute=recompute
+        graph,
+        first,
+        last,
+        job_seed=job_seed,
+        precision=precision,
+        needed=needed,
+        recompute=recompute,
+        compiled=compiled,
     )

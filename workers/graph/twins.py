@@ -8,6 +8,7 @@ Added by autograd they would be rounded in another order.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -52,21 +53,29 @@ class TwinnedWeights:
         root = nn.Module()
         for name in layer.modules:
             module = model.get_submodule(name)
-            same = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+            same: dict[int, Any] = {id(weight): weight for weight in module.parameters()}
+            # The table, not only what is in it: `RunningStatistics` puts others into it for a while.
+            same |= {id(part._buffers): part._buffers for part in module.modules()}
             place(root, name, copy.deepcopy(module, {**same, **twins}), layer.name)
         for name in layer.weights:
             weight = weight_of(model, name)
             place(root, name, twins.get(id(weight), weight), layer.name)
         self._layers[index] = root
 
-    def train(self, mode: bool) -> None:
-        """Sets the mode of all of them."""
-        for root in self._layers.values():
-            root.train(mode)
+    def follow_modes(self) -> None:
+        """Sets the mode of each of their modules to that of the model's own."""
+        for index, root in self._layers.items():
+            for prefix in self._graph.layers[index].modules:
+                model, twin = (each.get_submodule(prefix) for each in (self._graph.model, root))
+                for name, module in twin.named_modules(remove_duplicate=False):
+                    module.training = model.get_submodule(name).training
 
 
 def place(root: nn.Module, name: str, part: nn.Module | Tensor, layer: str) -> None:
-    """Puts a module or weight below `root` under its full name; what is there already stays."""
+    """Puts a module or weight below `root` under its full name; what is there already stays.
+
+    A module takes the place of one that was made only to hold parts of it.
+    """
     parent = root
     *path, leaf = name.split(".")
     try:
@@ -75,7 +84,7 @@ def place(root: nn.Module, name: str, part: nn.Module | Tensor, layer: str) -> N
                 parent.add_module(step, nn.Module())
             parent = parent.get_submodule(step)
         if isinstance(part, nn.Module):
-            if leaf not in parent._modules:
+            if type(parent._modules.get(leaf)) in (type(None), nn.Module):
                 parent.add_module(leaf, part)
         elif isinstance(part, nn.Parameter):
             if leaf not in parent._parameters:

@@ -73,9 +73,12 @@ PRELOAD = (
 )
 """Imported before the first fork; only torch is indispensable. None of them may start a thread."""
 
-PRELOAD_IN_QUIET = ("workers.state.checkpoint_files",)
-"""What only some jobs need takes as long as torch itself (DCP brings sympy): imported once no order has come
-for `quiet_s`, or when an order `needs` it."""
+PRELOAD_IN_QUIET = (
+    "workers.state.checkpoint_files",  # DCP brings sympy
+    "torch._dynamo",  # arithmetic on meta tensors imports it, in each process of a recorded model
+)
+"""What only some jobs need takes as long as torch itself: imported once no order has come for `quiet_s`, or
+when an order `needs` it."""
 
 _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _LINUX = sys.platform == "linux"
@@ -332,8 +335,16 @@ def _import_missing(names: Sequence[str]) -> None:
 
 
 def warm_up() -> None:
-    """What each child would do for itself otherwise: OpenSSL takes 20 ms to find its first digest."""
+    """What each child would do for itself otherwise: OpenSSL takes 20 ms to find its first digest.
+
+    The kernel of sums no child may build, since a child may be any tenant's.
+    """
     hashlib.sha256()
+    from workers.fixed_point.kernel import build
+
+    without = build()
+    if without:
+        _warn(f"exact sums take three times as long without their kernel: {without}")
 
 
 def probe_devices(timeout_s: float = 60.0) -> list[dict[str, Any]]:

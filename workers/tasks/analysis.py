@@ -17,21 +17,22 @@ from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
 from schemas.training_length import samples_of, with_steps
 from workers.compute.batch_schema import batch_schema
-from workers.compute.deferred_model import WHOLE_BYTES, outline_model
+from workers.compute.deferred_model import outlined_graph
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.measured_loss import MeasuredLoss
-from workers.compute.model import build, check_trained, graph_of
+from workers.compute.model import check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.checking import checked_batch, largest_batch
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
-from workers.graph.model_graph import joined_layers, sharing_layers
+from workers.graph.model_graph import sharing_layers
 from workers.models.hugging_face_folder import is_adapter, library_names, public_names
 from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
 from workers.state.initial_weights import check_missing, describe_match, match_weights
+from workers.tasks.compiled import check_compiled
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -75,7 +76,7 @@ async def unmatched_weights(spec: JobSpec, data: BatchSource, bus: Bus | None) -
     if source is None:
         return ""
     sample = checked_batch(data, spec.data.evaluation_sets)
-    graph = graph_of(spec.model, outline_model(spec.model, spec.training.seed, sample).model, sample)
+    graph = outlined_graph(spec.model, spec.training.seed, sample)
     model, is_new = graph.model, is_adapter(spec.model)
     weights = [*model.named_parameters(), *model.named_buffers()]
     own = {name: weight for name, weight in weights if name not in graph.unsaved and not is_new(name)}
@@ -104,17 +105,14 @@ def analyse(
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
     sample = largest_batch(checked_batch(data, spec.data.evaluation_sets), spec.data.largest)
-    outline = outline_model(spec.model, training.seed, sample)
-    if outline.bytes <= WHOLE_BYTES:
-        graph = build(spec.model, training.seed, sample)
-    else:  # one layer at a time has memory
-        graph = graph_of(spec.model, outline.model, sample)
+    graph = outlined_graph(spec.model, training.seed, sample)
     check_trained(graph.model.named_parameters())
     optimizer_bytes = try_recipe(training, [*graph.model.named_parameters()])
     loss = MeasuredLoss(spec, [*graph.outputs], [*sample], graph.inputs, tries=True)
     travels = graph.batch_crossing(0, [*sample], loss.batch)
     with embeddings_checked(data.vocabulary, graph.model, sample):
         profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    compiler = check_compiled(spec, graph, sample, node, device)
     if spec.model.loss == "cross_entropy":
         check_logits(data.vocabulary, profiles)
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
@@ -131,10 +129,11 @@ def analyse(
         data_digest=data.digest,
         epoch_samples=epoch_samples,
         device=device,
-        tied=joined_layers(graph),
         shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
         optimizer_bytes=optimizer_bytes,
+        auto=training.auto,
+        compiler=compiler,
         inexact=f"{inexact} on {device}" if inexact else "",
     )
 

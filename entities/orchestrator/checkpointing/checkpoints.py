@@ -402,11 +402,11 @@ class Checkpoints:
     async def _settled(self) -> None:
         """Waits until a checkpoint in progress is published or dropped, but not for ever.
 
-        The order itself notices a dead writer.
+        The order itself notices a dead writer, and one that makes no progress.
         """
         if self._writing is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._times.end_s):
+                async with asyncio.timeout(self._job.instances.patience_s(self._times.end_s)):
                     await asyncio.wait([self._writing])
 
     async def finish(self) -> None:

@@ -11,6 +11,8 @@ from entities.orchestrator.job_state.job_secrets import secrets_for
 from schemas.cluster import Analyse, AnalysisFailed, SampleWritten, WriteSample
 from schemas.errors import BadModel, DmscError, ErrorReply, Unavailable
 from schemas.job import WeightsManifest
+from schemas.limits import SLOWEST_BYTES_PER_S
+from schemas.memory_estimate import largest_room, shown
 from schemas.task_graph import ModelTopology
 
 log = get_logger("orchestrator")
@@ -29,8 +31,11 @@ class ModelAnalysis:
 
     # --- answers: only of agents that were asked ------------------------------------------------------------
     def topology(self, message: ModelTopology, agent: str) -> None:
-        if self._is_asked(agent, self._analysts, "topology") and not self._topology.done():
-            self._topology.set_result(message)
+        if not self._is_asked(agent, self._analysts, "topology") or self._topology.done():
+            return
+        if message.auto and not self._job.spec.training.auto:
+            return  # once more what it was fitted by
+        self._topology.set_result(message)
 
     def analysis_failed(self, message: AnalysisFailed, agent: str) -> None:
         """The analysis failed: the model is bad, or the worker lacked something, the bus for instance."""
@@ -52,6 +57,8 @@ class ModelAnalysis:
     async def analyse(self) -> ModelTopology:
         """Has an agent analyse the model; tries the next agent where one does not answer.
 
+        A job that is another by now (`training.auto` was fixed) is analysed anew.
+
         Raises:
             BadModel: the model can't be analysed.
             Unavailable: no node could do it, or the job's secrets can't be read; try again.
@@ -59,6 +66,7 @@ class ModelAnalysis:
         secrets = await secrets_for(self._job.bus, self._job.spec)
         user = self._job.store.record.user
         order = Analyse(job=self._job.name, spec=self._job.spec, secrets=secrets, user=user)
+        self._topology = asyncio.get_running_loop().create_future()
         passed_over: dict[str, str] = {}  # agents that could not do it, and why; it says nothing of the model
         while True:
             agents = self._agents()
@@ -82,6 +90,11 @@ class ModelAnalysis:
         agents = self._agents()
         if not agents:
             return ""
+        room = largest_room([self._job.mesh.nodes[agents[0]]])
+        if room and manifest.bytes > room:  # it is written by one process, which holds the whole model
+            text = f"the weights have {shown(manifest.bytes)}, and {agents[0]} has {shown(room)}"
+            log.warning("no sample", job=self._job.name, reason=text)
+            return ""
         try:
             order = WriteSample(
                 job=self._job.name,
@@ -99,7 +112,8 @@ class ModelAnalysis:
                 agent=agents[0],
                 seal_to=key,
             )
-            async with self._job.bus.pulse.timeout(self._times.sample_s):
+            reading_s = manifest.bytes / SLOWEST_BYTES_PER_S
+            async with self._job.bus.pulse.timeout(self._times.sample_s + reading_s):
                 return await self._sample
         except (DmscError, TimeoutError) as error:
             log.warning("no sample", job=self._job.name, reason=str(error) or "timed out")

@@ -91,7 +91,8 @@ class CheckpointTimes:
     take_s: float = 60.0
     """Deadline of copying a small stage's state, which runs at gigabytes a second."""
     end_s: float = 120.0
-    """How long the end of a job waits for a checkpoint that is being written."""
+    """How long the end of a job waits for a checkpoint that is being written, if its stages are small. Large
+    ones get more time (`JobInstances.patience_s`)."""
     publish_s: float = 90.0
     """Deadline of an instance that writes a file; it gives up sooner."""
     remove_s: float = 150.0
@@ -110,6 +111,8 @@ class RunTimes:
     """A living agent takes an order within milliseconds; after this time (while the bus is heard) the next
     agent is asked."""
     sample_s: float = 90.0
+    """How long a text sample of a small model may take. A large one gets more time (SLOWEST_BYTES_PER_S); a
+    worker that makes no progress is ended before."""
     deploy_pause_s: float = 0.1
     """Pause before a deployment that a node's death broke is planned again; it doubles each time."""
     deploy_pause_most_s: float = 10.0

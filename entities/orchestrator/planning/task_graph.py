@@ -121,6 +121,7 @@ def plan(
         code_digest=topology.code_digest,
         data_digest=topology.data_digest,
         inexact=topology.inexact,
+        compiler=topology.compiler,
         layer_count=len(topology.layers),
         parameters=topology.parameters,
         batch=topology.batch,

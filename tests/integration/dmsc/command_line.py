@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
+from tests.waiting import pause
 from tests.warm_processes import WarmProcess, run_module, start_module
 
 REPOSITORY = Path(__file__).parents[3]
@@ -107,12 +108,12 @@ def running(
 
 def wait_for(condition: Callable[[], object], why: Callable[[], str] | str = "") -> None:
     """Poll an outside condition (another process, a file) that has no event to await; `why`: what it is."""
-    deadline = time.monotonic() + PATIENCE_S
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + PATIENCE_S:
             text = why if isinstance(why, str) else why()
             raise AssertionError(f"not within {PATIENCE_S:.0f} s; {text}")
-        time.sleep(0.02)
+        time.sleep(pause(time.monotonic() - began, 0.02))
 
 
 def processes_mentioning(text: str) -> list[str]:

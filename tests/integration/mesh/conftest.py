@@ -137,7 +137,7 @@ def running_mesh(state: Path, *options: str) -> Iterator[Mesh]:
         assert stop_mesh(mesh) == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it works, and costs, no longer than there are tests of this folder
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """One mesh for all tests that leave it as they found it: clusters a and b, six slots each."""
     running = start_mesh(tmp_path_factory.mktemp("mesh") / "state", "--slots", "6")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from dmsc.board.overview import NO_GATEWAY
 from tests.integration.mesh.conftest import Mesh, padded, tiny_job, until_step
 
@@ -28,17 +26,23 @@ def told(routes: Any, job: str) -> bool:
     return {f"{job}-s0-r0", f"{job}-s0-r1"} <= senders and len(steps) == 2 and all(steps)
 
 
-@pytest.mark.parametrize("where", [(), NOBODY], ids=["gateway", "bus"])
-def test_routes_and_top_show_a_job_at_work(mesh: Mesh, where: tuple[str, ...]) -> None:
+def test_routes_and_top_show_a_job_at_work(mesh: Mesh) -> None:
     spec = tiny_job("board", training={"steps": 5000}, parallel={"stages": 2, "replicas": 2})
     job = mesh.client.submit(padded(spec, pad_ms=10.0)).job
+    shown = []
     try:
         until_step(mesh.client, job, 3)
-        while not told(routes := printed(mesh, "routes", job, "--links", *where), job):
-            pass  # until the test's own time is up
-        top = printed(mesh, "top", "--once", *where)
+        for where in ((), NOBODY):
+            while not told(routes := printed(mesh, "routes", job, "--links", *where), job):
+                pass  # until the test's own time is up
+            shown.append((routes, printed(mesh, "top", "--once", *where)))
     finally:
         mesh.client.cancel(job)
+    for routes, top in shown:
+        check(job, routes, top)
+
+
+def check(job: str, routes: Any, top: Any) -> None:
     stages = routes["stages"]
     assert [stage["stage"] for stage in stages] == [0, 1]
     forward = [link for link in routes["links"] if "-s0-" in link["sender"] and link["stage"] == 1]

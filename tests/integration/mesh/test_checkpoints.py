@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -125,20 +127,33 @@ def fetched_by_a_node(mesh: Mesh, job: str, artifacts: Path) -> None:
 
 
 def kill_everything(mesh: Mesh) -> None:
-    """SIGKILL to every process of the mesh, none before it was stopped: nobody can clean up after another."""
+    """SIGKILL to every process of the mesh, none before all were stopped: nobody can clean up after another.
+
+    What is not yet stopped may end or fork meanwhile, so they are listed until nothing new is there.
+    """
     mesh.client.close()
-    pids = processes_of(mesh.process.pid)
-    commands = pids.values()
-    found = [psutil.Process(pid) for pid in pids]
-    # instances are forks
-    assert sum(command.startswith("dmsc instance ") for command in commands) > 2, commands
-    assert any("nats-server" in command for command in commands), commands
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in pids:
-            os.kill(pid, number)
+    pids: dict[int, str] = {}
+    try:
+        while new := {pid: line for pid, line in processes_of(mesh.process.pid).items() if pid not in pids}:
+            pids |= new
+            send(signal.SIGSTOP, new)
+        found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        commands = pids.values()
+        # instances are forks
+        assert sum(command.startswith("dmsc instance ") for command in commands) > 2, commands
+        assert any("nats-server" in command for command in commands), commands
+    finally:
+        send(signal.SIGKILL, pids)
     mesh.process.wait(PATIENCE_S)
     _, alive = psutil.wait_procs(found, timeout=PATIENCE_S)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
+    """To those that are still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def test_kill_9_of_the_whole_mesh_then_up_ends_with_the_same_hash(

@@ -65,9 +65,9 @@ def test_after_a_roll_back_the_replacement_takes_part_in_a_validation(mesh: Mesh
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_instance_is_killed_in_the_validation_before_the_first_step(mesh: Mesh, replicas: int) -> None:
     """No step was opened yet: members change, and the validation begins again, as at any other boundary."""
-    training = {"steps": 4, "seed": 11, "validate_every": 4, "validation_microbatches": 150}
+    training = {"steps": 4, "seed": 11, "validate_every": 4, "validation_microbatches": 60}
     parallel = {"stages": 2, "replicas": replicas}
-    spec = padded(tiny_job("validated-first", training=training, parallel=parallel), 20.0)
+    spec = padded(tiny_job("validated-first", training=training, parallel=parallel), 50.0)
     job = mesh.client.submit(spec).job
     for event in mesh.client.events(job):
         if event.state is JobState.RUNNING:

@@ -8,11 +8,13 @@ import nats
 
 from benchmarks.fuzz_bus import Storm, account, memory, sweep
 from benchmarks.fuzz_messages import Fuzzer
+from bus import subjects
 from bus.subject_row import Subject
 from dmsc.state.state_folder import StateFolder
 from schemas.envelope import EntityKind
 from tests.integration.mesh.conftest import Mesh, done, tiny_job
 from tests.integration.mesh.test_causes import run_tapped
+from tests.patience import PATIENCE_S
 
 MESSAGES = 2_000
 SEED = 11
@@ -35,22 +37,30 @@ async def test_no_service_dies_and_every_rejection_is_counted(mesh: Mesh) -> Non
     }
     file = StateFolder(mesh.state).mesh()
     assert file is not None
-    before = memory(file.children)
+    before, led = memory(file.children), await term(mesh)
     raw = await nats.connect(mesh.servers[0], token=mesh.token, pending_size=64 << 20)
     storm = Storm(raw, Fuzzer(SEED, seeds), names)
     try:
         await storm.listen()
         await storm.run(MESSAGES)
-        await raw.flush()
+        await storm.all_counted(PATIENCE_S)
     finally:
         await raw.close()
         async with mesh.bus("broom", token=mesh.token) as bus:
             await sweep(bus, names)
     found = account(storm.found, seeds, (before, memory(file.children)), same=True, took_s=0.0)
-    assert found["ok"], f"seed {SEED}: {found}"
+    assert found["ok"], f"seed {SEED}, term {led} before and {await term(mesh)} afterwards: {found}"
     assert len(found["kinds"]) == 13
     assert found["rows with real messages"] > 25
     assert found["rows that bury"] > 30
     again = await asyncio.to_thread(lambda: done(mesh.client, mesh.client.submit(spec).job))
     assert record.weights is not None
     assert again.weights.sha256 == record.weights.sha256
+
+
+async def term(mesh: Mesh) -> int:
+    """Of the orchestrator: what is only published reaches nobody between two."""
+    async with mesh.bus("reader", EntityKind.ORCHESTRATOR) as bus:
+        entry = await bus.bucket(subjects.LEADERSHIP).get(role="orchestrator")
+        assert entry is not None
+        return entry.message.term

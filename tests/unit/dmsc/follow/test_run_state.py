@@ -9,6 +9,7 @@ from rich.console import Console
 from dmsc.follow.live_view import PlainView, draw
 from dmsc.follow.run_state import RunState, duration, quantity, sparkline
 from schemas.job import JobEvent, JobState
+from schemas.job_file.data import DataSpec
 from tests.builders import job_events as events
 
 
@@ -149,3 +150,14 @@ def test_an_instance_that_is_merely_slow_is_a_warning_and_no_fault() -> None:
     assert run.faults == 1
     assert [kind for _, kind, _ in run.notices] == ["warning", "fault"]
     assert "s1 has become slow" in drawn(run)
+
+
+def test_samples_that_are_no_tokens_are_called_samples() -> None:
+    record = events.record()
+    table = {"kind": "table", "source": "x.csv"}
+    spec = record.spec.model_copy(update={"data": DataSpec.model_validate(table)})
+    out = io.StringIO()
+    view, run = PlainView(out), RunState.of(record.model_copy(update={"spec": spec}))
+    run.apply(event := events.step(0, 4.0, {"j1-s0-r0": 8}))
+    view.show(run, event)
+    assert "200 samples/s" in out.getvalue()

@@ -178,3 +178,15 @@ def test_norms_are_per_parameter_and_independent_of_grouping() -> None:
     assert list(together) == apart
     for norm, gradient in zip(together, gradients(0), strict=True):
         assert norm == pytest.approx(float(gradient.double().square().sum()), rel=1e-12)
+
+
+def test_a_parameter_that_layers_share_has_room_for_each() -> None:
+    most = 2.0 ** (61 - FRACTION_BITS) / (COUNT * 2)  # a float32, more than half of the limit
+    large = [torch.full(shape, most) for shape in SHAPES]
+    total = GradientSum(parameters(), exact=True, microbatches=COUNT, uses=3)
+    for microbatch in range(COUNT):
+        total.add(microbatch, large, [(0, large[0]), (0, large[0])])
+    assert int(total.total[0]) == 3 * COUNT * round(most * 2**FRACTION_BITS)
+    total.clear()
+    with pytest.raises(GradientRefused, match="beyond"):
+        total.add(0, [one * 1.5 for one in large])

@@ -7,12 +7,15 @@ import sys
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import linear
 
-from schemas.job_file.recipe import OptimizerSpec
+from schemas.job_file.recipe import AverageSpec, OptimizerSpec
 from tests.builders.jobs import gpt_model
 from tests.patience import PATIENCE_S
 from workers.compute.model import build
 from workers.compute.optimizer import StageOptimizer
+from workers.graph.sequence import of_sequence
 from workers.graph.stage_module import slice_stage
 
 MODEL = gpt_model()
@@ -69,3 +72,20 @@ def test_a_worker_does_without_the_compiler() -> None:
         timeout=PATIENCE_S,
     )
     assert told.stdout.strip() == "False"
+
+
+def test_all_layers_that_share_a_weight_have_its_average_in_a_validation() -> None:
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(2)]
+    layers[1].weight = layers[0].weight
+    stage = slice_stage(of_sequence(nn.Sequential(*layers), [("0", layers[0]), ("1", layers[1])]), 0, 2)
+    stage.untie()
+    optimizer = StageOptimizer(stage, SPEC, ema=AverageSpec(decay=0.9, use_in_validation=True))
+    for _ in range(2):
+        optimizer.step([torch.ones(4, 4)], 0.1)
+    (weight, twin), given = stage.twins[0], torch.eye(4)
+    assert torch.equal(weight, twin)
+    with optimizer.averaging():
+        shadow = optimizer.shadows["0.weight"]
+        assert torch.equal(stage.eval()(given)[0], linear(linear(given, shadow), shadow))
+    assert torch.equal(weight, twin)
+    assert not torch.equal(weight, shadow)

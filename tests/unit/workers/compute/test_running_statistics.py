@@ -11,6 +11,8 @@ from torch import nn
 
 from workers.compute.gradient_sum import GradientSum
 from workers.compute.running_statistics import RunningStatistics
+from workers.graph.sequence import of_sequence
+from workers.graph.stage_module import slice_stage
 
 M = 5
 
@@ -56,6 +58,26 @@ def test_they_are_those_of_a_plain_loop_and_of_any_order() -> None:
     print("seed", seed)
     random.Random(seed).shuffle(order)
     assert all(torch.equal(found[name], value) for name, value in after_steps(order).items())
+
+
+def test_blocks_that_share_a_weight_keep_their_own() -> None:
+    blocks = [nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(2)]
+    blocks[1][0].weight = blocks[0][0].weight
+    graph = of_sequence(nn.Sequential(*blocks), [("0", blocks[0]), ("1", blocks[1])])
+    terms: list[list[torch.Tensor]] = []
+    for cut in ([(0, 2)], [(0, 1), (1, 2)]):
+        tensors: tuple[torch.Tensor, ...] = (batches(0)[0],)
+        terms.append([])
+        for first, last in cut:
+            stage = slice_stage(graph, first, last).train()
+            stage.untie()
+            assert bool(stage.twins) == (last - first == 2)
+            before = copy.deepcopy(stage.state_dict())
+            with RunningStatistics(stage, M).apart(0, terms[-1]):
+                tensors = stage(*tensors)
+            assert all(torch.equal(before[name], now) for name, now in stage.state_dict().items())
+    assert all(found.any() for found in terms[0])
+    assert all(torch.equal(one, other) for one, other in zip(*terms, strict=True))
 
 
 @pytest.mark.parametrize(

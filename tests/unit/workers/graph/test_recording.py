@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from schemas.errors import BadModel
 from tests.integration.mesh.user_models.forked import Block, Chooses, Dot, Hourglass, towers
-from workers.graph.model_graph import ModelGraph, joined_layers
+from workers.graph.model_graph import ModelGraph
 from workers.graph.recording import check_sizes, record
 from workers.graph.stage_module import slice_stage
 
@@ -154,28 +154,6 @@ def test_a_declared_graph_is_cut_like_any_other() -> None:
         other, parts = through(graph, cuts, tokens())
         assert other == loss
         assert all(gradient is None or torch.equal(gradient, parts[name]) for name, gradient in whole.items())
-
-
-class InPlace(nn.Module):
-    """Changes in one layer what another has made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Embedding(256, 8)
-        self.scale = nn.Linear(8, 8)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        x = self.token(inputs) * 1.0
-        y = self.scale(x)
-        x += y
-        return x * 2
-
-
-def test_what_one_layer_changes_of_another_stays_with_it() -> None:
-    graph = record(made(InPlace), tokens())
-    assert joined_layers(graph) == ((0, 1),)
-    with pytest.raises(BadModel, match="token and scale"):
-        slice_stage(graph, 0, 1)
 
 
 class Moody(nn.Module):

@@ -19,7 +19,7 @@ from schemas.job import JobSpec
 from schemas.job_file.initial_weights import InitialWeights
 from schemas.task_graph import ModelTopology
 from tests.builders.jobs import gpt, spec
-from workers.tasks import analysis
+from workers.compute import deferred_model
 from workers.tasks.analysis import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "stdlib-gpt.yaml"
@@ -106,6 +106,28 @@ class Counting(nn.Module):
         self.seen += 1
         return x
 
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+    def forward(self, x):
+        self.seen += 1
+        return x
+
+def hidden(): return chain(Hidden(), nn.Linear(8, 256))
+def renormed(): return nn.Sequential(nn.Embedding(256, 8, max_norm=0.1), nn.Linear(8, 256))
+def shared_norm():
+    norm = nn.BatchNorm1d(8)
+    return chain(norm, nn.Linear(8, 8), norm, nn.Linear(8, 256))
+class Adds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.mix, self.out = nn.Embedding(256, 8), nn.Linear(8, 8), nn.Linear(8, 256)
+    def forward(self, inputs):
+        x = self.token(inputs) * 1.0
+        x += self.mix(x * 2)
+        return self.out(x)
+
 def batch_norm(): return chain(Normed(), nn.Linear(8, 256))
 def average_norm(): return chain(nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 256))
 def counting(): return chain(Counting(), nn.Linear(8, 256))
@@ -155,6 +177,14 @@ def job(factory: str, loss: str = "cross_entropy", **data: Any) -> JobSpec:
             "computes what; use torch's batch normalisation with a momentum, LayerNorm or GroupNorm",
         ),
         (job("average_norm"), "bad_model", "layer 1 (1: BatchNorm1d) changes its buffer"),
+        (job("hidden"), "bad_model", "layer 1 (1: Hidden) changes its buffer seen in its forward pass"),
+        (
+            job("renormed"),
+            "bad_model",
+            "layer 0 (0: Embedding) changes its parameter weight in its forward pass, which would depend on "
+            "who computes what; leave its changes to the optimizer",
+        ),
+        (job("shared_norm"), "bad_model", "layer 3 (3: BatchNorm1d) is called 2 times in a pass"),
         (
             job("half"),
             "bad_model",
@@ -202,7 +232,7 @@ def test_a_model_that_is_never_whole_is_analysed_alike(
 ) -> None:
     asks = spec(model=gpt(width=128, heads=4), data={"sample_tokens": 8})
     whole = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
-    monkeypatch.setattr(analysis, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(deferred_model, "WHOLE_BYTES", 0)
     parts = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
     same = {"forward_ms": 0.0, "backward_ms": 0.0}
     assert [layer.model_copy(update=same) for layer in parts.layers] == [
@@ -225,6 +255,11 @@ def test_a_schedule_is_tried_with_the_number_of_steps_that_the_data_comes_to(use
 
 def test_buffers_that_stay_as_they_are_are_fine(users_layers: Path) -> None:
     assert "topology" in asked(users_layers, job("still_buffers"))
+
+
+def test_what_one_layer_changes_of_another_s_is_one_layer_with_it(users_layers: Path) -> None:
+    topology = ModelTopology.model_validate(asked(users_layers, job("Adds"))["topology"])
+    assert [layer.name for layer in topology.layers] == ["token", "out"]
 
 
 def test_layers_may_pass_several_tensors_and_share_parameters(users_layers: Path) -> None:

@@ -39,6 +39,16 @@ class Normed(nn.Module):
         for block in self.blocks:
             x = x + block(x)
         return self.head(x.transpose(1, 2))
+
+class Sparse(Tied):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(16, 8, sparse=self.sparse)
+
+    sparse = True
+
+class Dense(Sparse):
+    sparse = False
 """
 
 
@@ -46,6 +56,15 @@ class Normed(nn.Module):
 def users(tmp_path: Path) -> Iterator[None]:
     with user_module(tmp_path, "tried_tied", MODEL):
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As an instance computes: with more, kernels for some strides are others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def batch_of(step: int, microbatch: int) -> Batch:
@@ -76,3 +95,12 @@ def test_running_averages_are_a_microbatch_s_own_while_others_are_under_way(reco
             steps.step(number, batch_of)
         hashes.add(steps.weights_sha256())
     assert len(hashes) == 1
+
+
+def test_a_sparse_gradient_counts_as_what_it_stands_for() -> None:
+    found = set()
+    for name in ("Sparse", "Dense"):
+        job = spec(model={"factory": f"tried_tied:{name}"}, training={"steps": 1, "microbatches": 2})
+        steps = LocalSteps(job, [(0, 1), (1, 3)], batch_schema(batch_of(0, 0), ["inputs", "targets"]))
+        found.add((steps.step(0, batch_of), steps.weights_sha256()))
+    assert len(found) == 1
