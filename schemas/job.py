@@ -212,6 +212,7 @@ class StepResult(Part):
     tokens_per_s: float
     attempt: int = Field(0, ge=0, lt=1 << 63)
     shares: dict[str, int] = Field({}, description="microbatches per SID in this step")
+    replaced: int = Field(0, ge=0, description="samples in the place of unreadable ones")
     phases: StepPhases | None = None
 
 
@@ -287,7 +288,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 15)):
+class JobRecord(Message, wire="job.record", version=(1, 16)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -320,6 +321,7 @@ class JobRecord(Message, wire="job.record", version=(1, 15)):
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()
     roll_backs: int = Field(0, description="in a row, because a step failed too often; none went further")
+    replaced: int = Field(0, description="samples in the place of unreadable ones, in all steps so far")
     furthest: int = Field(0, description="steps that were ever committed, whatever was rolled back since")
     code_failures: tuple[CodeFailure, ...] = Field(
         (), description="those that `recovery` counts, oldest first"
@@ -341,7 +343,7 @@ class JobRecord(Message, wire="job.record", version=(1, 15)):
         return steps if stopped_at is None else min(steps, stopped_at)
 
 
-class JobEvent(Message, wire="job.event", version=(1, 6)):
+class JobEvent(Message, wire="job.event", version=(1, 7)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token

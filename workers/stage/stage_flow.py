@@ -112,6 +112,7 @@ class StageFlow:
             loss=hop.loss,
             weight=hop.weight,
             metrics=hop.metrics,
+            replaced=hop.replaced,
             forward_ms=hop.forward_ms,
             backward_ms=hop.backward_ms,
         )

@@ -45,8 +45,8 @@ class EventWriter:
 
         self._writes.put_nowait(write)
 
-    def step(self, result: StepResult, failure_counts: Mapping[str, Any]) -> None:
-        """A step was decided. `failure_counts`: see `FailureHandling.counts`."""
+    def step(self, result: StepResult, counts: Mapping[str, Any]) -> None:
+        """A step was decided. `counts`: further fields of the record (`FailureHandling.counts`)."""
 
         async def write() -> None:
             record = self._store.record
@@ -57,7 +57,7 @@ class EventWriter:
                 loss_last=result.loss,
                 tokens_per_s=result.tokens_per_s,
                 usage=record.usage.stepped(result.step_s, result.attempt, redone=redone),
-                **failure_counts,
+                **counts,
             )
             await self._store.tell("step", result=result, total_steps=self._store.record.last_step)
 

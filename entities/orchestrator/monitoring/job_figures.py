@@ -103,5 +103,6 @@ def step_result(
         tokens_per_s=tokens / max(step_s, 1e-9),
         attempt=decision.attempt,
         shares=ledger.shares(),
+        replaced=ledger.replaced(),
         phases=phases,
     )

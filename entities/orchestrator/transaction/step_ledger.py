@@ -152,6 +152,10 @@ class StepLedger:
         last = len(self.membership) - 1
         return math.fsum(self.claims[(last, number)].weight for number in range(self.microbatches))
 
+    def replaced(self) -> int:
+        """Samples that were put in an unreadable's place."""
+        return sum(self.claims[(0, number)].replaced for number in range(self.microbatches))
+
     def shares(self) -> dict[str, int]:
         """Microbatches per instance."""
         counts: dict[str, int] = {member.sid: 0 for members in self.membership for member in members}
@@ -214,6 +218,7 @@ class StepLedger:
             action="apply" if finite else "skip",
             learning_rate=next(iter(self._voted_rates()), self.update.learning_rate),
             stop=self.update.stop,
+            replaced=self.replaced(),
         )
 
 

@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
+    "data.preprocess[0].replicas": set(),
     "code.bytes": {"zero"},
     "training.steps": set(),
     "training.microbatches": set(),
@@ -100,6 +101,7 @@ ALLOWED: dict[str, set[str]] = {
 
 BESIDE: dict[str, dict[str, Any]] = {
     "groups[0]": {"match": ["x"]},
+    "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
     "until": {"metric": "loss"},
 }
