@@ -43,7 +43,7 @@ MEASURES = ("validate_every", "validation_microbatches", "evaluation")
 
 FIRST_OF_DATA = ("source", "sample_tokens", "validation_fraction")
 """Keys of `data` as old as checkpoints; where a job leaves the others out, its digest is as before them."""
-LATER = ("until", "ema", "clip_value")
+LATER = ("until", "ema", "clip_value", "loss_scale")
 """Keys of `training` newer than checkpoints: where a job leaves them out, its digest is as before."""
 
 
@@ -161,7 +161,7 @@ def spec_digests(spec: JobSpec) -> dict[str, str]:
     }
     for function in body["data"].get("preprocess", ()):
         del function["replicas"]
-    for key in ("inputs", "freeze", "train"):  # newer than checkpoints, too
+    for key in ("inputs", "freeze", "train", "dtype", "quantize"):  # newer than checkpoints, too
         if not body["model"][key]:
             del body["model"][key]
     training = body["training"]

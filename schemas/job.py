@@ -21,7 +21,7 @@ from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
 from schemas.job_file.recovery import RecoverySpec
-from schemas.job_file.training import TrainingSpec
+from schemas.job_file.training import LossScaleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, Url
 from schemas.recipe_progress import RecipeProgress
 from schemas.routing import RoutingSpec
@@ -71,6 +71,12 @@ class JobSpec(Part):
         return None if self.initial_weights is None else self.initial_weights.url
 
     @property
+    def loss_scale(self) -> LossScaleSpec | None:
+        """How the loss is scaled; None: it is not, as nothing is computed in fp16."""
+        in_fp16 = self.training.precision == "fp16" or self.model.dtype == "float16"
+        return self.training.loss_scale or (LossScaleSpec() if in_fp16 else None)
+
+    @property
     def user_callables(self) -> tuple[str, ...]:
         """Each `module:callable` of the job that decides numbers: nodes must have the same code."""
         training = self.training
@@ -118,6 +124,15 @@ class JobSpec(Part):
                 problem = f"only {', '.join(measured)} is measured: name it in training.evaluation.metrics"
             if problem:
                 raise ValueError(f"training.{place} watches {watched}, but {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_half_precision(self) -> JobSpec:
+        if (self.training.precision, self.model.dtype) in (("fp16", "bfloat16"), ("bf16", "float16")):
+            raise ValueError(
+                f"training.precision: {self.training.precision} computes in another type than model.dtype: "
+                f"{self.model.dtype}; leave training.precision out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -210,6 +225,8 @@ class StepResult(Part):
     tokens: int
     step_s: Seconds
     tokens_per_s: float
+    loss_scale: float | None = Field(None, description="of a step in fp16")
+    overflowed: tuple[int, ...] = Field((), description="microbatches for which the step was left out")
     attempt: int = Field(0, ge=0, lt=1 << 63)
     shares: dict[str, int] = Field({}, description="microbatches per SID in this step")
     replaced: int = Field(0, ge=0, description="samples in the place of unreadable ones")

@@ -195,13 +195,15 @@ class StepPrepare(AttemptMessage, wire="step.prepare", version=(1, 1)):
     tied: tuple[TiedStage, ...] = ()
 
 
-class StepVote(Message, wire="step.vote", version=(1, 1)):
+class StepVote(Message, wire="step.vote", version=(1, 2)):
     """MI → SMO: my vote. `microbatches` is the set stored beside the sum, never filtered.
 
     `checksum` is order-sensitive, over the reduced gradient, and equal in all replicas of a stage.
     `squared_norms` has one float64 per parameter tensor in parameter order. `learning_rate` is that of the
     step by the job's own function, where it has one: only instances run users' code. `tied` has a checksum
-    for each stage that shares parameters with this one, over their sums: it is equal there.
+    for each stage that shares parameters with this one, over their sums: it is equal there. `loss_scale` is
+    that of the step, where there is one, and `overflowed` those of `microbatches` whose gradients it made
+    infinite: the sum holds nothing of them.
     """
 
     member: Member
@@ -214,6 +216,8 @@ class StepVote(Message, wire="step.vote", version=(1, 1)):
     reduce_ms: float = 0.0
     learning_rate: float | None = None
     tied: tuple[tuple[int, str], ...] = ()
+    loss_scale: float | None = None
+    overflowed: tuple[int, ...] = ()
 
 
 class StepDecision(AttemptMessage, wire="step.decision", version=(1, 3)):
@@ -226,6 +230,8 @@ class StepDecision(AttemptMessage, wire="step.decision", version=(1, 3)):
     as far as that is certain; a metric that ends it earlier is noted in the decision of the last step.
     `replaced` counts the step's samples that were put in an unreadable's place, and `replaced_before` those
     of the steps before.
+    `loss_scale` is what the losses were multiplied by; where gradients `overflowed` in some microbatches, the
+    step is skipped.
     """
 
     generations: tuple[int, ...]
@@ -239,6 +245,8 @@ class StepDecision(AttemptMessage, wire="step.decision", version=(1, 3)):
     stop: int | None = None
     replaced: int = 0
     replaced_before: int = 0
+    loss_scale: float | None = None
+    overflowed: tuple[int, ...] = ()
 
 
 class StepCommit(AttemptMessage, wire="step.commit", version=(1, 2)):

@@ -107,7 +107,7 @@ def analyse(
     compute_exactly(training.compute_threads, training.seed)
     sample = largest_batch(checked_batch(data, spec.data.evaluation_sets), spec.data.largest)
     graph = outlined_graph(spec.model, training.seed, sample)
-    check_trained(graph.model.named_parameters())
+    check_trained(graph.model.named_parameters(), scaled=spec.loss_scale is not None)
     optimizer_bytes = try_recipe(training, [*graph.model.named_parameters()])
     loss = MeasuredLoss(spec, [*graph.outputs], [*sample], graph.inputs, tries=True)
     travels = graph.batch_crossing(0, [*sample], loss.batch)

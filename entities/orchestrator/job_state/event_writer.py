@@ -60,6 +60,9 @@ class EventWriter:
                 **counts,
             )
             await self._store.tell("step", result=result, total_steps=self._store.record.last_step)
+            if result.overflowed:
+                text = f"step {result.step} left out: {_overflow(result)}"
+                await self._store.tell("skipped", text=text, skipped_step=result.step)
 
         self._writes.put_nowait(write)
 
@@ -123,3 +126,12 @@ class EventWriter:
             await self._store.tell("instances", text=text, instances=self._instances.views())
 
         self._writes.put_nowait(write)
+
+
+def _overflow(result: StepResult) -> str:
+    """Why a step in fp16 was left out, in words."""
+    numbers = ", ".join(map(str, result.overflowed))
+    return (
+        f"gradients of microbatch{'es' * (len(result.overflowed) > 1)} {numbers} overflowed fp16 at loss "
+        f"scale {result.loss_scale:g}, which halves"
+    )

@@ -72,6 +72,8 @@ ALLOWED: dict[str, set[str]] = {
     "training.evaluation.every": {"zero"},
     "training.evaluation.sets[0].microbatches": set(),
     "training.clip_norm": set(),
+    "training.loss_scale.init_scale": set(),
+    "training.loss_scale.growth_interval": {"zero"},
     "training.clip_value": set(),
     "training.seed": {"zero"},
     "training.compute_threads": set(),
