@@ -47,12 +47,12 @@ class Recorder:
                 recorder._called(module, args, kwargs)
             recorder._depth += 1
             try:
-                return recorder._call(module, *args, **kwargs)  # type: ignore[no-untyped-call]
+                return recorder._call(module, *args, **kwargs)
             finally:
                 recorder._depth -= 1
 
         def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            recorder._backward(loss, *args, **kwargs)
+            recorder._backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
             recorder._finished(loss)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
