@@ -10,6 +10,8 @@ from schemas.base import Message, Part, Token
 from schemas.routing import DEFAULT_ALGORITHM
 from schemas.step import AttemptMessage, Member
 
+HopDirection = Literal["forward", "backward", "state", "copy", "redo", "tied", "pull", "records"]
+
 
 class TensorMeta(Part):
     """One tensor of a hop. `shape` in full; dtype as torch spells it without the prefix."""
@@ -29,7 +31,7 @@ class HopLoad(Part):
     service_ms: float = 0.0
 
 
-class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
+class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
     Directions: `forward` has activations and what travels with them (targets); `backward` has the gradient of
@@ -37,7 +39,8 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     `state` has parameters and optimizer state of version `step`, for a newcomer; `copy` has the same for a
     holder of a peer copy (no tensors: drop the copy); `redo` has the clipped mean gradients with which `step`
     was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state; `tied` has the
-    sums of parameters that the sender's stage, `stage`, shares with the receiver's. `transfer`
+    sums of parameters that the sender's stage, `stage`, shares with the receiver's; `pull` has no tensors and
+    asks a unit before the entry for a microbatch's samples, and `records` has them, in one tensor. `transfer`
     numbers the transfers to a newcomer: its redos belong to the state of the same number. `learning_rate` is
     that of a redo's step.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
@@ -47,26 +50,27 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     microbatch: int
     stage: int = Field(description="the receiver's stage; of `copy` and `redo`: the copied one")
     round: int = Field(default=0, description="of the fence that the sender answered last in this step")
-    direction: Literal["forward", "backward", "state", "copy", "redo", "tied"]
+    direction: HopDirection
     sender: Member
     receiver: Member
     link: str
     tag: int
     tensors: tuple[TensorMeta, ...]
     evaluate: bool = False
+    replaced: int = Field(0, ge=0, description="of a microbatch's samples those put in an unreadable's place")
     load: HopLoad | None = None
     transfer: int = 0
     learning_rate: float | None = None
 
 
-class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 2)):
+class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 3)):
     """Receiver → sender. `held`: I have it; `stale`: it is older than my step or attempt. `load` is mine."""
 
     job: Token
     step: int
     attempt: int
     microbatch: int
-    direction: Literal["forward", "backward", "state", "copy", "redo", "tied"]
+    direction: HopDirection
     receiver: Member
     link: str
     tag: int

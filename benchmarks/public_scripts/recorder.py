@@ -52,10 +52,10 @@ class Recorder:
                 recorder._depth -= 1
 
         def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            recorder._backward(loss, *args, **kwargs)
+            recorder._backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
             recorder._finished(loss)
 
-        nn.Module.__call__ = call
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         Tensor.backward = backward  # type: ignore[method-assign, assignment]
         register_optimizer_step_post_hook(self._stepped)
 
