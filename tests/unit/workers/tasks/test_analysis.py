@@ -149,7 +149,7 @@ def still_buffers():
     norm = nn.BatchNorm1d(8, track_running_stats=False)
     norm.register_buffer("scale", torch.ones(8))
     return chain(norm, nn.Linear(8, 256))
-def half(): return chain(nn.Linear(8, 8).to(torch.bfloat16), nn.Linear(8, 256))
+def double(): return chain(nn.Linear(8, 8).to(torch.float64), nn.Linear(8, 256))
 def vector_loss(output, targets): return output.mean(dim=(0, 1))
 def constant_loss(output, targets): return torch.zeros(())
 def failing_loss(output, targets): raise ValueError("no targets like these")
@@ -200,10 +200,10 @@ def job(factory: str, loss: str = "cross_entropy", **data: Any) -> JobSpec:
         ),
         (job("shared_norm"), "bad_model", "layer 3 (3: BatchNorm1d) is called 2 times in a pass"),
         (
-            job("half"),
+            job("double"),
             "bad_model",
-            "parameter 1.weight is bfloat16; trainable parameters must be float32; "
-            "for bf16 compute set training.precision: bf16",
+            "parameter 1.weight is float64; trained parameters must be float32, bfloat16 or float16: "
+            "set model.dtype, or freeze it",
         ),
         (job("good", "users_layers:vector_loss"), "bad_model", "must return a scalar mean"),
         (job("good", "users_layers:constant_loss"), "bad_model", "does not depend on the model's parameters"),
