@@ -6,7 +6,7 @@ import hashlib
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from workers.data.storage.block_cache import BlockCache, CacheCounts
 from workers.data.storage.block_file import block_key
 from workers.data.storage.cache_plan import UNKNOWN, worth_whole
 from workers.data.storage.retrying import StoreRetryTimes, retried
-from workers.data.storage.sources import FileSource, FileState
+from workers.data.storage.sources import FilePart, FileSource, FileState, LocalSource
 
 log = get_logger("data")
 
@@ -63,6 +63,11 @@ class MemoryBlocks:
         self._blocks: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
+
+    @property
+    def held_bytes(self) -> int:
+        with self._lock:
+            return self._bytes
 
     def get(self, key: str) -> bytes | None:
         with self._lock:
@@ -219,6 +224,20 @@ class RangeReader:
             inside = max(0, start - first)
             pieces.append(self._block_range(number, inside, min(end - first, block_bytes) - inside))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_into(self, parts: Sequence[FilePart], length: int) -> bool:
+        """Reads ranges of a local file, each of that length, to where they are wanted; False: `read` has to.
+
+        Raises `SourceChanged`.
+        """
+        source = self._storage.source
+        if not isinstance(source, LocalSource):
+            return False
+        try:
+            source.read_into(self.name, parts, length, self.state)
+        except OSError:
+            return False  # `read` asks again as long as it may pass
+        return True
 
     def _block_range(self, number: int, inside: int, length: int) -> bytes:
         key, block_length = self.key(number), self.block_length(number)
