@@ -29,7 +29,7 @@ class HopLoad(Part):
     service_ms: float = 0.0
 
 
-class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
+class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
     """Sender → receiver: these tensors wait for you on our link; repeated until accepted (rule 11).
 
     Directions: `forward` has activations and what travels with them (targets); `backward` has the gradient of
@@ -37,8 +37,9 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     `state` has parameters and optimizer state of version `step`, for a newcomer; `copy` has the same for a
     holder of a peer copy (no tensors: drop the copy); `redo` has the clipped mean gradients with which `step`
     was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state; `tied` has the
-    sums of parameters that the sender's stage, `stage`, shares with the receiver's. `transfer`
-    numbers the transfers to a newcomer: its redos belong to the state of the same number. `learning_rate` is
+    sums of parameters that the sender's stage, `stage`, shares with the receiver's; `block` has a block of
+    the cache, for another node's data instance. `transfer` numbers the transfers to a newcomer: its redos
+    belong to the state of the same number; of `block` it is that of `BlockSend`. `learning_rate` is
     that of a redo's step.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
     `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
@@ -47,7 +48,7 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     microbatch: int
     stage: int = Field(description="the receiver's stage; of `copy` and `redo`: the copied one")
     round: int = Field(default=0, description="of the fence that the sender answered last in this step")
-    direction: Literal["forward", "backward", "state", "copy", "redo", "tied"]
+    direction: Literal["forward", "backward", "state", "copy", "redo", "tied", "block"]
     sender: Member
     receiver: Member
     link: str
@@ -59,14 +60,14 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 3)):
     learning_rate: float | None = None
 
 
-class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 2)):
+class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 3)):
     """Receiver → sender. `held`: I have it; `stale`: it is older than my step or attempt. `load` is mine."""
 
     job: Token
     step: int
     attempt: int
     microbatch: int
-    direction: Literal["forward", "backward", "state", "copy", "redo", "tied"]
+    direction: Literal["forward", "backward", "state", "copy", "redo", "tied", "block"]
     receiver: Member
     link: str
     tag: int

@@ -37,8 +37,10 @@ from workers.transport.pinned_buffers import describe, to_host
 
 log = get_logger("workers.links.hop_exchange")
 
-Direction = Literal["forward", "backward", "state", "copy", "redo", "tied"]
+Direction = Literal["forward", "backward", "state", "copy", "redo", "tied", "block"]
 COPIES: tuple[Direction, ...] = ("copy", "redo")
+"""Directions of a copy of another stage's state."""
+ON_HOST: tuple[Direction, ...] = (*COPIES, "block")
 """Directions whose tensors the receiver keeps in host memory, whatever device it computes on."""
 Answer = Literal["accepted", "held", "stale", "later"]
 Outcome = Literal["delivered", "held", "stale", "withdrawn"]
@@ -410,7 +412,7 @@ class HopExchange:
         slot.uses += 1
         try:
             link = await slot.opened()
-            on_host = notice.direction in COPIES
+            on_host = notice.direction in ON_HOST
             tensors = await link.receive(notice.tag, notice.tensors, verdict, on_host=on_host)
         except PeerUnreachable as error:
             if accepted and self._lost is not None and not self._closed:

@@ -16,6 +16,7 @@ from bus.subjects import ADOPT, COPY_SEND, COPY_STATUS, STEP_ABORT, STEP_ASSIGN,
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack, BadData
 from schemas.evaluation_sets import evaluation_microbatch
+from schemas.names import agent_name
 from schemas.step import (
     Adopt,
     Adopted,
@@ -29,9 +30,11 @@ from schemas.step import (
 )
 from workers.data.opening import open_source
 from workers.data.prefetch import Prefetcher
+from workers.data.storage import node_cache
 from workers.links.hop_exchange import COPIES, TensorTransfer
 from workers.local_store.recorder import Order
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
+from workers.stage.neighbour_blocks import NeighbourBlocks
 from workers.transaction.data_machine import DataMachine, Send
 
 VALIDATION_STEP = 0
@@ -46,6 +49,8 @@ class DataRuntime(HopRuntime):
     def __init__(self, context: InstanceContext) -> None:
         super().__init__(context)
         self.sent = 0
+        self._node = agent_name(context.cluster, context.node)
+        self._neighbours: NeighbourBlocks | None = None
         self.machine = DataMachine(self.member, epoch=self.epoch, binder=self.binder)
 
     @property
@@ -66,6 +71,23 @@ class DataRuntime(HopRuntime):
             )
         self.prefetcher = Prefetcher(self.source)
         self._travelling = [schema.name for schema in self.start.batch]
+
+    async def open(self) -> None:
+        await super().open()
+        cache = node_cache.shared_cache()
+        if cache is None:
+            return
+        line = NeighbourBlocks(
+            self.bus,
+            job=self.job,
+            member=self.member,
+            node=self._node,
+            cache=cache,
+            send=self.exchange.send,
+        )
+        self._neighbours = line
+        await line.open()
+        node_cache.neighbours.connect(line)
 
     # --- orders -------------------------------------------------------------------------------------------
     def orders(self) -> list[tuple[Subject, Order]]:
@@ -128,8 +150,15 @@ class DataRuntime(HopRuntime):
         self.cancel_work()
 
     # --- hops ---------------------------------------------------------------------------------------------
+    def offered(self, notice: MicrobatchNotice) -> str:
+        if notice.direction == "block" and self._neighbours is not None:
+            return self._neighbours.offered(notice)
+        return super().offered(notice)
+
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
-        if notice.direction in COPIES:
+        if notice.direction == "block" and self._neighbours is not None:
+            self._neighbours.received(notice, tensors)
+        elif notice.direction in COPIES:
             self.store_replica(notice, tensors)
         else:
             self.run(self.machine.arrived(notice))
@@ -172,5 +201,8 @@ class DataRuntime(HopRuntime):
         }
 
     async def close(self) -> None:
+        node_cache.neighbours.connect(None)
+        if self._neighbours is not None:
+            await self._neighbours.close()
         await super().close()
         self.prefetcher.close()

@@ -52,6 +52,7 @@ class InstanceContext:
     failed: Callable[[DmscError], None]
     broken: Callable[[Member, PeerUnreachable], None] = lambda peer, error: None
     links: LinkConfig = field(default_factory=LinkConfig)
+    node: str = ""
 
 
 class HopRuntime(ABC):
@@ -84,7 +85,7 @@ class HopRuntime(ABC):
             member=self.member,
             job=self.job,
             epoch=self.epoch,
-            decide=lambda notice: self.machine.offered(notice),
+            decide=self.offered,
             received=self.received,
             broken=context.broken,
             load=self.own_load,
@@ -110,6 +111,14 @@ class HopRuntime(ABC):
     @abstractmethod
     async def build(self) -> None:
         """Makes the instance ready for its first order."""
+
+    def offered(self, notice: MicrobatchNotice) -> str:
+        """The answer to an offer (`NoticeAnswer`)."""
+        return "stale" if notice.direction == "block" else self.machine.offered(notice)
+
+    async def open(self) -> None:
+        """Listens to the other members of the job."""
+        await self.exchange.open()
 
     @abstractmethod
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:

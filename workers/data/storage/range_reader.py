@@ -21,6 +21,8 @@ log = get_logger("data")
 
 T = TypeVar("T")
 
+_LOGGED = ("kept", "declined", "evicted", "damaged", "from_neighbours")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
@@ -155,7 +157,7 @@ class Storage:
                 requests=self.counts.requests,
                 fetched_bytes=self.counts.fetched_bytes,
                 from_cache=kept.hits,
-                **{name: getattr(kept, name) for name in ("kept", "declined", "evicted", "damaged")},
+                **{name: getattr(kept, name) for name in _LOGGED},
             )
         self._closed = True
 
@@ -257,7 +259,7 @@ class RangeReader:
                 found = self._known(key, inside, length, block_length)
                 if found is not None:
                     return found
-                data = self._fetch_block(number, key)
+                data = cache.of_neighbour(key, block_length) or self._fetch_block(number, key)
                 if not cache.keep(key, data, UNKNOWN if use is None else use.next_use):
                     self._storage.memory.put(key, data)
         return data[inside : inside + length]
