@@ -17,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 JOB ?= examples/stdlib-gpt.yaml
 ARGS ?=
+SCRIPTS ?=
 # How the tests are run; `scripts/run_tests.py` gives a test that failed one more chance, alone, and calls it FLAKY.
 PYTEST ?= -m pytest
 DATA ?= ../shared/data
@@ -36,12 +37,21 @@ demo-chaos: setup ## the same with instances, a cluster, the orchestrator and th
 		--what instance,freeze,cluster,orchestrator,server --plot runs/chaos.svg $(ARGS)
 
 .PHONY: examples
-examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --replicas 4 --kills 10"
+examples: setup ## each example as one process, 2 × 2 with a kill, resumed: one SHA-256; ARGS="--only unet --kills 10", or --plain: beside a plain loop
 	@$(VENV)/python -m benchmarks.examples $(ARGS)
 
 .PHONY: large
 large: setup ## models that no process may hold, by four instances with room for 0.4 of the state; ARGS="--only llama"
 	@$(VENV)/python -m benchmarks.larger_than_a_node $(ARGS)
+
+.PHONY: compare-scripts
+compare-scripts: setup ## nanoGPT, run_clm.py, torchvision's classification out of SCRIPTS=DIR, and the same here: 50 losses of each
+	@test -n "$(SCRIPTS)" || { echo 'make: SCRIPTS=DIR is missing: the folder of checkouts of nanoGPT, transformers and vision'; exit 2; }
+	@$(VENV)/python -m benchmarks.compare_scripts --scripts "$(SCRIPTS)" $(ARGS)
+
+.PHONY: pretrained-llama
+pretrained-llama: setup ## a Llama of plain transformers in three shards goes in, is fine-tuned, comes out: are the logits its own?
+	@$(VENV)/python -m benchmarks.pretrained_llama $(ARGS)
 
 .PHONY: soak-edges
 soak-edges: setup ## frozen server, full disk, garbage values, no room: 20 runs; ARGS="--runs 40 --minutes 9", goes on
@@ -186,6 +196,10 @@ bench-observation: setup ## what telemetry, metrics, scrapes, logs and a dashboa
 .PHONY: gpu
 gpu: setup ## whatever needs a card, in under eight minutes; without one, a line that says so
 	@$(VENV)/python -m benchmarks.gpu $(ARGS)
+
+.PHONY: compiled
+compiled: setup-dev ## layers that torch's compiler compiles: one SHA-256 in two processes and wherever the model is cut; minutes
+	@COMPILE=1 $(VENV)/pytest -q tests/unit/workers/tasks/test_compiled.py $(ARGS)
 
 .PHONY: fuzz
 fuzz: setup ## a hundred thousand messages that nobody should send, over every subject of a mesh

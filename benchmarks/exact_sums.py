@@ -17,9 +17,11 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.harness.command import bench, command
 from schemas.job_file.model import ModelSpec
@@ -46,6 +48,18 @@ def least_ns(work: Callable[[], object], parameters: int, rounds: int) -> float:
     return round(min(taken) / parameters, 2)
 
 
+def add_next(total: GradientSum, gradients: list[Tensor], numbers: Iterator[int]) -> None:
+    total.add(next(numbers), gradients)
+
+
+def finish(total: GradientSum) -> None:
+    total.finish(total.total)
+
+
+def copy(total: GradientSum) -> None:
+    total.give_back(total.copy_for_reduce())
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     without = build_kernel()
@@ -63,11 +77,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for name, exact in (("kernel", True), ("torch", True), ("float", False)):
         total = GradientSum(parameters, exact=exact, microbatches=MICROBATCHES, compiled=name == "kernel")
         total.add(-1, gradients)
-        numbers = itertools.count()
         rows[name] = {
-            "add": ns(lambda total=total, numbers=numbers: total.add(next(numbers), gradients)),
-            "finish": ns(lambda total=total: total.finish(total.total)),
-            "copy": ns(lambda total=total: total.give_back(total.copy_for_reduce())),
+            "add": ns(partial(add_next, total, gradients, itertools.count())),
+            "finish": ns(partial(finish, total)),
+            "copy": ns(partial(copy, total)),
         }
     optimizer = StageOptimizer(stage, OptimizerSpec())
     state = ns(lambda: copy_tensors(stage, optimizer))

@@ -1,8 +1,10 @@
 """Each example of examples/ in one mesh: as one process, as 2 × 2 with a kill, and resumed from the middle.
 
-    python -m benchmarks.examples [--only digits,unet] [--replicas 4 --kills 10] [--json]
+    python -m benchmarks.examples [--only digits,unet] [--replicas 4 --kills 10] [--plain] [--json]
 
-Their data is made first. A row per example: losses, seconds, recoveries, and the SHA-256 of all three.
+Their data is made first. A row per example: losses, seconds, recoveries, and the SHA-256 of all three. With
+`--plain` an example trains as one process only, and each of its first 50 losses is compared with a plain
+PyTorch loop's (`benchmarks.plain_loops`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import math
 import subprocess
 import sys
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.command import bench, command, say, some_of
-from benchmarks.harness.jobs import digest
+from benchmarks.harness.jobs import digest, done
 from benchmarks.harness.meshes import open_mesh
 from bus.logs import configure_logging
 from dmsc import AsyncClient
@@ -29,6 +32,7 @@ from schemas.errors import Conflict, NotFound
 from schemas.job import JobRecord, JobSpec
 
 ROOT = Path(__file__).parents[1]
+PLAIN_STEPS, PLAIN_BAR = 50, 1e-6
 NAMES = tuple(sorted(file.parent.name for file in (ROOT / "examples").glob("*/job.yaml")))
 
 
@@ -107,8 +111,42 @@ async def example(client: AsyncClient, name: str, replicas: int, kills: int) -> 
     return ExampleFigures(name, *losses, *seconds, struck, killed.recoveries, (*before, digest(resumed)))
 
 
-async def measure(options: argparse.Namespace) -> list[ExampleFigures]:
+@dataclass(frozen=True)
+class PlainFigures:
+    """One example beside a plain loop. `difference` is the largest of a step, relative to losses above 1."""
+
+    name: str
+    steps: int
+    first_loss: float
+    last_loss: float
+    difference: float
+
+
+async def beside_plain(client: AsyncClient, name: str) -> PlainFigures:
+    """One example as one process, and its plain loop in a process of its own."""
+    await asyncio.to_thread(make_data, name)
+    spec = shaped(load_job(ROOT / "examples" / name / "job.yaml"), 1, 1)
+    job = (await client.submit(spec)).job
+    losses = [event.result.loss async for event in client.events(job) if event.result is not None][
+        :PLAIN_STEPS
+    ]
+    done(await client.job(job))
+    command = [sys.executable, "-m", "benchmarks.plain_loops", name, str(PLAIN_STEPS)]
+    ran = await asyncio.to_thread(subprocess.run, command, check=True, cwd=ROOT, stdout=subprocess.PIPE)
+    plain: list[float] = json.loads(ran.stdout.splitlines()[-1])
+    worst = max(abs(own - their) / max(1.0, their) for own, their in zip(losses, plain, strict=True))
+    return PlainFigures(name, len(plain), plain[0], plain[-1], worst)
+
+
+async def measure(options: argparse.Namespace) -> list[ExampleFigures] | list[PlainFigures]:
     configure_logging(level="error")
+    if options.plain:
+        beside = []
+        async with open_mesh(tell=say, slots=3) as mesh:
+            for name in options.only:
+                beside.append(await beside_plain(mesh.client, name))
+                say(plain_row(beside[-1]))
+        return beside
     found = []
     async with open_mesh(tell=say, slots=options.replicas + 2) as mesh:
         for name in options.only:
@@ -124,19 +162,35 @@ def row(found: ExampleFigures) -> str:
     return f"{found.name:12} {losses} {seconds} {found.kills:5} {found.recoveries:10}  {hashes}"
 
 
-def lines(found: list[ExampleFigures]) -> Iterator[str]:
+def plain_row(found: PlainFigures) -> str:
+    losses = f"{found.first_loss:7.4f} {found.last_loss:7.4f}"
+    return f"{found.name:12} {found.steps:5} {losses} {found.difference:10.1e}"
+
+
+def lines(found: list[ExampleFigures] | list[PlainFigures]) -> Iterator[str]:
+    beside = [each for each in found if isinstance(each, PlainFigures)]
+    if beside:
+        yield f"{'example':12} {'steps':>5} {'first':>7} {'last':>7} {'difference':>10}"
+        yield from map(plain_row, beside)
+        if far := [each.name for each in beside if not each.difference <= PLAIN_BAR]:
+            raise SystemExit(f"a plain loop's losses differ by more than {PLAIN_BAR:g}: {', '.join(far)}")
+        return
+    figures = [each for each in found if isinstance(each, ExampleFigures)]
     yield (
         f"{'example':12} {'first':>7} {'last':>7} {'1×1 s':>6} {'kill s':>6} {'resumed':>7} kills recoveries"
         "  SHA-256 of all"
     )
-    yield from map(row, found)
-    if wrong := [one.name for one in found if not one.same]:
+    yield from map(row, figures)
+    if wrong := [one.name for one in figures if not one.same]:
         raise SystemExit(f"the weights differ: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":
     parser = command(
-        __doc__, replicas=(2, "of each of the two stages that are killed"), kills=(1, "evenly over the steps")
+        __doc__,
+        replicas=(2, "of each of the two stages that are killed"),
+        kills=(1, "evenly over the steps"),
+        plain=(False, "compare the losses with a plain PyTorch loop's instead"),
     )
     parser.add_argument("--only", type=some_of(NAMES), default=NAMES, help="some examples, with commas")
     bench(parser, measure, lines)

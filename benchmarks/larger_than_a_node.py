@@ -154,6 +154,7 @@ def llama_config(width: int) -> dict[str, Any]:
 
 _SAVE = """
 import json, sys, torch, transformers
+transformers.utils.logging.disable_progress_bar()
 torch.manual_seed(3)
 config = json.loads(sys.argv[1])
 parsed = transformers.AutoConfig.for_model(config.pop("model_type"), **config)

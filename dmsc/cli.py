@@ -12,7 +12,19 @@ from typing import Annotated
 
 import typer
 
-from dmsc.commands.jobs import chaos, check, comparing, jobs, replay, runs, schema, simulate, sweep, train
+from dmsc.commands.jobs import (
+    chaos,
+    check,
+    comparing,
+    jobs,
+    replay,
+    runs,
+    schema,
+    simulate,
+    sweep,
+    train,
+    weights,
+)
 from dmsc.commands.mesh import demo, doctor, nodes, run, up
 from dmsc.commands.observe import dashboard, faults, logs, store, tap, top
 from dmsc.commands.policies import policy, policy_versions
@@ -63,7 +75,7 @@ app.panel("Mesh", nodes.cordon, nodes.drain, nodes.uncordon, version)
 app.panel(
     "Jobs", check.check, train.train, train.attach, jobs.jobs, jobs.cancel, jobs.park, jobs.resume, jobs.scale
 )
-app.panel("Jobs", jobs.move, sweep.sweep, chaos.chaos, simulate.simulate, schema.schema)
+app.panel("Jobs", weights.weights, jobs.move, sweep.sweep, chaos.chaos, simulate.simulate, schema.schema)
 app.panel("Watch", jobs.status, dashboard.dashboard, top.top, top.routes, nodes.nodes, faults.faults)
 app.panel("Watch", logs.logs, tap.tap, store.store)
 app.panel("Parts", run.join, run.run, replay.replay)

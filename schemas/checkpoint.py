@@ -35,7 +35,7 @@ def checkpoints_url(artifacts: str, job: str) -> str:
     return f"{artifacts.rstrip('/')}/{job}/checkpoints"
 
 
-NO_MATTER = ("checkpoint_every", "asynchronous", "recompute")
+NO_MATTER = ("checkpoint_every", "asynchronous", "recompute", "step_samples", "auto")
 """Keys of `training` that do not affect the trained state."""
 MEASURES = ("validate_every", "validation_microbatches", "evaluation")
 """Nor do these, unless validations decide the rate or the end."""
@@ -163,6 +163,8 @@ def spec_digests(spec: JobSpec) -> dict[str, str]:
     for key in LATER:
         if training[key] is None:
             del training[key]
+    if not training["compile"]:
+        del training["compile"]
     usual = ScheduleSpec()
     for key in set(training["schedule"]) - {"warmup_steps", "final_fraction"}:
         if training["schedule"][key] == getattr(usual, key):

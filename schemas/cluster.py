@@ -38,7 +38,7 @@ class NodeStatus(Message, wire="cluster.node.status", version=(1, 1)):
     sealing_key: str = Field("", description="what is secret in orders to this agent is sealed to this key")
 
 
-class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
+class InstanceStart(Message, wire="cluster.instance.start", version=(1, 4)):
     """SMO → node agent: start this unit. Idempotent by (sid, incarnation).
 
     `code_digest` is that of the analysed code; the instance refuses with one line if its own differs.
@@ -57,6 +57,9 @@ class InstanceStart(Message, wire="cluster.instance.start", version=(1, 3)):
         "", description="of the analysed data; a data instance compares; empty: not known"
     )
     inexact: bool = Field(False, description="operations without a deterministic form are let run")
+    compiler: str = Field(
+        "", description="digest of the analysed compiler; a stage compares; empty: no layer is compiled"
+    )
     batch: tuple[TensorSchema, ...] = Field((), description="what travels of a batch (`TaskGraph.batch`)")
     joins: bool = Field(False, description="the job runs: active only once a reduction group admits it")
     link_secret: Secret = Field(

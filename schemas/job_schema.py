@@ -70,7 +70,7 @@ def _steps_or_until(training: Schema) -> Schema:
 
 
 def _or(field: Schema, other: Schema) -> Schema:
-    kept = {key: field[key] for key in ("description", "default") if key in field}
+    kept = {key: each for key, each in field.items() if key in ("description", "default")}
     return {"anyOf": [{key: each for key, each in field.items() if key not in kept}, other], **kept}
 
 

@@ -28,11 +28,14 @@ class LayerProfile(Part):
     forward_ms: float
     backward_ms: float
     activation_bytes: int
+    input_bytes: int = Field(
+        0, description="what it reads: all that it keeps where it is computed again; 0: it can't be"
+    )
     output: tuple[TensorSchema, ...]
     output_bytes: int
 
 
-class ModelTopology(Message, wire="topology.model", version=(1, 2)):
+class ModelTopology(Message, wire="topology.model", version=(1, 3)):
     """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
@@ -53,6 +56,14 @@ class ModelTopology(Message, wire="topology.model", version=(1, 2)):
     optimizer_bytes: float = Field(
         8.0, description="of optimizer state and averages per trained parameter, as tried"
     )
+    unmatched_weights: str = Field(
+        "",
+        description="what the files of initial_weights lack, and what of them nothing takes; empty: nothing",
+    )
+    compiler: str = Field(
+        "", description="digest of what compiled layers' bits depend on; empty: there are none"
+    )
+    auto: tuple[str, ...] = Field((), description="what of the job was not fixed yet (`training.auto`)")
 
 
 class TopologyReleased(Message, wire="topology.released"):
@@ -142,6 +153,7 @@ class TaskGraph(Part):
     code_digest: str = Field("", description="of the user code, as analysed; instances check their own")
     data_digest: str = Field("", description="of the data, as analysed; data instances check their own")
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
+    compiler: str = Field("", description="as analysed; instances check their own")
     layer_count: int = 0
     parameters: int = Field(0, description="of the whole model; 0: not known")
     batch: tuple[TensorSchema, ...] = Field(

@@ -48,6 +48,7 @@ from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.determinism import compute_exactly
 from workers.data.storage import node_cache
+from workers.graph.compiled import check_compiler
 from workers.links.link_config import LinkConfig
 from workers.links.link_shaping import Shaping
 from workers.local_store.local_store import LocalStore
@@ -157,6 +158,7 @@ class Instance:
             )
             try:
                 self._check_code()
+                self._check_compiler()
                 await self._serve(bus, presence, stack)
             except DmscError as error:
                 self._fail(error)
@@ -301,6 +303,18 @@ class Instance:
             raise BadModel(
                 f"{spec.model.factory} on node {self.payload.node} differs from the one that was analysed "
                 f"({digest[:12]} ≠ {self.start.code_digest[:12]}): install the same code on every node"
+            )
+
+    def _check_compiler(self) -> None:
+        """Refuses another compiler than the analysed one: layers that it compiles would have other bits."""
+        if not self.start.compiler or self.unit.is_data:
+            return
+        node = self.payload.node
+        if check_compiler(node, self.payload.device) != self.start.compiler:
+            raise BadModel(
+                f"node {node} has another torch, C++ compiler or processor than the node that analysed the "
+                "job, so that compiled layers have other bits: leave training.compile out, or name clusters "
+                "of like nodes in parallel.clusters"
             )
 
     def _record(self) -> ServiceRecord:

@@ -23,6 +23,7 @@ from dmsc.authoring.code_folder import pack_folder
 from schemas.cluster import NodeStatus, Slot
 from schemas.errors import BadJob, BadModel, ErrorReply
 from schemas.job import JobSpec
+from schemas.job_file.training import samples_that_divide
 from schemas.task_graph import ModelTopology, TaskUnit, UnitKind
 
 _HERE = "here"
@@ -73,6 +74,10 @@ class CheckReport:
         }
 
 
+FEW_SAMPLES = 4
+"""Of a microbatch, at most, where a mesh would choose by its memory."""
+
+
 def check_job(spec: JobSpec, options: CheckOptions = CheckOptions()) -> Iterator[tuple[str, CheckReport]]:
     """Checks a job; yields the name of each finding when it is there, with everything found so far.
 
@@ -80,6 +85,7 @@ def check_job(spec: JobSpec, options: CheckOptions = CheckOptions()) -> Iterator
         DmscError: the job can't be trained as it is; one line.
     """
     report = CheckReport()
+    spec = _without_auto(spec)
     with tempfile.TemporaryDirectory(prefix="dmsc-check-") as scratch, contextlib.ExitStack() as stack:
         order = _order(spec, options, Path(scratch))
         process, orders, reports = _start(options, stack)
@@ -96,6 +102,20 @@ def check_job(spec: JobSpec, options: CheckOptions = CheckOptions()) -> Iterator
             f"the weights depend on where the model is cut ({shown}): look for state that a layer keeps "
             "between calls, and for random numbers that are not torch's"
         )
+
+
+def _without_auto(spec: JobSpec) -> JobSpec:
+    """The job with small microbatches in place of what the mesh's memory will say."""
+    training = spec.training
+    if not training.auto:
+        return spec
+    changes: dict[str, Any] = {"auto": ()}
+    if "microbatch_samples" in training.auto and training.step_samples is not None:
+        least = training.microbatch_samples
+        choices = samples_that_divide(training.step_samples)
+        samples = max(each for each in choices if each <= max(least, FEW_SAMPLES))
+        changes |= {"microbatch_samples": samples, "microbatches": training.step_samples // samples}
+    return spec.model_copy(update={"training": training.model_copy(update=changes)})
 
 
 def _order(spec: JobSpec, options: CheckOptions, scratch: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def sentence(draw: random.Random, downwards: bool) -> str:
     return f"{draw.choice(NAMES)} counts {' '.join(reversed(counted) if downwards else counted)} ."
 
 
-def pretrained(draw: random.Random) -> LlamaForCausalLM:
+def pretrained(draw: random.Random, steps: int) -> LlamaForCausalLM:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # more only get into each other's way in a model this small
     config = LlamaConfig(
@@ -42,7 +42,7 @@ def pretrained(draw: random.Random) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(60):
+    for _ in range(steps):
         words = " </s> ".join(sentence(draw, downwards=False) for _ in range(64)).split()
         ids = torch.tensor([WORDS.index(word) for word in words[:512]]).view(16, 32)
         optimizer.zero_grad()
@@ -51,21 +51,25 @@ def pretrained(draw: random.Random) -> LlamaForCausalLM:
     return model
 
 
-def main() -> None:
+def write(folder: Path, saved: Path, steps: int) -> None:
+    """The text in `folder`, the model and its tokenizer in `saved`."""
     draw = random.Random(0)
-    folder = Path(__file__).with_name("data")
-    folder.mkdir(exist_ok=True)
     (folder / "downwards.txt").write_text("".join(f"{sentence(draw, True)}\n" for _ in range(3000)))
     tokenizer = Tokenizer(models.WordLevel({word: each for each, word in enumerate(WORDS)}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    saved = folder / "pretrained"
     saved.mkdir(exist_ok=True)
     tokenizer.save(str(saved / "tokenizer.json"))
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     (saved / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | special)
     )
-    pretrained(draw).save_pretrained(saved, max_shard_size="150KB")
+    pretrained(draw, steps).save_pretrained(saved, max_shard_size="150KB")
+
+
+def main() -> None:
+    folder = Path(__file__).with_name("data")
+    folder.mkdir(exist_ok=True)
+    write(folder, folder / "pretrained", steps=60)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -43,6 +43,29 @@ def synchronous(value: bool) -> bool:
 Synchronous = Annotated[bool, AfterValidator(synchronous)]
 
 
+MOST_MICROBATCHES = 4096
+MOST_STEP_SAMPLES = 1 << 32
+Auto = Literal["microbatch_samples", "recompute"]
+"""Keys of `training` that may say `auto`."""
+
+
+def samples_that_divide(step_samples: int) -> list[int]:
+    """The powers of two that a microbatch of a step of so many samples may have, rising."""
+    most = step_samples & -step_samples
+    return [1 << power for power in range(most.bit_length()) if step_samples >> power <= MOST_MICROBATCHES]
+
+
+def _or(*words: str) -> Callable[[dict[str, Any]], None]:
+    """For the JSON Schema of a field that may say one of these words, too."""
+
+    def extended(schema: dict[str, Any]) -> None:
+        about = ("title", "description", "default")
+        own = {key: schema.pop(key) for key in [*schema] if key not in about}
+        schema["anyOf"] = [own, {"enum": [*words]}]
+
+    return extended
+
+
 class TrainingSpec(Part):
     """A step is `microbatches` × `microbatch_samples` samples, whatever the number of workers."""
 
@@ -50,8 +73,24 @@ class TrainingSpec(Part):
         ge=1, le=MOST_STEPS, description="the most steps; `until` may give them, or end sooner"
     )
     until: UntilSpec | None = None
-    microbatches: int = Field(8, ge=1, le=4096, description="microbatches of a step")
-    microbatch_samples: int = Field(4, ge=1, le=1 << 20, description="samples of a microbatch")
+    microbatches: int = Field(8, ge=1, le=MOST_MICROBATCHES, description="microbatches of a step")
+    microbatch_samples: int = Field(
+        4,
+        ge=1,
+        le=1 << 20,
+        json_schema_extra=_or("auto"),
+        description="samples of a microbatch; auto: of the powers of two that divide step_samples, the most "
+        "that memory holds",
+    )
+    step_samples: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_STEP_SAMPLES,
+        description="in place of microbatches: they are step_samples / microbatch_samples",
+    )
+    auto: tuple[Auto, ...] = Field(
+        (), description="which of these keys say `auto`, until they are fixed: before step 0, by memory"
+    )
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     ema: AverageSpec | None = None
@@ -75,8 +114,16 @@ class TrainingSpec(Part):
     recompute: tuple[str, ...] = Field(
         (),
         max_length=256,
+        json_schema_extra=_or("none", "all", "auto"),
         description="patterns of names of layers whose activations are computed again in the backward pass, "
-        "instead of kept",
+        "instead of kept; or none, all, or auto: those that memory asks for",
+    )
+    compile: tuple[str, ...] = Field(
+        (),
+        max_length=256,
+        json_schema_extra=_or("none", "all"),
+        description="patterns of names of layers that torch's compiler compiles, for static shapes; or none, "
+        "or all. It changes bits",
     )
     exact_accumulation: bool = Field(
         True, description="int64 fixed-point gradient sums: bits independent of who did what"
@@ -112,6 +159,51 @@ class TrainingSpec(Part):
         if most is not None and isinstance(steps, int):
             return {**value, "steps": min(steps, most)}
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _words_for_values(cls, value: Any) -> Any:
+        """`auto`, `none` and `all`, and the microbatches of `step_samples`."""
+        if not isinstance(value, Mapping):
+            return value
+        given = dict(value)
+        auto: list[str] = [*given["auto"]] if isinstance(given.get("auto"), list | tuple) else []
+        words: dict[str, tuple[str, ...]] = {"none": (), "all": ("*",)}
+        for key, more in (("recompute", {"auto": ()}), ("compile", {})):
+            if not isinstance(word := given.get(key), str):
+                continue
+            if word not in words | more:
+                names = ", ".join(words | more)
+                raise ValueError(f"{key}: {word} is no list of patterns; give one, or one of {names}")
+            given[key] = (words | more)[word]
+            auto += [key] if word == "auto" else []
+        whole = given.get("step_samples")
+        if not isinstance(whole, int) or not 1 <= whole <= MOST_STEP_SAMPLES:
+            whole = None  # whatever is wrong with it is said there
+        if given.get("microbatch_samples") == "auto":
+            if "microbatches" in given or whole is None:
+                raise ValueError(
+                    "microbatch_samples: auto divides the samples of a step: give step_samples in place of "
+                    "microbatches"
+                )
+            fitting = samples_that_divide(whole)
+            if not fitting:
+                raise ValueError(
+                    f"step_samples: {whole} would be more than {MOST_MICROBATCHES} microbatches of the "
+                    "largest power of two that divides it; give a multiple of a larger one"
+                )
+            given["microbatch_samples"] = fitting[0]
+            auto.append("microbatch_samples")
+        samples = given.get("microbatch_samples", 4)
+        if whole is not None and isinstance(samples, int) and samples > 0:
+            if whole % samples:
+                raise ValueError(f"step_samples: {whole} is no multiple of microbatch_samples {samples}")
+            if given.setdefault("microbatches", whole // samples) != whole // samples:
+                raise ValueError(
+                    f"step_samples: {whole} is {whole // samples} microbatches of {samples}, not "
+                    f"{given['microbatches']}: leave microbatches out"
+                )
+        return {**given, "auto": tuple(dict.fromkeys(auto))} if auto else given
 
     @model_validator(mode="after")
     def _has_what_it_watches(self) -> TrainingSpec:

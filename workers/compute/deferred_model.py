@@ -10,7 +10,7 @@ from torch import Tensor
 from bus.logs import get_logger
 from schemas.job_file.model import ModelSpec
 from workers.build.deferred import ModelOutline, build_needed, outline_of
-from workers.compute.model import constructor, graph_of
+from workers.compute.model import build, constructor, graph_of
 from workers.graph.model_graph import ModelGraph
 from workers.graph.randomness import cuda_devices, seed_generators
 
@@ -33,6 +33,18 @@ def outline_model(spec: ModelSpec, seed: int, batch: Mapping[str, Tensor]) -> Mo
     if outline.because:
         log.warning("model built whole", factory=spec.factory, because=outline.because)
     return outline
+
+
+def outlined_graph(spec: ModelSpec, seed: int, batch: Mapping[str, Tensor]) -> ModelGraph:
+    """The model's graph; if it is large, its weights are on `meta`, so that layers get memory one by one.
+
+    Raises:
+        BadModel: See `workers.compute.model.build`.
+    """
+    outline = outline_model(spec, seed, batch)
+    if outline.bytes <= WHOLE_BYTES:
+        return build(spec, seed, batch)
+    return graph_of(spec, outline.model, batch)
 
 
 def build_layers(

@@ -53,6 +53,7 @@ class Profiler:
                 precision=spec.training.precision,
                 needed=loss.outputs,
                 recompute=spec.training.recompute,
+                compiled=spec.training.compile,
             )
             for index in range(len(graph))
         ]
@@ -127,11 +128,23 @@ class Profiler:
             forward_ms=(backward_began - forward_began) * 1e3,
             backward_ms=(ended - backward_began) * 1e3,
             activation_bytes=saved.total if saved else 0,
+            input_bytes=self._input_bytes(index, own),
             output=tuple(_schema(tensor) for tensor in outputs),
             output_bytes=sum(tensor.nbytes for tensor in outputs),
         )
         needed = {*part.outgoing, *self._graph.inputs}
         return profile, {name: _detached(value) for name, value in made.items() if name in needed}
+
+    def _input_bytes(self, index: int, values: Mapping[str, Value]) -> int:
+        """Of what a layer reads, if that is enough to compute it again."""
+        if not self._layers[index].repeatable(index):
+            return 0
+        read = {
+            id(tensor): tensor
+            for name in self._graph.layers[index].reads
+            for tensor in _tensors(values[name])
+        }
+        return max(1, sum(tensor.nbytes for tensor in read.values()))
 
     def _forward(self, index: int, values: dict[str, Value], saved: _SavedBytes | None) -> dict[str, Value]:
         layer = self._layers[index]

@@ -70,6 +70,7 @@ class StageCompute:
             precision=spec.training.precision,
             needed=loss.outputs,
             recompute=spec.training.recompute,
+            compiled=spec.training.compile,
         )
         self._batch_in = graph.batch_crossing(unit.first_layer, [*batch], loss.batch)
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)

@@ -172,6 +172,21 @@ class ModelGraph:
         return {id(weight): name for name, weight in [*model.named_parameters(), *model.named_buffers()]}
 
     @cached_property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """First name of a parameter that has several → its other names."""
+        found: dict[str, list[str]] = {}
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            if (first := self.names[id(weight)]) != name:
+                found.setdefault(first, []).append(name)
+        return {first: tuple(others) for first, others in found.items()}
+
+    @cached_property
+    def unsaved(self) -> frozenset[str]:
+        """Names of buffers that the model computes itself: no file has them."""
+        saved = self.model.state_dict(keep_vars=True)
+        return frozenset(name for name, _ in self.model.named_buffers() if name not in saved)
+
+    @cached_property
     def users(self) -> dict[str, tuple[int, ...]]:
         """Name of a parameter → the layers that use it."""
         found: dict[str, list[int]] = {}

@@ -54,7 +54,7 @@ def record(
             raise BadModel(
                 f"{type(model).__name__}: {name or 'the model'} is "
                 f"{'compiled' if is_compiled else 'TorchScript'}, whose calls aren't recorded; "
-                "use the module that it was made of"
+                f"use the module that it was made of{' (training.compile compiles layers)' * is_compiled}"
             )
     state, is_leaf = random.getstate(), leaves_of or is_layer
     try:
@@ -161,6 +161,10 @@ def _record(
                 if not hint and (first.__cause__ is None or isinstance(first.__cause__, NotImplementedError)):
                     hint = (
                         "; what depends on the data may be in a module of its own, which then runs as a whole"
+                    )
+                elif type(first.__cause__).__module__.startswith("torch._dynamo"):
+                    hint = (
+                        "; leave torch.compile out of the model's code: training.compile compiles its layers"
                     )
                 raise BadModel(f"{type(model).__name__} {first}{hint}") from error.__cause__
 

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import BadModel
+from workers.graph.compiled import CompiledModules
 from workers.graph.model_graph import Call, GraphLayer, ModelGraph, Value, weight_of
 from workers.graph.randomness import layer_seed, seed_generators
 from workers.graph.tee import tee
@@ -40,6 +41,7 @@ class StageModule(nn.Module):
         precision: `bf16` runs the layers under autocast.
         needed: Names of the model's outputs that the loss takes; None: all.
         recompute: Patterns of names of layers whose activations are computed again in the backward pass.
+        compiled: Patterns of names of layers whose modules torch's compiler compiles.
     """
 
     def __init__(
@@ -52,17 +54,22 @@ class StageModule(nn.Module):
         precision: Precision,
         needed: Sequence[str] | None = None,
         recompute: Sequence[str] = (),
+        compiled: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.first_layer, self.last_layer = first, last
         self._job_seed = job_seed
         self._precision = precision
-        self._recompute = frozenset(
+        self._repeatable = frozenset(
             index
             for index, layer in enumerate(graph.layers[first:last], first)
-            if any(fnmatchcase(layer.name, pattern) for pattern in recompute)
-            and not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
+            if not any(_keeps_averages(graph.model.get_submodule(name)) for name in layer.modules)
         )
+        self._recompute = frozenset(
+            index for index, layer in enumerate(graph.layers[first:last], first) if _matches(layer, recompute)
+        ).intersection(self._repeatable)
+        named = [at for at, layer in enumerate(graph.layers[first:last], first) if _matches(layer, compiled)]
+        self._compiled = dict.fromkeys(named, CompiledModules()) if named else {}
         self._graph = _Slice(graph, first, last, needed)
         self._evaluation = _Slice(graph.evaluation or graph, first, last, needed)
         for layer in graph.layers[first:last]:
@@ -72,7 +79,12 @@ class StageModule(nn.Module):
                 place(self, name, weight_of(graph.model, name), layer.name)
         self._names = {id(weight): graph.names[id(weight)] for weight in self.parameters()}
         self._model_train = graph.model.train
+        self.aliases, self.unsaved = graph.aliases, graph.unsaved
         self._twins = TwinnedWeights(graph, first, last)
+
+    def repeatable(self, layer: int) -> bool:
+        """Whether a layer's activations may be computed again: a second pass leaves nothing behind."""
+        return layer in self._repeatable
 
     @property
     def recomputes(self) -> bool:
@@ -202,7 +214,8 @@ class StageModule(nn.Module):
         known = dict(values)
         where = f"layer {index} ({layer.name}: {layer.kind})"
         for call in layer.calls:
-            known |= run_call(self._twins.of(index) or self, call, known, device, where)
+            root = self._twins.of(index) or self
+            known |= run_call(root, call, known, device, where, self._compiled.get(index))
         return {name: _contiguous(known[name]) for name in layer.writes}
 
 
@@ -296,7 +309,12 @@ class _Slice:
 
 
 def run_call(
-    module: nn.Module, call: Call, known: Mapping[str, Value], device: torch.device, where: str
+    module: nn.Module,
+    call: Call,
+    known: Mapping[str, Value],
+    device: torch.device,
+    where: str,
+    compiled: CompiledModules | None = None,
 ) -> dict[str, Value]:
     """Makes one call of a layer; returns the wires that it defines.
 
@@ -306,6 +324,7 @@ def run_call(
         known: Wire → value.
         device: Stands for the device `meta`, on which the call was recorded.
         where: The layer, for messages.
+        compiled: Compiles the layer's modules; None: they run as they are.
     """
 
     def value(leaf: Any) -> Any:
@@ -318,7 +337,12 @@ def run_call(
         return device if isinstance(leaf, torch.device) and leaf.type == "meta" else leaf
 
     args, kwargs = replaced((call.args, call.kwargs), value)
-    function = module.get_submodule(call.target) if isinstance(call.target, str) else call.target
+    if not isinstance(call.target, str):
+        function = call.target
+    elif compiled is None:
+        function = module.get_submodule(call.target)
+    else:
+        function = compiled.of(module.get_submodule(call.target), where)
     if call.spread:
         outputs = function(
             *(item for each in args for item in (each if isinstance(each, tuple) else (each,)))
@@ -338,6 +362,10 @@ def run_call(
     return made
 
 
+def _matches(layer: GraphLayer, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(layer.name, pattern) for pattern in patterns)
+
+
 def _keeps_averages(module: nn.Module) -> bool:
     """Whether a second pass would change a module's buffers once more."""
     return any(isinstance(part, _NormBase) and part.track_running_stats for part in module.modules())
@@ -352,7 +380,7 @@ def _have_contiguous_gradients(values: Iterable[Value]) -> None:
     for value in values:
         for tensor in _tensors(value):
             if tensor.grad_fn is not None:
-                tensor.register_hook(Tensor.contiguous)
+                tensor.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def _tensors(value: Value) -> tuple[Tensor, ...]:
@@ -389,6 +417,7 @@ def slice_stage(
     precision: Precision = "fp32",
     needed: Sequence[str] | None = None,
     recompute: Sequence[str] = (),
+    compiled: Sequence[str] = (),
 ) -> StageModule:
     """The stage of layers `first` … `last`-1; see `StageModule`.
 
@@ -398,5 +427,12 @@ def slice_stage(
     if not 0 <= first < last <= len(graph):
         raise BadModel(f"layers {first} to {last} are no slice of a model with {len(graph)} layers")
     return StageModule(
-        graph, first, last, job_seed=job_seed, precision=precision, needed=needed, recompute=recompute
+        graph,
+        first,
+        last,
+        job_seed=job_seed,
+        precision=precision,
+        needed=needed,
+        recompute=recompute,
+        compiled=compiled,
     )

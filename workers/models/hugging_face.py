@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.errors import BadModel
+from workers.user_code import folders
 
 
 class LlamaEmbedding(nn.Module):
@@ -119,7 +120,7 @@ def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Seq
         raise BadModel(
             "Hugging Face models need transformers on every node: pip install 'dmsc[hf]'"
         ) from None
-    settings = dict(config) if isinstance(config, dict) else read_config(Path(config))
+    settings = dict(config) if isinstance(config, dict) else read_config(config)
     family = settings.pop("model_type", None)
     if family not in _FAMILIES:
         raise BadModel(f"model_type {family!r} is not supported; use {' or '.join(sorted(_FAMILIES))}")
@@ -141,8 +142,18 @@ def causal_lm(config: dict[str, Any] | str, tie_weights: bool = False) -> nn.Seq
     return nn.Sequential(named).float()
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def found_config(named: str | Path) -> Path:
+    """Where a config lies that a job names: relative paths are looked for beside users' code first.
+
+    So a config that travels with the job's code is found on every node.
+    """
+    places = [folder / named for folder in folders()]
+    return next((place for place in places if place.exists()), Path(named))
+
+
+def read_config(named: str | Path) -> dict[str, Any]:
     """The `config.json` at this path, or in this folder; raises `BadModel` if it can't be read."""
+    path = found_config(named)
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text())

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import torch
 
 from schemas.errors import BadModel
 from schemas.job_file.model import ModelSpec
 from schemas.weights_digest import BESIDE
-from workers.models.hugging_face import read_config
-from workers.models.transformers_model import TASKS
+from workers.models.hugging_face import found_config, read_config
+from workers.models.transformers_model import TASKS, transformers_model
 
 CAUSAL_LM = "workers.models.hugging_face:causal_lm"
 ANY_MODEL = "workers.models.transformers_model:transformers_model"
@@ -57,6 +58,29 @@ def public_names(spec: ModelSpec) -> Callable[[str], str]:
     return public
 
 
+def library_names(spec: ModelSpec) -> Callable[[Iterable[str]], Mapping[str, str]]:
+    """Names in a pretrained folder → their names in the model, where transformers has changed them since.
+
+    Only names are changed: what transformers also stacks or splits as it loads (experts) keeps its name.
+    """
+
+    def renamed(names: Iterable[str]) -> Mapping[str, str]:
+        if spec.factory != ANY_MODEL:
+            return {}
+        try:
+            from transformers.conversion_mapping import get_model_conversion_mapping
+            from transformers.core_model_loading import WeightRenaming, rename_source_key
+        except ImportError:  # versions that change no names
+            return {}
+        with torch.random.fork_rng(devices=()), torch.device("meta"):
+            model: Any = transformers_model(**{key: spec.args[key] for key in spec.args if key != "lora"})
+        rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+        own = model.state_dict()
+        return {name: rename_source_key(name, rules, [], model.base_model_prefix, own)[0] for name in names}
+
+    return renamed
+
+
 def is_adapter(spec: ModelSpec) -> Callable[[str], bool]:
     """Whether a full parameter name is that of an adapter, which no pretrained folder has."""
     if spec.factory != ANY_MODEL or not spec.args.get("lora"):
@@ -84,7 +108,7 @@ def folder_files(spec: ModelSpec) -> dict[str, bytes]:
         return {}
     files = {"config.json": _config_json(spec)}
     config = spec.args.get("config")
-    folder = Path(config) if isinstance(config, str) else None
+    folder = found_config(config) if isinstance(config, str) else None
     if folder is not None and not folder.is_dir():
         folder = folder.parent
     if folder is not None:
@@ -97,7 +121,7 @@ def folder_files(spec: ModelSpec) -> dict[str, bytes]:
 
 def _config(spec: ModelSpec) -> dict[str, Any]:
     config = spec.args.get("config")
-    return dict(config) if isinstance(config, dict) else read_config(Path(str(config)))
+    return dict(config) if isinstance(config, dict) else read_config(str(config))
 
 
 def _config_json(spec: ModelSpec) -> bytes:

@@ -8,7 +8,6 @@ computes what transformers computes, and may be cut between any two blocks. It n
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -31,7 +30,7 @@ def transformers_model(
     config: dict[str, Any] | str,
     task: str | None = None,
     lora: dict[str, Any] | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
     **changes: Any,
 ) -> nn.Module:
     """A model with new weights; `initial_weights` loads those of a pretrained folder, under their own names.
@@ -41,7 +40,8 @@ def transformers_model(
         task: One of `TASKS`; by default the class that the config names under `architectures`.
         lora: Arguments of `peft.LoraConfig`, such as r, lora_alpha, target_modules: only its adapters are
             trained.
-        attention: transformers' `attn_implementation`; not one of the hub's, which is code.
+        attention: transformers' `attn_implementation`; not one of the hub's, which is code. By default sdpa,
+            and eager for a family that has no other.
         changes: Entries of the config that are to be different, such as dropout rates.
 
     Raises:
@@ -54,7 +54,7 @@ def transformers_model(
         raise BadModel(
             "Hugging Face models need transformers on every node: pip install 'dmsc[hf]'"
         ) from None
-    settings = dict(config) if isinstance(config, dict) else read_config(Path(config))
+    settings = dict(config) if isinstance(config, dict) else read_config(config)
     code = "the config names code of its own (auto_map)" if "auto_map" in settings | changes else ""
     if "/" in str(attention):
         code = f"attention: {attention} names code that would be downloaded"
@@ -81,7 +81,12 @@ def transformers_model(
             )
         chosen = getattr(transformers, kind)
         make = chosen.from_config if kind.startswith("Auto") else chosen._from_config
-        model: nn.Module = make(parsed, attn_implementation=attention).float()
+        try:
+            model: nn.Module = make(parsed, attn_implementation=attention or "sdpa").float()
+        except ValueError as error:
+            if attention is not None or "scaled_dot_product_attention" not in str(error):
+                raise
+            model = make(parsed, attn_implementation="eager").float()
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise BadModel(f"transformers refuses this {family} config: {str(error).splitlines()[0]}") from error
     return model if lora is None else _with_adapters(model, lora)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -57,6 +57,7 @@ class MatchedWeights:
         found: Name in the model → tensor in the files.
         missing: Names in the model that the files lack.
         unexpected: Names in the files that nothing here takes: other stages' tensors, or nobody's.
+            Other names of tensors that were taken do not count.
     """
 
     found: Mapping[str, StoredTensor]
@@ -69,6 +70,8 @@ async def match_weights(
     artifacts: Artifacts,
     source: InitialWeights,
     public_name: Callable[[str], str] = lambda name: name,
+    aliases: Mapping[str, Sequence[str]] = {},
+    own_names_of: Callable[[Iterable[str]], Mapping[str, str]] = lambda names: {},
 ) -> MatchedWeights:
     """Finds and checks the tensors of the files that belong to these weights. Reads headers alone.
 
@@ -77,13 +80,22 @@ async def match_weights(
         artifacts: The folder.
         source: The job's section.
         public_name: Of a full name: the name under which its family's files have it.
+        aliases: Full name → other names of the same weight; which of them a file has is its writer's choice.
+        own_names_of: Names in the files → their names in the model, as its library knows them. It is asked if
+            names are missing.
 
     Raises:
         BadModel: There are no safetensors; or a tensor is of another shape or type.
     """
     shard_of = await _locate(artifacts, source)
     theirs = own_names(shard_of, source)
-    stored_names = {name: theirs.get(name) or theirs.get(public_name(name)) for name in own}
+    if any(not {name, public_name(name), *aliases.get(name, ())} & theirs.keys() for name in own):
+        theirs = {renamed: theirs[name] for name, renamed in own_names_of(theirs).items()} | dict(theirs)
+    called = {name: [*_spellings((name, *aliases.get(name, ())), public_name)] for name in own}
+    stored_names = {
+        name: next((theirs[spelling] for spelling in spellings if spelling in theirs), None)
+        for name, spellings in called.items()
+    }
     pairs = {name: stored for name, stored in stored_names.items() if stored is not None}
     headers: dict[str, dict[str, StoredTensor]] = {}
     for shard in sorted({shard_of[stored] for stored in pairs.values()}):
@@ -103,12 +115,18 @@ async def match_weights(
             )
         _check(name, own[name], tensor, source)
         found[name] = tensor
-    taken = set(pairs.values())
+    taken = {theirs.get(spelling) for name in found for spelling in called[name]}
     return MatchedWeights(
         found,
         tuple(sorted(set(own) - set(found))),
         tuple(sorted(set(theirs.values()) - taken)),
     )
+
+
+def _spellings(names: Sequence[str], public_name: Callable[[str], str]) -> Iterator[str]:
+    for name in names:
+        yield name
+        yield public_name(name)
 
 
 def check_missing(matched: MatchedWeights, source: InitialWeights, where: str) -> None:
@@ -156,6 +174,7 @@ async def load_initial(
     run: Runner = asyncio.to_thread,
     public_name: Callable[[str], str] = lambda name: name,
     is_new: Callable[[str], bool] = lambda name: False,
+    own_names_of: Callable[[Iterable[str]], Mapping[str, str]] = lambda names: {},
 ) -> MatchedWeights:
     """Loads the stage's weights from a folder of safetensors, with or without an index.
 
@@ -166,14 +185,16 @@ async def load_initial(
         run: Runs the replacement.
         public_name: See `match_weights`.
         is_new: Of a full name: it may be missing, and then begins as the factory made it.
+        own_names_of: See `match_weights`.
 
     Raises:
         BadModel: There are no safetensors, or a tensor is missing or of another shape or type; nothing was
             changed.
         BadInput: A file is damaged.
     """
-    own = dict(named_weights(stage))  # a shared weight bears the name of its first place in every stage
-    matched = await match_weights(own, artifacts, source, public_name)
+    # a shared weight bears the name of its first place in every stage
+    own = {name: weight for name, weight in named_weights(stage) if name not in stage.unsaved}
+    matched = await match_weights(own, artifacts, source, public_name, stage.aliases, own_names_of)
     missing = tuple(name for name in matched.missing if not is_new(name))
     matched = replace(matched, missing=missing)
     check_missing(matched, source, f"layers {stage.first_layer} to {stage.last_layer - 1}")

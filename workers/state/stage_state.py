@@ -20,7 +20,13 @@ from schemas.step import Exported, ExportOrder, Member, StateReady, StateRestore
 from workers.compute.compute_thread import ComputeThread
 from workers.compute.optimizer import state_tensors
 from workers.compute.stage_compute import StageCompute
-from workers.models.hugging_face_folder import folder_files, is_adapter, public_names, written_names
+from workers.models.hugging_face_folder import (
+    folder_files,
+    is_adapter,
+    library_names,
+    public_names,
+    written_names,
+)
 from workers.process.url_rules import open_url
 from workers.state.checkpoint import restore_checkpoint
 from workers.state.checkpoint_writer import CheckpointWriter
@@ -79,6 +85,7 @@ class StageState:
                 run=self._thread.order,
                 public_name=public_names(model),
                 is_new=is_adapter(model),
+                own_names_of=library_names(model),
             )
 
     async def move_to(self, version: int) -> None:

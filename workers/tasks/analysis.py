@@ -6,27 +6,33 @@ reports. A model that can't be trained is refused here, with one line.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from bus.connection import Bus
+from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
 from schemas.task_graph import LayerProfile, ModelTopology
 from schemas.training_length import samples_of, with_steps
 from workers.compute.batch_schema import batch_schema
-from workers.compute.deferred_model import WHOLE_BYTES, outline_model
+from workers.compute.deferred_model import outlined_graph
 from workers.compute.determinism import compute_exactly, inexact_operation, tolerant
 from workers.compute.layer_profile import Profiler
 from workers.compute.measured_loss import MeasuredLoss
-from workers.compute.model import build, check_trained, graph_of
+from workers.compute.model import check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.checking import checked_batch, largest_batch
 from workers.data.opening import open_source
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import sharing_layers
+from workers.models.hugging_face_folder import is_adapter, library_names, public_names
 from workers.recipe.probe import try_recipe
 from workers.requirements import check_requirements
+from workers.state.initial_weights import check_missing, describe_match, match_weights
+from workers.tasks.compiled import check_compiled
 from workers.tasks.short_lived import answer, bus_for
 from workers.user_code import code_digest
 
@@ -50,9 +56,35 @@ async def _main(payload: dict[str, Any]) -> dict[str, Any]:
     try:
         place = (payload["cluster"], payload["node"], payload.get("device", "cpu"))
         topology = analyse(payload["job"], spec, data, *place)
+        async with bus_for(payload, spec.weights_url or "") as bus:
+            unmatched = await unmatched_weights(spec, data, bus)
     finally:
         data.close()
+    topology = topology.model_copy(update={"unmatched_weights": unmatched})
     return {"topology": topology.model_dump(mode="json")}
+
+
+async def unmatched_weights(spec: JobSpec, data: BatchSource, bus: Bus | None) -> str:
+    """What the files of `initial_weights` and the model do not have in common, in one line; empty: nothing.
+
+    Names, shapes and types are compared by the files' headers, before any instance exists.
+
+    Raises:
+        BadModel: The files do not fit the model; see `match_weights` and `check_missing`.
+    """
+    source = spec.initial_weights
+    if source is None:
+        return ""
+    sample = checked_batch(data, spec.data.evaluation_sets)
+    graph = outlined_graph(spec.model, spec.training.seed, sample)
+    model, is_new = graph.model, is_adapter(spec.model)
+    weights = [*model.named_parameters(), *model.named_buffers()]
+    own = {name: weight for name, weight in weights if name not in graph.unsaved and not is_new(name)}
+    artifacts = await asyncio.to_thread(open_artifacts, source.url, bus)
+    theirs, library = public_names(spec.model), library_names(spec.model)
+    matched = await match_weights(own, artifacts, source, theirs, graph.aliases, library)
+    check_missing(matched, source, "the model")
+    return describe_match(matched, source)
 
 
 def analyse(
@@ -73,17 +105,14 @@ def analyse(
     training = spec.training
     compute_exactly(training.compute_threads, training.seed)
     sample = largest_batch(checked_batch(data, spec.data.evaluation_sets), spec.data.largest)
-    outline = outline_model(spec.model, training.seed, sample)
-    if outline.bytes <= WHOLE_BYTES:
-        graph = build(spec.model, training.seed, sample)
-    else:  # one layer at a time has memory
-        graph = graph_of(spec.model, outline.model, sample)
+    graph = outlined_graph(spec.model, training.seed, sample)
     check_trained(graph.model.named_parameters())
     optimizer_bytes = try_recipe(training, [*graph.model.named_parameters()])
     loss = MeasuredLoss(spec, [*graph.outputs], [*sample], graph.inputs, tries=True)
     travels = graph.batch_crossing(0, [*sample], loss.batch)
     with embeddings_checked(data.vocabulary, graph.model, sample):
         profiles, inexact = _profile(Profiler(spec, graph, loss, device), sample)
+    compiler = check_compiled(spec, graph, sample, node, device)
     if spec.model.loss == "cross_entropy":
         check_logits(data.vocabulary, profiles)
     weights = [weight for layer in range(len(graph)) for weight in graph.parameters(layer).values()]
@@ -103,6 +132,8 @@ def analyse(
         shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
         optimizer_bytes=optimizer_bytes,
+        auto=training.auto,
+        compiler=compiler,
         inexact=f"{inexact} on {device}" if inexact else "",
     )
 

@@ -39,7 +39,7 @@ from workers.compute.determinism import compute_exactly
 from workers.data.batches import Batch, BatchSource
 from workers.data.opening import open_source
 from workers.requirements import check_requirements
-from workers.tasks.analysis import analyse
+from workers.tasks.analysis import analyse, unmatched_weights
 from workers.tasks.code import unpack
 from workers.tasks.local_steps import LocalSteps
 from workers.user_code import code_digest, describe, use_only
@@ -77,6 +77,9 @@ class LocalCheck:
         self._show_batch(data.batch("train", 0, 0))
         self._begin("building and measuring the model")
         topology = analyse("check", spec, data, _HERE, _HERE, order["device"])
+        if not (spec.weights_url or "").startswith((BUS, SECRET)):
+            unmatched = asyncio.run(unmatched_weights(spec, data, None))
+            topology = topology.model_copy(update={"unmatched_weights": unmatched})
         spec = with_steps(spec, samples_of(spec, topology.epoch_samples, topology.data_tokens))
         self._report({"topology": topology.model_dump(mode="json")})
 

@@ -70,6 +70,8 @@ def _print(name: str, report: CheckReport) -> None:
         layers = [_layer_row(layer) for layer in report.topology.layers]
         columns = ("layer", "kind", "parameters", "forward", "backward", "kept", "output")
         print_table(columns, layers, title="layers, per microbatch")
+        if report.topology.unmatched_weights:
+            print_text(report.topology.unmatched_weights)
         if report.topology.inexact:
             print_text(f"not exact: {report.topology.inexact}")
         stages = [

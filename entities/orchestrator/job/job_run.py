@@ -31,11 +31,12 @@ from entities.orchestrator.job_state.job_store import JobStore
 from entities.orchestrator.job_state.policy_distribution import PolicyDistribution
 from entities.orchestrator.job_state.quarantine import Quarantine
 from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
+from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.queue.job_queue import Waiting
 from entities.orchestrator.queue.slot_demand import SlotDemand
 from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
-from schemas.job import JobRecord, JobState, WeightsManifest
+from schemas.job import JobRecord, JobSpec, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.stage_move import MoveForecast
 from schemas.step import Member
@@ -356,6 +357,9 @@ class JobRun:
         """Analyses the model, and starts the instances in their slots."""
         topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
         await self._settle_steps(topology)
+        if self.job.spec.training.auto:
+            await self._fix_by_memory(topology)
+            topology = await self._outages.outlast("having the model analysed", self.model_analysis.analyse)
         await self._deployment.deploy(topology)
         await self.training.begin()
         await self.job.store.tell("instances", instances=self.job.instances.views())
@@ -365,8 +369,18 @@ class JobRun:
         samples = samples_of(self.job.spec, topology.epoch_samples, topology.data_tokens)
         settled = with_steps(self.job.spec, samples)
         if settled != self.job.spec:
-            self.job.spec = settled
-            await self.job.store.note(now=True, spec=settled)
+            await self._settle(settled)
+
+    async def _fix_by_memory(self, topology: ModelTopology) -> None:
+        """Replaces what says `auto` by values; the record keeps them, for whoever goes on with the job."""
+        fixed, because = fixed_by_memory(self.job.spec, topology, list(self.job.mesh.nodes.values()))
+        await self._settle(fixed)
+        await self.job.store.reason(because)
+
+    async def _settle(self, spec: JobSpec) -> None:
+        self.job.spec = spec
+        self.job.instances.settle(spec)
+        await self.job.store.note(now=True, spec=spec)
 
     async def _until_resumed(self) -> None:
         if self.parking.waits:

@@ -31,8 +31,11 @@ class ModelAnalysis:
 
     # --- answers: only of agents that were asked ------------------------------------------------------------
     def topology(self, message: ModelTopology, agent: str) -> None:
-        if self._is_asked(agent, self._analysts, "topology") and not self._topology.done():
-            self._topology.set_result(message)
+        if not self._is_asked(agent, self._analysts, "topology") or self._topology.done():
+            return
+        if message.auto and not self._job.spec.training.auto:
+            return  # once more what it was fitted by
+        self._topology.set_result(message)
 
     def analysis_failed(self, message: AnalysisFailed, agent: str) -> None:
         """The analysis failed: the model is bad, or the worker lacked something, the bus for instance."""
@@ -54,6 +57,8 @@ class ModelAnalysis:
     async def analyse(self) -> ModelTopology:
         """Has an agent analyse the model; tries the next agent where one does not answer.
 
+        A job that is another by now (`training.auto` was fixed) is analysed anew.
+
         Raises:
             BadModel: the model can't be analysed.
             Unavailable: no node could do it, or the job's secrets can't be read; try again.
@@ -61,6 +66,7 @@ class ModelAnalysis:
         secrets = await secrets_for(self._job.bus, self._job.spec)
         user = self._job.store.record.user
         order = Analyse(job=self._job.name, spec=self._job.spec, secrets=secrets, user=user)
+        self._topology = asyncio.get_running_loop().create_future()
         passed_over: dict[str, str] = {}  # agents that could not do it, and why; it says nothing of the model
         while True:
             agents = self._agents()

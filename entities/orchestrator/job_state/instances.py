@@ -17,7 +17,7 @@ from entities.orchestrator.job_state.link_secret import link_secret
 from entities.orchestrator.mesh.mesh_view import MeshView, unless
 from schemas.cluster import InstanceStart, InstanceStop
 from schemas.errors import DeadlineExceeded, DmscError, NoResponders, Unavailable
-from schemas.job import JobRecord, LiveInstanceView
+from schemas.job import JobRecord, JobSpec, LiveInstanceView
 from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Member
@@ -104,6 +104,10 @@ class JobInstances:
         self.lost: set[Member] = set()
         self._loss = asyncio.Event()
         self._link_secret = ""
+
+    def settle(self, spec: JobSpec) -> None:
+        """Instances that start from now on get the job as it was fixed by its analysis."""
+        self._record = self._record.model_copy(update={"spec": spec})
 
     def mark_lost(self, member: Member) -> None:
         """Marks an incarnation that no longer counts; nobody waits for its answers any more."""
@@ -214,6 +218,7 @@ class JobInstances:
             stages=self._record.spec.parallel.stages,
             layer_count=self.graph.layer_count,
             code_digest=self.graph.code_digest,
+            compiler=self.graph.compiler,
             data_digest=self.graph.data_digest,
             inexact=bool(self.graph.inexact),
             batch=self.graph.batch,

@@ -56,20 +56,34 @@ def plain(model: nn.Module, spec: JobSpec, loss: Callable[[dict[str, Tensor], Te
     return found
 
 
-def like_a_plain_loop(mesh: Mesh, loss: str, own: Callable[[dict[str, Tensor], Tensor], Any]) -> JobRecord:
+def like_a_plain_loop(
+    mesh: Mesh, loss: str, own: Callable[[dict[str, Tensor], Tensor], Any], *, by_memory: bool = False
+) -> JobRecord:
     """A job of one stage whose losses are those of a plain loop."""
     name = loss.replace("_", "-")
     whole = job(name, "Hourglass", f"forked:{loss}", dropout=0.0)
+    if by_memory:
+        document = whole.model_dump(mode="json")
+        samples = document["training"].pop("microbatches") * document["training"]["microbatch_samples"]
+        open_ = {"step_samples": samples, "microbatch_samples": "auto", "recompute": "auto"}
+        whole = JobSpec.model_validate(document | {"training": document["training"] | open_})
     record = done(mesh.client, mesh.client.submit(whole).job)
     torch.manual_seed(whole.training.seed)
-    expected = plain(forked.Hourglass(dropout=0.0), whole, own)
+    expected = plain(forked.Hourglass(dropout=0.0), record.spec, own)
     worst = max(abs(a - b) / b for a, b in zip(losses(mesh.client, record.job), expected, strict=True))
     assert worst <= 1e-6, f"{worst:.2e}"
     return record
 
 
-def test_a_loss_takes_several_outputs_by_name(mesh: Mesh) -> None:
-    like_a_plain_loop(mesh, "with_helper", lambda out, targets: forked.with_helper(**out, targets=targets))
+def test_a_loss_takes_several_outputs_by_name_and_memory_says_how_many_samples_fit(mesh: Mesh) -> None:
+    def own(out: dict[str, Tensor], targets: Tensor) -> Any:
+        return forked.with_helper(**out, targets=targets)
+
+    record = like_a_plain_loop(mesh, "with_helper", own, by_memory=True)
+    training = record.spec.training
+    assert (training.microbatch_samples, training.microbatches) == (4, 2)
+    assert (training.recompute, training.auto) == ((), ())
+    assert any("microbatch_samples 4, so 2 microbatches" in line for line in record.history)
 
 
 def test_any_module_trains_like_a_plain_loop_whatever_the_cut_and_a_kill(mesh: Mesh) -> None:

@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "training.steps": set(),
     "training.microbatches": set(),
     "training.microbatch_samples": set(),
+    "training.step_samples": set(),
     "training.optimizer.lr": set(),
     "training.optimizer.betas[0]": {"zero"},
     "training.optimizer.betas[1]": {"zero"},

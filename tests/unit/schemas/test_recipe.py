@@ -235,3 +235,32 @@ def test_microbatches_of_a_validation_are_numbered_over_its_sets() -> None:
             spec(training={"steps": 1, **much}, data=data)
     with pytest.raises(ValidationError, match="data has no set a; it has validation"):
         spec(training={"steps": 1, "evaluation": {"sets": sets}})
+
+
+def test_the_microbatches_of_a_step_of_so_many_samples() -> None:
+    assert training(step_samples=64).microbatches == 16
+    assert training(step_samples=64, microbatch_samples=1).microbatches == 64
+    open_ = training(step_samples=8192, microbatch_samples="auto", recompute="auto")
+    assert (open_.microbatch_samples, open_.microbatches, open_.recompute) == (2, 4096, ())
+    assert open_.auto == ("recompute", "microbatch_samples")
+    assert TrainingSpec.model_validate(open_.model_dump()) == open_
+    assert training(recompute="all").recompute == ("*",)
+    assert training(recompute="none").auto == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"microbatch_samples": "auto"}, "give step_samples in place of microbatches"),
+        ({"microbatch_samples": "auto", "step_samples": 8, "microbatches": 2}, "in place of microbatches"),
+        ({"microbatch_samples": "auto", "step_samples": 8193}, "8193 would be more than 4096 microbatches"),
+        ({"step_samples": 10}, "10 is no multiple of microbatch_samples 4"),
+        ({"step_samples": 16, "microbatches": 8}, "16 is 4 microbatches of 4, not 8: leave microbatches out"),
+        ({"recompute": "some"}, "some is no list of patterns"),
+    ],
+)
+def test_a_step_that_can_not_be_divided_is_one_line(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        training(**given)
+    (line,) = explain(caught.value, TrainingSpec)
+    assert text in line

@@ -10,12 +10,21 @@ import pytest
 import torch
 
 from bus.files.artifacts import open_artifacts
+from schemas.errors import BadInput, BadModel
 from schemas.job_file.initial_weights import InitialWeights
 from schemas.job_file.model import ModelSpec
 from schemas.weights_digest import INDEX_NAME, weights_index
+from tests.unit.workers.models.test_transformers_model import spec as family_spec
 from workers.compute.model import build
 from workers.graph.stage_module import StageModule, slice_stage
-from workers.models.hugging_face_folder import folder_files, is_adapter, public_names, written_names
+from workers.models.adapter_weights import write_adapted
+from workers.models.hugging_face_folder import (
+    folder_files,
+    is_adapter,
+    library_names,
+    public_names,
+    written_names,
+)
 from workers.state.initial_weights import load_initial
 from workers.state.weights import export
 
@@ -87,6 +96,28 @@ async def test_a_pretrained_folder_goes_in_and_comes_out(
         assert torch.equal(back.eval()(input_ids=TOKENS).logits, pretrained(input_ids=TOKENS).logits)
 
 
+@pytest.mark.parametrize("family", ["bert", "vit"])
+async def test_a_folder_whose_names_or_buffers_differ_from_the_model_s_goes_in(
+    tmp_path: Path, family: str
+) -> None:
+    """BERT computes buffers that no file has; transformers has renamed ViT's layers, but not its files."""
+    model, batch = family_spec(family)
+    given = build(model, 4, batch).model
+    given.save_pretrained(tmp_path)  # type: ignore[operator]
+    graph, source = build(model, 3, batch), InitialWeights(url=str(tmp_path))
+    for cut in ((0, 2), (2, len(graph))):
+        stage = slice_stage(graph, *cut, needed=["logits"])
+        matched = await load_initial(
+            stage,
+            open_artifacts(source.url, None),
+            source,
+            public_name=public_names(model),
+            own_names_of=library_names(model),
+        )
+        assert matched.missing == ()
+        assert all(torch.equal(weight, given.get_parameter(name)) for name, weight in stage.trainable())
+
+
 async def test_adapters_begin_new_on_a_pretrained_base(tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="the extra `hf` is not installed")
     settings = {**LLAMA, "tie_word_embeddings": False}
@@ -107,3 +138,48 @@ async def test_adapters_begin_new_on_a_pretrained_base(tmp_path: Path) -> None:
         assert before
         assert all(torch.equal(stage.get_parameter(name), weight) for name, weight in before.items())
     assert folder_files(model) == {}, "transformers' loader would take the base alone"
+
+
+async def test_trained_adapters_are_merged_or_kept_as_peft_loads_them(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="the extra `hf` is not installed")
+    settings = {**LLAMA, "tie_word_embeddings": False}
+    parsed = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    transformers.AutoModelForCausalLM.from_config(parsed).save_pretrained(tmp_path / "base")
+    lora = {"r": 2, "lora_alpha": 8, "use_dora": True, "target_modules": ["q_proj", "down_proj"]}
+    model = spec(ANY, str(tmp_path / "base"), lora=lora)
+    graph, source = build(model, 1), InitialWeights(url=str(tmp_path / "base"))
+    parts = [slice_stage(graph, 0, 2), slice_stage(graph, 2, len(graph))]
+    generator = torch.Generator().manual_seed(5)
+    for stage in parts:
+        artifacts, names = open_artifacts(source.url, None), public_names(model)
+        await load_initial(stage, artifacts, source, public_name=names, is_new=is_adapter(model))
+        for _, weight in stage.trainable():
+            weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+    (tmp_path / "job").mkdir()
+    await written(tmp_path / "job", model, parts)
+    with torch.inference_mode():
+        (expected,) = parts[1](*parts[0](TOKENS))
+        write_adapted(model, tmp_path / "job", tmp_path / "merged", "merge")
+        merged, report = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "merged", output_loading_info=True
+        )
+        assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert torch.allclose(merged.eval()(input_ids=TOKENS).logits, expected, atol=1e-5)
+        write_adapted(model, tmp_path / "job", tmp_path / "separate", "separate")
+        base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        assert not torch.allclose(base(input_ids=TOKENS).logits, expected, atol=1e-2)
+        separate = peft.PeftModel.from_pretrained(base, tmp_path / "separate").eval()
+        assert torch.equal(separate(input_ids=TOKENS).logits, expected)
+
+
+def test_adapters_that_cannot_be_merged_or_are_not_there_are_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="the extra `hf` is not installed")
+    lora = {"r": 2, "target_modules": ["embed_tokens"]}
+    tied = spec(ANY, LLAMA, lora=lora, tie_word_embeddings=True)
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(BadModel, match=r"would change lm_head\.weight, too, .*--adapters separate"):
+        write_adapted(tied, tmp_path, tmp_path / "out", "merge")
+    with pytest.raises(BadModel, match=r"the job has no adapters \(model\.args\.lora\)"):
+        write_adapted(spec(ANY, LLAMA), tmp_path, tmp_path / "out", "merge")
+    with pytest.raises(BadInput, match="has no weights of a finished job"):
+        write_adapted(tied, tmp_path / "nowhere", tmp_path / "out", "merge")

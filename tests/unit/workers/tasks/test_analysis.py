@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
+from torch import Tensor
 
 from schemas.job import JobSpec
+from schemas.job_file.initial_weights import InitialWeights
 from schemas.task_graph import ModelTopology
 from tests.builders.jobs import gpt, spec
-from workers.tasks import analysis
+from workers.compute import deferred_model
 from workers.tasks.analysis import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "stdlib-gpt.yaml"
@@ -203,12 +207,32 @@ def test_what_cannot_be_trained_is_one_line(users_layers: Path, spec: JobSpec, c
     assert "\n" not in failed["text"]
 
 
+def test_what_initial_weights_and_the_model_do_not_share_is_in_the_answer(users_layers: Path) -> None:
+    def asked_with(content: dict[str, Tensor], **more: Any) -> dict[str, Any]:
+        save_file(content, users_layers / "model.safetensors")
+        source = InitialWeights(url=str(users_layers), **more)
+        return asked(users_layers, job("tied").model_copy(update={"initial_weights": source}))
+
+    own = {"2.weight": torch.ones(256, 8), "1.weight": torch.ones(8, 8), "1.bias": torch.ones(8)}
+    topology = ModelTopology.model_validate(asked_with(own)["topology"])
+    assert topology.unmatched_weights == "", "2 and 0 are one weight, under whichever name it was saved"
+    topology = ModelTopology.model_validate(asked_with(own | {"extra.bias": torch.ones(1)})["topology"])
+    assert topology.unmatched_weights.endswith("1 in the files that the model lacks: extra.bias")
+    del own["1.bias"]
+    failed = asked_with(own)["failed"]
+    assert failed["code"] == "bad_model"
+    assert "lacks 1 of the 3 tensors of the model: 1.bias" in failed["text"]
+    assert "\n" not in failed["text"]
+    topology = ModelTopology.model_validate(asked_with(own, strict=False)["topology"])
+    assert "1 missing, which begin as the factory makes them: 1.bias" in topology.unmatched_weights
+
+
 def test_a_model_that_is_never_whole_is_analysed_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks = spec(model=gpt(width=128, heads=4), data={"sample_tokens": 8})
     whole = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
-    monkeypatch.setattr(analysis, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(deferred_model, "WHOLE_BYTES", 0)
     parts = ModelTopology.model_validate(asked(tmp_path, asks)["topology"])
     same = {"forward_ms": 0.0, "backward_ms": 0.0}
     assert [layer.model_copy(update=same) for layer in parts.layers] == [
