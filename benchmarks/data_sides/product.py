@@ -120,6 +120,8 @@ async def stage(task: Task, makers: Sequence[tuple[int, Connection]]) -> Answer:
         assert len(tensors[0]) == task.samples
         take(tensors)
         seen += 1
+        if seen == 1:
+            ends.append(time.perf_counter())
         if seen % each == 0:
             ends.append(time.perf_counter())
         if seen == each * task.epochs:
@@ -147,8 +149,13 @@ async def stage(task: Task, makers: Sequence[tuple[int, Connection]]) -> Answer:
                 memory, cpu_s = unique_bytes(processes), cpu_seconds(processes)
                 for _, orders in makers:
                     orders.send("end")
-    rates = [each * task.samples / (end - start) for start, end in itertools.pairwise([began, *ends])]
-    return Answer(rates=rates, memory_bytes=memory, cpu_s=cpu_s, taking_cpu_s=taking_s)
+    counts = [each - 1, *[each] * (task.epochs - 1)]
+    rates = [
+        count * task.samples / (end - start)
+        for count, (start, end) in zip(counts, itertools.pairwise(ends), strict=True)
+    ]
+    first_s = ends[0] - began
+    return Answer(rates=rates, first_s=first_s, memory_bytes=memory, cpu_s=cpu_s, taking_cpu_s=taking_s)
 
 
 def main() -> None:

@@ -60,13 +60,15 @@ class Answer:
     """What a side measured.
 
     Attributes:
-        rates: Samples per second of each epoch.
+        rates: Samples per second of each epoch, the first one from its first batch.
+        first_s: Seconds until that came: processes start, links are built.
         memory_bytes: Of all worker processes, their own at the end.
         cpu_s: CPU time of the worker processes.
         taking_cpu_s: CPU time of the process that takes the batches, while it does.
     """
 
     rates: list[float]
+    first_s: float
     memory_bytes: int
     cpu_s: float
     taking_cpu_s: float
