@@ -84,7 +84,7 @@ SCRIPTS = {
         checkout="vision",
         file="references/classification/train.py",
         arguments="""
-            --data-path pictures --model resnet18 --device cpu --workers 0 --batch-size 8 --epochs 1 --lr 0.001
+            --data-path pictures --model resnet18 --device cpu --workers 0 --batch-size 8 --epochs 1 --lr 0.01
             --train-crop-size 32 --val-resize-size 36 --val-crop-size 32 --output-dir out
         """,
         sources=("torchvision",),

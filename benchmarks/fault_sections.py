@@ -120,6 +120,21 @@ def in_steps(report: ChaosReport, q: float) -> float | None:
     return None if stall_s is None else stall_s / report.clean.step_s
 
 
+def beside_neighbours(report: ChaosReport, around: int = 4) -> list[float]:
+    """Each faulted step's stall, in steps, beside the undisturbed ones near it: the machine may be shared."""
+    hit = {stall.step for stall in report.stalls}
+    found = []
+    for stall in report.stalls:
+        near = [
+            advance.seconds
+            for advance in report.advances
+            if advance.step not in hit and abs(advance.step - stall.step) <= around
+        ]
+        usual_s = statistics.median(near or [report.clean.step_s])
+        found.append((stall.seconds - usual_s) / usual_s)
+    return found
+
+
 def clean_step(report: ChaosReport) -> str:
     return f"clean step {report.clean.step_s:.3f} s"
 
@@ -140,6 +155,28 @@ async def stall(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
         plan.at_most("waste", report.waste.ratio, "×", 1.2, f"the dead had {report.waste.dead_had}"),
     )
     sound(sheet, "stall", report)
+
+
+async def data(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
+    """SIGKILL of data and preprocessing instances, at all phases of a step of 0.4 s."""
+    every = 10
+    function = "function: extract, args: {fields: [inputs, targets]}, replicas: 2"
+    chain = f"data.preprocess=[{{name: first, {function}}}, {{name: second, {function}}}]"
+    spec = job(every * (arguments.data_kills + 1), settings=[chain])
+    async with mesh() as chaos:
+        report = await disturbed(
+            chaos, spec, [FaultKind.DATA], Every(steps=every), arguments.seed, faults=arguments.data_kills
+        )
+    plan = plan_of("data", report)
+    stalls = beside_neighbours(report)
+    usual_s = statistics.median(advance.seconds for advance in report.advances)
+    note = f"{clean_step(report)}; usual one of this run {usual_s:.3f} s"
+    sheet.add(
+        plan.at_most("SIGKILL, stall p50", quantile(stalls, 0.5), "steps", 1, note),
+        plan.at_most("SIGKILL, stall p95", quantile(stalls, 0.95), "steps", 1, "beside the steps around"),
+        plan.figure("the same beside the clean run, p95", in_steps(report, 0.95), "steps"),
+    )
+    sound(sheet, "data", report)
 
 
 async def freeze(arguments: argparse.Namespace, sheet: FaultSheet) -> None:
@@ -418,5 +455,6 @@ async def _goodput_of(name: str, workload: dict[str, Any], seconds: float, seed:
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace, FaultSheet], Awaitable[None]]] = {
-    section.__name__: section for section in (stall, freeze, kills, goodput, stage, join, overhead, peers)
+    section.__name__: section
+    for section in (stall, data, freeze, kills, goodput, stage, join, overhead, peers)
 }

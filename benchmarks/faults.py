@@ -1,6 +1,6 @@
 """What faults cost: stalls, goodput, waste, hashes under kills, each figure beside its bar.
 
-    python benchmarks/faults.py [--only stall,freeze,kills,goodput,stage,join,overhead,peers] [--seed 0]
+    python benchmarks/faults.py [--only stall,data,freeze,kills,goodput,stage,join,overhead,peers] [--seed 0]
 
 Compute is padded (`workers/models/padded.py`): devices are independent of the cores that they share here,
 and a step takes 100 ms or more. Each section has meshes of its own on this machine, real processes and real
@@ -97,6 +97,7 @@ def main() -> None:
         limit=(60.0, "minutes for a section"),
         out=(Path("runs/bench-faults.json"), "the file for the figures"),
         stalls=(20, "kills in `stall`"),
+        data_kills=(20, "kills in `data`"),
         freezes=(10, "frozen instances in `freeze`"),
         minutes=(10.0, "of oversubscription in `freeze`"),
         kills=(200, "in the soak, 50 a job"),

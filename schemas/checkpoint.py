@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from schemas.base import Message, Part, Time, Token
+from schemas.data_account import DataAccount
 from schemas.errors import DamagedCheckpoint
 from schemas.job import JobSpec
 from schemas.job_file.data import DataSpec
@@ -42,7 +43,7 @@ MEASURES = ("validate_every", "validation_microbatches", "evaluation")
 
 FIRST_OF_DATA = ("source", "sample_tokens", "validation_fraction")
 """Keys of `data` as old as checkpoints; where a job leaves the others out, its digest is as before them."""
-LATER = ("until", "ema", "clip_value")
+LATER = ("until", "ema", "clip_value", "loss_scale")
 """Keys of `training` newer than checkpoints: where a job leaves them out, its digest is as before."""
 
 
@@ -85,6 +86,7 @@ class CheckpointManifest(Part):
     torch_version: str
     stages: tuple[StageCheckpoint, ...]
     progress: RecipeProgress = RecipeProgress()
+    account: DataAccount | None = Field(None, description="of the data that was seen by then")
 
     @property
     def size_bytes(self) -> int:
@@ -142,7 +144,8 @@ def parse_manifest(data: bytes, url: str) -> CheckpointManifest:
             raise DamagedCheckpoint(f"{url} is of format {body['format']}, not {MANIFEST_FORMAT}")
         if stated != _digest(body):
             raise DamagedCheckpoint(f"{url} is damaged: its SHA-256 is not the recorded one")
-        return CheckpointManifest.model_validate(body)
+        known = {key: value for key, value in body.items() if key in CheckpointManifest.model_fields}
+        return CheckpointManifest.model_validate(known)
     except (ValueError, KeyError, TypeError, AttributeError, ValidationError, RecursionError):
         raise DamagedCheckpoint(f"{url} is not the manifest of a checkpoint") from None
 
@@ -156,7 +159,9 @@ def spec_digests(spec: JobSpec) -> dict[str, str]:
     body["data"] = {
         key: value for key, value in body["data"].items() if key in FIRST_OF_DATA or value != plain[key]
     }
-    for key in ("inputs", "freeze", "train"):  # newer than checkpoints, too
+    for function in body["data"].get("preprocess", ()):
+        del function["replicas"]
+    for key in ("inputs", "freeze", "train", "dtype", "quantize"):  # newer than checkpoints, too
         if not body["model"][key]:
             del body["model"][key]
     training = body["training"]

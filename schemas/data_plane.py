@@ -10,6 +10,8 @@ from schemas.base import Message, Part, Token
 from schemas.routing import DEFAULT_ALGORITHM
 from schemas.step import AttemptMessage, Member
 
+HopDirection = Literal["forward", "backward", "state", "copy", "redo", "tied", "pull", "records", "block"]
+
 
 class TensorMeta(Part):
     """One tensor of a hop. `shape` in full; dtype as torch spells it without the prefix."""
@@ -37,10 +39,11 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
     `state` has parameters and optimizer state of version `step`, for a newcomer; `copy` has the same for a
     holder of a peer copy (no tensors: drop the copy); `redo` has the clipped mean gradients with which `step`
     was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state; `tied` has the
-    sums of parameters that the sender's stage, `stage`, shares with the receiver's; `block` has a block of
-    the cache, for another node's data instance. `transfer` numbers the transfers to a newcomer: its redos
-    belong to the state of the same number; of `block` it is that of `BlockSend`. `learning_rate` is
-    that of a redo's step.
+    sums of parameters that the sender's stage, `stage`, shares with the receiver's; `pull` has no tensors and
+    asks a unit before the entry for a microbatch's samples, and `records` has them, in one tensor; `block`
+    has a block of the cache, for another node's data instance. `transfer` numbers the transfers to a
+    newcomer: its redos belong to the state of the same number; of `block` it is that of `BlockSend`.
+    `learning_rate` is that of a redo's step.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
     `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
     """
@@ -48,13 +51,14 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
     microbatch: int
     stage: int = Field(description="the receiver's stage; of `copy` and `redo`: the copied one")
     round: int = Field(default=0, description="of the fence that the sender answered last in this step")
-    direction: Literal["forward", "backward", "state", "copy", "redo", "tied", "block"]
+    direction: HopDirection
     sender: Member
     receiver: Member
     link: str
     tag: int
     tensors: tuple[TensorMeta, ...]
     evaluate: bool = False
+    replaced: int = Field(0, ge=0, description="of a microbatch's samples those put in an unreadable's place")
     load: HopLoad | None = None
     transfer: int = 0
     learning_rate: float | None = None
@@ -67,7 +71,7 @@ class NoticeAnswer(Message, wire="data.notice.answer", version=(1, 3)):
     step: int
     attempt: int
     microbatch: int
-    direction: Literal["forward", "backward", "state", "copy", "redo", "tied", "block"]
+    direction: HopDirection
     receiver: Member
     link: str
     tag: int

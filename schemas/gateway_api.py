@@ -88,12 +88,16 @@ class UserUploads(Message, wire="dataset.uploads"):
     holds: tuple[UploadHold, ...] = Field((), max_length=256)
 
 
-class ScaleJob(Message, wire="job.scale", version=(1, 1)):
-    """MG → SMO: give a stage (all stages if none is named) this many working replicas."""
+class ScaleJob(Message, wire="job.scale", version=(1, 2)):
+    """MG → SMO: give a stage (all stages if none is named) this many working replicas.
+
+    `unit` names units that make batches instead: `data`, or a function of `data.preprocess`.
+    """
 
     job: Token
     replicas: int = Field(ge=1, le=MOST_INSTANCES)
     stage: int | None = Field(None, ge=0, le=MOST_INSTANCES)
+    unit: str = Field("", max_length=64)
     user: str = ""
     quota: Quota | None = Field(None, description="the user's, as Type 3 told it")
 

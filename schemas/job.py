@@ -21,7 +21,7 @@ from schemas.job_file.initial_weights import InitialWeightsField
 from schemas.job_file.model import ModelSpec
 from schemas.job_file.parallel import ParallelSpec
 from schemas.job_file.recovery import RecoverySpec
-from schemas.job_file.training import TrainingSpec
+from schemas.job_file.training import LossScaleSpec, TrainingSpec
 from schemas.marks import HOLDS_URL, Url
 from schemas.recipe_progress import RecipeProgress
 from schemas.routing import RoutingSpec
@@ -71,6 +71,12 @@ class JobSpec(Part):
         return None if self.initial_weights is None else self.initial_weights.url
 
     @property
+    def loss_scale(self) -> LossScaleSpec | None:
+        """How the loss is scaled; None: it is not, as nothing is computed in fp16."""
+        in_fp16 = self.training.precision == "fp16" or self.model.dtype == "float16"
+        return self.training.loss_scale or (LossScaleSpec() if in_fp16 else None)
+
+    @property
     def user_callables(self) -> tuple[str, ...]:
         """Each `module:callable` of the job that decides numbers: nodes must have the same code."""
         training = self.training
@@ -118,6 +124,15 @@ class JobSpec(Part):
                 problem = f"only {', '.join(measured)} is measured: name it in training.evaluation.metrics"
             if problem:
                 raise ValueError(f"training.{place} watches {watched}, but {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_half_precision(self) -> JobSpec:
+        if (self.training.precision, self.model.dtype) in (("fp16", "bfloat16"), ("bf16", "float16")):
+            raise ValueError(
+                f"training.precision: {self.training.precision} computes in another type than model.dtype: "
+                f"{self.model.dtype}; leave training.precision out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -210,8 +225,11 @@ class StepResult(Part):
     tokens: int
     step_s: Seconds
     tokens_per_s: float
+    loss_scale: float | None = Field(None, description="of a step in fp16")
+    overflowed: tuple[int, ...] = Field((), description="microbatches for which the step was left out")
     attempt: int = Field(0, ge=0, lt=1 << 63)
     shares: dict[str, int] = Field({}, description="microbatches per SID in this step")
+    replaced: int = Field(0, ge=0, description="samples in the place of unreadable ones")
     phases: StepPhases | None = None
 
 
@@ -287,7 +305,7 @@ class NodeCut(Part):
     reason: str
 
 
-class JobRecord(Message, wire="job.record", version=(1, 15)):
+class JobRecord(Message, wire="job.record", version=(1, 16)):
     """The orchestrator's record of a job, as kept in the bucket `jobs` (key: job id)."""
 
     job: Token
@@ -320,6 +338,7 @@ class JobRecord(Message, wire="job.record", version=(1, 15)):
     microbatch_faults: tuple[MicrobatchFault, ...] = Field((), description="what a new orchestrator inherits")
     setbacks: tuple[StepSetbacks, ...] = ()
     roll_backs: int = Field(0, description="in a row, because a step failed too often; none went further")
+    replaced: int = Field(0, description="samples in the place of unreadable ones, in all steps so far")
     furthest: int = Field(0, description="steps that were ever committed, whatever was rolled back since")
     code_failures: tuple[CodeFailure, ...] = Field(
         (), description="those that `recovery` counts, oldest first"
@@ -341,7 +360,7 @@ class JobRecord(Message, wire="job.record", version=(1, 15)):
         return steps if stopped_at is None else min(steps, stopped_at)
 
 
-class JobEvent(Message, wire="job.event", version=(1, 6)):
+class JobEvent(Message, wire="job.event", version=(1, 7)):
     """An event of a job, in order on the stream `JOBS`. The live view and the loss curve read it."""
 
     job: Token

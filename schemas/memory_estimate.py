@@ -15,8 +15,8 @@ from schemas.task_graph import LayerProfile
 
 SUM_BYTES = {True: 8, False: 4}
 """Bytes per trained parameter of a gradient sum: int64 with exact accumulation, else fp32."""
-WEIGHT_BYTES = GRADIENT_BYTES = 4
-"""Bytes per trained parameter: they, and a gradient of them, are fp32."""
+GRADIENT_BYTES = {False: 4, True: 6}
+"""Bytes per trained parameter of its gradient in fp32, and beside it that in half precision."""
 MOMENT_BYTES = 8
 """Bytes per trained parameter of AdamW's two moments."""
 OVERHEAD = 1.1
@@ -79,19 +79,19 @@ def estimate_stage(
         in_flight: Microbatches that it may hold at once (`planning.task_graph.in_flight`).
         replicas: Of the stage: a single one needs no copy of its sum.
         optimizer_bytes_per_parameter: State of the optimizer for each trained parameter: 8 for AdamW, 0 for
-            plain SGD.
+            plain SGD, 4 more for an fp32 master.
         copied_state_bytes: State of another stage that it keeps (`parallel.copies`).
     """
-    again = _used_again(layers)
+    again, again_bytes = _used_again(layers)
     trained = sum(layer.parameters - layer.frozen for layer in layers) - again
-    weights = sum(layer.parameter_bytes for layer in layers) - again * WEIGHT_BYTES
+    weights = sum(layer.parameter_bytes for layer in layers) - again_bytes
     optimizer = int(trained * optimizer_bytes_per_parameter)
     one_sum = trained * SUM_BYTES[spec.training.exact_accumulation]
     return MemoryEstimate(
         weights=weights,
         optimizer=optimizer,
         sums=one_sum * (2 if replicas > 1 else 1),
-        gradients=(trained + again) * GRADIENT_BYTES,
+        gradients=(trained + again) * GRADIENT_BYTES[spec.model.dtype in ("bfloat16", "float16")],
         activations=sum(layer.activation_bytes for layer in layers) * in_flight,
         boundary=2 * (layers[-1].output_bytes if layers else 0) * min(in_flight, spec.training.microbatches),
         copies=weights + optimizer + copied_state_bytes,
@@ -99,14 +99,17 @@ def estimate_stage(
     )
 
 
-def _used_again(layers: Sequence[LayerProfile]) -> int:
-    """Trained parameters that an earlier one of these layers has already: of each use there is a gradient."""
+def _used_again(layers: Sequence[LayerProfile]) -> tuple[int, int]:
+    """Trained parameters that an earlier one of these layers has already (of each use there is a gradient),
+    and their bytes."""
     found: set[str] = set()
-    again = 0
+    again = again_bytes = 0
     for layer in layers:
-        again += sum(size for name, size in layer.shared.items() if name in found)
+        own = sum(size for name, size in layer.shared.items() if name in found)
+        again += own
+        again_bytes += own * layer.parameter_bytes // max(1, layer.parameters)
         found |= layer.shared.keys()
-    return again
+    return again, again_bytes
 
 
 def largest_room(nodes: Iterable[NodeStatus]) -> int:
@@ -148,7 +151,8 @@ def _remedies(estimate: MemoryEstimate, room_bytes: int, layers: int, spec: JobS
     factor = -(-estimate.total // room_bytes)
     if factor <= layers:
         found.append(f"set parallel.stages to {stages * factor}")
-    if free > 0 and spec.training.precision == "fp32" and estimate.activations / 2 <= free:
+    is_fp32 = spec.training.precision == "fp32" and spec.model.dtype in (None, "float32")
+    if free > 0 and is_fp32 and estimate.activations / 2 <= free:
         found.append("set training.precision to bf16, which halves the activations")
     return found or [f"join a node with {shown(estimate.total)}, or make its largest layer several"]
 

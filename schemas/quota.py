@@ -69,7 +69,9 @@ def _said(key: str, count: int) -> str:
 def asked_for(spec: JobSpec) -> QuotaUse:
     """The use of one more job."""
     parallel = spec.parallel
-    return QuotaUse(jobs=1, slots=sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage()))
+    functions = sum(function.replicas for function in spec.data.preprocess)
+    stages = sum(parallel.replicas_per_stage()) + sum(parallel.standbys_per_stage())
+    return QuotaUse(jobs=1, slots=stages + functions)
 
 
 def used_by(user: str, records: Iterable[JobRecord]) -> QuotaUse:
@@ -82,17 +84,25 @@ def used_by(user: str, records: Iterable[JobRecord]) -> QuotaUse:
 
 
 def slots_of(record: JobRecord) -> int:
-    """The slots of a job at its present scale; before it is placed, those that it requests."""
+    """The slots of a job at its present scale; before it is placed, those that it requests.
+
+    Instances of `data.preprocess` count like slots, though they take none of a node's.
+    """
     if record.graph is None:
         return asked_for(record.spec).slots
-    return sum(unit.kind is UnitKind.STAGE for unit in record.graph.units)
+    return sum(unit.kind is not UnitKind.DATA for unit in record.graph.units)
 
 
-def wider_by(record: JobRecord, stage: int | None, replicas: int) -> int:
-    """How many more slots a job takes with this many working replicas of a stage, or of all stages."""
+def wider_by(record: JobRecord, stage: int | None, replicas: int, unit: str = "") -> int:
+    """How many more slots a job takes with this many working replicas of a stage, or of all stages.
+
+    `unit` names a function of `data.preprocess` instead.
+    """
     if record.graph is None:
         return 0
-    units = [unit for unit in record.graph.units if unit.kind is UnitKind.STAGE]
-    stages = [unit.stage for unit in units if not unit.standby]
+    if unit:
+        return max(0, replicas - sum(each.scaled_as == unit for each in record.graph.units))
+    units = [each for each in record.graph.units if each.kind is UnitKind.STAGE]
+    stages = [each.stage for each in units if not each.standby]
     wanted = set(stages) if stage is None else {stage} & set(stages)
     return sum(max(0, replicas - stages.count(each)) for each in wanted)

@@ -54,7 +54,10 @@ class Culprit(Part):
 
 
 class TensorSchema(Part):
-    """One tensor at a unit's boundary. `shape` without the sample dimension; dtype as torch spells it."""
+    """One tensor at a unit's boundary. `shape` without the sample dimension; dtype as torch spells it.
+
+    Before the entry it is one value of a sample; its dtype may also be `text`, `bytes`, `list` or `mapping`.
+    """
 
     name: str = Field("", description="of the wire, or in the batch; empty: it has none")
     shape: tuple[int, ...]

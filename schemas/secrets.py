@@ -169,7 +169,15 @@ def _data_with(data: DataSpec, change: Callable[[str, str, str], str]) -> DataSp
 
     mixture = tuple(changed(f"data.mixture[{index}]", part) for index, part in enumerate(data.mixture))
     sets = {name: changed(f"data.validation.{name}", part) for name, part in data.validation.items()}
-    return changed("data", data.model_copy(update={"mixture": mixture, "validation": sets}))
+    chain = []
+    for index, function in enumerate(data.preprocess):
+        at, tokenizer = f"data.preprocess[{index}]", function.tokenizer
+        if tokenizer is not None:
+            tokenizer = change(f"{at}.tokenizer", "", tokenizer)
+        args = with_texts(function.args, change, f"{at}.args")
+        chain.append(function.model_copy(update={"args": args, "tokenizer": tokenizer}))
+    update = {"mixture": mixture, "validation": sets, "preprocess": tuple(chain)}
+    return changed("data", data.model_copy(update=update))
 
 
 def with_texts(

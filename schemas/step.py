@@ -111,12 +111,13 @@ class MicrobatchDispatch(AttemptMessage, wire="step.dispatch"):
     evaluate: bool = False
 
 
-class MicrobatchClaim(AttemptMessage, wire="step.claim", version=(1, 1)):
+class MicrobatchClaim(AttemptMessage, wire="step.claim", version=(1, 2)):
     """MI → SMO, off the critical path: this microbatch is in my sum (or, with `evaluate`, was scored).
 
     `upstream` is the SID that it came from, so that the orchestrator can check that claims link up.
     A loss is the sum over the microbatch, whose `weight` is what it is divided by: of means, 1. Times are
-    milliseconds of compute. `metrics` has (sum, count) of each metric of an evaluated microbatch.
+    milliseconds of compute. `metrics` has (sum, count) of each metric of an evaluated microbatch. `replaced`
+    counts samples that were put in an unreadable's place; only the first stage knows it.
     """
 
     microbatch: int
@@ -129,6 +130,7 @@ class MicrobatchClaim(AttemptMessage, wire="step.claim", version=(1, 1)):
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     metrics: dict[str, tuple[float, float]] = {}
+    replaced: int = Field(0, ge=0)
 
 
 class StepStatus(AttemptMessage, wire="step.status"):
@@ -193,13 +195,15 @@ class StepPrepare(AttemptMessage, wire="step.prepare", version=(1, 1)):
     tied: tuple[TiedStage, ...] = ()
 
 
-class StepVote(Message, wire="step.vote", version=(1, 1)):
+class StepVote(Message, wire="step.vote", version=(1, 2)):
     """MI → SMO: my vote. `microbatches` is the set stored beside the sum, never filtered.
 
     `checksum` is order-sensitive, over the reduced gradient, and equal in all replicas of a stage.
     `squared_norms` has one float64 per parameter tensor in parameter order. `learning_rate` is that of the
     step by the job's own function, where it has one: only instances run users' code. `tied` has a checksum
-    for each stage that shares parameters with this one, over their sums: it is equal there.
+    for each stage that shares parameters with this one, over their sums: it is equal there. `loss_scale` is
+    that of the step, where there is one, and `overflowed` those of `microbatches` whose gradients it made
+    infinite: the sum holds nothing of them.
     """
 
     member: Member
@@ -212,9 +216,11 @@ class StepVote(Message, wire="step.vote", version=(1, 1)):
     reduce_ms: float = 0.0
     learning_rate: float | None = None
     tied: tuple[tuple[int, str], ...] = ()
+    loss_scale: float | None = None
+    overflowed: tuple[int, ...] = ()
 
 
-class StepDecision(AttemptMessage, wire="step.decision", version=(1, 2)):
+class StepDecision(AttemptMessage, wire="step.decision", version=(1, 3)):
     """The commit point, written by compare-and-set into the bucket `steps` (key: job id).
 
     `clip` multiplies the reduced gradient; `action` skip advances the version without an update.
@@ -222,6 +228,10 @@ class StepDecision(AttemptMessage, wire="step.decision", version=(1, 2)):
     this step that fail wherever they run; then the step is skipped, nothing was prepared, and checksums are
     empty. `learning_rate` is the rate of the update. `stop` is the number of steps after which training ends,
     as far as that is certain; a metric that ends it earlier is noted in the decision of the last step.
+    `replaced` counts the step's samples that were put in an unreadable's place, and `replaced_before` those
+    of the steps before.
+    `loss_scale` is what the losses were multiplied by; where gradients `overflowed` in some microbatches, the
+    step is skipped.
     """
 
     generations: tuple[int, ...]
@@ -233,6 +243,10 @@ class StepDecision(AttemptMessage, wire="step.decision", version=(1, 2)):
     quarantined: tuple[int, ...] = ()
     learning_rate: float | None = None
     stop: int | None = None
+    replaced: int = 0
+    replaced_before: int = 0
+    loss_scale: float | None = None
+    overflowed: tuple[int, ...] = ()
 
 
 class StepCommit(AttemptMessage, wire="step.commit", version=(1, 2)):

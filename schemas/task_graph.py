@@ -35,7 +35,18 @@ class LayerProfile(Part):
     output_bytes: int
 
 
-class ModelTopology(Message, wire="topology.model", version=(1, 3)):
+class DataSource(Part):
+    """One source that a job is trained on. `epoch_samples`: None for windows from anywhere."""
+
+    name: str = Field(description="its place in the job file")
+    epoch_samples: int | None = None
+
+    def epochs(self, samples: int) -> float | None:
+        """How often each of its samples was seen, if so many were taken of it."""
+        return samples / self.epoch_samples if self.epoch_samples else None
+
+
+class ModelTopology(Message, wire="topology.model", version=(1, 4)):
     """MIC → SMO (§5.3): the job's layer graph with costs, and facts about its data."""
 
     job: Token
@@ -52,6 +63,10 @@ class ModelTopology(Message, wire="topology.model", version=(1, 3)):
     shared: tuple[tuple[int, ...], ...] = Field((), description="groups of layers that share a parameter")
     inexact: str = Field("", description="what of the model has no deterministic form; empty: nothing")
     batch: tuple[TensorSchema, ...] = Field((), description="what model and loss take of a batch, in order")
+    records: tuple[tuple[TensorSchema, ...], ...] = Field(
+        (), description="what each function of data.preprocess takes of a sample, in order of the chain"
+    )
+    sources: tuple[DataSource, ...] = Field((), description="what it is trained on, in order")
     epoch_samples: int = Field(0, description="of an epoch of the data; 0: windows from anywhere")
     optimizer_bytes: float = Field(
         8.0, description="of optimizer state and averages per trained parameter, as tried"
@@ -76,12 +91,24 @@ class TopologyReleased(Message, wire="topology.released"):
 
 class UnitKind(StrEnum):
     DATA = "data"
+    PREPROCESS = "preprocess"
     STAGE = "stage"
 
 
+ENTRY = -1
+"""The stage number of the units that hand batches to stage 0, and that gateways dispatch to: data units, or
+the last function of `data.preprocess`. The functions before it have the numbers before it, and then come the
+data units: what is before the entry is asked for, is no part of the step transaction, and has no state."""
+
+
 def is_data(stage: int) -> bool:
-    """Whether a stage number is that of the data units, which come before stage 0."""
+    """Whether a stage number is that of units that make batches, which come before stage 0."""
     return stage < 0
+
+
+def is_before_entry(stage: int) -> bool:
+    """Whether the units of a stage number only answer those of the next one (ADR-0062)."""
+    return stage < ENTRY
 
 
 class ComputeRequirements(Part):
@@ -96,7 +123,8 @@ class ComputeRequirements(Part):
 class TaskUnit(Part):
     """One node of the task graph: a microservice unit with its metadata (draft §4.5(2)).
 
-    `stage` is -1 for data units; `first_layer`..`last_layer` (exclusive) is the slice of the model.
+    `stage` is below 0 for units that make batches (`ENTRY`); `first_layer`..`last_layer` (exclusive) is the
+    slice of the model.
     """
 
     sid: Token
@@ -110,10 +138,24 @@ class TaskUnit(Part):
     requirements: ComputeRequirements = ComputeRequirements()
     tags: tuple[str, ...] = ()
     standby: bool = Field(False, description="holds the stage's state, and works when no other replica lives")
+    name: str = Field("", description="of a function of data.preprocess")
 
     @property
     def is_data(self) -> bool:
+        """Whether it makes batches: it has no layers, and takes no slot."""
         return is_data(self.stage)
+
+    @property
+    def scaled_as(self) -> str:
+        """What `dmsc scale --unit` calls those that make batches; empty: a stage's."""
+        return self.name or ("data" if self.kind is UnitKind.DATA else "")
+
+    @property
+    def part(self) -> str:
+        """Its part of the job, the end of its content name: `data`, `preprocess/NAME`, `stage/N`."""
+        if self.kind is UnitKind.STAGE:
+            return f"stage/{self.stage}"
+        return f"{self.kind}/{self.name}" if self.name else str(self.kind)
 
 
 class TaskEdge(Part):
@@ -159,6 +201,7 @@ class TaskGraph(Part):
     batch: tuple[TensorSchema, ...] = Field(
         (), description="what travels of a batch, in order; empty: inputs and targets, tokens both"
     )
+    sources: tuple[DataSource, ...] = ()
     tied_stages: tuple[tuple[int, ...], ...] = Field(
         (), description="groups of stages that share a parameter: they prepare together"
     )

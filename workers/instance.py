@@ -43,6 +43,7 @@ from schemas.registry import (
     ServiceRecord,
 )
 from schemas.step import Member
+from schemas.task_graph import UnitKind, is_before_entry
 from schemas.telemetry import InstanceSample
 from workers.compute.attribution import failing_microbatch
 from workers.compute.compute_thread import ComputeThread
@@ -57,6 +58,7 @@ from workers.process.url_rules import restrict_urls
 from workers.requirements import check_requirements
 from workers.stage.data_runtime import DataRuntime
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
+from workers.stage.preprocess_runtime import PreprocessRuntime, SamplesRuntime
 from workers.stage.stage_runtime import StageRuntime
 from workers.stage.startup_progress import StartupConfig, reporting_progress
 from workers.telemetry.instance_telemetry import InstanceTelemetry, TelemetryConfig
@@ -209,8 +211,10 @@ class Instance:
                 shaping=Shaping.of_environment(os.environ),
             ),
         )
-        if self.unit.is_data:
-            runtime = DataRuntime(context)
+        if is_before_entry(self.unit.stage):
+            runtime = SamplesRuntime(context)
+        elif self.unit.is_data:
+            runtime = (PreprocessRuntime if self.unit.kind is UnitKind.PREPROCESS else DataRuntime)(context)
         else:
             runtime = StageRuntime(
                 context,
@@ -318,10 +322,9 @@ class Instance:
             )
 
     def _record(self) -> ServiceRecord:
-        part = "data" if self.unit.is_data else f"stage/{self.unit.stage}"
         return ServiceRecord(
             sid=self.unit.sid,
-            prefix=f"train/{self.job}/{part}",
+            prefix=f"train/{self.job}/{self.unit.part}",
             kind=EntityKind.INSTANCE,
             incarnation=self.start.incarnation,
             state=InstanceState.PENDING,

@@ -100,7 +100,7 @@ async def make(task: Task, url: str, number: int, orders: Connection) -> None:
             for step in range(last):
                 for later in range(step + 1, min(last, step + 1 + AHEAD)):
                     prefetcher.expect("train", later, number)
-                batch = await prefetcher.get("train", step, number)
+                batch, _ = await prefetcher.get("train", step, number)
                 await places.acquire()
                 tasks.create_task(send(step, tuple(batch.values())))
         prefetcher.close()

@@ -19,10 +19,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 MODULES = (argparse, ast, inspect, subprocess, tarfile, typing)
 CHARACTERS = "\n" + "".join(sorted({*string.printable} - {*string.whitespace} | {" "}))
 """96 of them, each of which occurs: nanoGPT counts its vocabulary by its text."""
+VOCABULARY = 512
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 512,
+    "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 4,
@@ -51,9 +52,8 @@ def make_model_folder(folder: Path, text: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    size = LLAMA["vocab_size"]
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCABULARY, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([text.read_text()], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))

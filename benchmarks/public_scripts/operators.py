@@ -18,7 +18,7 @@ except RuntimeError:
 
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
-    LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+    LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema in DECLARED:
-        LIBRARY.define(schema)
+        LIBRARY.define(schema)  # type: ignore[no-untyped-call]
     import torchvision  # noqa: F401

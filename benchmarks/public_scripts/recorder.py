@@ -47,7 +47,7 @@ class Recorder:
                 recorder._called(module, args, kwargs)
             recorder._depth += 1
             try:
-                return recorder._call(module, *args, **kwargs)
+                return recorder._call(module, *args, **kwargs)  # type: ignore[no-untyped-call]
             finally:
                 recorder._depth -= 1
 
@@ -55,7 +55,7 @@ class Recorder:
             recorder._backward(loss, *args, **kwargs)
             recorder._finished(loss)
 
-        nn.Module.__call__ = call
+        nn.Module.__call__ = call  # type: ignore[method-assign]
         Tensor.backward = backward  # type: ignore[method-assign, assignment]
         register_optimizer_step_post_hook(self._stepped)
 

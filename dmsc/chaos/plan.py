@@ -22,6 +22,7 @@ class FaultKind(StrEnum):
     """The kinds of faults. A fault kills its victims with SIGKILL unless its comment says otherwise."""
 
     INSTANCE = "instance"  # one stage or data instance of the job
+    DATA = "data"  # one instance of the job that makes batches: of its data, or of data.preprocess
     FREEZE = "freeze"  # one instance is stopped (SIGSTOP) and is not resumed
     STAGE = "stage"  # all replicas of one stage at once, except its standbys
     WHOLE_STAGE = "whole-stage"  # all replicas of one stage at once, with its standbys
@@ -69,6 +70,7 @@ FREEZES = frozenset({FaultKind.FREEZE, FaultKind.SERVER_FREEZE})
 STRIKES_INSTANCES = frozenset(
     {
         FaultKind.INSTANCE,
+        FaultKind.DATA,
         FaultKind.FREEZE,
         FaultKind.STAGE,
         FaultKind.WHOLE_STAGE,
@@ -120,7 +122,7 @@ class LiveInstance:
 
     sid: str
     incarnation: str
-    stage: int  # -1: data
+    stage: int  # below 0: what makes batches
     cluster: str
     pid: int
     started: float
@@ -209,10 +211,11 @@ def candidates(kind: FaultKind, alive: Alive) -> list[Target]:
     targets: list[Target] = []
     if kind in STRIKES_STORE:
         return targets
-    if kind in (FaultKind.INSTANCE, FaultKind.FREEZE, FaultKind.NO_ROOM):
+    if kind in (FaultKind.INSTANCE, FaultKind.DATA, FaultKind.FREEZE, FaultKind.NO_ROOM):
         targets = [
             Target(name=instance.sid, processes=((instance.pid, instance.started),), instances=(instance,))
             for instance in alive.instances
+            if kind is not FaultKind.DATA or is_data(instance.stage)
         ]
     elif kind in (FaultKind.STAGE, FaultKind.WHOLE_STAGE):
         replicas = [

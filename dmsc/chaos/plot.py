@@ -12,6 +12,7 @@ _blocks = " ▁▂▃▄▅▆▇█"
 _clean_colour = "#2ca02c"
 _colours = {
     FaultKind.INSTANCE: "#d62728",
+    FaultKind.DATA: "#ff9896",
     FaultKind.FREEZE: "#1f77b4",
     FaultKind.STAGE: "#8c1a1a",
     FaultKind.WHOLE_STAGE: "#e377c2",
@@ -27,6 +28,7 @@ _colours = {
     FaultKind.DISK_FULL: "#5b4636",
 }
 LETTERS = {kind: kind.value[0] for kind in FaultKind} | {
+    FaultKind.DATA: "D",
     FaultKind.SERVER: "S",
     FaultKind.REGISTRY: "R",
     FaultKind.GARBAGE_VALUE: "v",

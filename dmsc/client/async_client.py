@@ -131,9 +131,12 @@ class AsyncClient(TrainCalls, AccessCalls):
         """The present load of a job's instances: queue, milliseconds per microbatch, latency."""
         return await self._get(JobLoad, f"/v1/jobs/{segment(job)}/load")
 
-    async def scale(self, job: str, replicas: int, stage: int | None = None) -> str:
-        """Set the number of working replicas of one stage, or of all; return what will happen, in words."""
-        params = {"replicas": replicas, "stage": stage}
+    async def scale(self, job: str, replicas: int, stage: int | None = None, unit: str | None = None) -> str:
+        """Set the number of working replicas of one stage, or of all; return what will happen, in words.
+
+        `unit` names `data`, or a function of `data.preprocess`, instead of a stage.
+        """
+        params = {"replicas": replicas, "stage": stage, "unit": unit}
         answer = await self._gateways.ask("POST", f"/v1/jobs/{segment(job)}/scale", params=params)
         return str(answer["note"])
 

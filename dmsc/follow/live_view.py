@@ -195,7 +195,7 @@ def _instances(run: RunState) -> Table:
         short = view.sid.removeprefix(f"{run.job}-")
         table.add_row(
             Text(short),
-            "data" if is_data(view.stage) else str(view.stage),
+            view.role if is_data(view.stage) else str(view.stage),
             Text(plain(f"{view.cluster}/{view.node}")),
             Text(bar, "blue"),
             *((f"{view.service_ms:.0f}" if view.service_ms else "",) if timed else ()),

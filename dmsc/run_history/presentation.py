@@ -50,6 +50,8 @@ def report_lines(report: RunReport, shown: int = 12) -> list[str]:
     ]
     if lineage.children:
         lines.append(f"to          {', '.join(lineage.children)}")
+    if report.data is not None:
+        lines.append(f"seen        {report.data.line()}")
     lines += [
         f"digests     code {_digest(lineage.code_digest)}, data {_digest(lineage.data_digest)},"
         f" weights {_digest(lineage.weights_sha256)}{'' if report.exact else ' (not exact)'}",

@@ -10,6 +10,7 @@ from dmsc.run_history.config_differences import flattened
 from dmsc.run_history.lineage import Lineage, lineage_of
 from schemas.base import Part, Token
 from schemas.curve import Interruption, StepCurve
+from schemas.data_account import DataAccount, account_of
 from schemas.errors import BadInput
 from schemas.job import JobRecord, JobSpec
 from schemas.usage import JobCost, Prices, cost_of
@@ -46,6 +47,7 @@ class RunReport(Part):
     interruptions: tuple[Interruption, ...]
     cost: JobCost
     config: JobSpec
+    data: DataAccount | None = None
 
 
 def run_report(
@@ -79,6 +81,7 @@ def run_report(
         interruptions=curve.interruptions,
         cost=cost_of(record.usage, prices, now),
         config=record.spec,
+        data=account_of(record),
     )
 
 

@@ -91,6 +91,7 @@ class PointFold:
                 "train/loss": result.loss,
                 "train/gradient_norm": result.gradient_norm,
                 "train/learning_rate": result.learning_rate,
+                **({} if result.loss_scale is None else {"train/loss_scale": result.loss_scale}),
                 "speed/tokens_per_s": result.tokens_per_s,
                 "speed/step_s": result.step_s,
                 **(system or {}),

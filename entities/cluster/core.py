@@ -304,9 +304,9 @@ def judge_process(
 def broken_dependencies(instance: LocalIncarnation, topology: ModelTopology | None) -> tuple[str, ...]:
     """The edges of the topology that depend on this instance, each as `from -> to: what flows`."""
     unit = instance.unit
-    if unit.kind is UnitKind.DATA:
+    if unit.is_data:
         flow = f": {topology.input_bytes} bytes a microbatch" if topology else ""
-        return (f"{unit.sid} -> stage 0{flow}",)
+        return (f"{unit.sid} -> stage {unit.stage + 1}{flow}",)
     upstream = f"stage {unit.stage - 1}" if unit.stage > 0 else "data"
     edges = [f"{upstream} -> {unit.sid}{_boundary(topology, unit.first_layer)}"]
     if unit.stage + 1 < instance.stages:

@@ -191,10 +191,9 @@ class NodeInstances:
             )
 
     async def _register_fault(self, instance: LocalIncarnation, change: StateChange) -> None:
-        part = "data" if instance.slot is None else f"stage/{instance.unit.stage}"
         record = ServiceRecord(
             sid=instance.sid,
-            prefix=f"train/{instance.job}/{part}",
+            prefix=f"train/{instance.job}/{instance.unit.part}",
             kind=EntityKind.INSTANCE,
             incarnation=instance.incarnation,
             state=change.state,
@@ -271,7 +270,7 @@ def _name(instance: LocalIncarnation) -> str:
 
 def _title(order: InstanceStart) -> str:
     unit = order.unit
-    role = "data" if unit.is_data else f"stage={unit.stage}"
+    role = unit.part.replace("/", "=")
     return f"instance job={order.job} {role} replica={unit.replica} incarnation={order.incarnation}"
 
 

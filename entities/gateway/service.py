@@ -21,7 +21,7 @@ from bus.connection import Bus
 from bus.logs import get_logger
 from bus.mesh.registration import RegistrationClient
 from bus.messaging.handlers import Subscription
-from entities.gateway.dispatch.dispatcher import DATA_STAGE, Dispatcher, DispatcherConfig
+from entities.gateway.dispatch.dispatcher import Dispatcher, DispatcherConfig
 from entities.gateway.http.config import HttpConfig
 from entities.gateway.operations.access_client import AccessClient, AccessClientConfig
 from entities.gateway.operations.backends import Backends
@@ -48,6 +48,7 @@ from schemas.signals import (
     NodeRegistration,
 )
 from schemas.step import MicrobatchClaim
+from schemas.task_graph import ENTRY
 from schemas.telemetry import InstanceSample
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Gateway:
         return {cluster: entries for cluster, (at, entries) in self._compute.items() if at >= oldest}
 
     def _is_own_data(self, record: ServiceRecord) -> bool:
-        return record.stage == DATA_STAGE and self._area.covers(record.endpoint.cluster)
+        return record.stage == ENTRY and self._area.covers(record.endpoint.cluster)
 
     # --- Type 5 --------------------------------------------------------------------------------------------
     async def _on_policy(self, message: CommunicationPolicy, envelope: Envelope) -> Ack:
@@ -257,7 +258,7 @@ class Gateway:
         return Ack(note=outcome)
 
     def _data_instances(self) -> tuple[ServiceRecord, ...]:
-        return tuple(record for record in self._area.instances() if record.stage == DATA_STAGE)
+        return tuple(record for record in self._area.instances() if record.stage == ENTRY)
 
     async def _on_claim(self, message: MicrobatchClaim, envelope: Envelope) -> None:
         if message.job in self.book.active and not message.evaluate:

@@ -21,6 +21,7 @@ from schemas.limits import ALIKE
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import CommunicationPolicy, ComputeEntry, StagePolicy
 from schemas.step import Member
+from schemas.task_graph import is_before_entry
 
 CHANGE = 0.35
 """A table is rewritten only if a service time, relative to the median, changed by more than this share.
@@ -88,7 +89,8 @@ def decide_table(
     entries, open_entries = [], 0
     for record, sid, weight in takers:
         measurement, health_of = figures[sid], states.get(sid, WELL)
-        link_ms, slow_link = _link(links, number - 1, sid)
+        senders = number + 1 if is_before_entry(number) else number - 1
+        link_ms, slow_link = _link(links, senders, sid)
         if link_ms is None:
             link_ms = measurement.latency_ms if measurement is not None else 0.0
         open_entries += bool(weight and health_of.factor > 0)

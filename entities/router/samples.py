@@ -142,7 +142,7 @@ class InstanceSamples:
         yield m.TRANSFERS(instance.transfers, **label)
         yield m.TRANSFER_S(instance.transfer_ms / 1e3, **label)
         yield m.LINK_ERRORS(instance.errors, **label)
-        if is_data(sample.stage):  # a data instance computes nothing
+        if is_data(sample.stage) and not sample.service_ms:  # a data instance computes nothing
             return
         yield m.QUEUE(sample.queue, **label)
         yield m.BUSY(sample.busy, **label)

@@ -58,7 +58,7 @@ from schemas.signals import (
     StagePolicy,
 )
 from schemas.step import Member
-from schemas.task_graph import is_data
+from schemas.task_graph import ENTRY, is_data
 from schemas.telemetry import InstanceSample
 
 log = get_logger("router")
@@ -233,9 +233,7 @@ class Router:
             return False
         log.info("serves clusters without a router", guests=sorted(self._area.guests))
         for policy in self.book.active.values():
-            self._changed |= {
-                (policy.job, row.stage): None for row in policy.stages if not is_data(row.stage)
-            }
+            self._changed |= {(policy.job, row.stage): None for row in policy.stages if row.stage != ENTRY}
         for cluster in moved & self._area.guests:  # what nobody reported
             for record in self.follower.view.instances(cluster=cluster):
                 if record.state is InstanceState.FAULTED:
@@ -270,7 +268,7 @@ class Router:
                 return
             now, memo = asyncio.get_running_loop().time(), self._route_memo
             stages = [
-                row for row in policy.stages if not is_data(row.stage) and (only is None or row.stage in only)
+                row for row in policy.stages if row.stage != ENTRY and (only is None or row.stage in only)
             ]
             for number, stage in enumerate(stages):
                 instances = self.follower.view.instances(job=job, stage=stage.stage)
@@ -360,8 +358,9 @@ class Router:
             member = Member.of(message.sid, message.incarnation)
             self._report(member, job=message.job, kind="device", evidence=evidence, device=errors)
         self._links.add(message)
-        # The next stage, too: the sample's links end there.
-        self._newly_measured |= {(message.job, message.stage), (message.job, message.stage + 1)}
+        # The next stage, too: the sample's links end there. Who makes batches asks the one before as well.
+        near = range(message.stage - is_data(message.stage), message.stage + 2)
+        self._newly_measured |= {(message.job, stage) for stage in near}
         self._samples.take(message)
         if message.job in self.book.active:
             self._qos.add_sample(message)
@@ -443,8 +442,8 @@ class Router:
 
     # --- faults ------------------------------------------------------------------------------------------
     def _report_faulted(self, record: ServiceRecord) -> None:
-        if record.stage is not None and is_data(record.stage):
-            return  # the gateway reports data instances
+        if record.stage == ENTRY:
+            return  # the gateway reports those that it dispatches to
         self._faults.report(death_of(record, self.config.sid))
 
     async def _on_link_fault(self, message: LinkFault, envelope: Envelope) -> None:
@@ -476,7 +475,7 @@ class Router:
             or message.job not in self.book.active
         ):
             return
-        if record.stage is None or is_data(record.stage):
+        if record.stage is None or record.stage == ENTRY:
             return
         now = asyncio.get_running_loop().time()
         ejection = self._ejection(message.job, record.stage)

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from schemas.base import Token
 from schemas.callables import misnamed
-from schemas.job_file.text import TextSpec
+from schemas.job_file.preprocess import MOST_FUNCTIONS, PreprocessSpec, check_chain
+from schemas.job_file.text import TextSpec, is_tokenizer_file
 from schemas.marks import HOLDS_USER_VALUES, Url
 from schemas.urls import STDLIB
 
@@ -198,6 +199,11 @@ class DataSpec(SourceSpec):
     validation: dict[Token, EvaluationSpec] = Field(
         {}, max_length=MOST_SETS, description="named evaluation sets"
     )
+    preprocess: tuple[PreprocessSpec, ...] = Field(
+        (),
+        max_length=MOST_FUNCTIONS,
+        description="what instances of their own do to each sample before it is part of a batch, in order",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -238,6 +244,7 @@ class DataSpec(SourceSpec):
             raise ValueError("order: windows is for one source of kind bytes or tokens; say shuffled")
         if "train" in self.validation:
             raise ValueError("validation: an evaluation set can't be called train")
+        check_chain(self.preprocess)
         return self
 
     @property
@@ -273,15 +280,21 @@ class DataSpec(SourceSpec):
 
     def urls(self) -> dict[str, str]:
         """Each URL of the section by its key in the job file."""
-        return {
+        found = {
             f"{place}.{field}": url
             for place, part in self.places().items()
             for field, url in part.own_urls().items()
         }
+        return found | {
+            f"data.preprocess[{index}].tokenizer": each.tokenizer
+            for index, each in enumerate(self.preprocess)
+            if each.tokenizer is not None and is_tokenizer_file(each.tokenizer)
+        }
 
     def user_code(self) -> tuple[str, ...]:
         """Each `module:callable` of the user's that makes batches, once."""
-        own = (self.collate,) if self.collate is not None else ()
+        own = [] if self.collate is None else [self.collate]
+        own += [each.function for each in self.preprocess if each.is_users]
         return tuple(
             dict.fromkeys((*own, *(name for part in self.places().values() for name in part.callables())))
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -49,6 +49,14 @@ class ModelSpec(Part):
     )
     train: tuple[str, ...] = Field(
         (), max_length=256, description="patterns of names of the only parameters that are trained"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None,
+        description="of floating-point parameters, and of what the model takes; trained ones have an fp32 "
+        "master then. By default they are as the factory makes them",
+    )
+    quantize: Literal["int8"] | None = Field(
+        None, description="frozen weights of linear layers are kept as int8, with a scale for each row"
     )
 
     @field_validator("loss")

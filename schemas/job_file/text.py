@@ -155,11 +155,16 @@ class TextSpec(Part):
     def text_urls(self) -> dict[str, str]:
         """Field → URL of the files that these fields name; without names that are no files."""
         found = {}
-        if self.tokenizer != "bytes" and not self.tokenizer.startswith(TIKTOKEN):
+        if is_tokenizer_file(self.tokenizer):
             found["tokenizer"] = self.tokenizer
         if self.template and not is_template_text(self.template):
             found["template"] = self.template
         return found
+
+
+def is_tokenizer_file(tokenizer: str) -> bool:
+    """Whether a tokenizer is a file or folder, not a name."""
+    return tokenizer != "bytes" and not tokenizer.startswith(TIKTOKEN)
 
 
 def is_template_text(template: str) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from schemas.base import Part
 from schemas.job_file.recipe import (
@@ -38,6 +39,28 @@ def synchronous(value: bool) -> bool:
     if value:
         raise ValueError(ASYNCHRONOUS)
     return value
+
+
+class LossScaleSpec(Part):
+    """Of dynamic loss scaling; the names are those of `torch.amp.GradScaler`.
+
+    The loss is multiplied by the scale, a power of two, and gradients are divided by it. A step that is left
+    out halves it, `growth_interval` applied steps in a row double it.
+    """
+
+    init_scale: float = Field(
+        65536.0, ge=2.0**-16, le=2.0**64, allow_inf_nan=False, description="a power of two"
+    )
+    growth_interval: int = Field(
+        2000, ge=0, le=MOST_STEPS, description="applied steps in a row that double it; 0: it never grows"
+    )
+
+    @field_validator("init_scale")
+    @classmethod
+    def _exact(cls, value: float) -> float:
+        if math.frexp(value)[0] != 0.5:
+            raise ValueError("must be a power of two, such as 65536, so that scaling rounds nothing")
+        return value
 
 
 Synchronous = Annotated[bool, AfterValidator(synchronous)]
@@ -108,7 +131,12 @@ class TrainingSpec(Part):
         allow_inf_nan=False,
         description="most of each gradient's absolute value, after clip_norm",
     )
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="of the forward and backward passes")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="bf16 and fp16: layers run under autocast; parameters stay as they are"
+    )
+    loss_scale: LossScaleSpec | None = Field(
+        None, description="how gradients in fp16 are kept from vanishing; there by default where fp16 is used"
+    )
     seed: int = Field(0, ge=0, lt=1 << 63, description="of initial weights, order of samples and dropout")
     compute_threads: int = Field(1, ge=1, le=1024, description="part of the job: it changes bits (DESIGN §5)")
     recompute: tuple[str, ...] = Field(

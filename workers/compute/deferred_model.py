@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def build_layers(
     first: int,
     last: int,
     *,
-    given: bool = False,
+    given: Callable[[str], bool] | None = None,
     whole_bytes: int = WHOLE_BYTES,
 ) -> ModelGraph:
     """The graph of the whole model, in which layers `first` … `last`-1 have the bits of the whole build.
@@ -67,7 +67,7 @@ def build_layers(
         batch: A batch, by name; its values are not read.
         first: The first layer.
         last: The layer behind the last one.
-        given: The caller fills all parameters and saved buffers itself: they are not initialised.
+        given: Of the full name of a parameter or saved buffer: the caller fills it, so it is not initialised.
         whole_bytes: See `WHOLE_BYTES`.
 
     Raises:
@@ -86,7 +86,7 @@ def build_layers(
             construct,
             needed,
             outline,
-            given=[name for name in own if outline.tensors[name].saved] if given else (),
+            given=[name for name in own if outline.tensors[name].saved and given(name)] if given else (),
         )
     if built.because:
         log.warning("model built whole", factory=spec.factory, because=built.because)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,6 +21,8 @@ from workers.graph.randomness import cuda_devices, seed_generators
 from workers.graph.recorder import WHOLE_BATCH
 from workers.graph.recording import names_taken, record
 from workers.graph.sequence import of_sequence
+from workers.precision.int8_linear import quantize
+from workers.precision.parameter_types import TRAINABLE, convert, converted, named_dtype
 from workers.user_code import describe, load
 
 TOKENS = {"inputs": torch.empty(1, 2, dtype=torch.int64), "targets": torch.empty(1, 2, dtype=torch.int64)}
@@ -53,9 +56,12 @@ def build(spec: ModelSpec, seed: int, batch: Mapping[str, Tensor] = TOKENS) -> M
 def constructor(spec: ModelSpec, batch: Mapping[str, Tensor] = TOKENS) -> Callable[[], Any]:
     """The factory with its arguments; of a declared graph it also calls the layers' constructors.
 
+    The model has the parameters' types that `model.dtype` and `model.quantize` say, and those frozen that
+    are not trained.
+
     Raises:
         BadModel: There is no such factory, or an argument is a secret that is not known here. What is
-            returned raises it if the factory fails.
+            returned raises it if the factory fails; or see `_freeze` and `quantize`.
     """
     factory = load(spec.factory, MODELS)
     try:
@@ -66,7 +72,10 @@ def constructor(spec: ModelSpec, batch: Mapping[str, Tensor] = TOKENS) -> Callab
     def construct() -> Any:
         try:
             model = factory(**args)
-            return model.graph(batch) if isinstance(model, DeclaredGraph) else model
+            if isinstance(model, DeclaredGraph):
+                model = model.graph(batch)
+            _prepare(spec, model)
+            return model
         except TypeError as error:
             raise BadModel(f"{spec.factory} with args {spec.args}: {describe(error)}") from error
         except BadModel:
@@ -81,13 +90,10 @@ def graph_of(spec: ModelSpec, model: Any, batch: Mapping[str, Tensor] = TOKENS) 
     """The graph of what `constructor(spec)` built; its weights may be on `meta`.
 
     Raises:
-        BadModel: The model can't be made a graph; or see `_freeze`.
+        BadModel: The model can't be made a graph.
     """
-    root = model.model if isinstance(model, ModelGraph) else model
-    if isinstance(root, nn.Module):
-        root.train()  # a model may freeze parameters there
-    _freeze(spec, root)
-    graph = _graph(spec, model, batch)
+    dtype = named_dtype(spec.dtype)
+    graph = replace(_graph(spec, model, converted(batch, dtype)), dtype=dtype)
     if not graph.layers:
         raise BadModel(f"{spec.factory} returned a model without layers")
     return graph
@@ -137,13 +143,26 @@ def _sequence(
     return of_sequence(model, named, taken)
 
 
-def _freeze(spec: ModelSpec, model: Any) -> None:
+def _prepare(spec: ModelSpec, model: Any) -> None:
+    """Freezes parameters, then gives them their types. Anything but a model is refused later, by `_graph`."""
+    if not isinstance(model, nn.Module | ModelGraph):
+        return
+    root = model.model if isinstance(model, ModelGraph) else model
+    root.train()  # a model may freeze parameters there
+    _freeze(spec, root)
+    if (dtype := named_dtype(spec.dtype)) is not None:
+        convert(model, dtype)
+    if spec.quantize is not None:
+        quantize(model)
+
+
+def _freeze(spec: ModelSpec, model: nn.Module) -> None:
     """Has only those parameters trained that `model.train` and `model.freeze` leave.
 
     Raises:
         BadModel: A pattern matches no parameter, or nothing is left to train.
     """
-    if not isinstance(model, nn.Module) or not (spec.freeze or spec.train):
+    if not (spec.freeze or spec.train):
         return
     named = dict(model.named_parameters())
     for pattern in (*spec.freeze, *spec.train):
@@ -161,15 +180,27 @@ def _freeze(spec: ModelSpec, model: Any) -> None:
         raise BadModel("model.freeze and model.train leave no parameter to train")
 
 
-def check_trained(named: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Checks that trainable parameters are float32: exact sums and the fused optimizer take nothing else.
+def check_trained(named: Iterable[tuple[str, nn.Parameter]], *, scaled: bool) -> None:
+    """Checks that trainable parameters are of a type that can be trained.
+
+    Args:
+        named: (full name, parameter).
+        scaled: Whether the job's loss is scaled, without which gradients in float16 vanish.
 
     Raises:
         BadModel: A trainable parameter is of another type.
     """
     for name, weight in named:
-        if weight.requires_grad and weight.dtype is not torch.float32:
+        if not weight.requires_grad:
+            continue
+        dtype = str(weight.dtype).removeprefix("torch.")
+        if weight.dtype not in TRAINABLE:
             raise BadModel(
-                f"parameter {name} is {str(weight.dtype).removeprefix('torch.')}; trainable parameters must "
-                "be float32; for bf16 compute set training.precision: bf16"
+                f"parameter {name} is {dtype}; trained parameters must be float32, bfloat16 or float16: set "
+                "model.dtype, or freeze it"
+            )
+        if weight.dtype is torch.float16 and not scaled:
+            raise BadModel(
+                f"parameter {name} is {dtype}, and the loss is not scaled, so that small gradients would "
+                "vanish: set model.dtype: float16, or training.loss_scale"
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from workers.compute.optimizer import StageOptimizer, load_state_tensors, named_
 from workers.compute.running_statistics import RunningStatistics
 from workers.graph.recording import check_sizes
 from workers.graph.stage_module import slice_stage
+from workers.precision.loss_scale import LossScale
 from workers.recipe.user_schedule import user_schedule
 from workers.transaction.microbatch import Hop
 
@@ -42,18 +43,18 @@ class StageCompute:
         self.version = 0  # steps applied; changes together with the weights, on this thread
         self.state_bytes = 0  # size of the state sent to a newcomer; 0 until it is built
 
-    def build(self, *, given: bool = False) -> None:
+    def build(self, *, given: Callable[[str], bool] | None = None) -> None:
         """Builds the stage's layers as the whole model's build from the job's seed makes them.
 
         Args:
-            given: The caller fills all weights itself, so none is initialised.
+            given: Of a full name: the caller fills that weight itself, so it is not initialised.
 
         Raises:
-            BadModel: The user's code fails, or trains parameters that are not float32.
+            BadModel: The user's code fails, or trains parameters of a type that can't be trained.
         """
         unit, spec = self._start.unit, self._start.spec
         batch = empty_batch(self._start.batch, spec.training.microbatch_samples)
-        if self._start.stages > 1:
+        if self._start.stages > 1 or (given is not None and spec.model.quantize):
             graph = build_layers(
                 spec.model, spec.training.seed, batch, unit.first_layer, unit.last_layer, given=given
             )
@@ -75,7 +76,7 @@ class StageCompute:
         self._batch_in = graph.batch_crossing(unit.first_layer, [*batch], loss.batch)
         self._batch_out = graph.batch_crossing(unit.last_layer, [*batch], loss.batch)
         self.module.train()
-        check_trained(self.module.trainable())
+        check_trained(self.module.trainable(), scaled=spec.loss_scale is not None)
         self.module.to(self._device)
         self.module.untie()
         self.loss = loss if self._last else None
@@ -85,7 +86,15 @@ class StageCompute:
         index = {id(weight): number for number, weight in enumerate(self.parameters)}
         self._twins = [(index[id(weight)], twin) for weight, twin in self.module.twins]
         training = spec.training
-        self.optimizer = StageOptimizer(self.module, training.optimizer, ema=training.ema, seed=training.seed)
+        self.optimizer = StageOptimizer(
+            self.module,
+            training.optimizer,
+            ema=training.ema,
+            loss_scale=spec.loss_scale,
+            seed=training.seed,
+        )
+        self.scales_loss = spec.loss_scale is not None
+        self._overflowed: set[int] = set()
         self.own_schedule = user_schedule(training)
         self._statistics = RunningStatistics(self.module, spec.training.microbatches)
         self.sum = GradientSum(
@@ -140,7 +149,7 @@ class StageCompute:
                         "lower the learning rate, or look at this microbatch's data",
                         microbatch=hop.microbatch,
                     )
-                outputs = (loss,)
+                outputs = (loss if self.optimizer.loss_scale is None else loss.float(),)  # fp16 ends at 65504
         hop.outputs = outputs
         hop.forward_ms = (time.perf_counter() - began) * 1e3
         if self._last:
@@ -172,7 +181,11 @@ class StageCompute:
             return
         began = time.perf_counter()
         carried = hop.carried
-        incoming = [item.to(self._device) for item in gradients] if gradients else [None] * len(hop.outputs)
+        scale = self.optimizer.loss_scale
+        incoming: list[Tensor | None] = [item.to(self._device) for item in gradients]
+        if not gradients:
+            factor = None if scale is None else scale.scale
+            incoming = [None if factor is None else torch.full_like(loss, factor) for loss in hop.outputs]
         pairs = [pair for pair in zip(hop.outputs, incoming, strict=True) if pair[0].requires_grad]
         inputs = [*self.parameters, *(twin for _, twin in self._twins), *carried]
         results: Sequence[Tensor | None] = [None] * len(inputs)
@@ -186,8 +199,9 @@ class StageCompute:
                 )
         results = [found.to_dense() if found is not None and found.is_sparse else found for found in results]
         own, twins = len(self.parameters), len(self.parameters) + len(self._twins)
-        further = [(at, found) for (at, _), found in zip(self._twins, results[own:twins], strict=True)]
-        self.sum.add(hop.microbatch, [*results[:own], *hop.statistics], further)
+        found = results[:twins] if scale is None else self._unscaled(hop.microbatch, results[:twins], scale)
+        further = [(at, found[own + place]) for place, (at, _) in enumerate(self._twins)]
+        self.sum.add(hop.microbatch, [*found[:own], *hop.statistics], further)
         # An unused input gets a zero gradient, since the stage before expects one of its shape.
         hop.sent_backward = tuple(
             torch.zeros_like(item) if gradient is None else gradient.contiguous()
@@ -195,6 +209,27 @@ class StageCompute:
         )
         hop.outputs = hop.inputs = hop.carried = hop.statistics = ()
         hop.backward_ms = (time.perf_counter() - began) * 1e3
+
+    def _unscaled(
+        self, microbatch: int, gradients: Sequence[Tensor | None], scale: LossScale
+    ) -> Sequence[Tensor | None]:
+        """The gradients of the loss itself, fp32. Of a microbatch in which some overflow there are none."""
+        there = [gradient for gradient in gradients if gradient is not None]
+        if not scale.is_least and not all(bool(torch.isfinite(each).all()) for each in there):
+            self._overflowed.add(microbatch)
+            return [None] * len(gradients)
+        return [None if each is None else each.float().mul(1 / scale.scale) for each in gradients]
+
+    def clear(self) -> None:
+        """Forgets the open step."""
+        self.sum.clear()
+        self._overflowed.clear()
+
+    def scaling(self) -> tuple[float | None, tuple[int, ...]]:
+        """The scale of the open step's losses (None: they are not scaled), and the microbatches in the sum
+        that overflowed."""
+        scale = self.optimizer.loss_scale
+        return None if scale is None else scale.scale, tuple(sorted(self._overflowed))
 
     def copy_sum(self) -> tuple[frozenset[int], Tensor]:
         """The set of summed microbatches, and a copy of the sum for the all-reduce, which may spoil it."""
@@ -241,11 +276,14 @@ class StageCompute:
                 if most is not None:
                     gradient.clamp_(-most, most)
             self._update(order.step, gradients, order.learning_rate)
-        self.sum.clear()
+        else:
+            self.optimizer.skip()
+        self.clear()
         self.version = order.step + 1
 
     def skip(self, step: int) -> None:
         """Ends a skipped `step` without an update; its sum was cleared before."""
+        self.optimizer.skip()
         self.version = step + 1
 
     def redo(self, step: int, gradients: Sequence[Tensor], learning_rate: float | None = None) -> None:
@@ -259,6 +297,8 @@ class StageCompute:
             if [gradient.shape for gradient in gradients] != [weight.shape for weight in expected]:
                 raise Conflict(f"the gradients of step {step} that came are of another stage")
             self._update(step, [gradient.to(self._device) for gradient in gradients], learning_rate)
+        else:
+            self.optimizer.skip()
         self.version = step + 1
 
     def _update(self, step: int, gradients: Sequence[Tensor], rate: float | None) -> None:
@@ -286,7 +326,7 @@ class StageCompute:
     def restored(self, version: int) -> None:
         """Sets the version after a restore of the state, and clears the sum."""
         self._measure_state()
-        self.sum.clear()
+        self.clear()
         self.version = version
 
     def snapshot(self) -> tuple[int, list[Tensor]]:

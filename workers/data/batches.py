@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 Batch = dict[str, Tensor]
 """Name → (samples, …) of everything that model and loss may take, in an order that is always the same."""
+
+Made = TypeVar("Made")
 
 Split = str
 """`train`, or the name of an evaluation set; if the job names none, it is `validation`."""
@@ -66,6 +69,12 @@ class BatchSource(Protocol):
         """
         ...
 
+    def samples(self, split: Split, step: int, microbatch: int) -> Sequence[Mapping[str, Any]]:
+        """The microbatch's samples one by one, as they are before `data.preprocess` and before they are put
+        together. Blocks, and raises, like `batch`.
+        """
+        ...
+
     def expect(self, split: Split, step: int, microbatch: int) -> None:
         """This microbatch is needed soon: whatever reads ahead may begin.
 
@@ -89,3 +98,13 @@ class BatchSource(Protocol):
     def close(self) -> None:
         """Releases files. Idempotent."""
         ...
+
+
+def counted(source: BatchSource, make: Callable[[], Made]) -> tuple[Made, int]:
+    """What `make` takes from a source, and how many samples were put in an unreadable one's place for it.
+
+    Call it on the one thread that takes from the source: the number is a function of what is made.
+    """
+    before = source.replaced
+    made = make()
+    return made, source.replaced - before

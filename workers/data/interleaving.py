@@ -16,17 +16,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.data_account import BLOCK
 from workers.data.permutation import Indices, keys, mixed
-
-BLOCK = 64
-"""Draws whose order is drawn together: larger is more random, smaller keeps closer to the weights."""
-
-
-def exact_weights(weights: Sequence[float]) -> list[Fraction]:
-    """The weights as written (0.1 is a tenth), divided by their sum."""
-    written = [Fraction(str(weight)) for weight in weights]
-    total = sum(written, Fraction())
-    return [weight / total for weight in written]
 
 
 class Interleaving:

@@ -9,18 +9,19 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from schemas.data_account import exact_weights
 from schemas.errors import BadData
 from schemas.job import JobSpec
 from schemas.job_file.data import DataKind, DataSpec, SourceSpec
 from workers.data.batches import Batch, BatchSource, SourceAccount, Split
 from workers.data.checking import check_shapes
 from workers.data.collating import users_collate
-from workers.data.interleaving import exact_weights
 from workers.data.kinds.byte_windows import rest_of
 from workers.data.kinds.token_files import token_stream
 from workers.data.order import OrderedSource, SampleOrder
+from workers.data.preprocessing.preprocessed import PreprocessedBatches
 from workers.data.sampled_batches import SampledBatches, SampleSource, SplitSamples
 from workers.data.samples import Opening as Opening
 from workers.data.samples import Samples
@@ -78,6 +79,9 @@ class JobData:
         check_shapes(batch, self._largest)
         return batch
 
+    def samples(self, split: Split, step: int, microbatch: int) -> Sequence[Mapping[str, Any]]:
+        return self._of(split).samples(split, step, microbatch)
+
     def expect(self, split: Split, step: int, microbatch: int) -> None:
         self._of(split).expect(split, step, microbatch)
 
@@ -102,8 +106,13 @@ class JobData:
         return self._splits[split]
 
 
-async def open_source(spec: JobSpec, bus: Bus | None) -> BatchSource:
+async def open_source(spec: JobSpec, bus: Bus | None, *, chained: bool = True) -> BatchSource:
     """The batches of a job. Blocking work is done on a thread.
+
+    Args:
+        spec: The job.
+        bus: For what was uploaded; None: there is none.
+        chained: Whether its samples go through `data.preprocess` here.
 
     Raises:
         BadData: The data is missing, unreadable, of another kind, too short, or needs a library that is not
@@ -117,7 +126,14 @@ async def open_source(spec: JobSpec, bus: Bus | None) -> BatchSource:
         fetched = await fetch_uploads(spec.data.urls(), bus, spool)
         opener = _Opener(spec, spool, fetched, stack)
         splits = await asyncio.to_thread(opener.splits)
-        return JobData(splits, stack.pop_all(), spec.data.largest)
+        data = JobData(splits, stack.pop_all(), spec.data.largest)
+    if not (chained and spec.data.preprocess):
+        return data
+    try:
+        return await asyncio.to_thread(PreprocessedBatches, spec, data, fetched)
+    except BaseException:
+        data.close()
+        raise
 
 
 def open_samples(spec: SourceSpec, opening: Opening) -> Samples:
@@ -180,7 +196,8 @@ class _Opener:
         self._check_classes(place, getattr(samples, "classes", ()))
         if not len(samples):
             raise BadData(f"{place}: there are no samples in it; give more data")
-        digests.append(combined_digest((samples.digest, spec.model_dump_json(exclude={"source"}))))
+        options = spec.model_dump_json(exclude={"source", "preprocess"})
+        digests.append(combined_digest((samples.digest, options)))
         return samples
 
     def _check_classes(self, place: str, classes: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from workers.data.batches import Batch, BatchSource, Split
+from workers.data.batches import Batch, BatchSource, Split, counted
 
 
 class Prefetcher:
@@ -25,7 +25,7 @@ class Prefetcher:
         self._capacity = capacity
         self._most_bytes = most_bytes
         self._batch_bytes = 1
-        self._ahead: dict[tuple[Split, int, int], Future[Batch]] = {}
+        self._ahead: dict[tuple[Split, int, int], Future[tuple[Batch, int]]] = {}
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
 
@@ -39,7 +39,10 @@ class Prefetcher:
             self._drop_others(step)
         if len(self._ahead) < capacity:
             self._source.expect(*key)
-            self._ahead[key] = self._thread.submit(self._source.batch, *key)
+            self._ahead[key] = self._thread.submit(self._made, *key)
+
+    def _made(self, split: Split, step: int, microbatch: int) -> tuple[Batch, int]:
+        return counted(self._source, lambda: self._source.batch(split, step, microbatch))
 
     def _drop_others(self, step: int) -> None:
         """Frees the places of batches that nobody asks for.
@@ -50,13 +53,13 @@ class Prefetcher:
         for key in [key for key in self._ahead if abs(key[1] - step) > 1]:
             self._ahead.pop(key).cancel()
 
-    async def get(self, split: Split, step: int, microbatch: int) -> Batch:
-        """The batch, made ahead or now."""
+    async def get(self, split: Split, step: int, microbatch: int) -> tuple[Batch, int]:
+        """The batch, made ahead or now, and how many of its samples are in an unreadable one's place."""
         key = (split, step, microbatch)
-        future = self._ahead.pop(key, None) or self._thread.submit(self._source.batch, *key)
-        batch = await asyncio.wrap_future(future)
+        future = self._ahead.pop(key, None) or self._thread.submit(self._made, *key)
+        batch, replaced = await asyncio.wrap_future(future)
         self._batch_bytes = max(self._batch_bytes, sum(tensor.nbytes for tensor in batch.values()))
-        return batch
+        return batch, replaced
 
     @property
     def waiting(self) -> int:

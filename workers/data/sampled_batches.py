@@ -126,6 +126,18 @@ class SampledBatches:
         made = [self._sample(split, part, draws, step, microbatch, number) for number in range(self._samples)]
         return stack(made) if self._collate is None else self._collate(made)
 
+    def samples(self, split: Split, step: int, microbatch: int) -> list[Mapping[str, Any]]:
+        part = self._part(split)
+        position = self._position(step, microbatch)
+        if split == "train":
+            for each in part.sources:
+                each.view.reached(position)
+        draws = self._draws(split, position)
+        return [
+            self._sample(split, part, draws, step, microbatch, number, travels=True)
+            for number in range(self._samples)
+        ]
+
     def expect(self, split: Split, step: int, microbatch: int) -> None:
         part = self._part(split)
         if not any(source.view.expects for source in part.sources):
@@ -194,8 +206,17 @@ class SampledBatches:
         }
 
     def _sample(
-        self, split: Split, part: SplitSamples, draws: PlacedDraws, step: int, microbatch: int, number: int
+        self,
+        split: Split,
+        part: SplitSamples,
+        draws: PlacedDraws,
+        step: int,
+        microbatch: int,
+        number: int,
+        *,
+        travels: bool = False,
     ) -> Any:
+        """One sample; `travels`: as functions of `data.preprocess` take it, with what is no tensor yet."""
         source = part.sources[int(draws.sources[number])]
         epoch, index = int(draws.epochs[number]), int(draws.indices[number])
         seed = None
@@ -208,7 +229,7 @@ class SampledBatches:
                 other = np.array([drawn % source.view.size], dtype=np.int64)
                 place = int(source.view.places(other)[0])
             try:
-                if self._collate is not None:
+                if self._collate is not None and not travels:
                     return source.view.raw_at(place, seed)
                 values = _renamed(source.view.sample_at(place, seed), source.spec)
             except UnreadableSample as error:
@@ -221,7 +242,13 @@ class SampledBatches:
                 continue
             if not source.spec.dtypes:
                 return values
-            return {name: _typed(name, as_tensor(name, value), source.spec) for name, value in values.items()}
+            wanted = source.spec.dtypes if travels else values
+            typed = {
+                name: _typed(name, as_tensor(name, value), source.spec)
+                for name, value in values.items()
+                if name in wanted
+            }
+            return {**values, **typed}
         raise BadData(f"{source.view.name}: {MOST_REPLACED} samples in a row are unreadable: {last.text}")
 
 

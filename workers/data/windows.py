@@ -120,6 +120,11 @@ class WindowBatches:
             raise BadData(f"data: there is no {split} part; there are {', '.join(self.splits)}")
         return draw_windows(tokens, split, self._seed, step, microbatch, **self._sizes)
 
+    def samples(self, split: Split, step: int, microbatch: int) -> list[Batch]:
+        batch = self.batch(split, step, microbatch)
+        count = self._sizes["samples"]
+        return [{name: tensor[number] for name, tensor in batch.items()} for number in range(count)]
+
     def expect(self, split: Split, step: int, microbatch: int) -> None:
         """Nothing: the tokens are in memory, or mapped."""
 

@@ -110,6 +110,7 @@ class ModelGraph:
         inputs: Names of the batch that the layers read.
         taken: Names of the batch that the model is given, whether it reads them or not.
         recorded: Whether it was recorded, with a batch of certain sizes.
+        dtype: Type of the floating-point tensors that the layers take of a batch; None: as they come.
         outputs: Name → wire of what the model returns.
         sizes: Wires that carry a number.
         constant: Wires that no gradient reaches, because no trained weight is before them.
@@ -127,6 +128,7 @@ class ModelGraph:
     evaluation: ModelGraph | None = None
     taken: tuple[str, ...] = ()
     recorded: bool = False
+    dtype: torch.dtype | None = None
 
     def __len__(self) -> int:
         return len(self.layers)

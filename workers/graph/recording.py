@@ -24,6 +24,7 @@ from workers.graph.model_graph import ModelGraph
 from workers.graph.recorded_calls import merged
 from workers.graph.recorder import WHOLE_BATCH, Constants, Recorder, Unrecordable
 from workers.graph.values import leaves, replaced
+from workers.precision.parameter_types import converted
 
 _OF_OTHER_ARGUMENTS = (TypeError, KeyError, AttributeError, IndexError)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -111,7 +112,7 @@ def check_sizes(graph: ModelGraph, batch: Mapping[str, Tensor], inputs: Mapping[
     Raises:
         BadModel: Its own code goes by the sizes: a loop over one, or a number made of one.
     """
-    other = record(graph.model, batch, inputs=inputs)
+    other = record(graph.model, converted(batch, graph.dtype), inputs=inputs)
     if other.fingerprint() == graph.fingerprint():
         return
     names = [layer.name for layer in graph.layers]

@@ -26,8 +26,11 @@ from workers.graph.randomness import layer_seed, seed_generators
 from workers.graph.tee import tee
 from workers.graph.twins import TwinnedWeights, place
 from workers.graph.values import Weight, Wire, leaves, replaced
+from workers.precision.int8_linear import Int8Linear
+from workers.precision.parameter_types import converted
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StageModule(nn.Module):
@@ -38,7 +41,7 @@ class StageModule(nn.Module):
         first: The first layer.
         last: The layer behind the last one.
         job_seed: The job's `training.seed`.
-        precision: `bf16` runs the layers under autocast.
+        precision: `bf16` and `fp16` run the layers under autocast.
         needed: Names of the model's outputs that the loss takes; None: all.
         recompute: Patterns of names of layers whose activations are computed again in the backward pass.
         compiled: Patterns of names of layers whose modules torch's compiler compiles.
@@ -60,6 +63,7 @@ class StageModule(nn.Module):
         self.first_layer, self.last_layer = first, last
         self._job_seed = job_seed
         self._precision = precision
+        self._dtype = graph.dtype
         self._repeatable = frozenset(
             index
             for index, layer in enumerate(graph.layers[first:last], first)
@@ -129,6 +133,11 @@ class StageModule(nn.Module):
             *((name, buffer) for name, buffer in self.named_buffers() if name in saved),
         ]
 
+    def int8_layers(self) -> dict[str, Int8Linear]:
+        """Full name of an int8 weight → the layer that has it."""
+        layers = (module for module in self.modules() if isinstance(module, Int8Linear))
+        return {self._names[id(layer.weight_int8)]: layer for layer in layers}
+
     def forward(
         self, *tensors: Tensor, step: int | None = None, microbatch: int | None = None
     ) -> tuple[Tensor, ...]:
@@ -159,6 +168,9 @@ class StageModule(nn.Module):
         """
         part = self.slice
         known = dict(values)
+        if self._dtype is not None:
+            taken = {name: known[name] for name in part.inputs if name in known}
+            known |= converted(taken, self._dtype)  # type: ignore[arg-type]  # inputs are tensors
         branches = {name: list(tee(known[name], count)) for name, count in part.forks(known)}
         device = part.device(values)
         with autocast(device.type, self._precision):
@@ -402,10 +414,10 @@ def as_tensors(output: Any, where: str) -> tuple[Tensor, ...]:
 
 
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[Any]:
-    """bf16 autocast, if the job's precision is bf16; parameters and gradients stay fp32."""
+    """Autocast in the job's precision, unless it is fp32; parameters and gradients stay as they are."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device_type, dtype=torch.bfloat16)
+    return torch.autocast(device_type, dtype=AUTOCAST[precision])
 
 
 def slice_stage(

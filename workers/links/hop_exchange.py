@@ -22,7 +22,7 @@ from bus.messaging.handlers import Subscription
 from bus.subject_row import Subject
 from bus.subjects import NOTICE, NOTICE_ANSWER
 from bus.tasks import TaskSet
-from schemas.data_plane import HopLoad, MicrobatchNotice, NoticeAnswer
+from schemas.data_plane import HopDirection, HopLoad, MicrobatchNotice, NoticeAnswer
 from schemas.envelope import Envelope
 from schemas.errors import DmscError, PeerUnreachable, Unavailable
 from schemas.limits import REPEAT_FIRST_S, REPEAT_MOST_S
@@ -37,11 +37,15 @@ from workers.transport.pinned_buffers import describe, to_host
 
 log = get_logger("workers.links.hop_exchange")
 
-Direction = Literal["forward", "backward", "state", "copy", "redo", "tied", "block"]
+Direction = HopDirection
 COPIES: tuple[Direction, ...] = ("copy", "redo")
 """Directions of a copy of another stage's state."""
 ON_HOST: tuple[Direction, ...] = (*COPIES, "block")
 """Directions whose tensors the receiver keeps in host memory, whatever device it computes on."""
+ASKING: tuple[Direction, ...] = ("forward", "pull")
+GIVING_BACK: tuple[Direction, ...] = ("backward", "records")
+"""Directions of what is given to be worked on, whose answers tell the receiver's load, and of what comes
+back, which tells the sender's."""
 Answer = Literal["accepted", "held", "stale", "later"]
 Outcome = Literal["delivered", "held", "stale", "withdrawn"]
 VERDICT: dict[str, Verdict] = {"accepted": "delivered", "held": "held", "stale": "stale"}
@@ -69,6 +73,7 @@ class TensorTransfer:
     round: int = 0
     transfer: int = 0
     learning_rate: float | None = None
+    replaced: int = 0
     tensors: Sequence[Tensor] = ()
 
 
@@ -334,7 +339,8 @@ class HopExchange:
             round=transfer.round,
             transfer=transfer.transfer,
             learning_rate=transfer.learning_rate,
-            load=self._load() if transfer.direction == "backward" else None,
+            replaced=transfer.replaced,
+            load=self._load() if transfer.direction in GIVING_BACK else None,
         )
 
     async def _publish_notice(self, notice: MicrobatchNotice) -> None:
@@ -437,7 +443,7 @@ class HopExchange:
             link=link or notice.link,
             tag=notice.tag,
             answer=answer,
-            load=self._load() if notice.direction == "forward" else None,
+            load=self._load() if notice.direction in ASKING else None,
         )
         await self._publish(NOTICE_ANSWER, reply, notice.sender)
 

@@ -165,6 +165,8 @@ def _merged(name: str, layer: Any, tensors: Mapping[str, Tensor]) -> dict[str, T
     layer.load_state_dict({full.removeprefix(f"{name}."): tensor for full, tensor in tensors.items()})
     layer.merge(safe_merge=True)
     base = layer.get_base_layer()
-    found = {f"{name}.{own}": value.detach().clone().contiguous() for own, value in base.state_dict().items()}
+    dtype = next(iter(tensors.values())).dtype  # merged in fp32, written as the rest of the model
+    merged = base.state_dict().items()
+    found = {f"{name}.{own}": value.detach().to(dtype, copy=True).contiguous() for own, value in merged}
     layer.to("meta")
     return found

@@ -142,5 +142,5 @@ def _config_json(spec: ModelSpec) -> bytes:
         kind = getattr(transformers, TASKS[str(task)])._model_mapping[type(config)]
         architectures = [kind.__name__]
     written = json.loads(config.to_json_string(use_diff=True))
-    written |= {"architectures": architectures, "model_type": family, "dtype": "float32"}
+    written |= {"architectures": architectures, "model_type": family, "dtype": spec.dtype or "float32"}
     return (json.dumps(written, indent=2, sort_keys=True) + "\n").encode()

@@ -16,7 +16,7 @@ from schemas.job_file.recipe import AverageSpec
 
 
 class WeightAverage:
-    """Shadows of trained weights; none before they begin."""
+    """Shadows of trained weights, fp32 as these or their masters are; none before they begin."""
 
     def __init__(self, spec: AverageSpec) -> None:
         self.spec = spec
@@ -44,7 +44,7 @@ class WeightAverage:
         try:
             for name, weight in leaves:
                 if name in self.shadows:
-                    weight.data = self.shadows[name]
+                    weight.data = self.shadows[name].to(weight.dtype)
             yield
         finally:
             for weight, data in kept:

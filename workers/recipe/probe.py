@@ -45,7 +45,7 @@ def try_recipe(training: TrainingSpec, weights: Sequence[tuple[str, Tensor]]) ->
         weights: (full name, parameter) of the whole model; only trained ones count.
 
     Returns:
-        Bytes of optimizer state and averages per trained parameter, on average.
+        Bytes of optimizer state, fp32 masters and averages per trained parameter, on average.
 
     Raises:
         BadModel: The job can't be trained like this; the text says why.
@@ -72,7 +72,8 @@ def try_recipe(training: TrainingSpec, weights: Sequence[tuple[str, Tensor]]) ->
         _try_coupling(kinds, spec)
     for _, weight in trained:
         counted += weight.numel()
-        state_bytes += weight.nbytes * (training.ema is not None)
+        in_half = weight.dtype is not torch.float32
+        state_bytes += 4 * weight.numel() * (in_half + (training.ema is not None))
     return state_bytes / counted if counted else 0.0
 
 

@@ -6,16 +6,20 @@ with the same result. This is the shell around `workers.transaction.data_machine
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from bus.connection import Bus
 from bus.subject_row import Subject
 from bus.subjects import ADOPT, COPY_SEND, COPY_STATUS, STEP_ABORT, STEP_ASSIGN, STEP_DISPATCH, STEP_FENCE
+from schemas.cluster import InstanceStart
 from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack, BadData
 from schemas.evaluation_sets import evaluation_microbatch
+from schemas.job import JobSpec
 from schemas.names import agent_name
 from schemas.step import (
     Adopt,
@@ -28,6 +32,7 @@ from schemas.step import (
     StepFence,
     StepFenced,
 )
+from workers.data.batches import Batch, BatchSource, Split
 from workers.data.opening import open_source
 from workers.data.prefetch import Prefetcher
 from workers.data.storage import node_cache
@@ -41,53 +46,43 @@ VALIDATION_STEP = 0
 """Validation always draws the same windows, so that its losses can be compared along the run."""
 
 
-class DataRuntime(HopRuntime):
-    """Sends batches to the first stage."""
+def drawn(spec: JobSpec, step: int, microbatch: int, *, evaluate: bool) -> tuple[Split, int, int]:
+    """What a microbatch is drawn from: its split, and step and number within it."""
+    if not evaluate:
+        return "train", step, microbatch
+    split, number = evaluation_microbatch(spec, microbatch)
+    return split, VALIDATION_STEP, number
+
+
+async def open_analysed(start: InstanceStart, bus: Bus) -> BatchSource:
+    """Opens the job's data, without its `data.preprocess`, which others do.
+
+    Raises:
+        BadData: See `open_source`; or it is not the data that was analysed.
+    """
+    source = await open_source(start.spec, bus, chained=False)
+    if start.data_digest not in ("", source.digest):
+        raise BadData(
+            f"the data on the node of {start.unit.sid} differs from the data that was analysed "
+            f"({source.digest[:12]} ≠ {start.data_digest[:12]}): give every node the same files"
+        )
+    return source
+
+
+class EntryRuntime(HopRuntime):
+    """Sends batches to the first stage, wherever they come from."""
 
     machine: DataMachine
 
     def __init__(self, context: InstanceContext) -> None:
         super().__init__(context)
         self.sent = 0
-        self._node = agent_name(context.cluster, context.node)
-        self._neighbours: NeighbourBlocks | None = None
         self.machine = DataMachine(self.member, epoch=self.epoch, binder=self.binder)
+        self._travelling = [schema.name for schema in self.start.batch]
 
     @property
     def step(self) -> int:
         return self.machine.step
-
-    async def build(self) -> None:
-        """Opens the data (through fsspec, or the gateway's object store) and starts the prefetcher.
-
-        Raises:
-            BadData: See `open_source`; or it is not the data that was analysed.
-        """
-        self.source = await open_source(self.start.spec, self.bus)
-        if self.start.data_digest not in ("", self.source.digest):
-            raise BadData(
-                f"the data on the node of {self.member.sid} differs from the data that was analysed "
-                f"({self.source.digest[:12]} ≠ {self.start.data_digest[:12]}): give every node the same files"
-            )
-        self.prefetcher = Prefetcher(self.source)
-        self._travelling = [schema.name for schema in self.start.batch]
-
-    async def open(self) -> None:
-        await super().open()
-        cache = node_cache.shared_cache()
-        if cache is None:
-            return
-        line = NeighbourBlocks(
-            self.bus,
-            job=self.job,
-            member=self.member,
-            node=self._node,
-            cache=cache,
-            send=self.exchange.send,
-        )
-        self._neighbours = line
-        await line.open()
-        node_cache.neighbours.connect(line)
 
     # --- orders -------------------------------------------------------------------------------------------
     def orders(self) -> list[tuple[Subject, Order]]:
@@ -150,18 +145,19 @@ class DataRuntime(HopRuntime):
         self.cancel_work()
 
     # --- hops ---------------------------------------------------------------------------------------------
-    def offered(self, notice: MicrobatchNotice) -> str:
-        if notice.direction == "block" and self._neighbours is not None:
-            return self._neighbours.offered(notice)
-        return super().offered(notice)
-
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
-        if notice.direction == "block" and self._neighbours is not None:
-            self._neighbours.received(notice, tensors)
-        elif notice.direction in COPIES:
+        if notice.direction in COPIES:
             self.store_replica(notice, tensors)
         else:
             self.run(self.machine.arrived(notice))
+
+    @abstractmethod
+    async def make(self, step: int, microbatch: int, *, evaluate: bool) -> tuple[Batch, int]:
+        """A microbatch, for training or for a validation, and how many of its samples were replaced."""
+
+    @abstractmethod
+    def make_ahead(self, step: int, microbatch: int) -> None:
+        """Begins to make a microbatch that will probably be needed soon."""
 
     def run(self, effects: Iterable[Send]) -> None:
         for effect in effects:
@@ -169,15 +165,11 @@ class DataRuntime(HopRuntime):
 
     async def _send(self, send: Send) -> None:
         step, attempt, microbatch, evaluate = send.work
-        split, draw, number = "train", step, microbatch
-        if evaluate:
-            draw = VALIDATION_STEP
-            split, number = evaluation_microbatch(self.start.spec, microbatch)
-        batch = await self.prefetcher.get(split, draw, number)
+        batch, replaced = await self.make(step, microbatch, evaluate=evaluate)
         if not self.machine.current(send.work, send.to):
             return
         if not evaluate:
-            self.prefetcher.expect(split, step + 1, microbatch)
+            self.make_ahead(step + 1, microbatch)
         transfer = TensorTransfer(
             direction="forward",
             receiver=send.to,
@@ -187,10 +179,63 @@ class DataRuntime(HopRuntime):
             round=self.machine.snapshot.round(self.epoch, step, attempt),
             microbatch=microbatch,
             evaluate=evaluate,
+            replaced=replaced,
             tensors=tuple(batch[name] for name in self._travelling or batch),
         )
         await self.deliver(transfer, lambda: self.machine.current(send.work, send.to))
         self.sent += 1
+
+
+class DataRuntime(EntryRuntime):
+    """Makes its batches itself."""
+
+    def __init__(self, context: InstanceContext) -> None:
+        super().__init__(context)
+        self._node = agent_name(context.cluster, context.node)
+        self._neighbours: NeighbourBlocks | None = None
+
+    async def build(self) -> None:
+        """Opens the data (through fsspec, or the gateway's object store) and starts the prefetcher.
+
+        Raises:
+            BadData: See `open_analysed`.
+        """
+        self.source = await open_analysed(self.start, self.bus)
+        self.prefetcher = Prefetcher(self.source)
+
+    async def open(self) -> None:
+        await super().open()
+        cache = node_cache.shared_cache()
+        if cache is None:
+            return
+        line = NeighbourBlocks(
+            self.bus,
+            job=self.job,
+            member=self.member,
+            node=self._node,
+            cache=cache,
+            send=self.exchange.send,
+        )
+        self._neighbours = line
+        await line.open()
+        node_cache.neighbours.connect(line)
+
+    def offered(self, notice: MicrobatchNotice) -> str:
+        if notice.direction == "block" and self._neighbours is not None:
+            return self._neighbours.offered(notice)
+        return super().offered(notice)
+
+    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        if notice.direction == "block" and self._neighbours is not None:
+            self._neighbours.received(notice, tensors)
+        else:
+            super().received(notice, tensors)
+
+    async def make(self, step: int, microbatch: int, *, evaluate: bool) -> tuple[Batch, int]:
+        return await self.prefetcher.get(*drawn(self.start.spec, step, microbatch, evaluate=evaluate))
+
+    def make_ahead(self, step: int, microbatch: int) -> None:
+        self.prefetcher.expect("train", step, microbatch)
 
     def figures(self) -> dict[str, Any]:
         return {

@@ -31,6 +31,7 @@ from workers.routing.algorithms import balancer
 from workers.routing.next_hop import Binder
 from workers.routing.table_choice import TableChoice
 from workers.transaction.data_machine import DataMachine
+from workers.transaction.pull_machine import AnsweringMachine
 from workers.transaction.stage_machine import StageMachine
 from workers.user_code import describe
 
@@ -58,7 +59,7 @@ class InstanceContext:
 class HopRuntime(ABC):
     """An instance that sends microbatches to the next stage. Its `machine` decides what happens to them."""
 
-    machine: StageMachine | DataMachine
+    machine: StageMachine | DataMachine | AnsweringMachine
 
     def __init__(self, context: InstanceContext) -> None:
         self.bus = context.bus
@@ -85,7 +86,7 @@ class HopRuntime(ABC):
             member=self.member,
             job=self.job,
             epoch=self.epoch,
-            decide=self.offered,
+            decide=lambda notice: self.offered(notice),
             received=self.received,
             broken=context.broken,
             load=self.own_load,
@@ -95,9 +96,8 @@ class HopRuntime(ABC):
 
     @property
     def role(self) -> str:
-        """The instance's role for logs and errors: `data` or `stage N`."""
-        unit = self.start.unit
-        return "data" if unit.is_data else f"stage {unit.stage}"
+        """The instance's role for logs and errors: `data`, `preprocess NAME` or `stage N`."""
+        return self.start.unit.part.replace("/", " ")
 
     @property
     @abstractmethod
@@ -157,9 +157,13 @@ class HopRuntime(ABC):
         """
         chosen = self._tables.take(table, revision)
         if chosen is not None:
-            self.binder.update(chosen)
-            self.run(self.machine.bind())
+            self.routed(chosen)
         return chosen
+
+    def routed(self, table: RouteTable) -> None:
+        """Goes by another table from now on."""
+        self.binder.update(table)
+        self.run(self.machine.bind())
 
     # --- orders -------------------------------------------------------------------------------------------
     def served(self) -> list[tuple[Subject, Order]]:

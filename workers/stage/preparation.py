@@ -141,6 +141,10 @@ class Preparation:
         self._load.reduce_ms = reduce_ms
         own = self._layers.own_schedule
         rate = None if own is None else await self._thread.order(lambda: own.rate(order.step))
+        scale: float | None = None
+        overflowed: tuple[int, ...] = ()
+        if self._layers.scales_loss:
+            scale, overflowed = await self._thread.order(self._layers.scaling)
         vote = StepVote(
             member=self._member,
             step=order.step,
@@ -152,6 +156,8 @@ class Preparation:
             reduce_ms=reduce_ms,
             learning_rate=rate,
             tied=tied,
+            loss_scale=scale,
+            overflowed=overflowed,
         )
         if self._is_open(order):
             self.prepared = Prepared(vote, gradients)

@@ -112,6 +112,7 @@ class StageFlow:
             loss=hop.loss,
             weight=hop.weight,
             metrics=hop.metrics,
+            replaced=hop.replaced,
             forward_ms=hop.forward_ms,
             backward_ms=hop.backward_ms,
         )
@@ -122,7 +123,7 @@ class StageFlow:
         self._machine.restarted(attempt)
         self._runtime.cancel_work()
         # Queued behind the running computation, so that nothing of the old attempt is added after it.
-        await self._thread.order(self._layers.sum.clear)
+        await self._thread.order(self._layers.clear)
         self._runtime.exchange.reconsider()
 
     # --- figures ----------------------------------------------------------------------------------------

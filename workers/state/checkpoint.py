@@ -3,7 +3,9 @@
 `<name>` is the parameter or buffer itself. Of AdamW `optimizer.<name>.exp_avg`, `.exp_avg_sq` and `.step`
 belong to it. Any other optimizer has `optimizer.<name>.layout`, a (bytes,) uint8 tensor with JSON, which says
 where in its state the tensors `optimizer.<name>.…` belong, and holds the numbers. `ema.<name>` is its
-average. Because of the full names any segmentation can load a checkpoint that another one wrote.
+average, `master.<name>` the fp32 master of one in half precision. `loss_scale` is (scale, steps since it
+changed), and each stage has it. Because of the full names any segmentation can load a checkpoint that another
+one wrote.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from workers.recipe.state_layout import State, decoded, encoded, from_tensor, to
 from workers.state.initial_weights import Runner
 
 LAYOUT = "layout"
+EMA, MASTER, SCALE = "ema", "master", "loss_scale"
 
 
 def named_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Tensor]:
@@ -57,8 +60,11 @@ def named_tensors(stage: StageModule, optimizer: StageOptimizer) -> dict[str, Te
 
         body = encoded(state, keep)
         _add(tensors, f"{_own(name)}{LAYOUT}", to_tensor(body))
-    for name, tensor in optimizer.shadows.items():
-        _add(tensors, f"ema.{name}", tensor)
+    for kind, own in ((EMA, optimizer.shadows), (MASTER, optimizer.masters)):
+        for name, tensor in own.items():
+            _add(tensors, f"{kind}.{name}", tensor)
+    if optimizer.loss_scale is not None:
+        _add(tensors, SCALE, optimizer.loss_scale.to_tensor())
     return tensors
 
 
@@ -161,11 +167,15 @@ async def restore_checkpoint(
             "another model, or of another optimizer"
         )
     beside = loaded.keys() - {name for name, _ in weights}  # a layer called `ema` is no average
-    shadows = {name: loaded[key] for name in trained if (key := f"ema.{name}") in beside}
+    shadows, masters = (
+        {name: loaded[key] for name in trained if (key := f"{kind}.{name}") in beside}
+        for kind in (EMA, MASTER)
+    )
     complete = {name: state for name, state in states.items() if state is not None}
     _check_weights(weights, loaded)
-    optimizer.check(complete, shadows)
-    await run(lambda: _replace(weights, loaded, optimizer, complete, shadows))
+    state = complete, shadows, masters, loaded[SCALE] if SCALE in beside else None
+    optimizer.check(*state)
+    await run(lambda: _replace(weights, loaded, optimizer, state))
     return manifest.version
 
 
@@ -174,12 +184,11 @@ def _replace(
     weights: Sequence[tuple[str, Tensor]],
     loaded: Mapping[str, Tensor],
     optimizer: StageOptimizer,
-    states: Mapping[str, State],
-    shadows: Mapping[str, Tensor],
+    state: tuple[Mapping[str, State], Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None],
 ) -> None:
     for name, target in weights:
         target.copy_(loaded[name])
-    optimizer.load(states, shadows)
+    optimizer.load(*state)
 
 
 def _check_weights(weights: Sequence[tuple[str, Tensor]], loaded: Mapping[str, Tensor]) -> None:
@@ -197,11 +206,11 @@ class _Wanted:
 
     def __init__(self, weights: frozenset[str], trained: Sequence[str]) -> None:
         self._weights = weights
-        self._shadows = frozenset(f"ema.{name}" for name in trained)
+        self._beside = frozenset({SCALE, *(f"{kind}.{name}" for kind in (EMA, MASTER) for name in trained)})
         self._owners = frozenset(trained)
 
     def __call__(self, key: str) -> bool:
-        if key in self._weights or key in self._shadows:
+        if key in self._weights or key in self._beside:
             return True
         kind, _, rest = key.partition(".")
         if kind != "optimizer":

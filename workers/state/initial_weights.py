@@ -22,14 +22,18 @@ from bus.logs import get_logger
 from schemas.errors import BadInput, BadModel, NotFound
 from schemas.job_file.initial_weights import InitialWeights
 from schemas.weights_digest import INDEX_NAME
-from workers.compute.optimizer import named_weights
 from workers.graph.stage_module import StageModule
+from workers.precision.int8_linear import Int8Linear
 from workers.state.safetensors_files import SUFFIX, StoredTensor, fits, read_header
 from workers.state.weight_names import own_names
+from workers.state.weights import file_weights
 
 log = get_logger("weights")
 
 T = TypeVar("T")
+
+Target = Tensor | Int8Linear
+"""What a stored tensor is copied into."""
 
 CHUNK_BYTES = 8 << 20
 """Bytes of a tensor that are held until they are copied into the weight."""
@@ -193,8 +197,9 @@ async def load_initial(
         BadInput: A file is damaged.
     """
     # a shared weight bears the name of its first place in every stage
-    own = {name: weight for name, weight in named_weights(stage) if name not in stage.unsaved}
-    matched = await match_weights(own, artifacts, source, public_name, stage.aliases, own_names_of)
+    own = {name: weight for name, weight in file_weights(stage).items() if name not in stage.unsaved}
+    outline = {name: _outlined(weight) for name, weight in own.items()}
+    matched = await match_weights(outline, artifacts, source, public_name, stage.aliases, own_names_of)
     missing = tuple(name for name in matched.missing if not is_new(name))
     matched = replace(matched, missing=missing)
     check_missing(matched, source, f"layers {stage.first_layer} to {stage.last_layer - 1}")
@@ -204,17 +209,24 @@ async def load_initial(
     return matched
 
 
+def _outlined(weight: Target) -> Tensor:
+    if isinstance(weight, Tensor):
+        return weight
+    return torch.empty(weight.out_features, weight.in_features, dtype=weight.dtype, device="meta")
+
+
 async def read_tensors(
-    artifacts: Artifacts, pairs: Sequence[tuple[StoredTensor, Tensor]], *, run: Runner = asyncio.to_thread
+    artifacts: Artifacts, pairs: Sequence[tuple[StoredTensor, Target]], *, run: Runner = asyncio.to_thread
 ) -> None:
     """Copies stored tensors into tensors of their shapes, by ranges of the files.
 
-    Half precision becomes full precision, and the other way round, as `copy_` does it.
+    Half precision becomes full precision, and the other way round, as `copy_` does it; int8 layers quantise
+    what they get, row by row.
 
     Raises:
         BadInput: A file is shorter than its header says.
     """
-    targets: dict[StoredTensor, list[Tensor]] = {}
+    targets: dict[StoredTensor, list[Target]] = {}
     for stored, target in pairs:
         targets.setdefault(stored, []).append(target)
     for together in _runs(sorted(targets, key=lambda stored: (stored.shard, stored.start, stored.end))):
@@ -240,8 +252,11 @@ def _runs(ordered: Sequence[StoredTensor]) -> Iterator[list[StoredTensor]]:
         yield run
 
 
-async def _fill(targets: Sequence[Tensor], stored: StoredTensor, stream: _Stream, run: Runner) -> None:
-    most = CHUNK_BYTES // stored.dtype.itemsize * stored.dtype.itemsize
+async def _fill(targets: Sequence[Target], stored: StoredTensor, stream: _Stream, run: Runner) -> None:
+    portion = stored.dtype.itemsize
+    if any(isinstance(target, Int8Linear) for target in targets):
+        portion *= max(1, stored.shape[-1])  # whole rows
+    most = max(1, CHUNK_BYTES // portion) * portion
     for begin in range(0, stored.end - stored.start, most):
         data = await stream.take(min(most, stored.end - stored.start - begin))
         chunk = torch.frombuffer(data, dtype=stored.dtype)
@@ -249,8 +264,11 @@ async def _fill(targets: Sequence[Tensor], stored: StoredTensor, stream: _Stream
 
 
 @torch.no_grad()
-def _copy(targets: Sequence[Tensor], chunk: Tensor, begin: int) -> None:
+def _copy(targets: Sequence[Target], chunk: Tensor, begin: int) -> None:
     for target in targets:
+        if isinstance(target, Int8Linear):
+            target.fill(begin // target.in_features, chunk.view(-1, target.in_features))
+            continue
         whole = target if target.is_contiguous() else target.contiguous()
         whole.view(-1)[begin : begin + chunk.numel()].copy_(chunk)
         if whole is not target:  # rare: a weight with strides of its own

@@ -72,19 +72,20 @@ class StageState:
     async def build(self) -> None:
         """Builds version 0 from the seed, or from the weights that the job names."""
         source = self._start.spec.initial_weights
-        given = source is not None and source.strict  # then the files have all weights, or it is an error
-        given = given and not self._start.spec.model.args.get("lora")  # adapters begin as new ones
+        model = self._start.spec.model
+        is_new = is_adapter(model)  # adapters begin as new ones
+        strict = source is not None and source.strict  # then the files have all others, or it is an error
+        given = (lambda name: not is_new(name)) if strict else None
         await self._thread.order(partial(self._stage.build, given=given))
         if source is not None:
             artifacts = await open_url(source.url, self._bus)
-            model = self._start.spec.model
             await load_initial(
                 self._stage.module,
                 artifacts,
                 source,
                 run=self._thread.order,
                 public_name=public_names(model),
-                is_new=is_adapter(model),
+                is_new=is_new,
                 own_names_of=library_names(model),
             )
 

@@ -13,18 +13,39 @@ from torch import Tensor
 
 from bus.files.artifacts import Artifacts
 from bus.wire.request_progress import in_thread
+from workers.compute.optimizer import named_weights
 from workers.graph.stage_module import StageModule
+from workers.precision.int8_linear import Int8Linear
 from workers.state.safetensors_files import describe_tensor, put_tensors
 
 PAGE_BYTES = 512 << 10
 """Most bytes of tensor descriptions in one answer to an export order."""
 
 
+def file_weights(stage: StageModule) -> dict[str, Tensor | Int8Linear]:
+    """Name → weight, as files of weights have them.
+
+    In place of an int8 weight and its scales there is their layer, under the name that the weight had before.
+    """
+    layers = stage.int8_layers()
+    scales = {name.removesuffix("_int8") + "_scale" for name in layers}
+    return {
+        name.removesuffix("_int8") if name in layers else name: layers.get(name, tensor)
+        for name, tensor in named_weights(stage)
+        if name not in scales
+    }
+
+
 def weight_tensors(stage: StageModule, averaged: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Full name → contiguous tensor on the CPU, copied if it must be; `averaged` ones in place of others."""
-    named = [*((name, weight.detach()) for name, weight in stage.trainable()), *stage.untrained()]
-    named = [(name, (averaged or {}).get(name, tensor)) for name, tensor in named]
-    return {name: tensor.cpu().contiguous() for name, tensor in named}
+    """Full name → contiguous tensor on the CPU, copied if it must be; `averaged` ones in place of others.
+
+    Int8 weights are in the type that they had before.
+    """
+    found: dict[str, Tensor] = {}
+    for name, weight in file_weights(stage).items():
+        tensor = weight.weight if isinstance(weight, Int8Linear) else weight
+        found[name] = (averaged or {}).get(name, tensor).cpu().contiguous()
+    return found
 
 
 async def export(

@@ -14,7 +14,7 @@ from bus.connection import Bus
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel
 from schemas.job import JobSpec, kept_spec
-from schemas.task_graph import LayerProfile, ModelTopology
+from schemas.task_graph import DataSource, LayerProfile, ModelTopology
 from schemas.training_length import samples_of, with_steps
 from workers.compute.batch_schema import batch_schema
 from workers.compute.deferred_model import outlined_graph
@@ -25,6 +25,7 @@ from workers.compute.model import check_trained
 from workers.data.batches import Batch, BatchSource
 from workers.data.checking import checked_batch, largest_batch
 from workers.data.opening import open_source
+from workers.data.preprocessing.preprocessed import PreprocessedBatches
 from workers.data.storage import node_cache
 from workers.data.text.vocabulary import check_logits, embeddings_checked
 from workers.graph.model_graph import sharing_layers
@@ -106,7 +107,7 @@ def analyse(
     compute_exactly(training.compute_threads, training.seed)
     sample = largest_batch(checked_batch(data, spec.data.evaluation_sets), spec.data.largest)
     graph = outlined_graph(spec.model, training.seed, sample)
-    check_trained(graph.model.named_parameters())
+    check_trained(graph.model.named_parameters(), scaled=spec.loss_scale is not None)
     optimizer_bytes = try_recipe(training, [*graph.model.named_parameters()])
     loss = MeasuredLoss(spec, [*graph.outputs], [*sample], graph.inputs, tries=True)
     travels = graph.batch_crossing(0, [*sample], loss.batch)
@@ -131,6 +132,10 @@ def analyse(
         device=device,
         shared=sharing_layers(graph),
         batch=batch_schema(sample, travels),
+        sources=tuple(
+            DataSource(name=seen.name, epoch_samples=seen.epoch_samples) for seen in data.account(0)
+        ),
+        records=data.records() if isinstance(data, PreprocessedBatches) else (),
         optimizer_bytes=optimizer_bytes,
         auto=training.auto,
         compiler=compiler,

@@ -78,6 +78,7 @@ class LocalSteps:
         norm, clip = gradient_scale(
             squared_norms, len(scored), weight, self._spec.training.clip_norm
         )  # the decision of the step's ledger
+        overflowed = any(stage.scaling()[1] for stage in self._stages)
         for stage, (gradients, checksum, _) in zip(self._stages, finished, strict=True):
             order = StepCommit(
                 job="check",
@@ -87,7 +88,7 @@ class LocalSteps:
                 generation=0,
                 checksum=checksum,
                 clip=clip,
-                action="apply" if math.isfinite(norm) else "skip",
+                action="apply" if math.isfinite(norm) and not overflowed else "skip",
             )
             stage.apply(order, gradients)
         return math.fsum(loss for loss, _ in scored) / (weight or 1.0)

@@ -25,7 +25,7 @@ class Hop:
     `sent_forward` and `sent_backward` are retained until the step is committed, so that they can be offered
     to a neighbour that replaces a lost one (DESIGN §5 rule 3). An `idle` hop was assigned by the orchestrator
     and its inputs have not arrived; `returned` is its gradient if that came first, and `offer` says whether
-    its downstream still needs its output.
+    its downstream still needs its output. `replaced` counts its samples in the place of unreadable ones.
     """
 
     step: int
@@ -49,6 +49,7 @@ class Hop:
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     measured: bool = False
+    replaced: int = 0
     history: list[str] = field(default_factory=list)
 
     @property

@@ -181,6 +181,7 @@ class StageMachine:
         elif hop.state is not IDLE or hop.upstream != notice.sender:
             return []
         hop.inputs = tuple(tensors)
+        hop.replaced = notice.replaced
         hop.advance(FORWARD_QUEUED)
         self.open += 1
         return [Forward(hop)]

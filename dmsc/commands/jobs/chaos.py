@@ -38,7 +38,7 @@ def chaos(
         str,
         option(
             "--what KINDS",
-            "The kinds of faults, separated by commas: instance, freeze, stage, whole-stage, cluster,"
+            "The kinds of faults, separated by commas: instance, data, freeze, stage, whole-stage, cluster,"
             " orchestrator, gateway, router, registry, server, server-freeze, no-room, garbage-value,"
             " disk-full.",
         ),

@@ -94,13 +94,17 @@ def scale(
     stage: Annotated[
         int | None, option("--stage", "Scale only this stage (all stages).", min=0, show_default=False)
     ] = None,
+    unit: Annotated[
+        str | None,
+        option("--unit", "Scale `data` or a function of data.preprocess instead.", show_default=False),
+    ] = None,
     mesh: GatewayQuery = GatewayQuery(),
 ) -> None:
     """Change the number of a running job's replicas; the training result does not depend on it.
 
     Example: dmsc scale stdlib-gpt-1 4 --stage 0
     """
-    note = mesh.ask(lambda client: client.scale(job, replicas, stage))
+    note = mesh.ask(lambda client: client.scale(job, replicas, stage, unit))
     mesh.show({"job": job, "note": note}, note)
 
 

@@ -66,5 +66,5 @@ def weights(
 
             record = mesh.ask(fetched)
         if adapters is not Adapters.KEEP:
-            write_form(record.spec, folder, out, adapters.value)
+            write_form(record.spec, folder, out, "merge" if adapters is Adapters.MERGE else "separate")
     print_text(f"{record.job}: {adapters.value} → {out}")

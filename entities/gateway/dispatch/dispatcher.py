@@ -27,10 +27,9 @@ from schemas.fault import FaultReport
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeEntry
 from schemas.step import MicrobatchDispatch, StepBegin
+from schemas.task_graph import ENTRY
 
 log = get_logger("dispatcher")
-
-DATA_STAGE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +146,11 @@ class Dispatcher:
 
     async def _choose(self, job: str, microbatches: list[int]) -> EntryChoice:
         view = self._follower.view
-        if not view.active(job=job, stage=DATA_STAGE):
+        if not view.active(job=job, stage=ENTRY):
             await self._follower.wait_for(
-                lambda view: bool(view.active(job=job, stage=DATA_STAGE)), self._config.entry_wait_s
+                lambda view: bool(view.active(job=job, stage=ENTRY)), self._config.entry_wait_s
             )
-        choice = choose_entries(view.active(job=job, stage=DATA_STAGE), self._compute(), job, microbatches)
+        choice = choose_entries(view.active(job=job, stage=ENTRY), self._compute(), job, microbatches)
         if not choice.shares:
             raise Unavailable(f"{job}: {choice.reason} is registered; the step can't begin", job=job)
         if self._reasons.get(job) != choice.reason:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from schemas.limits import ALIKE
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.signals import ComputeEntry
+from schemas.task_graph import ENTRY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +33,9 @@ def choose_entries(
     """Divides `microbatches` among the active data instances of `job`.
 
     A cluster's share is what its stage-0 instances can compute, beside what waits there already, if all
-    clusters finish together (`fill`). The cluster's data instances divide that share equally. The largest
-    remainder rounds to whole microbatches; ties go by SID.
+    clusters finish together (`fill`). The cluster's data instances divide that share equally. Where they
+    compute themselves (`data.preprocess`), each gets what it can make in the same time. The largest remainder
+    rounds to whole microbatches; ties go by SID.
 
     Args:
         candidates: registry records; those of other jobs and those that are not active are left out.
@@ -46,6 +49,9 @@ def choose_entries(
     )
     if not active:
         return EntryChoice(shares={}, reason="no active data instance")
+    if rates := _own_rates(active, compute, job):
+        speeds = (f"{record.sid} {rate:.1f}×" for record, rate in zip(active, rates, strict=True))
+        return _shares(active, rates, microbatches, f"by their own speed: {', '.join(speeds)}")
     clusters = sorted({record.endpoint.cluster for record in active})
     entries = {cluster: compute.get(cluster, ()) for cluster in clusters}
     capacity = _capacities(entries, job, len(microbatches))
@@ -58,6 +64,12 @@ def choose_entries(
         reason = "evenly: no load of stage 0 is known where they are"
     else:
         reason = "by type 4: " + ", ".join(f"{cluster} {capacity[cluster]:.1f}" for cluster in clusters)
+    return _shares(active, weights, microbatches, reason)
+
+
+def _shares(
+    active: Sequence[ServiceRecord], weights: Sequence[float], microbatches: Sequence[int], reason: str
+) -> EntryChoice:
     counts = largest_remainder(len(microbatches), weights)
     order = interleave(counts)
     shares: dict[str, list[int]] = {}
@@ -103,6 +115,32 @@ def fill(queues: Sequence[tuple[int, float]], total: int) -> tuple[float, ...]:
         if not later or level <= queues[later[0]][0] * queues[later[0]][1]:
             break
     return tuple(max(0.0, level / ms - queue) for queue, ms in queues)
+
+
+def _own_rates(
+    active: Sequence[ServiceRecord], compute: Mapping[str, Iterable[ComputeEntry]], job: str
+) -> tuple[float, ...]:
+    """How fast each entry makes a microbatch beside their median; empty: none measures its own time.
+
+    One without a measurement, as after its start, counts as the median of the others, and so does one that
+    takes about as long: noise must not move microbatches, which entries make ahead for the next step. What
+    waits at an entry does not count, for it is that.
+    """
+    of_job = {
+        (entry.sid, entry.incarnation): entry.service_ms
+        for entries in compute.values()
+        for entry in entries
+        if entry.job == job and entry.stage == ENTRY and entry.service_ms > 0
+    }
+    if not (measured := [of_job[key] for key in map(_incarnation, active) if key in of_job]):
+        return ()
+    usual_ms = median(measured)
+    times = [of_job.get(_incarnation(record), usual_ms) for record in active]
+    return tuple(1.0 if abs(ms / usual_ms - 1) <= ALIKE else usual_ms / ms for ms in times)
+
+
+def _incarnation(record: ServiceRecord) -> tuple[str, str]:
+    return record.sid, record.incarnation
 
 
 def _capacities(compute: Mapping[str, Iterable[ComputeEntry]], job: str, total: int) -> dict[str, float]:

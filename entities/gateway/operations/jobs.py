@@ -201,9 +201,10 @@ class JobOperations:
 
         return Operation("job.read", job, act)
 
-    def scale(self, job: str, replicas: int, stage: int | None) -> Operation[Ack]:
+    def scale(self, job: str, replicas: int, stage: int | None, unit: str = "") -> Operation[Ack]:
         def message(access: AccessDecision) -> ScaleJob:
-            return ScaleJob(job=job, replicas=replicas, stage=stage, user=access.user, quota=access.quota)
+            user, quota = access.user, access.quota
+            return ScaleJob(job=job, replicas=replicas, stage=stage, unit=unit, user=user, quota=quota)
 
         return self._command("job.change", job, subjects.SCALE, message)
 

@@ -42,6 +42,7 @@ from schemas.checkpoint import (
     CheckpointWritten,
     spec_digests,
 )
+from schemas.data_account import DataAccount, account
 from schemas.errors import BadInput, Conflict, DamagedCheckpoint, DmscError
 from schemas.job import StepResult
 from schemas.recipe_progress import RecipeProgress
@@ -61,6 +62,7 @@ class _Order:
     began: float
     reason: str
     progress: RecipeProgress
+    account: DataAccount
 
 
 class Checkpoints:
@@ -185,6 +187,7 @@ class Checkpoints:
         writers = tuple(members[0] for members in stages if members)
         order = CheckpointOrder(job=self._job.name, epoch=self._job.epoch, version=step, url=url)
         began, progress = time.monotonic(), self._job.store.record.progress
+        seen = account(self._job.spec, self._job.instances.graph.sources, step, self._job.decisions.replaced)
         try:
             answers = await self._job.instances.order(
                 CHECKPOINT,
@@ -201,7 +204,7 @@ class Checkpoints:
         copies = [answer for answer in answers.values() if isinstance(answer, CheckpointTaken)]
         stall_s = max((copy.stall_ms for copy in copies), default=0.0) / 1e3
         self._writing_folder, self._risk_answered = folder, True
-        coming = _Order(folder, url, writers, stall_s, began, reason, progress)
+        coming = _Order(folder, url, writers, stall_s, began, reason, progress, seen)
         self._writing = asyncio.create_task(
             self._contained(coming), name=f"checkpoint {self._job.name} {folder}"
         )
@@ -244,6 +247,7 @@ class Checkpoints:
             torch_version=parts[0].torch_version,
             stages=parts,
             progress=order.progress,
+            account=order.account,
         )
         await self._store.publish(order.folder, manifest, order.writers)
         write_s = time.monotonic() - order.began - order.stall_s
@@ -316,14 +320,16 @@ class Checkpoints:
         self._losses.clear()
         return version
 
-    async def _take_up(self, progress: RecipeProgress) -> None:
-        """Goes back to what validations had decided at the version that is restored.
+    async def _take_up(self, progress: RecipeProgress, seen: DataAccount | None = None) -> None:
+        """Goes back to what validations had decided at the version that is restored, and to what was seen.
 
         After the restore: a successor that finds members at their old version goes on with them, and needs
         what was decided there.
         """
-        if progress != self._job.store.record.progress:
-            await self._job.store.note(now=True, progress=progress)
+        self._job.decisions.replaced = replaced = 0 if seen is None else seen.replaced
+        record = self._job.store.record
+        if (progress, replaced) != (record.progress, record.replaced):
+            await self._job.store.note(now=True, progress=progress, replaced=replaced)
 
     async def _restore_own(self) -> int | None:
         open_url, folders = await self._store.opener(), await self._store.published()
@@ -332,7 +338,7 @@ class Checkpoints:
         for folder in folders:
             url = self._store.url_of(folder)
             if url not in self._damaged and (manifest := await self._try(url, open_url)) is not None:
-                await self._take_up(manifest.progress)
+                await self._take_up(manifest.progress, manifest.account)
                 return folder.version
         return None
 
@@ -358,7 +364,7 @@ class Checkpoints:
                 progress = manifest.progress
                 if differing:  # another end, or values that can't be compared: validations decide anew
                     progress = RecipeProgress(drops=progress.drops)
-                await self._take_up(progress)
+                await self._take_up(progress, manifest.account)
                 if differing:
                     await self._tell(f"{url} is of a job with other {' and '.join(differing)}: as you wish")
                 return manifest.version

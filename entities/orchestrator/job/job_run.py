@@ -34,7 +34,7 @@ from entities.orchestrator.job_state.retry_limits import Parked, RetryLimits
 from entities.orchestrator.planning.memory_fit import fixed_by_memory
 from entities.orchestrator.queue.job_queue import Waiting
 from entities.orchestrator.queue.slot_demand import SlotDemand
-from schemas.errors import Conflict, DmscError, Fenced, NewerRecord, Unavailable
+from schemas.errors import BadInput, Conflict, DmscError, Fenced, NewerRecord, Unavailable
 from schemas.fault import FaultReport
 from schemas.job import JobRecord, JobSpec, JobState, WeightsManifest
 from schemas.registry import InstanceState, ServiceRecord
@@ -182,13 +182,23 @@ class JobRun:
         record, graph = self.job.store.record, self.job.instances.deployed
         return record if graph is None else record.model_copy(update={"graph": graph})
 
-    def scale(self, stage: int | None, replicas: int) -> str:
-        """See `Training.scale`; without a stage, all of them."""
+    def scale(self, stage: int | None, replicas: int, unit: str = "") -> str:
+        """See `Training.scale`; without a stage, all of them. `unit` names units that make batches instead.
+
+        Raises:
+            BadInput: There are no such units.
+        """
         if self.job.store.record.state is not JobState.RUNNING:
             raise Conflict(
                 f"job {self.job.name} is {self.job.store.record.state}; only a running one can be scaled"
             )
-        stages = range(self.job.spec.parallel.stages) if stage is None else [stage]
+        stages = [*range(self.job.spec.parallel.stages)] if stage is None else [stage]
+        if unit:
+            units = self.job.instances.units
+            stages = [each.stage for each in units if each.scaled_as == unit][:1]
+            if not stages:
+                there = sorted({each.scaled_as for each in units if each.scaled_as})
+                raise BadInput(f"job {self.job.name} has no unit {unit}; it has {', '.join(there)}")
         return "; ".join(self.training.scale(index, replicas) for index in stages)
 
     async def departure(self, record: ServiceRecord) -> None:

@@ -211,7 +211,7 @@ class JobRuns:
         async with self._admission.turn:  # a job that is being submitted counts, too
             run = self._running(message.job)
             self._admission.scaling(message, run.present_record())
-            return Ack(note=run.scale(message.stage, message.replicas))
+            return Ack(note=run.scale(message.stage, message.replicas, message.unit))
 
     async def change_stage(self, message: ChangeStage, envelope: Envelope) -> Ack:
         return Ack(note=self._running(message.job).move(message.sid, message.stage, message.user))

@@ -13,6 +13,7 @@ from entities.orchestrator.transaction.takeover_rules import ResumePoint, find_r
 from schemas.errors import DmscError, NewerRecord, UnreadableRecord
 from schemas.registry import InstanceState, ServiceRecord
 from schemas.step import Adopt, Adopted, Member, StepDecision
+from schemas.task_graph import is_before_entry
 
 log = get_logger("orchestrator")
 
@@ -44,10 +45,14 @@ class TakeoverService:
         answers = [answer for answer in await asyncio.gather(*map(self._adopt, members)) if answer]
         roles = {member: self._job.instances.graph.unit(member.sid).stage for member in members}
         stages = 1 + max(unit.stage for unit in self._job.instances.units)
+        aside = {answer.member for answer in answers if is_before_entry(roles[answer.member])}
+        answers = [answer for answer in answers if answer.member not in aside]
         resume_point = find_resume_point(decision, answers, roles, stages)
         if not any(resume_point.stages):
             return None
-        fenced = outsiders(map(_member, records), resume_point)
+        fenced = outsiders(
+            (member for record in records if (member := _member(record)) not in aside), resume_point
+        )
         if decision is not None:
             attempts = {answer.member: answer.attempt for answer in answers}
             await asyncio.gather(
@@ -57,7 +62,7 @@ class TakeoverService:
                 )
             )
         everyone = resume_point.everyone
-        self._job.instances.members = {member.sid: member for member in everyone}
+        self._job.instances.members = {member.sid: member for member in (*everyone, *aside)}
         await self._orders.abort(
             everyone,
             step=resume_point.step,

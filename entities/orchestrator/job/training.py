@@ -140,9 +140,13 @@ class Training:
         """Goes on with training by the living instances of an earlier orchestrator."""
         self._step_owner.step = resume_point.step
         self.failures.taken_over(resume_point.step)
+        await self._job.store.note(replaced=self._job.decisions.replaced)
         self.rebalancing.disturbed()
         await self._open(resume_point)
-        present = {member.sid for member in resume_point.everyone if member not in self._job.instances.lost}
+        instances = self._job.instances
+        aside = [member for member in instances.present() if instances.is_before_entry(member)]
+        everyone = (*resume_point.everyone, *aside)
+        present = {member.sid for member in everyone if member not in instances.lost}
         for unit in self._job.instances.units:
             if unit.sid not in present:
                 self.failures.missing(unit.sid)
@@ -285,7 +289,9 @@ class Training:
             await self._joining.until_there()
             coming = self._joining.coming
             members = frozenset(
-                member for member in self._job.instances.present() if member.sid not in coming
+                member
+                for member in self._job.instances.present()
+                if member.sid not in coming and not self._job.instances.is_before_entry(member)
             )
             try:
                 if attempt is not None:
@@ -378,7 +384,8 @@ class Training:
         self._step_owner.step = decision.step + 1
         self.failures.decided(decision.step)
         self._checkpoints.committed(result)
-        self._job.events.step(result, self.failures.counts)
+        replaced = {"replaced": self._job.decisions.replaced}
+        self._job.events.step(result, self.failures.counts | replaced)
         self._observe(result, ledger)
         self.changes.decided()
         self.rebalancing.decided(result)

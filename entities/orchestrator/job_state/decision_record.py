@@ -43,6 +43,8 @@ class DecisionRecord:
         self._epoch = epoch
         self._revision: int | None = None
         self._last: StepDecision | None = None
+        self.replaced = 0
+        """Samples of all steps so far that were put in an unreadable's place; set it on going back."""
 
     async def take(self) -> StepDecision | None:
         """Writes this epoch into the record, so that no earlier orchestrator decides any more.
@@ -75,6 +77,7 @@ class DecisionRecord:
                     own = last.model_copy(update={"epoch": self._epoch})
                     self._revision = await self._bucket.update(own, revision=self._revision, job=self.job)
                 self._last = last if last.step >= 0 else None
+                self.replaced = last.replaced_before + last.replaced
                 return self._last
             except Conflict:
                 continue  # another orchestrator wrote in between: read again
@@ -88,10 +91,14 @@ class DecisionRecord:
             Fenced: another orchestrator has moved the record on; this one must stop.
             NewerRecord: an orchestrator of a newer version has.
         """
+        await self._record(decision.model_copy(update={"replaced_before": self.replaced}))
+
+    async def _record(self, decision: StepDecision) -> None:
         while True:
             try:
                 await self._write(decision)
                 self._last = decision
+                self.replaced = decision.replaced_before + decision.replaced
                 return
             except (Conflict, UnreadableRecord) as error:
                 if not await self._ours_still():
@@ -108,7 +115,7 @@ class DecisionRecord:
             Fenced, NewerRecord: As `write`.
         """
         if self._last is not None and self._last.step == step - 1:
-            await self.write(self._last.model_copy(update={"epoch": self._epoch, "stop": step}))
+            await self._record(self._last.model_copy(update={"epoch": self._epoch, "stop": step}))
 
     async def _ours_still(self) -> bool:
         """Whether the record is unreadable or removed and this orchestrator leads, so that it may write."""

@@ -45,8 +45,8 @@ class EventWriter:
 
         self._writes.put_nowait(write)
 
-    def step(self, result: StepResult, failure_counts: Mapping[str, Any]) -> None:
-        """A step was decided. `failure_counts`: see `FailureHandling.counts`."""
+    def step(self, result: StepResult, counts: Mapping[str, Any]) -> None:
+        """A step was decided. `counts`: further fields of the record (`FailureHandling.counts`)."""
 
         async def write() -> None:
             record = self._store.record
@@ -57,9 +57,12 @@ class EventWriter:
                 loss_last=result.loss,
                 tokens_per_s=result.tokens_per_s,
                 usage=record.usage.stepped(result.step_s, result.attempt, redone=redone),
-                **failure_counts,
+                **counts,
             )
             await self._store.tell("step", result=result, total_steps=self._store.record.last_step)
+            if result.overflowed:
+                text = f"step {result.step} left out: {_overflow(result)}"
+                await self._store.tell("skipped", text=text, skipped_step=result.step)
 
         self._writes.put_nowait(write)
 
@@ -123,3 +126,12 @@ class EventWriter:
             await self._store.tell("instances", text=text, instances=self._instances.views())
 
         self._writes.put_nowait(write)
+
+
+def _overflow(result: StepResult) -> str:
+    """Why a step in fp16 was left out, in words."""
+    numbers = ", ".join(map(str, result.overflowed))
+    return (
+        f"gradients of microbatch{'es' * (len(result.overflowed) > 1)} {numbers} overflowed fp16 at loss "
+        f"scale {result.loss_scale:g}, which halves"
+    )

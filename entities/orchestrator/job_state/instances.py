@@ -21,7 +21,7 @@ from schemas.job import JobRecord, JobSpec, LiveInstanceView
 from schemas.limits import SLOWEST_BYTES_PER_S
 from schemas.registry import PASSING, READY, SILENT, InstanceState
 from schemas.step import Member
-from schemas.task_graph import Placement, TaskGraph, TaskUnit, UnitKind
+from schemas.task_graph import Placement, TaskGraph, TaskUnit, is_before_entry
 from schemas.urls import BUS, local_path
 
 
@@ -118,6 +118,10 @@ class JobInstances:
     def is_present(self, member: Member) -> bool:
         """Whether it is the present incarnation of its unit, and not lost."""
         return self.members.get(member.sid) == member and member not in self.lost
+
+    def is_before_entry(self, member: Member) -> bool:
+        """Whether it is no member of the step transaction: it makes samples when it is asked for them."""
+        return any(unit.sid == member.sid and is_before_entry(unit.stage) for unit in self.units)
 
     async def _until_lost(self, member: Member) -> None:
         while member not in self.lost:
@@ -378,7 +382,7 @@ class JobInstances:
             shown.append(
                 LiveInstanceView(
                     sid=unit.sid,
-                    role="data" if unit.kind is UnitKind.DATA else "stage",
+                    role=str(unit.kind),
                     stage=unit.stage,
                     cluster=place.cluster,
                     node=place.node,

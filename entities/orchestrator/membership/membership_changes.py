@@ -17,7 +17,7 @@ from entities.orchestrator.step.step_loop import StageGone
 from entities.orchestrator.step.step_owner import StepOwner
 from schemas.errors import Conflict
 from schemas.step import Member
-from schemas.task_graph import is_data
+from schemas.task_graph import ENTRY, is_before_entry, is_data
 
 log = get_logger("orchestrator")
 
@@ -46,7 +46,7 @@ class MembershipChanges:
         """Gives a stage more or fewer working replicas; returns what will happen, in words.
 
         New replicas are placed now and join once they hold the state; replicas leave when the open step is
-        decided.
+        decided. Those that gateways dispatch to leave while training rests.
 
         Raises:
             BadInput: no such stage, or fewer than one replica.
@@ -85,19 +85,18 @@ class MembershipChanges:
     @property
     def need_rest(self) -> bool:
         """Whether an instance is to leave that can do so only while training rests."""
-        return self._drain_order.waits(self._step_owner.stages)
+        return bool(self._leaving_entries()) or self._drain_order.waits(self._step_owner.stages)
 
     def decided(self) -> None:
         """A step was decided: members that are to leave do so, for they own nothing of the next step yet."""
         working = {member for members in self._step_owner.stages for member in members}
         for sid in sorted(self._leaving):
             member = self._job.instances.members.get(sid)
-            if member not in working or not self._step_owner.running:
+            if member is None or not self._step_owner.running:
+                continue
+            if member not in working and not self._is_aside(member):
                 continue  # it has not joined yet: it leaves once it has
-            self._leaving.discard(sid)
-            self._going.add(sid)
-            self.part_with(member)
-            self._job.tasks.spawn(self._forget(member))
+            self._let_go(member)
         if not self._step_owner.at_end:
             stages = self._step_owner.stages
             member = self._drain_order.next(stages, self._joining.coming, at_rest=False)
@@ -111,6 +110,10 @@ class MembershipChanges:
             MemberLost: a member died before the checkpoint was written.
             StageGone: the instance was alone; the checkpoint brings its stage back.
         """
+        if entries := self._leaving_entries():
+            for entry in entries:
+                self._let_go(entry)
+            return
         stages = self._step_owner.stages
         member = self._drain_order.next(stages, self._joining.coming, at_rest=True)
         if member is None:
@@ -126,6 +129,29 @@ class MembershipChanges:
         self._job.instances.mark_lost(member)
         self._joining.bring(member.sid, member)
         raise StageGone(stage, why)
+
+    def _leaving_entries(self) -> list[Member]:
+        """Members that gateways dispatch to, and that are to leave."""
+        instances = self._job.instances
+        members = (instances.members.get(unit.sid) for unit in instances.graph.units if unit.stage == ENTRY)
+        return [
+            member
+            for member in members
+            if member is not None and member.sid in self._leaving and member not in instances.lost
+        ]
+
+    def _is_aside(self, member: Member) -> bool:
+        """Whether it is ready, and no member of the step transaction: it only answers others."""
+        unit = next((unit for unit in self._job.instances.graph.units if unit.sid == member.sid), None)
+        here = member not in self._job.instances.lost and member.sid not in self._joining.coming
+        return unit is not None and is_before_entry(unit.stage) and here
+
+    def _let_go(self, member: Member) -> None:
+        """Has a member leave the job."""
+        self._leaving.discard(member.sid)
+        self._going.add(member.sid)
+        self.part_with(member)
+        self._job.tasks.spawn(self._forget(member))
 
     def _move(self, member: Member) -> None:
         """Has a member leave its node; a new incarnation takes its place."""

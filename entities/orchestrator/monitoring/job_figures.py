@@ -98,10 +98,13 @@ def step_result(
         loss=ledger.mean_loss(),
         gradient_norm=decision.gradient_norm,
         learning_rate=0.0 if decision.learning_rate is None else decision.learning_rate,
+        loss_scale=decision.loss_scale,
+        overflowed=decision.overflowed,
         tokens=tokens,
         step_s=step_s,
         tokens_per_s=tokens / max(step_s, 1e-9),
         attempt=decision.attempt,
         shares=ledger.shares(),
+        replaced=ledger.replaced(),
         phases=phases,
     )

@@ -76,8 +76,16 @@ def place(
     open_to_data = [node for node in usable if None not in cordoned.get(node.sid, ())]
     if not open_to_data:
         return NoRoom(f"all {len(usable)} nodes are cordoned: waiting for one to be uncordoned or to join")
+    most = sum(len(node.slots) for node in open_to_data)
+    for unit in units:
+        if unit.kind is UnitKind.PREPROCESS and unit.replica >= most:
+            return NoRoom(
+                f"{unit.name} of data.preprocess may have at most one instance for each slot of the nodes, "
+                f"here {most}: lower its replicas"
+            )
     data = place_data_units(units, by_stage.get(0, ()), open_to_data[0])
-    placed = {place.sid: place for place in (*chain.from_iterable(by_stage.values()), *data)}
+    functions = place_functions(units, open_to_data, order)
+    placed = {place.sid: place for place in (*chain.from_iterable(by_stage.values()), *data, *functions)}
     return tuple(placed[unit.sid] for unit in units)
 
 
@@ -140,6 +148,30 @@ def place_data_units(
     for unit in units:
         if unit.kind is UnitKind.DATA:
             cluster, node = places[unit.replica % len(places)]
+            placed.append(Placement(sid=unit.sid, cluster=cluster, node=node, slot=-1, device="cpu"))
+    return placed
+
+
+def place_functions(
+    units: Iterable[TaskUnit], nodes: Sequence[NodeStatus], order: Sequence[str]
+) -> list[Placement]:
+    """Places units of `data.preprocess` over all nodes, clusters in turn; they take no slot.
+
+    Slots count devices, and these compute on the processor beside them.
+    """
+    in_turn = sorted(
+        nodes,
+        key=lambda node: (
+            sum(other.cluster == node.cluster and other.sid < node.sid for other in nodes),
+            order.index(node.cluster),
+            node.sid,
+        ),
+    )
+    homes = [(node.cluster, node.node) for node in in_turn]
+    placed = []
+    for unit in units:
+        if unit.kind is UnitKind.PREPROCESS:
+            cluster, node = homes[unit.replica % len(homes)]
             placed.append(Placement(sid=unit.sid, cluster=cluster, node=node, slot=-1, device="cpu"))
     return placed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from schemas.errors import BadInput
-from schemas.task_graph import TaskGraph, TaskUnit, UnitKind
+from schemas.task_graph import TaskGraph, TaskUnit
 
 
 def added_replicas(graph: TaskGraph, stage: int, replicas: int) -> tuple[TaskUnit, ...]:
@@ -71,7 +71,7 @@ def standby_weights(
 
 def _working(graph: TaskGraph, stage: int) -> tuple[TaskUnit, ...]:
     working = tuple(unit for unit in graph.stage(stage) if not unit.standby)
-    if not working or working[0].kind is not UnitKind.STAGE:
+    if not working:
         raise BadInput(f"there is no stage {stage}; `dmsc jobs` shows the stages of a job")
     return working
 

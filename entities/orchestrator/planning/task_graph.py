@@ -12,6 +12,7 @@ from schemas.job import JobSpec
 from schemas.memory_estimate import estimate_stage, largest_room, refusal
 from schemas.signals import CommunicationPolicy, StagePolicy
 from schemas.task_graph import (
+    ENTRY,
     ComputeRequirements,
     Constraint,
     ModelTopology,
@@ -20,6 +21,7 @@ from schemas.task_graph import (
     TaskGraph,
     TaskUnit,
     UnitKind,
+    is_before_entry,
 )
 
 
@@ -40,17 +42,7 @@ def plan(
     standbys = spec.parallel.standbys_per_stage()
     cuts, why = segment(topology.layers, replicas, tied=topology.tied, method=spec.parallel.segmentation)
     clusters = list(spec.parallel.clusters) or sorted({node.cluster for node in nodes})
-    data_replicas = max(1, min(len(clusters), replicas[0]))
-    units: list[TaskUnit] = [
-        TaskUnit(
-            sid=f"{job}-data-r{replica}",
-            kind=UnitKind.DATA,
-            stage=-1,
-            replica=replica,
-            tags=(f"job:{job}", "data", f"replica:{replica}"),
-        )
-        for replica in range(data_replicas)
-    ]
+    units = making_units(job, spec, topology, data_replicas=max(1, min(len(clusters), replicas[0])))
     constraints: list[Constraint] = []
     room = largest_room(node for node in nodes if node.cluster in clusters)
     for stage, (first, last) in enumerate(cuts):
@@ -100,7 +92,10 @@ def plan(
                     reason="layer-wise propagation",
                 )
             )
-    edges = [TaskEdge(upstream=-1, downstream=0, bytes_per_microbatch=topology.input_bytes)]
+    edges = [
+        TaskEdge(upstream=stage, downstream=stage + 1, bytes_per_microbatch=topology.input_bytes)
+        for stage in range(units[0].stage, 0)
+    ]
     edges += [
         TaskEdge(
             upstream=stage - 1,
@@ -125,8 +120,44 @@ def plan(
         layer_count=len(topology.layers),
         parameters=topology.parameters,
         batch=topology.batch,
+        sources=topology.sources,
         tied_stages=tied_stages(topology.shared, cuts),
     )
+
+
+def making_units(job: str, spec: JobSpec, topology: ModelTopology, *, data_replicas: int) -> list[TaskUnit]:
+    """The units that make batches: of the data, and of each function of `data.preprocess` (ADR-0062).
+
+    What the last of them gives is what stage 0 takes.
+    """
+    chain = spec.data.preprocess
+    boundaries = (*topology.records, topology.batch) if chain else ((),)
+    units = [
+        TaskUnit(
+            sid=f"{job}-data-r{replica}",
+            kind=UnitKind.DATA,
+            stage=ENTRY - len(chain),
+            replica=replica,
+            output_schema=boundaries[0],
+            tags=(f"job:{job}", "data", f"replica:{replica}"),
+        )
+        for replica in range(data_replicas)
+    ]
+    for number, function in enumerate(chain):
+        units += [
+            TaskUnit(
+                sid=f"{job}-{function.name}-r{replica}",
+                kind=UnitKind.PREPROCESS,
+                stage=ENTRY - len(chain) + 1 + number,
+                replica=replica,
+                name=function.name,
+                input_schema=boundaries[number],
+                output_schema=boundaries[number + 1],
+                tags=(f"job:{job}", "preprocess", f"preprocess:{function.name}", f"replica:{replica}"),
+            )
+            for replica in range(function.replicas)
+        ]
+    return units
 
 
 def tied_stages(
@@ -177,6 +208,16 @@ def first_policy(
                 window=window(len(stages), stage, workers(stage - 1), workers(stage)),
             )
             for stage in stages
+        )
+        + tuple(
+            StagePolicy(
+                stage=stage,
+                weights={unit.sid: 1.0 for unit in graph.stage(stage)},
+                window=pull_window(
+                    spec.training.microbatches, len(graph.stage(stage + 1)), len(graph.stage(stage))
+                ),
+            )
+            for stage in sorted({unit.stage for unit in graph.units if is_before_entry(unit.stage)})
         ),
         algorithm=spec.routing.algorithm,
         reason="initial: equal weights",
@@ -193,6 +234,15 @@ def in_flight(stages: int, stage: int, replicas: int) -> int:
     """
     unequal = 2 if replicas > 1 and stage < stages - 1 else 0
     return 2 * (stages - stage) + unequal
+
+
+def pull_window(microbatches: int, senders: int, replicas: int) -> int:
+    """Microbatches that one unit before stage 0 may ask one unit before it for at once.
+
+    They hold no activations, only samples: as many as keep them busy for this step and the next, within what
+    memory should hold.
+    """
+    return max(2, min(16, math.ceil(2 * microbatches / max(1, senders * replicas))))
 
 
 def window(stages: int, stage: int, senders: int, replicas: int) -> int:

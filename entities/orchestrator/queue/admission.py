@@ -36,7 +36,7 @@ class JobAdmission:
             OverQuota: the user has as many slots as the quota allows.
         """
         if message.user == record.user:
-            wider = wider_by(record, message.stage, message.replicas)
+            wider = wider_by(record, message.stage, message.replicas, message.unit)
             self._check(message.quota, message.user, QuotaUse(slots=wider))
 
     def _check(self, quota: Quota | None, user: str, more: QuotaUse) -> None:

@@ -221,7 +221,7 @@ class Replacement:
         agent = self._job.mesh.agent_of(where.cluster, where.node)
         if agent is None or is_cordoned(self._closed(self._avoided()), agent, where.slot):
             return False
-        if unit.kind is UnitKind.DATA:
+        if unit.is_data:
             return True
         others = [*graph.placements, *self._job.demand.occupied(self._job.name).get(agent, [])]
         if any(

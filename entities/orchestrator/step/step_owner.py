@@ -17,7 +17,7 @@ from entities.orchestrator.transaction.step_machine import StepMachine
 from entities.orchestrator.transaction.takeover_rules import ResumePoint
 from schemas.learning_rate import learning_rate
 from schemas.step import Member
-from schemas.task_graph import UnitKind
+from schemas.task_graph import ENTRY, is_before_entry
 
 
 class StepOwner:
@@ -57,7 +57,7 @@ class StepOwner:
         self._loop = StepLoop(self._job, machine, self._observer)
         await self._open_loop.enter_async_context(self._loop)
         for member in in_order(self._job.instances.lost):
-            self._loop.lost(member)
+            self.lost(member)
 
     async def close(self) -> ResumePoint:
         """Ends the loop; returns where the next begins: new attempt, new generations, the same members."""
@@ -83,11 +83,11 @@ class StepOwner:
         return self._loop
 
     def lost(self, member: Member) -> None:
-        if self._loop is not None:
+        if self._loop is not None and not self._job.instances.is_before_entry(member):
             self._loop.lost(member)
 
     def arrived(self, newcomer: Member, stage: int) -> None:
-        if self._loop is not None:
+        if self._loop is not None and not is_before_entry(stage):
             self._loop.post(NewcomerReady(newcomer, stage))
 
     def give_up(self, why: str) -> None:
@@ -130,7 +130,7 @@ class StepOwner:
     def afresh(self, crew: Collection[Member], attempt: int = 0, generation: int = 0) -> ResumePoint:
         """Where a loop begins whose members are `crew`: at the present step, of which nothing was begun."""
         members = self._job.instances.members
-        data = [members.get(unit.sid) for unit in self._job.instances.units if unit.kind is UnitKind.DATA]
+        data = [members.get(unit.sid) for unit in self._job.instances.units if unit.stage == ENTRY]
         return ResumePoint(
             step=self.step,
             attempt=attempt,

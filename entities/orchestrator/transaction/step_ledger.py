@@ -152,6 +152,10 @@ class StepLedger:
         last = len(self.membership) - 1
         return math.fsum(self.claims[(last, number)].weight for number in range(self.microbatches))
 
+    def replaced(self) -> int:
+        """Samples that were put in an unreadable's place."""
+        return sum(self.claims[(0, number)].replaced for number in range(self.microbatches))
+
     def shares(self) -> dict[str, int]:
         """Microbatches per instance."""
         counts: dict[str, int] = {member.sid: 0 for members in self.membership for member in members}
@@ -184,6 +188,8 @@ class StepLedger:
                 claim = self.claims[(stage, number)]
                 if stage and claim.upstream != self.claims[(stage - 1, number)].owner.sid:
                     return f"microbatch {number}: stage {stage} had it from {claim.upstream}, not its owner"
+        if len(scales := self._voted_scales()) > 1:
+            return f"instances are at other loss scales: {sorted(scales, key=str)} for step {self.step}"
         if len(rates := self._voted_rates()) > 1:
             return (
                 f"the job's own schedule gives other learning rates on other instances: {sorted(rates)} for "
@@ -196,11 +202,22 @@ class StepLedger:
         votes = (vote for votes in self.votes.values() for vote in votes.values())
         return {vote.learning_rate for vote in votes if vote.learning_rate is not None}
 
+    def _voted_scales(self) -> set[float | None]:
+        return {vote.loss_scale for votes in self.votes.values() for vote in votes.values()}
+
+    def _overflowed(self) -> tuple[int, ...]:
+        """Microbatches whose gradients overflowed at some stage."""
+        found = {
+            number for votes in self.votes.values() for vote in votes.values() for number in vote.overflowed
+        }
+        return tuple(sorted(found))
+
     def _decision(self) -> StepDecision:
         votes = [self.votes[stage][members[0].sid] for stage, members in enumerate(self.membership)]
         norms = (value for vote in votes for value in vote.squared_norms)
         norm, clip = gradient_scale(norms, self.microbatches, self.weight(), self.clip_norm)
-        finite = math.isfinite(norm)
+        overflowed = self._overflowed()
+        finite = math.isfinite(norm) and not overflowed
         return StepDecision(
             job=self.job,
             epoch=self.epoch,
@@ -214,6 +231,9 @@ class StepLedger:
             action="apply" if finite else "skip",
             learning_rate=next(iter(self._voted_rates()), self.update.learning_rate),
             stop=self.update.stop,
+            replaced=self.replaced(),
+            loss_scale=next(iter(self._voted_scales())),
+            overflowed=overflowed,
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from schemas.data_account import account_of
 from schemas.job import JobSpec
 from schemas.learning_rate import learning_rate
 from tests.integration.mesh.conftest import Mesh, done, losses, outcome, tiny_job, until_step
@@ -89,6 +90,18 @@ def test_a_killed_data_instance_changes_no_bit(
     assert peaceful.weights is not None
     assert record.weights.sha256 == peaceful.weights.sha256
     assert record.validation_loss == peaceful.validation_loss
+    assert record.replaced == peaceful.replaced
+    assert (record.replaced > 0) is (kind == "factory"), "one of its rows is damaged, and drawn each epoch"
+    newest = mesh.client.checkpoints(killed).checkpoints[0].manifest
+    training = record.spec.training
+    assert newest.account is not None
+    assert newest.account.step == newest.version
+    (seen,) = newest.account.sources
+    assert seen.samples == newest.version * training.microbatches * training.microbatch_samples
+    assert (newest.version == STEPS) <= (newest.account.replaced == record.replaced)
+    account = account_of(record)
+    assert account is not None
+    assert account.line() in mesh.printed("runs", "show", killed)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.dmsc.command_line import dmsc, environment, wait_for
 from tests.patience import PATIENCE_S
-from tests.warm_processes import WarmProcess, incubator, start_module
+from tests.warm_processes import WarmProcess, start_module
 
 OPTIONS = ("--nats-port", "0", "--http-port", "0", "--cluster", "a", "--slots", "1", "--tls")
 WRITTEN = {
@@ -50,7 +50,7 @@ class Up:
                 "dmsc",
                 ("up", "--state", str(self.state), *OPTIONS),
                 cwd=self.state.parent,
-                environment=environment(**incubator()),
+                environment=environment(),
                 out=Path(os.devnull),
                 err=self._err,
             )

@@ -41,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "data.mixture[0].weight": set(),
     "data.validation_fraction": {"zero"},
+    "data.preprocess[0].replicas": set(),
     "code.bytes": {"zero"},
     "training.steps": set(),
     "training.microbatches": set(),
@@ -71,6 +72,8 @@ ALLOWED: dict[str, set[str]] = {
     "training.evaluation.every": {"zero"},
     "training.evaluation.sets[0].microbatches": set(),
     "training.clip_norm": set(),
+    "training.loss_scale.init_scale": set(),
+    "training.loss_scale.growth_interval": {"zero"},
     "training.clip_value": set(),
     "training.seed": {"zero"},
     "training.compute_threads": set(),
@@ -100,6 +103,7 @@ ALLOWED: dict[str, set[str]] = {
 
 BESIDE: dict[str, dict[str, Any]] = {
     "groups[0]": {"match": ["x"]},
+    "preprocess[0]": {"name": "x", "function": "extract"},
     "sets[0]": {"name": "validation"},
     "until": {"metric": "loss"},
 }

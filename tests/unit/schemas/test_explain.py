@@ -48,7 +48,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (
             "training.precision",
             "bf61",
-            "training.precision: 'bf61' is not one of fp32, bf16; did you mean bf16?",
+            "training.precision: 'bf61' is not one of fp32, bf16, fp16; did you mean bf16?",
         ),
         (
             "model.factory",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from schemas.job import JOB_TRANSITIONS, JobRecord, JobSpec, JobState, kept_spec
 from schemas.job_file.training import TrainingSpec
 from schemas.learning_rate import learning_rate
-from tests.builders.jobs import document
+from tests.builders.jobs import document, spec
 
 
 def test_defaults_make_a_whole_job() -> None:
@@ -27,6 +27,14 @@ def test_defaults_make_a_whole_job() -> None:
         ({"model": {"factory": "not a factory"}}, "pattern"),
         ({"model": {"factory": "a:b", "loss": "hinge"}}, "cross_entropy or module:callable"),
         ({"training": {"steps": 2, "schedule": {"warmup_steps": 3}}}, "exceeds training.steps"),
+        ({"training": {"steps": 2, "loss_scale": {"init_scale": 1000}}}, "must be a power of two"),
+        (
+            {
+                "model": {"factory": "models:build", "dtype": "bfloat16"},
+                "training": {"steps": 2, "precision": "fp16"},
+            },
+            "computes in another type than model.dtype: bfloat16; leave training.precision out",
+        ),
         ({"name": "no.dots"}, "pattern"),
         ({"surprise": 1}, "Extra inputs"),
     ],
@@ -81,3 +89,19 @@ def test_a_record_of_before_keeps_what_may_not_be_submitted_any_more() -> None:
         JobRecord.model_validate(record)
     with pytest.raises(ValidationError):
         kept_spec({"name": "x", "training": {"steps": 0}})
+
+
+def test_the_loss_is_scaled_where_something_is_in_fp16() -> None:
+    model, training = {"factory": "models:build"}, {"steps": 2}
+    for more in (
+        {},
+        {"model": model | {"dtype": "bfloat16"}},
+        {"training": training | {"precision": "bf16"}},
+    ):
+        assert spec(**more).loss_scale is None
+    for more in ({"model": model | {"dtype": "float16"}}, {"training": training | {"precision": "fp16"}}):
+        assert (found := spec(**more).loss_scale) is not None
+        assert (found.init_scale, found.growth_interval) == (65536, 2000)
+    own = training | {"precision": "fp16", "loss_scale": {"init_scale": 1024}}
+    assert (found := spec(training=own).loss_scale) is not None
+    assert found.init_scale == 1024

@@ -56,6 +56,18 @@ def test_what_is_not_trained_has_no_sum_and_what_is_shared_is_there_once() -> No
     assert both.gradients == 2 * one.gradients
 
 
+def test_half_precision_halves_the_weights_and_int8_quarters_what_is_frozen() -> None:
+    size = 1 << 28
+    sizes = {"parameters": size, "parameter_bytes": 2 * size}
+    half = spec(model={"factory": "models:build", "dtype": "bfloat16"})
+    one = estimate_stage([layer(0, **sizes)], half, in_flight=1, optimizer_bytes_per_parameter=12)
+    assert (one.weights, one.optimizer, one.sums, one.gradients) == (GIB // 2, 3 * GIB, 2 * GIB, 3 * GIB // 2)
+    tied = [layer(index, **sizes, shared={"embed": size}) for index in range(2)]
+    assert estimate_stage(tied, half, in_flight=1).weights == one.weights
+    base = [layer(0, parameters=size, parameter_bytes=size, frozen=size)]
+    assert estimate_stage(base, spec(), in_flight=1).state == GIB // 4
+
+
 def test_room_is_that_of_a_device_and_unknown_room_refuses_nothing() -> None:
     assert largest_room(with_memory([node(slots=4)], GIB)) == 4 * GIB
     cards = node(devices=("cuda:0", "cuda:0", "cuda:1"))

@@ -95,6 +95,10 @@ def test_a_job_as_it_was_is_written_as_it_was() -> None:
     digest = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     assert spec_digests(spec())["training"] == digest
     assert spec_digests(spec(training={"steps": 2, "ema": {}}))["training"] != digest
+    assert spec_digests(spec(training={"steps": 2, "loss_scale": {}}))["training"] != digest
+    body = {"factory": "models:build"}
+    types = [spec_digests(spec(model=body | more))["model"] for more in ({}, {"dtype": "bfloat16"})]
+    assert types[0] == spec_digests(spec())["model"] != types[1]
     assert spec_digests(spec(training={"steps": 2, "evaluation": {"every": 3}}))["training"] == digest
     watching = [{"steps": 2, "evaluation": {"every": every}, "until": {"metric": "loss"}} for every in (3, 4)]
     ends = {spec_digests(spec(training=training))["training"] for training in watching}

@@ -73,9 +73,13 @@ def jobs(context: HttpContext) -> APIRouter:
         keyed: IdempotencyKey,
         replicas: Annotated[int, Query(ge=1, le=100_000)],
         stage: Annotated[int | None, Query(ge=0, le=100_000, description="default: each stage")] = None,
+        unit: Annotated[
+            str,
+            Query(max_length=64, description="`data`, or a function of data.preprocess, instead of a stage"),
+        ] = "",
     ) -> Response:
         """Set the number of working replicas of one stage, or of each; they join and leave between steps."""
-        return await context.command(keyed, bearer, operations.scale(job, replicas, stage))
+        return await context.command(keyed, bearer, operations.scale(job, replicas, stage, unit))
 
     @router.post("/{job}/move", response_model=Ack)
     async def move(

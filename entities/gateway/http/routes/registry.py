@@ -58,7 +58,9 @@ def registry(context: HttpContext) -> APIRouter:
         page: PageAsked,
         job: WantedJob = None,
         cluster: Name = None,
-        stage: Annotated[int | None, Query(ge=-1, le=100_000, description="-1: data")] = None,
+        stage: Annotated[
+            int | None, Query(ge=-100, le=100_000, description="below 0: what makes batches")
+        ] = None,
         state: InstanceState | None = None,
     ) -> Response:
         """The microservice instances of all jobs."""

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.data.interleaving import BLOCK, Interleaving, exact_weights
+from schemas.data_account import BLOCK, account, exact_weights
+from schemas.task_graph import DataSource
+from tests.builders.samples import data_job
+from workers.data.interleaving import Interleaving
 from workers.data.order import OrderedSource, SampleOrder
 from workers.data.permutation import SMALL, Permutation
 
@@ -163,3 +166,27 @@ FROZEN = {
     "mixed": [(0, 4), (0, 0), (1, 1), (0, 4), (0, 1), (0, 2), (0, 0), (0, 3), (0, 1), (0, 3), (1, 0), (0, 2)],
     "blocks": [15, 25, 37, 27, 26, 4],
 }
+
+
+@given(
+    weights=st.lists(st.integers(1, 40), min_size=1, max_size=7),
+    step=st.integers(0, 1 << 40),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_account_counts_without_arrays_what_the_order_gives(
+    weights: list[int], step: int, seed: int
+) -> None:
+    """What checkpoints and `dmsc runs show` tell of the data that was seen, to the sample."""
+    mixture = [{"kind": "tokens", "source": f"{n}.npy", "weight": weight} for n, weight in enumerate(weights)]
+    job = data_job({"mixture": mixture, "kind": "tokens", "order": "shuffled"}, seed=seed)
+    sources = [OrderedSource(10 + n, weight=weight) for n, weight in enumerate(exact_weights(weights))]
+    order = SampleOrder(seed, "train", sources)
+    found = account(
+        job, [DataSource(name=f"s{n}", epoch_samples=10 + n) for n in range(len(weights))], step, 3
+    )
+    samples = step * job.training.microbatches * job.training.microbatch_samples
+    assert [source.samples for source in found.sources] == order.counts(samples)
+    assert sum(source.samples for source in found.sources) == samples
+    assert found.sources[0].epochs == found.sources[0].samples / 10
+    assert found.line().endswith("3 unreadable replaced")

@@ -96,6 +96,26 @@ async def test_a_pretrained_folder_goes_in_and_comes_out(
         assert torch.equal(back.eval()(input_ids=TOKENS).logits, pretrained(input_ids=TOKENS).logits)
 
 
+@pytest.mark.parametrize("factory", [CAUSAL, ANY])
+async def test_a_pretrained_bf16_folder_comes_out_as_bf16(tmp_path: Path, factory: str) -> None:
+    parsed = transformers.AutoConfig.for_model(**{**LLAMA, "tie_word_embeddings": False})
+    transformers.AutoModelForCausalLM.from_config(parsed).bfloat16().save_pretrained(tmp_path / "in")
+    pretrained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", dtype="auto").eval()
+    model = spec(factory, str(tmp_path / "in")).model_copy(update={"dtype": "bfloat16"})
+    parts, source = stages(model, seed=1), InitialWeights(url=str(tmp_path / "in"))
+    for stage in parts:
+        await load_initial(stage, open_artifacts(source.url, None), source, public_name=public_names(model))
+    (tmp_path / "out").mkdir()
+    await written(tmp_path / "out", model, parts)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").eval()
+    assert {weight.dtype for weight in back.parameters()} == {torch.bfloat16}
+    with torch.inference_mode():
+        logits = pretrained(input_ids=TOKENS).logits
+        assert torch.equal(back(input_ids=TOKENS).logits, logits)
+        hidden = parts[1](*parts[0](TOKENS))[0]
+    assert torch.equal(hidden, logits)
+
+
 @pytest.mark.parametrize("family", ["bert", "vit"])
 async def test_a_folder_whose_names_or_buffers_differ_from_the_model_s_goes_in(
     tmp_path: Path, family: str

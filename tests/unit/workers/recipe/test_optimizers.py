@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bus.files.artifacts import open_artifacts
 from schemas.errors import BadModel, Conflict
 from schemas.job_file.recipe import AverageSpec, OptimizerSpec
+from schemas.job_file.training import LossScaleSpec
 from tests.checkpoint_files import publish
 from workers.compute.optimizer import StageOptimizer, load_state_tensors, state_tensors
 from workers.graph.sequence import of_sequence
@@ -27,10 +28,10 @@ STEPS = 24
 SCHEDULED = [1e-2 * (1 - step / 40) for step in range(STEPS)]
 
 
-def stage(first: int = 0, last: int = 3) -> StageModule:
+def stage(first: int = 0, last: int = 3, dtype: torch.dtype = torch.float32) -> StageModule:
     torch.manual_seed(5)
     blocks = {f"block_{number}": nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for number in range(3)}
-    model = nn.Sequential(OrderedDict(blocks))
+    model = nn.Sequential(OrderedDict(blocks)).to(dtype)
     return slice_stage(of_sequence(model, blocks.items()), first, last)
 
 
@@ -166,32 +167,40 @@ def test_lion_is_the_papers_program() -> None:
     assert torch.allclose(weight.detach().double(), theta, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", ["adamw", "nesterov", "adafactor", "adagrad", "nadam"])
-async def test_its_state_goes_on_elsewhere(case: str, tmp_path: Path) -> None:
+async def test_its_state_goes_on_elsewhere(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """By what a newcomer is sent, and by a checkpoint of two stages that one stage reads: same bits."""
     spec, ema = spec_of(case), AverageSpec(decay=0.9, start_step=2)
-    one = stage()
-    optimizer = StageOptimizer(one, spec, ema=ema)
+    scale = LossScaleSpec(growth_interval=2) if dtype is torch.float16 else None
+    one = stage(dtype=dtype)
+    optimizer = StageOptimizer(one, spec, ema=ema, loss_scale=scale)
     for begun in (0, 5):
-        there = stage()
-        other = StageOptimizer(there, spec, ema=ema)
+        there = stage(dtype=dtype)
+        other = StageOptimizer(there, spec, ema=ema, loss_scale=scale)
         trained(there, other, range(3))  # whatever it had is gone
         trained(one, optimizer, range(begun))
         load_state_tensors(there, other, [tensor.clone() for tensor in state_tensors(one, optimizer)])
         assert alike(trained(there, other, range(begun, 9)), trained(one, optimizer, range(begun, 9)))
         assert alike(dict(other.shadows), dict(optimizer.shadows))
-        one, optimizer = (again := stage()), StageOptimizer(again, spec, ema=ema)
+        one, optimizer = (again := stage(dtype=dtype)), StageOptimizer(again, spec, ema=ema, loss_scale=scale)
 
-    parts = [(part := stage(*cut), StageOptimizer(part, spec, ema=ema)) for cut in ((0, 1), (1, 3))]
+    parts = [
+        (part := stage(*cut, dtype), StageOptimizer(part, spec, ema=ema, loss_scale=scale))
+        for cut in ((0, 1), (1, 3))
+    ]
     for part in parts:
         trained(*part, range(5))
     await publish(artifacts := open_artifacts(str(tmp_path), None), parts, version=5)
-    whole = stage()
-    restored = StageOptimizer(whole, spec, ema=ema)
+    whole = stage(dtype=dtype)
+    restored = StageOptimizer(whole, spec, ema=ema, loss_scale=scale)
     assert await restore_checkpoint(whole, restored, artifacts) == 5
     weights = trained(whole, restored, range(5, 9))
     assert alike(weights, {k: v for part in parts for k, v in trained(*part, range(5, 9)).items()})
     assert alike(dict(restored.shadows), {k: v for _, each in parts for k, v in each.shadows.items()})
+    assert set(restored.masters) == (set() if dtype is torch.float32 else set(weights))
+    assert all(torch.equal(own.to(dtype), weights[name]) for name, own in restored.masters.items())
+    assert not scale or [restored.loss_scale.scale, restored.loss_scale.applied] == [2.0**20, 1]
 
 
 async def test_a_checkpoint_of_another_optimizer_is_refused_and_nothing_changes(tmp_path: Path) -> None:

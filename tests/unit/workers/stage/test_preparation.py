@@ -33,7 +33,7 @@ class Thread:
 class Layers:
     """Two parameters of two elements each; stage 2 shares the second one, and no other stage shares any."""
 
-    own_schedule = None
+    own_schedule, scales_loss = None, False
 
     def copy_sum(self) -> tuple[frozenset[int], Tensor]:
         return frozenset({0}), torch.tensor([1, 2, 3, 4])

@@ -54,6 +54,20 @@ def test_the_example_is_analysed_within_seconds(tmp_path: Path) -> None:
     assert topology.tied == ()
 
 
+def test_types_of_parameters_are_counted(tmp_path: Path) -> None:
+    data = {"source": f"file://{__file__}", "sample_tokens": 8}
+    typed = spec(model=gpt() | {"dtype": "bfloat16", "freeze": ["block_*"], "quantize": "int8"}, data=data)
+    topology = ModelTopology.model_validate(asked(tmp_path, typed)["topology"])
+    assert topology.optimizer_bytes == 12, "two moments and a master"
+    embed, block = topology.layers[:2]
+    assert embed.parameter_bytes == 2 * embed.parameters
+    assert block.output[0].dtype == "bfloat16"
+    assert block.frozen == block.parameters
+    assert block.parameter_bytes < 1.5 * block.parameters
+    refused = asked(tmp_path, spec(model=gpt() | {"quantize": "int8"}, data=data))["failed"]
+    assert refused["text"].startswith("model.quantize: int8 is for frozen weights of linear layers")
+
+
 @pytest.fixture
 def users_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)

@@ -41,6 +41,22 @@ def test_a_queue_and_a_weight_count() -> None:
     }
 
 
+def test_entries_that_compute_share_by_their_own_speed() -> None:
+    """Draft §7.2(1): the gateway hands data to preprocessing instances; their own figures tell how much."""
+    one, other = instance("j-data-r0"), instance("j-data-r1", cluster="west")
+    own = [compute("j-data-r0", stage=-1, incarnation=one.incarnation, service_ms=10.0)]
+    theirs = [compute("j-data-r1", stage=-1, incarnation=other.incarnation, service_ms=30.0)]
+    stage_0 = [compute("j-s0-r0", service_ms=100.0)]
+    choice = choose_entries([one, other], {"east": own + stage_0, "west": theirs}, "j", MICROBATCHES)
+    assert counts(choice.shares) == {"j-data-r0": 6, "j-data-r1": 2}
+    assert choice.reason == "by their own speed: j-data-r0 2.0×, j-data-r1 0.7×"
+    alike = [theirs[0].model_copy(update={"service_ms": 12.0, "queue": 5})]
+    choice = choose_entries([one, other], {"east": own, "west": alike}, "j", MICROBATCHES)
+    assert counts(choice.shares) == {"j-data-r0": 4, "j-data-r1": 4}, "noise moves nothing"
+    unmeasured = choose_entries([one, other], {"east": own}, "j", MICROBATCHES)
+    assert counts(unmeasured.shares) == {"j-data-r0": 4, "j-data-r1": 4}
+
+
 def test_the_choice_follows_type_4_from_cluster_to_cluster() -> None:
     """Draft §4.3: "MGs select the optimal cluster and entry" by what the routers tell."""
     west = [compute("j-s0-r1", service_ms=20.0)]

@@ -85,6 +85,23 @@ def test_stages_that_share_a_parameter_must_have_the_same_sum_of_it() -> None:
         play(ledger(), full_claims(), apart)
 
 
+def test_a_step_whose_gradients_overflow_is_left_out_everywhere() -> None:
+    """Its sums are finite: they hold nothing of what overflowed at some stage."""
+    cast = [(stage, one.model_copy(update={"loss_scale": 8.0})) for stage, one in votes()]
+    applied = play(ledger(), full_claims(), cast)
+    assert applied is not None
+    assert (applied.action, applied.loss_scale, applied.overflowed) == ("apply", 8.0, ())
+    for place, number in ((0, 2), (3, 2), (2, 0)):
+        stage, one = cast[place]
+        cast[place] = (stage, one.model_copy(update={"overflowed": (number,)}))
+    left_out = play(ledger(), full_claims(), cast)
+    assert left_out is not None
+    assert (left_out.action, left_out.loss_scale, left_out.overflowed) == ("skip", 8.0, (0, 2))
+    cast[1] = (0, cast[1][1].model_copy(update={"loss_scale": 4.0}))
+    with pytest.raises(Inconsistent, match=r"other loss scales: \[4.0, 8.0\] for step 3"):
+        play(ledger(), full_claims(), cast)
+
+
 def test_a_stage_is_complete_when_all_its_microbatches_are_claimed() -> None:
     book = ledger()
     claims = full_claims()

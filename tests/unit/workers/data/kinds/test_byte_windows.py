@@ -140,7 +140,7 @@ async def test_the_prefetcher_gives_what_batch_gives_and_stays_bounded(
             prefetcher.expect("train", 0, microbatch)
         assert prefetcher.waiting == 3
         for microbatch in (0, 9):  # made ahead, and not expected for want of room
-            ahead = await prefetcher.get("train", 0, microbatch)
+            ahead, _ = await prefetcher.get("train", 0, microbatch)
             now = batch(dataset, "train", 1, 0, microbatch, samples=2, sample_tokens=8)
             assert all(
                 torch.equal(one, other) for one, other in zip(ahead.values(), now.values(), strict=True)
