@@ -3,8 +3,10 @@
     python -m benchmarks.data [--rounds 3] [--workers 1] [--only images-folder]
 
 All read the same MDS shards with the same number of worker processes, in interleaved rounds, each run in
-processes of its own. DMSC's workers send over tensor links to a stage, others' to the training process. The
-first epoch is the cold one (of a store: with an empty cache), the last the cached one; a file of a folder is
+processes of its own. DMSC's workers send over tensor links to a stage, others' to the training process, and
+each batch is read once there: of shared memory, a process has no page before it reads it. The
+first epoch is the cold one (of a store: with an empty cache), from its first batch, since processes and links
+have to start before it; the last is the cached one; a file of a folder is
 dropped from the page cache before each run as far as the system lets us. What is not installed is named.
 """
 
@@ -113,9 +115,13 @@ def compare(name: str, task: Task, sides: list[str], rounds: int, folder: Path) 
                 print(f"  {side}: failed: {log.read_text().strip().splitlines()[-1][:160]}")
         if epoch < 0:
             for side, found in answers.items():
-                each = [1e3 * answer.cpu_s / (len(answer.rates) * task.count) for answer in found]
-                if each:
-                    print(f"  {'CPU':6} {side:20} {spread(each, '.3f')} ms of the workers a sample")
+                if found:
+                    samples = 1e-3 * task.epochs * task.count
+                    workers = spread([answer.cpu_s / samples for answer in found], ".3f")
+                    taking = spread([answer.taking_cpu_s / samples for answer in found], ".3f")
+                    first = spread([answer.first_s for answer in found], ".2f")
+                    print(f"  {'first':6} {side:20} batch after {first} s")
+                    print(f"  {'CPU':6} {side:20} ms a sample: workers {workers}, who takes them {taking}")
         if OURS in medians and len(medians) > 1:
             best = max(rate for side, rate in medians.items() if side != OURS)
             ratio = medians[OURS] / best

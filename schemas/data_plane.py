@@ -10,7 +10,7 @@ from schemas.base import Message, Part, Token
 from schemas.routing import DEFAULT_ALGORITHM
 from schemas.step import AttemptMessage, Member
 
-HopDirection = Literal["forward", "backward", "state", "copy", "redo", "tied", "pull", "records"]
+HopDirection = Literal["forward", "backward", "state", "copy", "redo", "tied", "pull", "records", "block"]
 
 
 class TensorMeta(Part):
@@ -40,9 +40,10 @@ class MicrobatchNotice(AttemptMessage, wire="data.notice", version=(1, 4)):
     holder of a peer copy (no tensors: drop the copy); `redo` has the clipped mean gradients with which `step`
     was applied (no tensors: it was skipped), for a holder, or for a newcomer after its state; `tied` has the
     sums of parameters that the sender's stage, `stage`, shares with the receiver's; `pull` has no tensors and
-    asks a unit before the entry for a microbatch's samples, and `records` has them, in one tensor. `transfer`
-    numbers the transfers to a newcomer: its redos belong to the state of the same number. `learning_rate` is
-    that of a redo's step.
+    asks a unit before the entry for a microbatch's samples, and `records` has them, in one tensor; `block`
+    has a block of the cache, for another node's data instance. `transfer` numbers the transfers to a
+    newcomer: its redos belong to the state of the same number; of `block` it is that of `BlockSend`.
+    `learning_rate` is that of a redo's step.
     `link` names the process group (both ends build it when they first need it); `tag` is the first of
     `len(tensors)` consecutive tags on it. `load` is the sender's load when it returns a microbatch.
     """

@@ -200,6 +200,7 @@ class Instance:
             start=self.start,
             member=self.member,
             cluster=self.payload.cluster,
+            node=self.payload.node,
             failed=self._fail,
             broken=lambda peer, error: self._link_broke(runtime, peer, error),
             links=LinkConfig(
@@ -225,7 +226,7 @@ class Instance:
         async with reporting_progress(presence, self._startup):
             await runtime.build()
         stack.push_async_callback(runtime.close)
-        await runtime.exchange.open()
+        await runtime.open()
         await self._subscribe(bus, runtime, stack)
 
         async def table_changed(change: Change) -> None:

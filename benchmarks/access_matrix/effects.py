@@ -121,11 +121,12 @@ INSTANCE = Effects(
         *("signal.registration.j-s0-r0", "registry.state.j-s0-r0", "registry.heartbeat.j-s0-r0"),
         *("registry.resolve", "log.j-s0-r0", "dead_letter.j-s0-r0"),
         *("step.claim.j.j-s0-r0", "data.notice.j.*", "data.answer.j.*", "telemetry.instance.j.j-s0-r0"),
+        *("data.blocks.j.j-s0-r0", "data.block.j.*"),
         *("fault.link.*.j", "broker.instance.j.j-s0-r0"),
     ),
     learns=(
         *("step.*.j.j-s0-r0", "state.*.j.j-s0-r0", "store.query.j.j-s0-r0"),
-        *("data.notice.j.j-s0-r0", "data.answer.j.j-s0-r0"),
+        *("data.notice.j.j-s0-r0", "data.answer.j.j-s0-r0", "data.blocks.j.*", "data.block.j.j-s0-r0"),
         *("fault.verdict.*", "job.event.j", "$KV.registry.*", "$KV.jobs.j", "$KV.routes.j.>"),
         *("object artifacts/j/weights", *_MEETING),
     ),

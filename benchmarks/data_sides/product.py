@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.data_sides.task import Answer, Task, cpu_seconds, unique_bytes
+from benchmarks.data_sides.task import Answer, Task, cpu_seconds, take, unique_bytes
 from benchmarks.harness.meshes import new_folder
 from bus.connection import Bus
 from bus.server.embedded import EmbeddedServer
@@ -118,7 +118,10 @@ async def stage(task: Task, makers: Sequence[tuple[int, Connection]]) -> Answer:
     def received(notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
         nonlocal seen
         assert len(tensors[0]) == task.samples
+        take(tensors)
         seen += 1
+        if seen == 1:
+            ends.append(time.perf_counter())
         if seen % each == 0:
             ends.append(time.perf_counter())
         if seen == each * task.epochs:
@@ -137,16 +140,22 @@ async def stage(task: Task, makers: Sequence[tuple[int, Connection]]) -> Answer:
                     orders.send(server.url)
                 for _, orders in makers:
                     await asyncio.to_thread(orders.recv)
-                began = time.perf_counter()
+                began, before_s = time.perf_counter(), time.process_time()
                 for _, orders in makers:
                     orders.send("go")
                 await done.wait()
+                taking_s = time.process_time() - before_s
                 processes = [process for process, _ in makers]
                 memory, cpu_s = unique_bytes(processes), cpu_seconds(processes)
                 for _, orders in makers:
                     orders.send("end")
-    rates = [each * task.samples / (end - start) for start, end in itertools.pairwise([began, *ends])]
-    return Answer(rates=rates, memory_bytes=memory, cpu_s=cpu_s)
+    counts = [each - 1, *[each] * (task.epochs - 1)]
+    rates = [
+        count * task.samples / (end - start)
+        for count, (start, end) in zip(counts, itertools.pairwise(ends), strict=True)
+    ]
+    first_s = ends[0] - began
+    return Answer(rates=rates, first_s=first_s, memory_bytes=memory, cpu_s=cpu_s, taking_cpu_s=taking_s)
 
 
 def main() -> None:

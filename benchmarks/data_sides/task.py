@@ -12,6 +12,8 @@ from typing import Self
 
 import numpy as np
 import psutil
+import torch
+from torch import Tensor
 
 IMAGE_PIXELS, TOKENS = 160, 1024
 COLUMNS = {
@@ -55,14 +57,33 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Samples per second of each epoch; of all worker processes, their own memory and CPU time at the end."""
+    """What a side measured.
+
+    Attributes:
+        rates: Samples per second of each epoch, the first one from its first batch.
+        first_s: Seconds until that came: processes start, links are built.
+        memory_bytes: Of all worker processes, their own at the end.
+        cpu_s: CPU time of the worker processes.
+        taking_cpu_s: CPU time of the process that takes the batches, while it does.
+    """
 
     rates: list[float]
+    first_s: float
     memory_bytes: int
     cpu_s: float
+    taking_cpu_s: float
 
     def text(self) -> str:
         return json.dumps(asdict(self))
+
+
+def take(tensors: Iterable[Tensor]) -> None:
+    """What a stage does first: it reads a batch.
+
+    Until then the pages of shared memory are not this process's, and cost their faults.
+    """
+    for tensor in tensors:
+        tensor.view(torch.uint8).max()
 
 
 def unique_bytes(processes: Iterable[int]) -> int:

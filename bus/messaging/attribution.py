@@ -58,6 +58,8 @@ _SAID: dict[Subject, dict[str, tuple[str | _Follows, ...]]] = {
     subjects.FAULT_REPORT: {"sid": ("reporter", _SENDER)},
     subjects.STEP_CLAIM: {"job": ("job",), "sid": ("owner.sid", _SENDER)},
     subjects.NOTICE: {"job": ("job",)},
+    subjects.BLOCKS_KEPT: {"job": ("job",), "sid": ("member.sid", _SENDER)},
+    subjects.BLOCK_SEND: {"job": ("job",)},
     subjects.NOTICE_ANSWER: {"job": ("job",)},
     subjects.STORE_QUERY: {"job": ("job",)},
     subjects.INSTANCE_SAMPLE: {"job": ("job",), "sid": ("sid", _SENDER)},

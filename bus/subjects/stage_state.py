@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bus.subject_row import Names, Subject
 from bus.subjects.table import BROKER, CLIENT, FM, MG, MI, SMO
-from schemas import checkpoint, data_plane, files, peer_copy, step, store
+from schemas import checkpoint, data_blocks, data_plane, files, peer_copy, step, store
 from schemas.errors import Ack
 
 __all__ = [
+    "BLOCKS_KEPT",
+    "BLOCK_SEND",
     "CHECKPOINT",
     "CHECKPOINT_WAIT",
     "COPY_SEND",
@@ -140,4 +142,21 @@ NOTICE_ANSWER = Subject(
     MI,
     "accepted, held, stale, later",
     names=Names.RECEIVER,
+)
+BLOCKS_KEPT = Subject(
+    "blocks kept",
+    "data.blocks.{job}.{sid}",
+    data_blocks.BlocksKept,
+    MI,
+    MI,
+    "these blocks of remote data lie in my node's cache",
+)
+BLOCK_SEND = Subject(
+    "block send",
+    "data.block.{job}.{sid}",
+    data_blocks.BlockSend,
+    MI,
+    MI,
+    "send me a block that your node keeps",
+    reply=Ack,
 )

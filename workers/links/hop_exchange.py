@@ -39,6 +39,8 @@ log = get_logger("workers.links.hop_exchange")
 
 Direction = HopDirection
 COPIES: tuple[Direction, ...] = ("copy", "redo")
+"""Directions of a copy of another stage's state."""
+ON_HOST: tuple[Direction, ...] = (*COPIES, "block")
 """Directions whose tensors the receiver keeps in host memory, whatever device it computes on."""
 ASKING: tuple[Direction, ...] = ("forward", "pull")
 GIVING_BACK: tuple[Direction, ...] = ("backward", "records")
@@ -416,7 +418,7 @@ class HopExchange:
         slot.uses += 1
         try:
             link = await slot.opened()
-            on_host = notice.direction in COPIES
+            on_host = notice.direction in ON_HOST
             tensors = await link.receive(notice.tag, notice.tensors, verdict, on_host=on_host)
         except PeerUnreachable as error:
             if accepted and self._lost is not None and not self._closed:

@@ -20,6 +20,7 @@ from schemas.data_plane import MicrobatchNotice
 from schemas.errors import Ack, BadData
 from schemas.evaluation_sets import evaluation_microbatch
 from schemas.job import JobSpec
+from schemas.names import agent_name
 from schemas.step import (
     Adopt,
     Adopted,
@@ -34,9 +35,11 @@ from schemas.step import (
 from workers.data.batches import Batch, BatchSource, Split
 from workers.data.opening import open_source
 from workers.data.prefetch import Prefetcher
+from workers.data.storage import node_cache
 from workers.links.hop_exchange import COPIES, TensorTransfer
 from workers.local_store.recorder import Order
 from workers.stage.hop_runtime import HopRuntime, InstanceContext
+from workers.stage.neighbour_blocks import NeighbourBlocks
 from workers.transaction.data_machine import DataMachine, Send
 
 VALIDATION_STEP = 0
@@ -186,6 +189,11 @@ class EntryRuntime(HopRuntime):
 class DataRuntime(EntryRuntime):
     """Makes its batches itself."""
 
+    def __init__(self, context: InstanceContext) -> None:
+        super().__init__(context)
+        self._node = agent_name(context.cluster, context.node)
+        self._neighbours: NeighbourBlocks | None = None
+
     async def build(self) -> None:
         """Opens the data (through fsspec, or the gateway's object store) and starts the prefetcher.
 
@@ -194,6 +202,34 @@ class DataRuntime(EntryRuntime):
         """
         self.source = await open_analysed(self.start, self.bus)
         self.prefetcher = Prefetcher(self.source)
+
+    async def open(self) -> None:
+        await super().open()
+        cache = node_cache.shared_cache()
+        if cache is None:
+            return
+        line = NeighbourBlocks(
+            self.bus,
+            job=self.job,
+            member=self.member,
+            node=self._node,
+            cache=cache,
+            send=self.exchange.send,
+        )
+        self._neighbours = line
+        await line.open()
+        node_cache.neighbours.connect(line)
+
+    def offered(self, notice: MicrobatchNotice) -> str:
+        if notice.direction == "block" and self._neighbours is not None:
+            return self._neighbours.offered(notice)
+        return super().offered(notice)
+
+    def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:
+        if notice.direction == "block" and self._neighbours is not None:
+            self._neighbours.received(notice, tensors)
+        else:
+            super().received(notice, tensors)
 
     async def make(self, step: int, microbatch: int, *, evaluate: bool) -> tuple[Batch, int]:
         return await self.prefetcher.get(*drawn(self.start.spec, step, microbatch, evaluate=evaluate))
@@ -210,5 +246,8 @@ class DataRuntime(EntryRuntime):
         }
 
     async def close(self) -> None:
+        node_cache.neighbours.connect(None)
+        if self._neighbours is not None:
+            await self._neighbours.close()
         await super().close()
         self.prefetcher.close()

@@ -53,6 +53,7 @@ class InstanceContext:
     failed: Callable[[DmscError], None]
     broken: Callable[[Member, PeerUnreachable], None] = lambda peer, error: None
     links: LinkConfig = field(default_factory=LinkConfig)
+    node: str = ""
 
 
 class HopRuntime(ABC):
@@ -112,8 +113,12 @@ class HopRuntime(ABC):
         """Makes the instance ready for its first order."""
 
     def offered(self, notice: MicrobatchNotice) -> str:
-        """The answer to an offer."""
-        return self.machine.offered(notice)
+        """The answer to an offer (`NoticeAnswer`)."""
+        return "stale" if notice.direction == "block" else self.machine.offered(notice)
+
+    async def open(self) -> None:
+        """Listens to the other members of the job."""
+        await self.exchange.open()
 
     @abstractmethod
     def received(self, notice: MicrobatchNotice, tensors: Sequence[Tensor]) -> None:

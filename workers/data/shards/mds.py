@@ -25,6 +25,7 @@ from workers.data.shards.decoding import Decoder, mds_decoder, mds_form
 from workers.data.shards.shard_samples import ShardFormat, content_marks
 from workers.data.shards.unpacked import KINDS, UnpackedReader, UnpackedShards
 from workers.data.storage.range_reader import RangeReader, Storage
+from workers.data.storage.sources import FilePart
 
 INDEX = "index.json"
 MOST_INDEX_BYTES = 1 << 30
@@ -72,6 +73,7 @@ class MdsShards(ShardFormat):
         self._offsets: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
         self._offset_count = 0
         self._row_bytes = _row_bytes(self._shards)
+        self._first_rows: dict[int, int | None] = {}
         self._unpacked = UnpackedShards(UNPACKED_BYTES)
         self._lock = threading.Lock()
 
@@ -180,6 +182,42 @@ class MdsShards(ShardFormat):
             place = end
         chosen = columns or {name: name for name in values}
         return {name: values[column] for name, column in chosen.items()}
+
+    def read_rows(
+        self, places: Sequence[tuple[int, int]], columns: Mapping[str, str]
+    ) -> dict[str, NDArray[Any]] | None:
+        if not self._row_bytes:
+            return None
+        values: dict[str, NDArray[Any]] = {}
+        targets: list[tuple[memoryview, int]] = []
+        for column in self._shards[0].columns:
+            form = mds_form(column.encoding)
+            assert form is not None
+            values[column.name] = np.empty((len(places), *form[1]), form[0])
+            targets.append((values[column.name].data.cast("B"), values[column.name][0].nbytes))
+        parts: dict[int, list[FilePart]] = {}
+        for row, (shard, sample) in enumerate(places):
+            first = self._first_row(shard)
+            if first is None:
+                return None
+            there = [target[row * size : (row + 1) * size] for target, size in targets]
+            parts.setdefault(shard, []).append((first + sample * self._row_bytes, there))
+        for shard, mine in parts.items():
+            if not self.reader(shard).read_into(mine, self._row_bytes):
+                return None
+        chosen = columns or {name: name for name in values}
+        return {name: values[column] for name, column in chosen.items()}
+
+    def _first_row(self, shard: int) -> int | None:
+        """Where the first row begins, if the shard is not packed and its rows follow each other."""
+        if shard not in self._first_rows:
+            offsets = self._offsets_of(shard).astype(np.int64)
+            least, most = 4 * offsets.size + 4, self._shards[shard].content_bytes
+            follow = bool((np.diff(offsets) == self._row_bytes).all())
+            is_whole = follow and least <= offsets[0] and offsets[-1] <= most
+            plain = is_whole and not self._shards[shard].packed
+            self._first_rows[shard] = int(offsets[0]) if plain else None
+        return self._first_rows[shard]
 
 
 def _row_bytes(shards: Sequence[_Shard]) -> int | None:

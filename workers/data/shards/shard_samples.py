@@ -73,6 +73,13 @@ class ShardFormat(ABC):
         """All samples of a batch at once, each of `row_bytes` bytes: name → (samples, …)."""
         raise NotImplementedError
 
+    def read_rows(
+        self, places: Sequence[tuple[int, int]], columns: Mapping[str, str]
+    ) -> dict[str, NDArray[Any]] | None:
+        """`rows` of (shard, sample), read to where they are wanted; None: they are not files of this machine
+        as they are, and have to be read one by one."""
+        return None
+
     def key(self, shard: int, sample: int) -> str:
         """What the sample is called in its shard, for people."""
         return f"sample {sample}"
@@ -107,6 +114,7 @@ class ShardSamples:
         self._columns = dict(columns)
         self._storage = storage
         self._ends = np.cumsum(shards.counts)
+        self._begins = self._ends - shards.counts
         self.blocks = tuple(int(count) for count in shards.counts)
         self.digest = hashlib.sha256(shards.identity()).hexdigest()
         self._ahead = ReadAhead(self._raw, ahead) if storage.source.cached else None
@@ -119,7 +127,7 @@ class ShardSamples:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = int(np.searchsorted(self._ends, index, side="right"))
-        return shard, index - int(self._ends[shard] - self._shards.counts[shard])
+        return shard, index - int(self._begins[shard])
 
     def _raw(self, index: int) -> bytes:
         return self._shards.raw(*self._place(index))
@@ -148,6 +156,11 @@ class ShardSamples:
 
     def _bytes(self, index: int) -> bytes:
         return self._raw(index) if self._ahead is None else self._ahead.take(index)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the source in memory: blocks that are not on disk, and samples that were read ahead."""
+        return self._storage.memory.held_bytes + (0 if self._ahead is None else self._ahead.ready_bytes)
 
     def expect(self, indices: Sequence[int]) -> None:
         """These samples are needed soon, in this order."""
@@ -178,6 +191,10 @@ class RowSamples(ShardSamples):
 
     def gather(self, indices: Sequence[int]) -> Mapping[str, Any]:
         """Name → (len(indices), …). Raises as `__getitem__` does."""
+        if self._ahead is None and indices:
+            found = self._shards.read_rows(self._places(indices), self._columns)
+            if found is not None:
+                return found
         rows = [self._bytes(index) for index in indices]
         for index, row in zip(indices, rows, strict=True):
             if len(row) != self._shards.row_bytes:
@@ -187,6 +204,13 @@ class RowSamples(ShardSamples):
                     f"not {self._shards.row_bytes:,}"
                 )
         return self._shards.rows(rows, self._columns)
+
+    def _places(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        if not 0 <= min(indices) <= max(indices) < len(self):
+            return [self._place(index) for index in indices]
+        wanted = np.asarray(indices, dtype=np.int64)
+        shards = self._ends.searchsorted(wanted, side="right")
+        return list(zip(shards.tolist(), (wanted - self._begins[shards]).tolist(), strict=True))
 
 
 class TransformedShardSamples(ShardSamples):

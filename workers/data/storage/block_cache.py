@@ -25,9 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bus.logs import get_logger
-from workers.data.storage.block_file import DamagedBlock, file_bytes, packed, read_block
+from workers.data.storage.block_file import (
+    DamagedBlock,
+    file_bytes,
+    packed,
+    read_block,
+    unpacked,
+    whole_file,
+)
 from workers.data.storage.cache_plan import UNKNOWN, EvictionQueue, KeptBlock
 from workers.data.storage.needs import PublishedNeeds
+from workers.data.storage.neighbours import Neighbours
 
 log = get_logger("data")
 
@@ -69,6 +77,7 @@ class CacheCounts:
     declined: int = 0
     evicted: int = 0
     damaged: int = 0
+    from_neighbours: int = 0
 
 
 class BlockCache:
@@ -80,6 +89,7 @@ class BlockCache:
         config: Times and limits.
         limit_bytes: The limit, if no `limit` was written yet.
         clock: Seconds since 1970.
+        neighbours: Other nodes' caches.
     """
 
     def __init__(
@@ -90,9 +100,11 @@ class BlockCache:
         *,
         limit_bytes: int = 0,
         clock: Callable[[], float] = time.time,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self._folder = folder
         self._config = config
+        self._neighbours = neighbours or Neighbours()
         self._clock = clock
         self._next_uses: NextUses = dict
         self._limit_bytes = limit_bytes
@@ -174,6 +186,33 @@ class BlockCache:
                     return False
                 time.sleep(self._config.fetch_check_s)
 
+    # --- other nodes ----------------------------------------------------------------------------------------
+    def of_neighbour(self, key: str, block_length: int) -> bytes | None:
+        """A block from another node's cache, checked; None: the store has to give it."""
+        content = self._neighbours.ask(key, block_length)
+        if content is None:
+            return None
+        try:
+            data = unpacked(content, key, block_length)
+        except DamagedBlock:
+            self.counts.damaged += 1
+            self._warn("lying", "another node's cache gave a damaged block: it comes from the store")
+            self._neighbours.refuse(key)
+            return None
+        self.counts.from_neighbours += 1
+        return data
+
+    def file_of(self, key: str, block_length: int) -> bytes | None:
+        """A block's file for another node, which checks it; None: it is not here."""
+        try:
+            return whole_file(self._path(key), block_length)
+        except (OSError, DamagedBlock):
+            return None
+
+    def keys(self) -> list[str]:
+        """The blocks that are here."""
+        return [key for key, *_ in self._listed()]
+
     # --- keeping --------------------------------------------------------------------------------------------
     def keep(self, key: str, data: bytes, next_use: float = UNKNOWN) -> bool:
         """Keeps a block if the plan says so, and returns whether it did.
@@ -199,6 +238,7 @@ class BlockCache:
             usage[0] += size - self._unlink(placement.evict)
         if self._write(key, data):
             self.counts.kept += 1
+            self._neighbours.kept(key)
             return True
         with self._locked_usage() as usage:
             if usage is not None:

@@ -50,6 +50,27 @@ def file_bytes(length: int) -> int:
     return _HEAD.size + DIGEST_BYTES * (-(-length // LEAF_BYTES) + 1) + length
 
 
+def unpacked(content: bytes, key: str, length: int) -> bytes:
+    """The data of a block's whole file. Raises `DamagedBlock`."""
+    head_bytes = file_bytes(length) - length
+    data = content[head_bytes:]
+    if len(data) != length or content[:head_bytes] != packed(key, data):
+        raise DamagedBlock(key)
+    return data
+
+
+def whole_file(path: str, length: int) -> bytes:
+    """The file of a block with `length` bytes of data, unchecked. Raises as `read_block`."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        content = os.pread(file, file_bytes(length), 0)
+    finally:
+        os.close(file)
+    if len(content) != file_bytes(length):
+        raise DamagedBlock(path)
+    return content
+
+
 def read_block(path: str, key: str, start: int, length: int, block_length: int) -> bytes:
     """`length` bytes from `start` of a block with `block_length` bytes of data.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.data.storage.block_cache import BlockCache
+from workers.data.storage.neighbours import Neighbours
 from workers.data.storage.range_reader import MemoryBlocks, Storage, StorageConfig
 from workers.data.storage.retrying import retried
 from workers.data.storage.source_kinds import open_source, source_on
@@ -15,6 +16,8 @@ from workers.data.storage.source_kinds import open_source, source_on
 _memory = MemoryBlocks(64 << 20)
 """Of all single files together: a source of another kind may have thousands open."""
 _granted: list[tuple[Path, str]] = []
+neighbours = Neighbours()
+"""The caches of other nodes, for all caches of this process, once an instance connects it."""
 _cache_of_files: list[BlockCache] = []
 """Theirs, too: each cache looks through the whole folder before it keeps its first block."""
 
@@ -22,12 +25,22 @@ _cache_of_files: list[BlockCache] = []
 def grant(folder: str | Path | None, reader: str) -> None:
     """From now on this process keeps blocks in `folder`, under the name `reader`; None: it keeps none."""
     _granted[:] = [] if folder is None else [(Path(folder), reader)]
-    _cache_of_files[:] = [BlockCache(*granted) for granted in _granted]
+    _cache_of_files[:] = [BlockCache(*granted, neighbours=neighbours) for granted in _granted]
 
 
 def shared_folder() -> Path | None:
     """The folder that this process shares with others of its user and node; None: it has none."""
     return _granted[0][0] if _granted else None
+
+
+def _cache() -> BlockCache | None:
+    neighbours.wanted = True
+    return BlockCache(*_granted[0], neighbours=neighbours) if _granted else None
+
+
+def shared_cache() -> BlockCache | None:
+    """This process's use of the node's cache, for other nodes; None: it has none, or reads from no store."""
+    return _cache_of_files[0] if _cache_of_files and neighbours.wanted else None
 
 
 def open_file(filesystem: Any, path: str) -> io.BufferedReader:
@@ -38,6 +51,7 @@ def open_file(filesystem: Any, path: str) -> io.BufferedReader:
         Unavailable: the store does not answer.
     """
     source = retried(lambda: source_on(filesystem, path), path, StorageConfig().first_retries)
+    neighbours.wanted = True
     storage = Storage(source, _cache_of_files[0] if _cache_of_files else None, memory=_memory)
     try:
         return storage.open().as_file(closing=partial(storage.close, log_counts=False))
@@ -54,4 +68,4 @@ def open_storage(url: str) -> Storage:
         Unavailable: the store does not answer.
     """
     source = retried(lambda: open_source(url), url, StorageConfig().first_retries)
-    return Storage(source, BlockCache(*_granted[0]) if _granted and source.cached else None)
+    return Storage(source, _cache() if source.cached else None)

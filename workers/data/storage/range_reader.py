@@ -6,7 +6,7 @@ import hashlib
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,11 +15,13 @@ from workers.data.storage.block_cache import BlockCache, CacheCounts
 from workers.data.storage.block_file import block_key
 from workers.data.storage.cache_plan import UNKNOWN, worth_whole
 from workers.data.storage.retrying import StoreRetryTimes, retried
-from workers.data.storage.sources import FileSource, FileState
+from workers.data.storage.sources import FilePart, FileSource, FileState, LocalSource
 
 log = get_logger("data")
 
 T = TypeVar("T")
+
+_LOGGED = ("kept", "declined", "evicted", "damaged", "from_neighbours")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,11 @@ class MemoryBlocks:
         self._blocks: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
+
+    @property
+    def held_bytes(self) -> int:
+        with self._lock:
+            return self._bytes
 
     def get(self, key: str) -> bytes | None:
         with self._lock:
@@ -150,7 +157,7 @@ class Storage:
                 requests=self.counts.requests,
                 fetched_bytes=self.counts.fetched_bytes,
                 from_cache=kept.hits,
-                **{name: getattr(kept, name) for name in ("kept", "declined", "evicted", "damaged")},
+                **{name: getattr(kept, name) for name in _LOGGED},
             )
         self._closed = True
 
@@ -220,6 +227,20 @@ class RangeReader:
             pieces.append(self._block_range(number, inside, min(end - first, block_bytes) - inside))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def read_into(self, parts: Sequence[FilePart], length: int) -> bool:
+        """Reads ranges of a local file, each of that length, to where they are wanted; False: `read` has to.
+
+        Raises `SourceChanged`.
+        """
+        source = self._storage.source
+        if not isinstance(source, LocalSource):
+            return False
+        try:
+            source.read_into(self.name, parts, length, self.state)
+        except OSError:
+            return False  # `read` asks again as long as it may pass
+        return True
+
     def _block_range(self, number: int, inside: int, length: int) -> bytes:
         key, block_length = self.key(number), self.block_length(number)
         found = self._known(key, inside, length, block_length)
@@ -238,7 +259,7 @@ class RangeReader:
                 found = self._known(key, inside, length, block_length)
                 if found is not None:
                     return found
-                data = self._fetch_block(number, key)
+                data = cache.of_neighbour(key, block_length) or self._fetch_block(number, key)
                 if not cache.keep(key, data, UNKNOWN if use is None else use.next_use):
                     self._storage.memory.put(key, data)
         return data[inside : inside + length]

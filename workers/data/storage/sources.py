@@ -15,7 +15,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from typing import Any
@@ -36,6 +36,10 @@ MARKS = (
     *("content_settings", "mtime", "LastModified", "last_modified", "modificationTime", "created"),
 )
 """What file systems of fsspec tell of a file that changes with its content, the surest first."""
+
+
+FilePart = tuple[int, Sequence[memoryview]]
+"""Where a range of a file begins, and the places that its bytes go to, one after another."""
 
 
 def edge_bytes(files: int) -> int:
@@ -141,6 +145,20 @@ class LocalSource(FileSource):
         if now != state or len(data) != length:
             raise self.changed(name, now)
         return data
+
+    def read_into(self, name: str, parts: Sequence[FilePart], length: int, state: FileState) -> None:
+        """Reads ranges, each of that length, to where they are wanted. Raises as `read` does."""
+        file = self._open(name)
+        number = file.fileno()
+        for start, places in parts:
+            if os.preadv(number, places, start) != length:
+                data = memoryview(self.read(name, start, length, state))
+                for place in places:
+                    place[:] = data[: place.nbytes]
+                    data = data[place.nbytes :]
+        now = _local_state(os.fstat(number))
+        if now != state:
+            raise self.changed(name, now)
 
     def _open(self, name: str) -> FileIO:
         """The file, open; one that was dropped from here is closed when its last reader is done."""

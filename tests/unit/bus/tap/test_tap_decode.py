@@ -36,7 +36,10 @@ def example(model: type[BaseModel]) -> Any:
 
 
 def value_of(field: FieldInfo) -> Any:
-    return "module:callable" if ":" in str(field.metadata) else candidates(field.annotation)[0]
+    rules = str(field.metadata)
+    if "[0-9a-f]{32}" in rules:
+        return "0" * 32
+    return "module:callable" if ":" in rules else candidates(field.annotation)[0]
 
 
 def candidates(kind: Any) -> list[Any]:

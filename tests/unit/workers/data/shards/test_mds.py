@@ -26,7 +26,7 @@ from workers.data.samples import (
     UnreadableSample,
 )
 from workers.data.shards import open_shards
-from workers.data.shards.shard_samples import ShardSamples
+from workers.data.shards.shard_samples import RowSamples, ShardSamples
 
 COLUMNS = {
     "id": "int",
@@ -287,3 +287,37 @@ def test_a_source_that_is_neither_is_named(tmp_path: Path) -> None:
         opened(str(tmp_path / "empty"), tmp_path)
     with pytest.raises(BadData, match=r"can't be read|holds neither"):
         opened(str(tmp_path / "gone"), tmp_path)
+
+
+@pytest.mark.parametrize("columns", [{}, {"targets": "y"}])
+def test_rows_of_a_fixed_size_come_at_once_as_one_by_one(
+    columns: dict[str, str], tmp_path: Path, server: RangeServer
+) -> None:
+    rows = [{"x": np.arange(3, dtype=np.int32) + number, "y": number} for number in range(11)]
+    files = mds_files({"x": "ndarray:int32:3", "y": "int"}, [rows[:4], rows[4:5], rows[5:]])
+    write_all(tmp_path / "mds", files)
+    server.files |= files
+    indices = [10, 0, 4, 4, 7, 3]
+    for source in (str(tmp_path / "mds"), server.url):
+        samples = opened(source, tmp_path, columns=columns)
+        assert isinstance(samples, RowSamples)
+        batch = samples.gather(indices)
+        assert list(batch) == list(samples[0])
+        for name, values in batch.items():
+            assert values.dtype == np.asarray(samples[0][name]).dtype
+            assert values.tolist() == [np.asarray(samples[index][name]).tolist() for index in indices]
+        with pytest.raises(IndexError):
+            samples.gather([0, 11])
+
+
+def test_rows_of_a_file_that_changes_are_told(tmp_path: Path) -> None:
+    rows = [{"x": np.arange(3, dtype=np.int32) + number} for number in range(4)]
+    write_all(tmp_path / "mds", mds_files({"x": "ndarray:int32:3"}, [rows]))
+    samples = opened(str(tmp_path / "mds"), tmp_path)
+    assert isinstance(samples, RowSamples)
+    samples.gather([0])
+    path = tmp_path / "mds" / "shard.00000.mds"
+    for content in (path.read_bytes()[:-1], path.read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(BadData, match="has changed since it was opened"):
+            samples.gather([3, 0])
