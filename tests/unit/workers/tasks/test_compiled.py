@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def looks(): return nn.Sequential(nn.Embedding(256, 16), Looks(), nn.Linear(16, 
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "compiled_layers.py").write_text(LAYERS)
     monkeypatch.setenv("DMSC_CODE_PATH", str(tmp_path))
+    sys.modules.pop("compiled_layers", None)
     compute_exactly(1, 0)
     return "compiled_layers:tiny"
 
