@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +59,8 @@ def pretrained_with_adapters(spec: JobSpec) -> nn.Module:
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(ROOT / spec.model.args["config"])
-    adapted: nn.Module = peft.get_peft_model(
-        model, peft.LoraConfig(**spec.model.args["lora"])
-    ).base_model.model
-    return adapted
+    adapted: Any = peft.get_peft_model(model, peft.LoraConfig(**spec.model.args["lora"]))
+    return cast(nn.Module, adapted.base_model.model)
 
 
 class TwoTowers(nn.Module):
@@ -138,9 +136,10 @@ def make_optimizer(spec: JobSpec, model: nn.Module) -> torch.optim.Optimizer:
     own = spec.training.optimizer
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if own.name == "sgd":  # digits: no decay on biases and norms
-        flat = {"params": [weight for weight in trained if weight.dim() == 1], "weight_decay": 0.0}
-        return torch.optim.SGD([{"params": [w for w in trained if w.dim() > 1]}, flat], lr=own.lr, **own.args)
-    options = {"betas": own.betas, "eps": own.eps, "weight_decay": own.weight_decay}
+        flat: dict[str, Any] = {"params": [w for w in trained if w.dim() == 1], "weight_decay": 0.0}
+        wide: dict[str, Any] = {"params": [w for w in trained if w.dim() > 1]}
+        return torch.optim.SGD([wide, flat], lr=own.lr, **own.args)
+    options: dict[str, Any] = {"betas": own.betas, "eps": own.eps, "weight_decay": own.weight_decay}
     return torch.optim.AdamW(trained, lr=own.lr, **options)
 
 
@@ -166,7 +165,7 @@ async def losses(name: str, steps: int) -> list[float]:
         total = weight = 0.0
         for microbatch in range(training.microbatches):
             loss, counted = example.score(model, data.batch("train", step, microbatch))
-            loss.backward()
+            torch.autograd.backward(loss)
             total, weight = total + loss.item(), weight + counted
         for parameter in model.parameters():
             if parameter.grad is not None:

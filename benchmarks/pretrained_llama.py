@@ -121,8 +121,8 @@ def compared(folder: Path, metrics: dict[str, float]) -> tuple[float, int]:
     import torch
     import transformers
 
-    model: Any
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, report = loaded
     transformers.AutoTokenizer.from_pretrained(folder)
     if wrong := {key: names for key, names in report.items() if names}:
         raise SystemExit(f"from_pretrained: {json.dumps(wrong, default=list)}")
