@@ -37,7 +37,7 @@ def tar(name: str) -> bytes:
 def zipped() -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("a", "b")
+        archive.writestr(zipfile.ZipInfo("a"), "b")
     return content.getvalue()
 
 
